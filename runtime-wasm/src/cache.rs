@@ -30,10 +30,10 @@ use wasmtime_wasi_http::{p2, p3};
 
 use crate::{
     ComponentReport, World,
-    compile::{CompileError, CompileProgress, Compiler, Ticket},
+    compile::{CompileError, CompileProgress, ComponentCompiler, Ticket},
     engine::{AsyncModel, Engines, Host, MEMORIES_PER_INSTANCE},
     failure,
-    guest::Guest,
+    guest::StoreData,
     inspect,
     metrics::HostMetrics,
     slots::InstanceSlots,
@@ -49,22 +49,22 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(3);
 const MAP_INLINE_BYTES_MAX: u64 = 4 << 20;
 
 /// All components of this host.
-pub(crate) struct Cache {
+pub(crate) struct ComponentCache {
     artifacts: Artifacts,
     engines: Engines,
-    compiler: Compiler,
+    compiler: ComponentCompiler,
     metrics: Arc<HostMetrics>,
-    known: Mutex<HashMap<Digest, Weak<Entry>>>,
+    known: Mutex<HashMap<Digest, Weak<CacheEntry>>>,
     bytes: Arc<AtomicU64>,
     /// What other engines made was removed.
     swept: AtomicBool,
 }
 
 /// One component; as long as it is held, it is in memory.
-pub(crate) struct Entry {
+pub(crate) struct CacheEntry {
     digest: Digest,
-    cache: Weak<Cache>,
-    loaded: OnceCell<Loaded>,
+    cache: Weak<ComponentCache>,
+    loaded: OnceCell<LoadedComponent>,
     /// Its position in the compilation queue.
     ticket: Ticket,
     /// Callers that wait for it to be compiled.
@@ -74,10 +74,10 @@ pub(crate) struct Entry {
 }
 
 /// A caller that waits for a component to be compiled.
-struct Interest(Arc<Entry>);
+struct Interest(Arc<CacheEntry>);
 
 impl Interest {
-    fn in_entry(entry: &Arc<Entry>) -> Self {
+    fn in_entry(entry: &Arc<CacheEntry>) -> Self {
         entry.interested.fetch_add(1, Ordering::SeqCst);
         Self(entry.clone())
     }
@@ -92,7 +92,7 @@ impl Drop for Interest {
 }
 
 /// A component that is in memory.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedComponent {
     pub(crate) host: Arc<Host>,
     pub(crate) pre: Pre,
     bytes: u64,
@@ -101,10 +101,10 @@ pub(crate) struct Loaded {
 
 /// A component ready to be instantiated, by its world.
 pub(crate) enum Pre {
-    HttpWasi0_2(p2::bindings::ProxyPre<Guest>),
-    HttpWasi0_3(p3::bindings::ServicePre<Guest>),
-    CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre<Guest>),
-    CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
+    HttpWasi0_2(p2::bindings::ProxyPre<StoreData>),
+    HttpWasi0_3(p3::bindings::ServicePre<StoreData>),
+    CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre<StoreData>),
+    CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre<StoreData>),
 }
 
 /// The reason for which a compiled file is not mapped.
@@ -125,7 +125,7 @@ enum FileError {
     Engine(CallError),
 }
 
-impl Entry {
+impl CacheEntry {
     /// Waits until the component had no waiters for a while.
     async fn abandoned(&self) {
         loop {
@@ -143,12 +143,12 @@ impl Entry {
     }
 
     /// The component. Entries are only given out loaded.
-    pub(crate) fn loaded(&self) -> &Loaded {
+    pub(crate) fn loaded(&self) -> &LoadedComponent {
         self.loaded.get().unwrap_or_else(|| unreachable!("an entry is given out when it is loaded"))
     }
 }
 
-impl Drop for Entry {
+impl Drop for CacheEntry {
     fn drop(&mut self) {
         let Some(cache) = self.cache.upgrade() else { return };
         let mut known = cache.known.lock();
@@ -159,17 +159,17 @@ impl Drop for Entry {
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedComponent {
     fn drop(&mut self) {
         self.total.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-impl Cache {
+impl ComponentCache {
     pub(crate) fn new(
         artifacts: Artifacts,
         engines: Engines,
-        compiler: Compiler,
+        compiler: ComponentCompiler,
         metrics: Arc<HostMetrics>,
     ) -> Self {
         let (known, bytes, swept) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
@@ -201,7 +201,7 @@ impl Cache {
         self: &Arc<Self>,
         digest: Digest,
         namespace: &str,
-    ) -> Result<Arc<Entry>, CallError> {
+    ) -> Result<Arc<CacheEntry>, CallError> {
         let entry = self.entry(digest);
         if entry.loaded.initialized() {
             return Ok(entry);
@@ -235,12 +235,12 @@ impl Cache {
     }
 
     /// The one entry of a component.
-    fn entry(self: &Arc<Self>, digest: Digest) -> Arc<Entry> {
+    fn entry(self: &Arc<Self>, digest: Digest) -> Arc<CacheEntry> {
         let mut known = self.known.lock();
         if let Some(entry) = known.get(&digest).and_then(Weak::upgrade) {
             return entry;
         }
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(CacheEntry {
             digest,
             cache: Arc::downgrade(self),
             loaded: OnceCell::new(),
@@ -276,7 +276,7 @@ impl Cache {
         self: &Arc<Self>,
         digest: &Digest,
         engine: &EngineHash,
-    ) -> Result<Loaded, NotMapped> {
+    ) -> Result<LoadedComponent, NotMapped> {
         let path = self.artifacts.derived_path(digest, engine).ok_or(NotMapped::NotCompiled)?;
         match self.map(&path).await {
             Ok(loaded) => return Ok(loaded),
@@ -302,7 +302,7 @@ impl Cache {
         namespace: &str,
         ticket: &Ticket,
         engine: &EngineHash,
-    ) -> Result<Loaded, CallError> {
+    ) -> Result<LoadedComponent, CallError> {
         let (wasm, report) = self.read(digest).await?;
         let path = self.compile(digest, (namespace, ticket), engine, wasm, &report).await?;
         self.map(&path).await.map_err(|error| match error {
@@ -365,7 +365,7 @@ impl Cache {
     }
 
     /// Checks a compiled file, maps it and links it.
-    async fn map(self: &Arc<Self>, path: &Path) -> Result<Loaded, FileError> {
+    async fn map(self: &Arc<Self>, path: &Path) -> Result<LoadedComponent, FileError> {
         let opened = file::open(path)?;
         if opened.bytes() <= MAP_INLINE_BYTES_MAX {
             return self.map_opened(opened);
@@ -375,7 +375,7 @@ impl Cache {
         mapping.await.map_err(|error| FileError::Engine(CallError::Internal(error.to_string())))?
     }
 
-    fn map_opened(&self, opened: file::Opened) -> Result<Loaded, FileError> {
+    fn map_opened(&self, opened: file::Opened) -> Result<LoadedComponent, FileError> {
         let checked = opened.check()?;
         let host = self.host(model(checked.world)).map_err(FileError::Engine)?;
         map(host, &checked, self.bytes.clone())
@@ -408,7 +408,11 @@ fn model(world: World) -> AsyncModel {
 }
 
 #[expect(unsafe_code, reason = "wasmtime cannot know that a compiled file is ours; see the argument")]
-fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Result<Loaded, FileError> {
+fn map(
+    host: Arc<Host>,
+    checked: &file::Checked,
+    total: Arc<AtomicU64>,
+) -> Result<LoadedComponent, FileError> {
     // SAFETY: the file must be what an engine's `precompile_component` made, and must not change while it
     // is mapped. It lies in the artifact store's own directory, which only this host writes compiled files
     // into, under a name that is given when the file is whole and never again; `Opened::check` found the
@@ -428,7 +432,7 @@ fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Resul
     let pre = pre.and_then(|pre| Pre::new(checked.world, pre));
     let pre = pre.map_err(|error| invalid(format!("{error:#}")))?;
     total.fetch_add(checked.bytes, Ordering::Relaxed);
-    Ok(Loaded { host, pre, bytes: checked.bytes, total })
+    Ok(LoadedComponent { host, pre, bytes: checked.bytes, total })
 }
 
 /// An error of mapping a file, with the system's error if that is the cause.
@@ -452,7 +456,7 @@ impl Pre {
         }
     }
 
-    fn new(world: World, pre: InstancePre<Guest>) -> wasmtime::Result<Self> {
+    fn new(world: World, pre: InstancePre<StoreData>) -> wasmtime::Result<Self> {
         Ok(match world {
             World::HttpWasi0_2 => Self::HttpWasi0_2(p2::bindings::ProxyPre::new(pre)?),
             World::HttpWasi0_3 => Self::HttpWasi0_3(p3::bindings::ServicePre::new(pre)?),

@@ -32,7 +32,7 @@ pub(crate) mod p3;
 
 pub(crate) use body::AnswerBody;
 
-use crate::{cpu::Scheduled, guest::Program, record::Recording};
+use crate::{cpu::Scheduled, guest::GuestProgram, record::Recording};
 
 /// Bytes of a body that are gathered before the answer is given, at most.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -145,7 +145,7 @@ pub(crate) struct Answered {
 
 /// How much an answer may be.
 #[derive(Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct CallLimits {
     pub(crate) deadline: Instant,
     pub(crate) timeout: std::time::Duration,
     pub(crate) response_bytes_max: u64,
@@ -155,8 +155,8 @@ pub(crate) struct Limits {
 pub(crate) async fn answer(
     guest: Running,
     reply: Reply,
-    limits: Limits,
-    program: &Program,
+    limits: CallLimits,
+    program: &GuestProgram,
     recording: &Recording,
 ) -> Result<Answered, CallError> {
     let guest = Some(Scheduled::new(guest));
@@ -168,9 +168,9 @@ pub(crate) async fn answer(
 struct Exchange<'a> {
     /// `None` when the guest has ended.
     guest: Option<Scheduled>,
-    program: &'a Program,
+    program: &'a GuestProgram,
     reply: Reply,
-    limits: Limits,
+    limits: CallLimits,
     late: Option<Pin<Box<Sleep>>>,
     head: Option<Head>,
 }

@@ -5,7 +5,7 @@
 
 use wasmtime::{Engine, component::Linker};
 
-use crate::{engine::AsyncModel, guest::Guest};
+use crate::{engine::AsyncModel, guest::StoreData};
 
 pub(crate) mod body;
 pub(crate) mod capture;
@@ -16,13 +16,13 @@ pub(crate) mod output;
 pub(crate) mod random;
 pub(crate) mod response_body;
 
-pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Linker<Guest>> {
+pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Linker<StoreData>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
     response_body::link(&mut linker)?;
     random::link(&mut linker)?;
-    wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut Guest| guest.program.config().into())?;
+    wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut StoreData| guest.program.config().into())?;
     if model == AsyncModel::Async {
         wasmtime_wasi::p3::add_to_linker(&mut linker)?;
         wasmtime_wasi_http::p3::add_to_linker(&mut linker)?;

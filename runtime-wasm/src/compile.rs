@@ -23,14 +23,14 @@ mod bulk;
 mod queue;
 mod worker;
 
-use self::{queue::CompileQueue, worker::Worker};
+use self::{queue::CompileQueue, worker::CompilerProcess};
 pub use worker::run_worker;
 
 /// The niceness of compiling: it gets what serving leaves.
 const NICENESS: i32 = 10;
 
 /// Where components are compiled, and those that wait for it.
-pub(crate) struct Compiler {
+pub(crate) struct ComponentCompiler {
     queue_max: usize,
     queue: Mutex<CompileQueue>,
     /// The queue changed.
@@ -44,7 +44,7 @@ enum Backend {
         /// Made when the first component comes.
         pool: OnceLock<ThreadPool>,
     },
-    Process(Worker),
+    Process(CompilerProcess),
 }
 
 /// Why a component was not compiled.
@@ -67,13 +67,13 @@ pub(crate) struct Compiled {
     pub(crate) took: Duration,
 }
 
-impl Compiler {
+impl ComponentCompiler {
     pub(crate) fn new(config: &Config, machine_memory_bytes: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = config.compile_threads.unwrap_or(cores / 2).max(1);
         let backend = match &config.compile_in {
             CompileIn::ThisProcess => Backend::Threads { count: threads, pool: OnceLock::new() },
-            CompileIn::Process(program) => Backend::Process(Worker {
+            CompileIn::Process(program) => Backend::Process(CompilerProcess {
                 program: program.clone(),
                 threads,
                 memory_bytes_max: config.compile_memory_bytes_max.unwrap_or(machine_memory_bytes / 2),
@@ -167,11 +167,11 @@ pub enum CompileProgress {
 
 /// A component's place in the queue, given up when it is dropped.
 struct Turn<'a> {
-    compiler: &'a Compiler,
+    compiler: &'a ComponentCompiler,
     number: u64,
 }
 
-impl Compiler {
+impl ComponentCompiler {
     fn enter(&self, namespace: &str, bytes: usize) -> Result<Turn<'_>, CompileError> {
         let mut queue = self.queue.lock();
         if queue.waiting() >= self.queue_max {

@@ -12,7 +12,7 @@ use wasmtime::{Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, compone
 use crate::{
     Config, capability, config,
     cpu::EpochClock,
-    guest::Guest,
+    guest::StoreData,
     pool::{MemoryPool, StackPool},
     slots::InstanceSlots,
 };
@@ -53,7 +53,7 @@ impl AsyncModel {
 /// An engine and what all its components share.
 pub(crate) struct Host {
     pub(crate) engine: Engine,
-    pub(crate) linker: Linker<Guest>,
+    pub(crate) linker: Linker<StoreData>,
 }
 
 /// Both engines, and the places their instances live in.

@@ -19,12 +19,12 @@ use tokio::time::Instant;
 use wasmtime_wasi_http::{p2::bindings::Proxy, p3::bindings::Service};
 
 use crate::{
-    cache::{Entry, Pre},
-    call::{self, Limits, Reply, Running},
+    cache::{CacheEntry, Pre},
+    call::{self, CallLimits, Reply, Running},
     failure,
-    guest::{MemoryUse, Program},
-    host::Shared,
-    metrics::{FunctionCalls, Outcome},
+    guest::{GuestProgram, MemoryUse},
+    host::HostContext,
+    metrics::{CallOutcome, FunctionCalls},
     record::Recording,
     reuse::{self, Idle, Instance, Store},
     slots::{InstanceSlot, SlotShare},
@@ -33,11 +33,11 @@ use crate::{
 /// A revision. The handle that the gateway keeps; small as long as it is cold.
 pub(crate) struct Function {
     pub(crate) spec: HostedSpec,
-    host: Arc<Shared>,
-    program: Arc<Program>,
+    host: Arc<HostContext>,
+    program: Arc<GuestProgram>,
     calls: Arc<FunctionCalls>,
     share: Arc<SlotShare>,
-    component: ArcSwapOption<Entry>,
+    component: ArcSwapOption<CacheEntry>,
     /// Milliseconds after the host's start.
     used: AtomicU64,
     warm: OnceLock<Warm>,
@@ -74,7 +74,7 @@ struct Started {
 }
 
 impl Function {
-    pub(crate) fn new(spec: HostedSpec, host: Arc<Shared>, program: Program) -> Arc<Self> {
+    pub(crate) fn new(spec: HostedSpec, host: Arc<HostContext>, program: GuestProgram) -> Arc<Self> {
         let calls = host.metrics.function(&spec.revision.namespace, &spec.function);
         let share = host.cache.slots().share(&spec.revision.namespace, &spec.function);
         Arc::new(Self {
@@ -91,18 +91,18 @@ impl Function {
 
     fn warm(&self) -> &Warm {
         self.warm.get_or_init(|| Warm {
-            answered: self.counter(Outcome::Answered),
+            answered: self.counter(CallOutcome::Answered),
             idle_0_2: Idle::new(&self.host.config),
             idle_0_3: Idle::new(&self.host.config),
         })
     }
 
-    fn counter(&self, outcome: Outcome) -> Counter {
+    fn counter(&self, outcome: CallOutcome) -> Counter {
         self.calls.counter(outcome)
     }
 
     /// The component, loaded if it was not.
-    pub(crate) async fn component(self: &Arc<Self>) -> Result<Arc<Entry>, CallError> {
+    pub(crate) async fn component(self: &Arc<Self>) -> Result<Arc<CacheEntry>, CallError> {
         if let Some(entry) = self.component.load_full() {
             return Ok(entry);
         }
@@ -145,7 +145,7 @@ impl Function {
         self.program.memory_bytes()
     }
 
-    pub(crate) fn program(&self) -> &Arc<Program> {
+    pub(crate) fn program(&self) -> &Arc<GuestProgram> {
         &self.program
     }
 
@@ -171,8 +171,7 @@ impl Function {
         self.host.unloaded(before);
     }
 
-    /// Answers one request. What needs no waiting is done here and now; the request is in the future only
-    /// while it waits for a component or a slot.
+    /// Answers one request. The returned future holds the request only while it waits for a component or a slot.
     pub(crate) fn call(
         self: Arc<Self>,
         request: Request<Body>,
@@ -205,8 +204,11 @@ impl Function {
             Start::Later(start) => start.await?,
         };
         recording.record(|call| call.slot_at = Some(slotted));
-        let limits =
-            Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
+        let limits = CallLimits {
+            deadline,
+            timeout: self.spec.timeout,
+            response_bytes_max: self.spec.response_bytes_max,
+        };
         let answered = call::answer(running, reply, limits, &self.program, recording).await?;
         let run_from = answered.instantiated.unwrap_or(slotted);
         let timings = Timings {
@@ -276,7 +278,7 @@ impl Function {
     }
 
     /// An idle instance or a slot for a new one, if there is either.
-    fn place(&self, component: &Entry, now: Instant) -> Result<Option<InstanceSource>, CallError> {
+    fn place(&self, component: &CacheEntry, now: Instant) -> Result<Option<InstanceSource>, CallError> {
         let reuse = self.spec.isolation == Isolation::Reuse;
         let kept = match &component.loaded().pre {
             Pre::HttpWasi0_2(_) => reuse
@@ -307,7 +309,7 @@ impl Function {
     /// The guest's future, and where its answer will be.
     fn run(
         self: &Arc<Self>,
-        component: &Arc<Entry>,
+        component: &Arc<CacheEntry>,
         place: InstanceSource,
         request: Request<Body>,
         recording: &Recording,
@@ -354,7 +356,7 @@ impl Function {
     /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh_0_2(
         self: Arc<Self>,
-        component: Arc<Entry>,
+        component: Arc<CacheEntry>,
         slot: InstanceSlot,
         mut store: Store,
         call: call::p2::Call,
@@ -384,7 +386,7 @@ impl Function {
     /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh_0_3(
         self: Arc<Self>,
-        component: Arc<Entry>,
+        component: Arc<CacheEntry>,
         slot: InstanceSlot,
         mut store: Store,
         call: call::p3::Call,
@@ -460,7 +462,7 @@ struct CancelOnDrop {
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if self.waits {
-            self.function.counter(Outcome::Cancelled).inc();
+            self.function.counter(CallOutcome::Cancelled).inc();
             self.recording.abandoned();
         }
     }

@@ -37,7 +37,7 @@ const CORE_INSTANCES_MAX: usize = 200;
 const TABLES_MAX: usize = 200;
 
 /// Everything that all instances of one revision (or container) share.
-pub(crate) struct Program {
+pub(crate) struct GuestProgram {
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) memory_bytes_max: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Program {
     config: OnceLock<WasiConfigVariables>,
 }
 
-impl Program {
+impl GuestProgram {
     pub(crate) fn new(
         args: Vec<String>,
         env: Vec<(String, String)>,
@@ -130,9 +130,9 @@ impl Program {
 }
 
 /// The data of a store.
-pub(crate) struct Guest {
+pub(crate) struct StoreData {
     pub(crate) memory: MemoryUse,
-    pub(crate) program: Arc<Program>,
+    pub(crate) program: Arc<GuestProgram>,
     table: ResourceTable,
     /// Created at the guest's first use of it, which many never make.
     wasi: Option<Box<Wasi>>,
@@ -146,7 +146,7 @@ struct Wasi {
     outputs: [Output; 2],
 }
 
-impl Guest {
+impl StoreData {
     /// Ends open lines between two requests, which may be of different callers.
     pub(crate) fn end_lines(&self) {
         self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
@@ -161,7 +161,7 @@ impl Guest {
         Err(wasmtime::format_err!("the host holds too much for it: headers, bodies, handles"))
     }
 
-    pub(crate) fn new(program: Arc<Program>) -> Self {
+    pub(crate) fn new(program: Arc<GuestProgram>) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(held::HANDLES_MAX);
         let mut http = WasiHttpCtx::new();
@@ -177,7 +177,7 @@ impl Guest {
     }
 }
 
-impl WasiView for Guest {
+impl WasiView for StoreData {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         let program = &self.program;
         let wasi = self.wasi.get_or_insert_with(|| {
@@ -194,7 +194,7 @@ impl WasiView for Guest {
     }
 }
 
-impl WasiHttpView for Guest {
+impl WasiHttpView for StoreData {
     fn http(&mut self) -> WasiHttpCtxView<'_> {
         WasiHttpCtxView { hooks: &mut self.outbound, table: &mut self.table, ctx: &mut self.http }
     }
@@ -245,13 +245,13 @@ pub(crate) struct MemoryUse {
     /// The part that the host holds and has charged.
     held: u64,
     refused: Option<MemoryRefusal>,
-    program: Arc<Program>,
+    program: Arc<GuestProgram>,
     /// Of the call that the instance is for at the moment.
     recording: Recording,
 }
 
 impl MemoryUse {
-    fn new(program: Arc<Program>) -> Self {
+    fn new(program: Arc<GuestProgram>) -> Self {
         Self { used: 0, held: 0, refused: None, program, recording: Recording::default() }
     }
 

@@ -20,13 +20,13 @@ use tokio::time::Instant;
 
 use crate::{
     Config, World,
-    cache::Cache,
+    cache::ComponentCache,
     capability::{egress::Egress, lookup::HostLookups, output::ProgramLog},
-    compile::{CompileProgress, Compiler},
+    compile::{CompileProgress, ComponentCompiler},
     cpu::{EpochClock, FairPool, Lane},
     engine::Engines,
     function::{Function, Handle, millis},
-    guest::{MemoryBudget, Program},
+    guest::{GuestProgram, MemoryBudget},
     machine,
     metrics::HostMetrics,
     pods::Pods,
@@ -36,7 +36,7 @@ use crate::{
 /// Runs components: functions that the gateway calls, and pods that the kubelet starts.
 #[derive(Clone)]
 pub struct WasmHost {
-    shared: Arc<Shared>,
+    shared: Arc<HostContext>,
     pub(crate) pods: Arc<Pods>,
 }
 
@@ -48,9 +48,9 @@ pub enum CreateError {
 }
 
 /// What functions and pods share.
-pub(crate) struct Shared {
+pub(crate) struct HostContext {
     pub(crate) config: Arc<Config>,
-    pub(crate) cache: Arc<Cache>,
+    pub(crate) cache: Arc<ComponentCache>,
     pub(crate) metrics: Arc<HostMetrics>,
     pub(crate) logs: LogWriter,
     pub(crate) layout: LogLayout,
@@ -80,10 +80,10 @@ impl WasmHost {
         let clock = EpochClock::new(config.tick);
         let cpu = Arc::new(FairPool::new(config.long_call_threads(), clock.clone()));
         let engines = Engines::new(config.clone(), memory_bytes, clock);
-        let compiler = Compiler::new(&config, memory_bytes);
-        let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
+        let compiler = ComponentCompiler::new(&config, memory_bytes);
+        let cache = Arc::new(ComponentCache::new(artifacts, engines, compiler, metrics.clone()));
         let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HostContext {
             config,
             cache,
             metrics,
@@ -136,7 +136,7 @@ impl FunctionHost for WasmHost {
     }
 }
 
-impl Shared {
+impl HostContext {
     fn prepare(self: &Arc<Self>, spec: HostedSpec) -> Arc<Handle> {
         let mut functions = self.functions.lock();
         if let Some(handle) = functions.get(&spec.revision)
@@ -159,9 +159,9 @@ impl Shared {
         self.functions.lock().get(revision).map(|handle| handle.0.clone())
     }
 
-    fn program_of(&self, spec: &HostedSpec) -> Program {
+    fn program_of(&self, spec: &HostedSpec) -> GuestProgram {
         let path = self.layout.revision(&spec.revision.namespace, &spec.function, &spec.revision.name);
-        Program::new(
+        GuestProgram::new(
             Vec::new(),
             spec.env.clone(),
             spec.memory_bytes_max,

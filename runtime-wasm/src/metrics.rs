@@ -21,7 +21,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::host::Shared;
+use crate::host::HostContext;
 
 /// All metrics of one host.
 pub(crate) struct HostMetrics {
@@ -46,12 +46,12 @@ struct Phases {
 struct CallLabels {
     namespace: String,
     function: String,
-    outcome: Outcome,
+    outcome: CallOutcome,
 }
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(crate) enum Outcome {
+pub(crate) enum CallOutcome {
     Answered,
     Cancelled,
     Overloaded,
@@ -67,7 +67,7 @@ pub(crate) enum Outcome {
     Internal,
 }
 
-impl Outcome {
+impl CallOutcome {
     const ALL: [Self; 13] = [
         Self::Answered,
         Self::Cancelled,
@@ -104,7 +104,7 @@ impl Outcome {
     }
 }
 
-impl From<&CallError> for Outcome {
+impl From<&CallError> for CallOutcome {
     fn from(error: &CallError) -> Self {
         match error {
             CallError::Overloaded { .. } | CallError::NoSlot { .. } => Self::Overloaded,
@@ -207,11 +207,11 @@ pub(crate) struct FunctionCalls {
 
 impl FunctionCalls {
     /// The counter of one outcome.
-    pub(crate) fn counter(&self, outcome: Outcome) -> Counter {
+    pub(crate) fn counter(&self, outcome: CallOutcome) -> Counter {
         self.metrics.calls.get_or_create(&self.labels(outcome)).clone()
     }
 
-    fn labels(&self, outcome: Outcome) -> CallLabels {
+    fn labels(&self, outcome: CallOutcome) -> CallLabels {
         let (namespace, function) = self.name.clone();
         CallLabels { namespace, function, outcome }
     }
@@ -225,14 +225,14 @@ impl Drop for FunctionCalls {
             return;
         }
         functions.remove(&self.name);
-        for outcome in Outcome::ALL {
+        for outcome in CallOutcome::ALL {
             self.metrics.calls.remove(&self.labels(outcome));
         }
     }
 }
 
 /// What can be read off the host at any moment.
-struct Gauges(Weak<Shared>);
+struct Gauges(Weak<HostContext>);
 
 impl std::fmt::Debug for Gauges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -240,7 +240,7 @@ impl std::fmt::Debug for Gauges {
     }
 }
 
-pub(crate) fn register_gauges(registry: &mut Registry, host: &Arc<Shared>) {
+pub(crate) fn register_gauges(registry: &mut Registry, host: &Arc<HostContext>) {
     let long_calls = host.cpu.spawned.clone();
     let wasm = registry.sub_registry_with_prefix("mayfly_wasm");
     wasm.register("long_calls", "Guests that took longer than a time slice, or were expected to", long_calls);

@@ -22,8 +22,8 @@ use tokio::sync::watch;
 
 use crate::{
     WasmHost,
-    cache::{Entry, Pre},
-    host::Shared,
+    cache::{CacheEntry, Pre},
+    host::HostContext,
 };
 
 mod command;
@@ -32,14 +32,14 @@ mod service;
 mod task;
 
 use meter::Meter;
-use task::{Exit, RunningTask};
+use task::{ContainerExit, RunningTask};
 
 /// The exit code of a killed program, as shells report it (128 + SIGKILL).
 const EXIT_KILLED: i32 = 137;
 
 /// The pods on this host.
 pub(crate) struct Pods {
-    shared: Arc<Shared>,
+    shared: Arc<HostContext>,
     pods: Mutex<HashMap<PodUid, Pod>>,
     changes: watch::Sender<u64>,
 }
@@ -59,10 +59,10 @@ struct Container {
 enum Work {
     /// Keeps a revision's component in memory.
     Replica {
-        _component: Arc<Entry>,
+        _component: Arc<CacheEntry>,
     },
     Task(RunningTask),
-    Ended,
+    TaskEnd,
 }
 
 impl Pod {
@@ -74,7 +74,7 @@ impl Pod {
 }
 
 impl Pods {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<HostContext>) -> Self {
         Self { shared, pods: Mutex::default(), changes: watch::Sender::new(0) }
     }
 
@@ -134,7 +134,7 @@ impl Pods {
     }
 
     /// A container's task is at its end.
-    fn ended(&self, id: &ContainerId, exit: Exit) {
+    fn ended(&self, id: &ContainerId, exit: ContainerExit) {
         if let Some(pod) = self.pods.lock().get_mut(&id.pod) {
             for container in pod.containers.iter_mut().filter(|container| container.id == *id) {
                 container.end(exit.clone());
@@ -156,7 +156,7 @@ impl Pods {
         };
         match ended {
             Some(ended) => ended.wait().await,
-            None => self.ended(id, Exit::completed()),
+            None => self.ended(id, ContainerExit::completed()),
         }
     }
 
@@ -172,7 +172,7 @@ impl Pods {
                     (Work::Replica { .. }, Some(revision)) => {
                         replicas.entry(revision).or_default().push(container.id.clone());
                     }
-                    (Work::Replica { .. } | Work::Ended, _) => {}
+                    (Work::Replica { .. } | Work::TaskEnd, _) => {}
                 }
             }
         }
@@ -198,10 +198,10 @@ impl Pods {
 }
 
 impl Container {
-    fn end(&mut self, exit: Exit) {
-        self.work = Work::Ended;
+    fn end(&mut self, exit: ContainerExit) {
+        self.work = Work::TaskEnd;
         if let ContainerState::Running { started } = self.state {
-            let Exit { code: exit_code, reason, message } = exit;
+            let ContainerExit { code: exit_code, reason, message } = exit;
             let finished = jiff::Timestamp::now();
             self.state =
                 ContainerState::Exited { started, finished, exit_code, reason: reason.into(), message };

@@ -16,7 +16,7 @@ use mayfly_runtime::{Body, CallError, Timings};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::metrics::Outcome;
+use crate::metrics::CallOutcome;
 
 /// What the lines are known by in a log's filter, together and apart from all others.
 const TARGET: &str = "mayfly_runtime_wasm::calls";
@@ -143,11 +143,11 @@ impl CallRecord {
 
     /// How the call ended. A guest that answered may fail afterwards, or be ended because the client does not read its answer any
     /// more: then this is how.
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> CallOutcome {
         match &self.error {
             Some(error) => error.into(),
-            None if self.timings.is_some() && self.ended => Outcome::Answered,
-            None => Outcome::Cancelled,
+            None if self.timings.is_some() && self.ended => CallOutcome::Answered,
+            None => CallOutcome::Cancelled,
         }
     }
 }

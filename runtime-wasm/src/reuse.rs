@@ -6,7 +6,7 @@ use crate::{
     Config,
     cpu::slice,
     engine::Host,
-    guest::{CONCURRENT_MAX, Guest, Program},
+    guest::{CONCURRENT_MAX, GuestProgram, StoreData},
     record::Recording,
     slots::InstanceSlot,
 };
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// Bytes that a guest may hand to its host in one call: copying them is not interrupted. Streams take 64 KiB at a time.
 const HOST_CALL_BYTES_MAX: usize = 8 << 20;
 
-pub(crate) type Store = wasmtime::Store<Guest>;
+pub(crate) type Store = wasmtime::Store<StoreData>;
 
 /// A component's instance, and all that belongs to it.
 pub(crate) struct Instance<E> {
@@ -41,8 +41,8 @@ impl<E> Instance<E> {
 }
 
 /// A store with this host's rules: limits, and giving the thread back at the end of each time slice.
-pub(crate) fn store(host: &Host, program: Arc<Program>) -> Store {
-    let mut store = Store::new(&host.engine, Guest::new(program));
+pub(crate) fn store(host: &Host, program: Arc<GuestProgram>) -> Store {
+    let mut store = Store::new(&host.engine, StoreData::new(program));
     store.limiter(|guest| &mut guest.memory);
     store.epoch_deadline_callback(|mut store| {
         let guest = store.data_mut();

@@ -96,7 +96,7 @@ struct FunctionRow {
 
 /// The sums over a function's revisions.
 #[derive(Clone, Debug, Default)]
-struct Counts {
+struct Occurrences {
     requests: f64,
     errors: f64,
     cold_starts: f64,
@@ -141,8 +141,8 @@ async fn read_metrics(http: &HttpClient, admin: &str) -> anyhow::Result<Vec<Samp
     Ok(metrics::parse(&http.text(&format!("{}/metrics", admin.trim_end_matches('/'))).await?))
 }
 
-fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
-    let mut all: BTreeMap<Key, Counts> = BTreeMap::new();
+fn counts(samples: &[Sample]) -> BTreeMap<Key, Occurrences> {
+    let mut all: BTreeMap<Key, Occurrences> = BTreeMap::new();
     for sample in samples.iter().filter(|sample| sample.labels.contains_key("function")) {
         let Some((_, name)) = sample.name.split_once("gateway_") else { continue };
         let key = (sample.label("namespace").to_owned(), sample.label("function").to_owned());
@@ -171,8 +171,8 @@ fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
 
 fn function_row(
     function: &Value,
-    before: &BTreeMap<Key, Counts>,
-    after: &BTreeMap<Key, Counts>,
+    before: &BTreeMap<Key, Occurrences>,
+    after: &BTreeMap<Key, Occurrences>,
     took: Duration,
 ) -> FunctionRow {
     let text = |field: &str| function["metadata"][field].as_str().unwrap_or("").to_owned();
@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    fn reading(ok: u32, fast: u32) -> BTreeMap<Key, Counts> {
+    fn reading(ok: u32, fast: u32) -> BTreeMap<Key, Occurrences> {
         let labels = "namespace=\"default\",function=\"hello\",revision=\"hello-00001\"";
         let text = format!(
             "mayfly_gateway_requests_total{{{labels},code=\"2xx\"}} {ok}\n\

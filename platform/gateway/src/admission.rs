@@ -23,16 +23,16 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 
-use self::queue::{Queue, Waiter};
-use crate::load::{COUNT_MAX, Load, Reading};
+use self::queue::{RequestQueue, Waiter};
+use crate::load::{COUNT_MAX, Reading, RequestLoad};
 
 /// The concurrency limit of one revision, and the requests that wait for it.
 pub(crate) struct Gate {
-    running: Load,
-    waiting: Load,
+    running: RequestLoad,
+    waiting: RequestLoad,
     /// The largest number of requests that run at the same time.
     limit: AtomicU32,
-    queue: Mutex<Queue<oneshot::Sender<()>>>,
+    queue: Mutex<RequestQueue<oneshot::Sender<()>>>,
     queue_max: u32,
     /// The time of a quick answer, in microseconds: see [`Gate::note_run`].
     quick_us: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) enum Arrival {
 
 /// A revision's demand, as the autoscaler reads it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Demand {
+pub(crate) struct RevisionDemand {
     running: Reading,
     waiting: Reading,
 }
@@ -56,8 +56,8 @@ pub(crate) struct Demand {
 impl Gate {
     pub(crate) fn new(now: Instant, limit: u32, queue_max: u32) -> Self {
         Self {
-            running: Load::new(now),
-            waiting: Load::new(now),
+            running: RequestLoad::new(now),
+            waiting: RequestLoad::new(now),
             limit: AtomicU32::new(limit.clamp(1, COUNT_MAX)),
             queue: Mutex::default(),
             queue_max: queue_max.min(COUNT_MAX),
@@ -96,7 +96,7 @@ impl Gate {
     }
 
     /// Gives free slots to waiting requests in order, and refuses those that would be too late.
-    fn admit_waiting(&self, queue: &mut Queue<oneshot::Sender<()>>, now: Instant) {
+    fn admit_waiting(&self, queue: &mut RequestQueue<oneshot::Sender<()>>, now: Instant) {
         let quick = self.quick();
         while !queue.is_empty() && self.running.try_begin(now, self.limit()).is_ok() {
             loop {
@@ -148,8 +148,8 @@ impl Gate {
         self.limit.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn demand(&self, now: Instant) -> Demand {
-        Demand { running: self.running.read(now), waiting: self.waiting.read(now) }
+    pub(crate) fn demand(&self, now: Instant) -> RevisionDemand {
+        RevisionDemand { running: self.running.read(now), waiting: self.waiting.read(now) }
     }
 }
 
@@ -158,7 +158,7 @@ const SLOWER_SHIFT: u32 = 6;
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-impl Demand {
+impl RevisionDemand {
     /// Requests that run or wait now.
     pub(crate) fn count(self) -> u32 {
         self.running.count + self.waiting.count

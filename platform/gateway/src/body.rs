@@ -24,15 +24,15 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::{listen::Active, target::Permit};
+use crate::{listen::OpenRequest, target::Permit};
 
 /// A response's body. Its end or its drop ends the request's slot.
 pub struct ResponseBody {
     inner: Inner,
     /// Keeps the connection from being idle.
-    active: Option<Active>,
+    active: Option<OpenRequest>,
     /// Receives `active` when the connection is upgraded to another protocol.
-    upgraded: Option<oneshot::Sender<Active>>,
+    upgraded: Option<oneshot::Sender<OpenRequest>>,
 }
 
 enum Inner {
@@ -55,7 +55,7 @@ impl ResponseBody {
     }
 
     /// No body: the connection changes its protocol, and is not idle while `holder` has what it gets.
-    pub(crate) fn upgraded(holder: oneshot::Sender<Active>) -> Self {
+    pub(crate) fn upgraded(holder: oneshot::Sender<OpenRequest>) -> Self {
         Self { upgraded: Some(holder), ..Self::full(Bytes::new()) }
     }
 
@@ -67,7 +67,7 @@ impl ResponseBody {
     }
 
     /// Keeps its connection from being idle until it ends.
-    pub(crate) fn hold(&mut self, active: Active) {
+    pub(crate) fn hold(&mut self, active: OpenRequest) {
         if let Inner::Guest { permit: Some(permit), .. } = &self.inner {
             active.answering(permit.deadline());
         }

@@ -36,8 +36,8 @@ use crate::{
     metrics::{GatewayCollector, GatewayCounts},
     proxy::Proxy,
     routes::{
-        Owner, Table,
-        owner::{Objects, Parts},
+        Owner, RouteTable,
+        owner::{Parts, RouteSources},
     },
     target::{DemandSignal, Targets},
 };
@@ -191,14 +191,14 @@ impl Gateway {
         };
         let address = listener.local_addr().map_err(refused)?;
 
-        let table = Arc::new(Table::new());
+        let table = Arc::new(RouteTable::new());
         let targets = Arc::new(Targets::default());
         let demand = Arc::new(DemandSignal::default());
         let counts = Arc::new(GatewayCounts::default());
         let collector = GatewayCollector { targets: targets.clone(), counts: counts.clone() };
         registry.register_collector(Box::new(collector));
 
-        let objects = Objects { functions, revisions, pods, env };
+        let objects = RouteSources { functions, revisions, pods, env };
         let applied = watch::Sender::new(0);
         let parts = Parts {
             host,

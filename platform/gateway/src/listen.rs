@@ -24,8 +24,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::connection::{ALPN_H2, ALPN_HTTP1, Active};
-use self::{connection::Connections, signal::Signal};
+pub(crate) use self::connection::{ALPN_H2, ALPN_HTTP1, OpenRequest};
+use self::{connection::ConnectionContext, signal::Signal};
 use crate::{
     Config,
     headers::{Entrance, Peer},
@@ -57,7 +57,7 @@ pub(crate) async fn serve(
     cut: CancellationToken,
 ) {
     let tracker = TaskTracker::new();
-    let connections = Arc::new(Connections::new(proxy, &config, tracker.clone()));
+    let connections = Arc::new(ConnectionContext::new(proxy, &config, tracker.clone()));
     let slots = Arc::new(Semaphore::new(config.connections_max));
     let accepting = async {
         loop {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 /// Bits of the word that hold the current count.
 const COUNT_BITS: u32 = 20;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-/// The most a [`Load`] can count.
+/// The most a [`RequestLoad`] can count.
 pub(crate) const COUNT_MAX: u32 = (1 << COUNT_BITS) - 1;
 
 /// Requests in a place (running, waiting), over time.
@@ -21,12 +21,12 @@ pub(crate) const COUNT_MAX: u32 = (1 << COUNT_BITS) - 1;
 /// at one atomic addition for each event. `s` is kept modulo 2⁴⁴ microseconds; only differences between
 /// two readings are ever used, and they are far smaller (at the largest count, for 16 seconds).
 #[derive(Debug)]
-pub(crate) struct Load {
+pub(crate) struct RequestLoad {
     origin: Instant,
     word: AtomicU64,
 }
 
-/// A [`Load`] at one moment.
+/// A [`RequestLoad`] at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) count: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Reading {
     spent: u64,
 }
 
-impl Load {
+impl RequestLoad {
     pub(crate) fn new(origin: Instant) -> Self {
         Self { origin, word: AtomicU64::new(0) }
     }
@@ -115,7 +115,7 @@ mod tests {
             uptime_s in 0u64..(400 * 24 * 3600),
         ) {
             let origin = Instant::now();
-            let load = Load::new(origin);
+            let load = RequestLoad::new(origin);
             let mut now = origin + Duration::from_secs(uptime_s);
             let first = load.read(now);
             let (mut running, mut spent) = (0u32, Duration::ZERO);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn limit_holds() {
         let now = Instant::now();
-        let load = Load::new(now);
+        let load = RequestLoad::new(now);
         assert_eq!(load.try_begin(now, 2), Ok(0));
         assert_eq!(load.try_begin(now, 2), Ok(1));
         assert_eq!(load.try_begin(now, 2), Err(2));

@@ -27,31 +27,31 @@ pub(crate) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "cance
 
 /// One revision's counts; empty until its first request.
 #[derive(Default)]
-pub(crate) struct Traffic(OnceLock<Box<Counts>>);
+pub(crate) struct Traffic(OnceLock<Box<RevisionCounters>>);
 
 /// The counters of a revision that was called.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct RevisionCounters {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],
     /// From arrival to the answer's end.
-    pub(crate) total: Histogram,
+    pub(crate) total: LatencyHistogram,
     /// Of those that waited.
-    pub(crate) queue: Histogram,
+    pub(crate) queue: LatencyHistogram,
     /// Load and instantiate, of cold starts.
-    pub(crate) cold: Histogram,
+    pub(crate) cold: LatencyHistogram,
 }
 
 impl Traffic {
-    pub(crate) fn get(&self) -> Option<&Counts> {
+    pub(crate) fn get(&self) -> Option<&RevisionCounters> {
         self.0.get().map(|counts| &**counts)
     }
 
-    pub(crate) fn counts(&self) -> &Counts {
+    pub(crate) fn counts(&self) -> &RevisionCounters {
         self.0.get_or_init(Box::default)
     }
 }
 
-impl Counts {
+impl RevisionCounters {
     /// An answer ended. `status` is none when the client went before there was one.
     pub(crate) fn ended(&self, status: Option<u16>, took: Duration) {
         let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status / 100).clamp(1, 5) - 1);
@@ -62,13 +62,13 @@ impl Counts {
 
 /// A histogram of durations without a lock.
 #[derive(Default)]
-pub(crate) struct Histogram {
+pub(crate) struct LatencyHistogram {
     /// The last one counts durations above every bucket.
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-impl Histogram {
+impl LatencyHistogram {
     pub(crate) fn observe(&self, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS_US.partition_point(|end_us| *end_us < took_us);
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn buckets_take_their_upper_end() {
-        let histogram = Histogram::default();
+        let histogram = LatencyHistogram::default();
         for us in [0, 100, 101, 30_000_000, 30_000_001] {
             histogram.observe(Duration::from_micros(us));
         }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn classes() {
-        let counts = Counts::default();
+        let counts = RevisionCounters::default();
         for status in [Some(200), Some(204), Some(404), Some(599), Some(999), None] {
             counts.ended(status, Duration::ZERO);
         }

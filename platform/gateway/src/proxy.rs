@@ -1,5 +1,4 @@
-//! The way of one request, from its head to its answer's:
-//! route → revision → bounds → a turn → the host → the answer's headers.
+//! The handling of one request: route, revision, bounds, queue, host, and the headers of the answer.
 
 use std::{
     sync::{
@@ -26,13 +25,13 @@ use crate::{
     },
     metrics::GatewayCounts,
     refusal::Refusal,
-    routes::{self, Found, Place, SetCookie, Table},
+    routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
 
-/// What every request needs. Nothing in it is locked on a request's way.
+/// The state that every request needs. No part of it is locked while a request is handled.
 pub(crate) struct Proxy {
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<RouteTable>,
     pub(crate) ingress: Arc<ArcSwap<IngressTable>>,
     pub(crate) forwarder: Arc<EndpointForwarder>,
     pub(crate) demand: Arc<DemandSignal>,
@@ -54,8 +53,8 @@ struct Ready {
 impl Proxy {
     /// Answers a request from a socket. Dropping the future, or the answer's body, cancels the guest.
     ///
-    /// What needs no waiting is done here and now, the start of the call included: the future, which is moved
-    /// about before it runs, is small, and the request is in it only while it waits for its turn.
+    /// Work that does not wait, the start of the call included, is done before the future is returned: it stays
+    /// small.
     pub(crate) fn serve(
         &self,
         peer: &Peer,
@@ -103,7 +102,7 @@ impl Proxy {
 
     /// The function for a call from inside the process, if it exists.
     pub(crate) fn find(&self, key: &str) -> Result<(), Refusal> {
-        self.table.find(&Place::Path { key }).map(|_| ())
+        self.table.find(&RoutePlace::Path { key }).map(|_| ())
     }
 
     /// The backend that the Ingresses choose for a request: hosts of Ingresses come before functions, an Ingress
@@ -115,7 +114,7 @@ impl Proxy {
         }
         let (uri, headers) = (request.uri(), request.headers());
         let of_host = routes::host_of(uri, headers).and_then(|host| table.of_host(host, uri.path()));
-        let is_nowhere = || Place::of(uri, headers) == Place::Nowhere;
+        let is_nowhere = || RoutePlace::of(uri, headers) == RoutePlace::Nowhere;
         of_host.or_else(|| is_nowhere().then(|| table.of_any_host(uri.path()))?).cloned()
     }
 
@@ -179,7 +178,7 @@ impl Proxy {
         let mut request = DrainOnDrop::wrap(request);
         self.settle(peer, &mut request)?;
         let found = match function {
-            Some(key) => Found { by_host: true, ..self.table.find(&Place::Path { key })? },
+            Some(key) => FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? },
             None => self.find_route(&mut request)?,
         };
         let (target, set_cookie) = choose(&found, request.headers())?;
@@ -201,20 +200,20 @@ impl Proxy {
 
     /// The request's route. No function has `%` in its name: only an address that leads nowhere is looked at
     /// again with its encodings taken off.
-    fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<Found, Refusal> {
-        let found = self.table.find(&Place::of(request.uri(), request.headers()));
+    fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
+        let found = self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         if found.is_err()
             && let Some(plain) = routes::plainly(request.uri())
         {
             *request.uri_mut() = plain;
-            return self.table.find(&Place::of(request.uri(), request.headers()));
+            return self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         }
         found
     }
 
     /// The path is the function's own already, as it is under the function's host.
     fn prepare_from_inside(&self, key: &str, request: Request<Body>) -> Result<Ready, Refusal> {
-        let found = Found { by_host: true, ..self.table.find(&Place::Path { key })? };
+        let found = FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? };
         let (target, set_cookie) = choose(&found, request.headers())?;
         Ok(Ready { target, request, set_cookie, exceeded: None })
     }
@@ -382,8 +381,11 @@ fn refused(target: &RevisionTarget, refusal: &Refusal, arrived: Instant) {
     target.traffic.counts().ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
 }
 
-/// The revision that answers, and the cookie that keeps the client with it.
-fn choose(found: &Found, headers: &HeaderMap) -> Result<(Arc<RevisionTarget>, Option<SetCookie>), Refusal> {
+/// The revision that answers the request, and the cookie that keeps the client with it.
+fn choose(
+    found: &FoundRoute,
+    headers: &HeaderMap,
+) -> Result<(Arc<RevisionTarget>, Option<SetCookie>), Refusal> {
     let choice = found.route.choose(headers, found.tag.as_deref(), found.by_host)?;
     Ok((choice.target.clone(), choice.set_cookie))
 }
@@ -433,8 +435,8 @@ fn without_prefix(uri: &Uri, prefix_bytes: usize) -> Uri {
     PathAndQuery::from_maybe_shared(rest).map_or(Uri::from_static("/"), Uri::from)
 }
 
-/// One line for each request, when somebody wants to see them: written when the answer's head is there. What a call
-/// took to its end, memory above all, its host tells in a line of its own with the same request id.
+/// Writes one line for each request at the arrival of the answer's head, when the level is enabled. The host writes a
+/// line of its own, with the same request id, at the end of the call.
 struct AccessLog {
     method: http::Method,
     path: String,

@@ -19,8 +19,8 @@ mod table;
 pub use self::route::HEADER_TAG;
 pub(crate) use self::{
     owner::Owner,
-    place::{Place, host_of, plainly},
-    route::Route,
+    place::{RoutePlace, host_of, plainly},
+    route::FunctionRoute,
     sticky::SetCookie,
-    table::{Found, Table},
+    table::{FoundRoute, RouteTable},
 };

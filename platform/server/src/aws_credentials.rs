@@ -8,7 +8,7 @@ use mayfly_workflows_engine::engine::Credentials;
 
 /// What was found.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundCredentials {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) region: Option<String>,
 }
@@ -17,7 +17,7 @@ pub(crate) struct Found {
 const DEFAULT_PROFILE: &str = "default";
 
 /// Looks everywhere. `variable` is the environment.
-pub(crate) fn find(variable: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Found> {
+pub(crate) fn find(variable: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<FoundCredentials> {
     let named = variable("AWS_PROFILE");
     let profile = named.as_deref().unwrap_or(DEFAULT_PROFILE);
     let file = |name: &str, usual: &str| {
@@ -55,7 +55,7 @@ pub(crate) fn find(variable: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<
         }
         _ => bail!("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both or neither"),
     };
-    Ok(Found { credentials, region })
+    Ok(FoundCredentials { credentials, region })
 }
 
 /// A file that need not be there.

@@ -20,7 +20,7 @@ use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
 use crate::{
-    aws_credentials::{self, Found},
+    aws_credentials::{self, FoundCredentials},
     image_config::{ImageFile, ImageOptions, ImageSettings},
 };
 
@@ -395,7 +395,7 @@ fn endpoints(
         endpoints.point(service, url).with_context(|| format!("--task-endpoint {flag}"))?;
     }
     let found = match endpoints.is_empty() {
-        true => Found::default(),
+        true => FoundCredentials::default(),
         false => aws_credentials::find(environment)?,
     };
     if let Some(region) = found.region {

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The events that one transaction will make true.
-pub(crate) struct Batch<F> {
+pub(crate) struct EventBatch<F> {
     /// What is published; it does not change while the batch is planned.
     published: F,
     /// What the batch made of the keys it touched.
@@ -20,7 +20,7 @@ pub(crate) struct Batch<F> {
     revision: Revision,
 }
 
-impl<F: Fn(&Key) -> Option<Arc<Entry>>> Batch<F> {
+impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
     pub(crate) fn new(revision: Revision, published: F) -> Self {
         Self { published, pending: HashMap::new(), events: Vec::new(), revision }
     }
@@ -144,7 +144,8 @@ mod tests {
         ];
         let old = Entry { key: key("old"), value: "0".into(), created: Revision(3), modified: Revision(7) };
         let old = Arc::new(old);
-        let mut batch = Batch::new(Revision(10), |asked: &Key| (*asked == old.key).then(|| Arc::clone(&old)));
+        let mut batch =
+            EventBatch::new(Revision(10), |asked: &Key| (*asked == old.key).then(|| Arc::clone(&old)));
         for (step, (writes, expected)) in cases.into_iter().enumerate() {
             let result = batch.add(writes).map(|events| 10 + events.end);
             assert_eq!(result, expected, "step {step}");

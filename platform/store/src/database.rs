@@ -43,7 +43,7 @@ pub enum OpenError {
 }
 
 /// What was in the file.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedDatabase {
     pub(crate) revision: Revision,
     pub(crate) entries: Vec<Arc<Entry>>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    pub(crate) fn open(config: &Config) -> Result<(Self, Loaded), OpenError> {
+    pub(crate) fn open(config: &Config) -> Result<(Self, LoadedDatabase), OpenError> {
         let path = &*config.path;
         let io = |source| DatabaseError::Io { path: path.into(), source };
         if let Some(directory) = path.parent() {
@@ -86,7 +86,7 @@ impl Database {
         Ok(Self::load(FORMAT.open(path, settings(config))?, path, config, Some(lock))?)
     }
 
-    pub(crate) fn in_memory(config: &Config) -> Result<(Self, Loaded), OpenError> {
+    pub(crate) fn in_memory(config: &Config) -> Result<(Self, LoadedDatabase), OpenError> {
         let path = Path::new(":memory:");
         Ok(Self::load(FORMAT.in_memory(settings(config))?, path, config, None)?)
     }
@@ -96,7 +96,7 @@ impl Database {
         path: &Path,
         config: &Config,
         lock: Option<Lock>,
-    ) -> Result<(Self, Loaded), DatabaseError> {
+    ) -> Result<(Self, LoadedDatabase), DatabaseError> {
         let engine = |error| FORMAT.failed(path, error);
         bound(&opened.connection, config.file_bytes_max).map_err(engine)?;
         let loaded = load(&opened.connection, path)?;
@@ -185,7 +185,7 @@ fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))
 }
 
-fn load(connection: &Connection, path: &Path) -> Result<Loaded, DatabaseError> {
+fn load(connection: &Connection, path: &Path) -> Result<LoadedDatabase, DatabaseError> {
     let engine = |error| FORMAT.failed(path, error);
     let damaged = |problem: String| FORMAT.damaged(path, problem);
     let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
@@ -214,7 +214,7 @@ fn load(connection: &Connection, path: &Path) -> Result<Loaded, DatabaseError> {
     entries.sort_by(|a, b| a.key.cmp(&b.key));
     match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
         Some(pair) => Err(damaged(format!("{} is there twice", pair[0].key))),
-        None => Ok(Loaded { revision, entries }),
+        None => Ok(LoadedDatabase { revision, entries }),
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use crate::object::{Event, Revision};
 
 /// The newest events of a resource, oldest first.
-pub(crate) struct History {
+pub(crate) struct WatchHistory {
     events: VecDeque<Arc<Event>>,
     bytes: usize,
     /// Every event of this resource after this revision is in `events`.
@@ -16,7 +16,7 @@ pub(crate) struct History {
     signal: Arc<watch::Sender<Revision>>,
 }
 
-impl History {
+impl WatchHistory {
     /// Knows nothing of what happened up to `floor`.
     pub(crate) fn new(floor: Revision) -> Self {
         Self { events: VecDeque::new(), bytes: 0, floor, signal: Arc::new(watch::Sender::new(floor)) }

@@ -4,7 +4,7 @@ use std::{cmp::Ordering, collections::BTreeMap, ops::Bound, sync::Arc};
 
 use crate::{
     object::{Entry, Event, Key, Range, Revision},
-    table::{Position, Table},
+    table::{Position, ResourceTable},
 };
 
 /// How much to list, and from where.
@@ -41,16 +41,16 @@ pub enum ListError {
 }
 
 /// A resource at one revision: its table of now, and what to undo in it.
-pub(crate) struct View {
+pub(crate) struct ListView {
     revision: Revision,
-    table: Table,
+    table: ResourceTable,
     /// For each key that changed after `revision`, what it was then.
     then: BTreeMap<Key, Option<Arc<Entry>>>,
 }
 
-impl View {
+impl ListView {
     /// `newer`: the resource's events after `revision`, oldest first.
-    pub(crate) fn new(revision: Revision, table: Table, newer: &[Arc<Event>]) -> Self {
+    pub(crate) fn new(revision: Revision, table: ResourceTable, newer: &[Arc<Event>]) -> Self {
         let mut then = BTreeMap::new();
         for event in newer {
             // The first change after the revision saw the state at the revision.

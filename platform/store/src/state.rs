@@ -9,14 +9,14 @@ use tokio::sync::watch;
 
 use crate::{
     by_name::ByName,
-    database::Loaded,
-    history::History,
+    database::LoadedDatabase,
+    history::WatchHistory,
     list::ListError,
     object::{Entry, Event, EventKind, Key, Range, Revision},
-    table::Table,
+    table::ResourceTable,
 };
 
-pub(crate) struct State {
+pub(crate) struct StoreState {
     revision: Revision,
     /// The revision at which this process began to remember events.
     opened: Revision,
@@ -27,10 +27,10 @@ pub(crate) struct State {
 }
 
 struct Resource {
-    table: Table,
+    table: ResourceTable,
     /// The same entries, for lookups of one.
     by_name: ByName,
-    history: History,
+    history: WatchHistory,
 }
 
 #[derive(Clone, Copy)]
@@ -57,8 +57,8 @@ impl Published {
     }
 }
 
-impl State {
-    pub(crate) fn new(loaded: Loaded, limits: HistoryLimits) -> Self {
+impl StoreState {
+    pub(crate) fn new(loaded: LoadedDatabase, limits: HistoryLimits) -> Self {
         let mut state = Self {
             revision: loaded.revision,
             opened: loaded.revision,
@@ -124,7 +124,7 @@ impl State {
         &self,
         range: &Range,
         at: Option<Revision>,
-    ) -> Result<(Revision, Table, Vec<Arc<Event>>), ListError> {
+    ) -> Result<(Revision, ResourceTable, Vec<Arc<Event>>), ListError> {
         let revision = at.unwrap_or(self.revision);
         if revision > self.revision {
             return Err(ListError::Future { current: self.revision });
@@ -132,7 +132,7 @@ impl State {
         let Some(resource) = self.resources.get(&range.resource) else {
             return match revision < self.opened {
                 true => Err(ListError::Expired { oldest: self.opened }),
-                false => Ok((revision, Table::default(), Vec::new())),
+                false => Ok((revision, ResourceTable::default(), Vec::new())),
             };
         };
         match resource.history.after(revision) {
@@ -142,7 +142,7 @@ impl State {
     }
 
     /// The history of a resource, if it has one.
-    pub(crate) fn history(&self, resource: &str) -> Option<&History> {
+    pub(crate) fn history(&self, resource: &str) -> Option<&WatchHistory> {
         Some(&self.resources.get(resource)?.history)
     }
 
@@ -171,10 +171,10 @@ impl State {
     fn resource(&mut self, name: &Arc<str>) -> &mut Resource {
         if !self.resources.contains_key(name) {
             // Its changes before this process are not known; since the start there are none.
-            let history = History::new(self.opened);
+            let history = WatchHistory::new(self.opened);
             self.resources.insert(
                 Arc::clone(name),
-                Resource { table: Table::default(), by_name: ByName::default(), history },
+                Resource { table: ResourceTable::default(), by_name: ByName::default(), history },
             );
         }
         self.resources.get_mut(name).expect("inserted above")

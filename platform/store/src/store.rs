@@ -15,12 +15,12 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
     database::{Database, OpenError},
-    list::{ListError, ListOptions, Listing, View},
+    list::{ListError, ListOptions, ListView, Listing},
     object::{Entry, Key, Range, Revision},
-    state::{HistoryLimits, State},
+    state::{HistoryLimits, StoreState},
     watch::{Watch, WatchError},
     write::{Write, WriteError, Written},
-    writer::{self, Command, Request},
+    writer::{self, QueuedWrite, WriterCommand},
 };
 
 /// Where the store is and how much it may take.
@@ -72,16 +72,16 @@ impl Config {
 /// Revisioned, watchable objects. A handle: cloning it is cheap and gives the same store.
 #[derive(Clone)]
 pub struct Store {
-    shared: Arc<Shared>,
-    commands: mpsc::Sender<Command>,
+    shared: Arc<StoreContext>,
+    commands: mpsc::Sender<WriterCommand>,
     /// Bytes that may still enter the queue.
     queue_bytes: Arc<Semaphore>,
     config: Arc<Config>,
 }
 
 /// What readers, watches and the writer share.
-pub(crate) struct Shared {
-    pub(crate) state: RwLock<State>,
+pub(crate) struct StoreContext {
+    pub(crate) state: RwLock<StoreState>,
     pub(crate) counters: Counters,
     /// Turns true when the writer has stopped and let go of the file.
     pub(crate) closed: watch::Sender<bool>,
@@ -141,18 +141,18 @@ impl Store {
         Ok(Self::start(config, database, loaded))
     }
 
-    fn start(config: Config, database: Database, loaded: crate::database::Loaded) -> Self {
+    fn start(config: Config, database: Database, loaded: crate::database::LoadedDatabase) -> Self {
         Self::with_writer(config, loaded, |shared, queue| writer::start(shared, database, queue))
     }
 
     fn with_writer(
         config: Config,
-        loaded: crate::database::Loaded,
-        start: impl FnOnce(Arc<Shared>, mpsc::Receiver<Command>),
+        loaded: crate::database::LoadedDatabase,
+        start: impl FnOnce(Arc<StoreContext>, mpsc::Receiver<WriterCommand>),
     ) -> Self {
         let limits = HistoryLimits { events: config.history_events_max, bytes: config.history_bytes_max };
-        let shared = Arc::new(Shared {
-            state: RwLock::new(State::new(loaded, limits)),
+        let shared = Arc::new(StoreContext {
+            state: RwLock::new(StoreState::new(loaded, limits)),
             counters: Counters::default(),
             closed: watch::Sender::new(false),
             broken: OnceLock::new(),
@@ -188,8 +188,8 @@ impl Store {
             let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
             let room = Arc::clone(&self.queue_bytes).acquire_many_owned(bytes).await;
             let room = room.map_err(|_| WriteError::Closed)?;
-            let request = Request { writes, reply, room };
-            self.commands.send(Command::Write(request)).await.map_err(|_| WriteError::Closed)
+            let request = QueuedWrite { writes, reply, room };
+            self.commands.send(WriterCommand::Write(request)).await.map_err(|_| WriteError::Closed)
         };
         match tokio::time::timeout(self.config.queue_wait_max, enqueue).await {
             Ok(Ok(())) => {}
@@ -222,7 +222,7 @@ impl Store {
     /// One page of a range, consistent at one revision.
     pub fn list(&self, range: &Range, options: &ListOptions) -> Result<Listing, ListError> {
         let (revision, table, newer) = self.shared.state.read().snapshot(range, options.at)?;
-        Ok(View::new(revision, table, &newer).page(range, options))
+        Ok(ListView::new(revision, table, &newer).page(range, options))
     }
 
     /// Every event of a range after a revision, those of the past first.
@@ -264,7 +264,7 @@ impl Store {
     pub async fn close(&self) {
         let mut closed = self.shared.closed.subscribe();
         // Fails only when the writer has already been told.
-        let _ = self.commands.send(Command::Close).await;
+        let _ = self.commands.send(WriterCommand::Close).await;
         // The sender lives in `shared`, so waiting cannot fail.
         let _ = closed.wait_for(|closed| *closed).await;
     }

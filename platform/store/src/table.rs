@@ -14,7 +14,7 @@ use crate::object::{Entry, Key};
 const CHUNK_MAX: usize = 128;
 
 #[derive(Clone, Default)]
-pub(crate) struct Table {
+pub(crate) struct ResourceTable {
     chunks: Arc<Vec<Chunk>>,
     len: usize,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Position {
     offset: usize,
 }
 
-impl Table {
+impl ResourceTable {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -148,7 +148,7 @@ mod tests {
             operations in prop::collection::vec((0u8..3, 0u16..3, 0u16..600), 1..2000),
             snapshot_at in 0usize..2000,
         ) {
-            let mut table = Table::default();
+            let mut table = ResourceTable::default();
             let mut model = BTreeMap::new();
             let mut snapshot = None;
             for (step, (operation, namespace, name)) in operations.into_iter().enumerate() {

@@ -4,12 +4,12 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use crate::{
     object::{Event, Range, Revision},
-    store::Shared,
+    store::StoreContext,
 };
 
 /// A cursor into the shared history. It costs nothing between calls.
 pub struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<StoreContext>,
     range: Range,
     /// Everything up to here has been looked at; what of it is in range but not handed out yet is
     /// in `found`.
@@ -50,7 +50,11 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    pub(crate) fn start(shared: Arc<Shared>, range: Range, after: Revision) -> Result<Self, WatchError> {
+    pub(crate) fn start(
+        shared: Arc<StoreContext>,
+        range: Range,
+        after: Revision,
+    ) -> Result<Self, WatchError> {
         let signal = {
             let mut state = shared.state.upgradable_read();
             if state.history(&range.resource).is_none() {

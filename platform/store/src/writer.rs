@@ -20,10 +20,10 @@ use mayfly_sqlite::GroupCommitPolicy;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
-    batch::{Batch, written},
+    batch::{EventBatch, written},
     database::{CommitError, Database},
     object::Event,
-    store::Shared,
+    store::StoreContext,
     write::{Write, WriteError, Written},
 };
 
@@ -37,12 +37,12 @@ const GATHER_MAX: Duration = Duration::from_millis(1);
 /// One sleep while it waits, since the queue cannot be waited for until a moment; the kernel adds its own slack.
 const GATHER_STEP: Duration = Duration::from_micros(20);
 
-pub(crate) enum Command {
-    Write(Request),
+pub(crate) enum WriterCommand {
+    Write(QueuedWrite),
     Close,
 }
 
-pub(crate) struct Request {
+pub(crate) struct QueuedWrite {
     pub(crate) writes: Vec<Write>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Written>, WriteError>>,
     /// Its share of the queue's bytes.
@@ -50,16 +50,16 @@ pub(crate) struct Request {
 }
 
 struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreContext>,
     database: Database,
-    queue: mpsc::Receiver<Command>,
+    queue: mpsc::Receiver<WriterCommand>,
     gathering: GroupCommitPolicy,
 }
 
 /// Requests whose writes are in a plan, and where.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
-pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
+pub(crate) fn start(shared: Arc<StoreContext>, database: Database, queue: mpsc::Receiver<WriterCommand>) {
     let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
     let writer = Writer { shared, database, queue, gathering };
     let thread = std::thread::Builder::new().name("store-writer".into());
@@ -71,7 +71,7 @@ pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiv
 }
 
 /// Tells everyone that there is no writer any more, however it ended.
-pub(crate) struct Stopped(pub(crate) Arc<Shared>);
+pub(crate) struct Stopped(pub(crate) Arc<StoreContext>);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
@@ -101,7 +101,7 @@ impl Writer {
     }
 
     /// Takes what is queued, and waits a little for those who are expected.
-    fn gather(&mut self, requests: &mut Vec<Request>) {
+    fn gather(&mut self, requests: &mut Vec<QueuedWrite>) {
         let begin = Instant::now();
         loop {
             while requests.len() < BATCH_REQUESTS_MAX
@@ -117,15 +117,15 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, command: Command, requests: &mut Vec<Request>) {
+    fn take(&mut self, command: WriterCommand, requests: &mut Vec<QueuedWrite>) {
         match command {
-            Command::Write(request) => requests.push(request),
+            WriterCommand::Write(request) => requests.push(request),
             // What is already queued is still written; then the queue ends.
-            Command::Close => self.queue.close(),
+            WriterCommand::Close => self.queue.close(),
         }
     }
 
-    fn write(&mut self, requests: impl Iterator<Item = Request>) {
+    fn write(&mut self, requests: impl Iterator<Item = QueuedWrite>) {
         let (events, accepted) = self.plan(requests);
         if events.is_empty() {
             return answer(accepted, &events);
@@ -143,11 +143,11 @@ impl Writer {
     }
 
     /// Judges every request; the refused are answered at once.
-    fn plan(&self, requests: impl Iterator<Item = Request>) -> (Vec<Arc<Event>>, Accepted) {
+    fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<Event>>, Accepted) {
         let state = self.shared.state.read();
-        let mut batch = Batch::new(state.revision(), |key| state.get(key));
+        let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
         let mut accepted = Accepted::new();
-        for Request { writes, reply, room } in requests {
+        for QueuedWrite { writes, reply, room } in requests {
             match batch.add(writes) {
                 Ok(events) => accepted.push((events, reply, room)),
                 // A caller that went away needs no answer.

@@ -14,8 +14,8 @@ use mayfly_runtime::{BodyError, CallError};
 use tokio::task::AbortHandle;
 use wasmtime_wasi_http::WasiBody;
 
-use super::{Limits, Reply};
-use crate::{cpu::Scheduled, guest::Program, record::Recording};
+use super::{CallLimits, Reply};
+use crate::{cpu::Scheduled, guest::GuestProgram, record::Recording};
 
 /// A guest's body.
 pub(crate) struct AnswerBody {
@@ -35,7 +35,7 @@ enum Rest {
 struct Streaming {
     body: WasiBody,
     bytes: u64,
-    limits: Limits,
+    limits: CallLimits,
     /// The task in which the guest goes on; `None` if it has ended.
     guest: Option<GuestTask>,
     recording: Recording,
@@ -73,8 +73,8 @@ impl Drop for GuestTask {
 pub(super) fn run_on(
     guest: Scheduled,
     reply: Reply,
-    limits: Limits,
-    program: &Program,
+    limits: CallLimits,
+    program: &GuestProgram,
     recording: Recording,
 ) -> GuestTask {
     let failed = Arc::new(OnceLock::new());
@@ -126,7 +126,7 @@ impl AnswerBody {
         bytes: usize,
         body: WasiBody,
         guest: Option<GuestTask>,
-        limits: Limits,
+        limits: CallLimits,
         recording: &Recording,
     ) -> Self {
         let recording = recording.clone();

@@ -16,12 +16,12 @@ use wasmtime_wasi_http::{
 use super::Reply;
 use crate::{
     failure,
-    guest::Guest,
+    guest::StoreData,
     reuse::{Instance, Store},
 };
 
 /// A new instance.
-pub(crate) async fn instantiate(pre: &ProxyPre<Guest>, store: &mut Store) -> wasmtime::Result<Proxy> {
+pub(crate) async fn instantiate(pre: &ProxyPre<StoreData>, store: &mut Store) -> wasmtime::Result<Proxy> {
     pre.instantiate_async(store).await
 }
 

@@ -20,12 +20,12 @@ use wasmtime_wasi_http::{
 use super::{Reply, p2::to_guest};
 use crate::{
     failure,
-    guest::Guest,
+    guest::StoreData,
     reuse::{Instance, Store},
 };
 
 /// A new instance.
-pub(crate) async fn instantiate(pre: &ServicePre<Guest>, store: &mut Store) -> wasmtime::Result<Service> {
+pub(crate) async fn instantiate(pre: &ServicePre<StoreData>, store: &mut Store) -> wasmtime::Result<Service> {
     pre.instantiate_async(store).await
 }
 

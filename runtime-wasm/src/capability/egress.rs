@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     config::EgressConfig,
-    guest::{BODY_CHUNK_BYTES_MAX, Program},
+    guest::{BODY_CHUNK_BYTES_MAX, GuestProgram},
 };
 
 /// HTTP/2's windows: what one answer, and all answers of one host, may have under way to us. All instances of a revision
@@ -153,11 +153,11 @@ fn client_error(error: &hyper_util::client::legacy::Error) -> Error {
 
 /// One instance's hooks into `wasi:http`.
 pub(crate) struct Outbound {
-    program: Arc<Program>,
+    program: Arc<GuestProgram>,
 }
 
 impl Outbound {
-    pub(crate) fn new(program: Arc<Program>) -> Self {
+    pub(crate) fn new(program: Arc<GuestProgram>) -> Self {
         Self { program }
     }
 }

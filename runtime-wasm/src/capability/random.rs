@@ -9,7 +9,7 @@ use wasmtime_wasi::{
     random::{WasiRandomCtx, WasiRandomView as _},
 };
 
-use crate::{cpu::slice, guest::Guest};
+use crate::{cpu::slice, guest::StoreData};
 
 /// Random bytes that are made without looking at the time slice: a few hundred microseconds.
 pub(crate) const PIECE_BYTES: u64 = 32 << 10;
@@ -25,12 +25,12 @@ const FUNCTIONS: [(&str, &str, Make); 2] = [
 type Make = fn(&mut WasiRandomCtx, u64) -> wasmtime::Result<Vec<u8>>;
 
 /// Puts these functions in the place of wasmtime-wasi's.
-pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
+pub(super) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     for (interface, name, make) in FUNCTIONS {
         linker.instance(interface)?.func_wrap_async(
             name,
-            move |store: StoreContextMut<'_, Guest>, (length,): (u64,)| {
+            move |store: StoreContextMut<'_, StoreData>, (length,): (u64,)| {
                 Box::new(async move { Ok((bytes(store, length, make).await?,)) })
             },
         )?;
@@ -39,7 +39,11 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-async fn bytes(mut store: StoreContextMut<'_, Guest>, length: u64, make: Make) -> wasmtime::Result<Vec<u8>> {
+async fn bytes(
+    mut store: StoreContextMut<'_, StoreData>,
+    length: u64,
+    make: Make,
+) -> wasmtime::Result<Vec<u8>> {
     if length > CALL_BYTES_MAX {
         return Err(format_err!(
             "it asked for {length} random bytes in one call; at most {CALL_BYTES_MAX} can be had"

@@ -38,7 +38,7 @@ use wasmtime_wasi_http::{
     },
 };
 
-use crate::guest::Guest;
+use crate::guest::StoreData;
 
 /// The interface whose functions are replaced here, as wasmtime-wasi-http names it.
 const TYPES: &str = "wasi:http/types@0.2.12";
@@ -46,7 +46,7 @@ const TYPES: &str = "wasi:http/types@0.2.12";
 const AHEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Puts the functions of response bodies in the place of wasmtime-wasi-http's.
-pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
+pub(super) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut types = linker.instance(TYPES)?;
     let body = ResourceType::host::<HostOutgoingBody>();
@@ -61,13 +61,13 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
     })?;
     types.func_wrap(
         "[method]outgoing-response.body",
-        |mut store: StoreContextMut<'_, Guest>, (response,): (Resource<HostOutgoingResponse>,)| {
+        |mut store: StoreContextMut<'_, StoreData>, (response,): (Resource<HostOutgoingResponse>,)| {
             Ok((open(store.data_mut().http().table, &response)?,))
         },
     )?;
     types.func_wrap(
         "[method]outgoing-body.write",
-        |mut store: StoreContextMut<'_, Guest>, (body,): (Resource<HostOutgoingBody>,)| {
+        |mut store: StoreContextMut<'_, StoreData>, (body,): (Resource<HostOutgoingBody>,)| {
             let mut http = store.data_mut().http();
             match http.table.get_mut(&ours(&body)) {
                 Ok(_) => Ok((write(http.table, &body)?,)),
@@ -77,7 +77,7 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
     )?;
     types.func_wrap(
         "[static]outgoing-body.finish",
-        |mut store: StoreContextMut<'_, Guest>,
+        |mut store: StoreContextMut<'_, StoreData>,
          (body, trailers): (Resource<HostOutgoingBody>, Option<Resource<FieldMap>>)| {
             let mut http = store.data_mut().http();
             match http.table.get(&ours(&body)) {
@@ -99,7 +99,7 @@ pub(crate) fn bytes_ahead(entry: &dyn Any) -> Option<usize> {
 }
 
 /// The guest's end, in the instance's table where the bindings expect wasmtime-wasi-http's.
-struct GuestEnd(Shared);
+struct GuestEnd(HostContext);
 
 /// The same entry of the table under its real type, if it was created here.
 fn ours(id: &Resource<HostOutgoingBody>) -> Resource<GuestEnd> {
@@ -119,7 +119,7 @@ fn open(
         return Ok(Err(()));
     }
     let Ok(announced) = announced(&response.headers) else { return Ok(Err(())) };
-    let shared = Shared::new(announced);
+    let shared = HostContext::new(announced);
     response.body = Some(Reader(shared.clone()).boxed_unsync());
     let id = table.push(GuestEnd(shared))?;
     Ok(Ok(Resource::new_own(id.rep())))
@@ -183,9 +183,9 @@ impl Drop for GuestEnd {
 }
 
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Pipe>>);
+struct HostContext(Arc<Mutex<Pipe>>);
 
-impl std::ops::Deref for Shared {
+impl std::ops::Deref for HostContext {
     type Target = Mutex<Pipe>;
 
     fn deref(&self) -> &Mutex<Pipe> {
@@ -193,7 +193,7 @@ impl std::ops::Deref for Shared {
     }
 }
 
-impl Shared {
+impl HostContext {
     fn new(announced: Option<u64>) -> Self {
         Self(Arc::new(Mutex::new(Pipe { announced, ..Pipe::default() })))
     }
@@ -271,7 +271,7 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 /// The guest's output stream.
-struct Writer(Shared);
+struct Writer(HostContext);
 
 #[async_trait::async_trait]
 impl OutputStream for Writer {
@@ -346,7 +346,7 @@ impl Drop for Writer {
 }
 
 /// The end that is read, as the response's body.
-struct Reader(Shared);
+struct Reader(HostContext);
 
 impl Body for Reader {
     type Data = Bytes;
@@ -386,7 +386,7 @@ mod tests {
     use crate::engine::{self, AsyncModel};
 
     fn pipe(announced: Option<u64>) -> (GuestEnd, Writer, Reader) {
-        let shared = Shared::new(announced);
+        let shared = HostContext::new(announced);
         (GuestEnd(shared.clone()), Writer(shared.clone()), Reader(shared))
     }
 

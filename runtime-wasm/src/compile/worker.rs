@@ -33,7 +33,7 @@ const ENDED_BY: [Signal; 6] =
 const MESSAGE_BYTES_MAX: u64 = 16 << 10;
 
 /// How a compiler process is started.
-pub(super) struct Worker {
+pub(super) struct CompilerProcess {
     /// Called as `PROGRAM compile ARG…`; must hand the arguments to [`run_worker`].
     pub(super) program: PathBuf,
     pub(super) threads: usize,
@@ -42,7 +42,7 @@ pub(super) struct Worker {
     pub(super) timeout: Duration,
 }
 
-impl Worker {
+impl CompilerProcess {
     /// On a busy machine it may take long through no fault of the component's: what counts is the processor's time.
     pub(super) async fn compile(&self, model: AsyncModel, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
         let child = self.start(model)?;
@@ -225,11 +225,11 @@ mod tests {
     use super::*;
 
     /// A compiler that is a shell script.
-    fn worker(folder: &Path, script: &str) -> Worker {
+    fn worker(folder: &Path, script: &str) -> CompilerProcess {
         let program = folder.join("compiler");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        Worker {
+        CompilerProcess {
             program,
             threads: 2,
             memory_bytes_max: 64 << 20,
@@ -280,7 +280,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        let missing = Worker { program: folder.path().join("none"), ..broken };
+        let missing = CompilerProcess { program: folder.path().join("none"), ..broken };
         assert!(matches!(missing.compile(AsyncModel::Sync, b"").await, Err(CompileError::Lost(_))));
     }
 
@@ -289,7 +289,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));
-        let endless = Worker { timeout: Duration::from_millis(400), ..endless };
+        let endless = CompilerProcess { timeout: Duration::from_millis(400), ..endless };
         // It did nothing all the time: on another day it may do more.
         match endless.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Lost(why)) => assert!(why.contains("overloaded"), "{why}"),
@@ -306,7 +306,7 @@ mod tests {
     async fn a_component_that_takes_too_much_of_the_processor_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let busy = worker(folder.path(), "while :; do :; done");
-        let busy = Worker { timeout: Duration::from_millis(400), ..busy };
+        let busy = CompilerProcess { timeout: Duration::from_millis(400), ..busy };
         match busy.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Invalid(why)) => assert!(why.contains("longer than 400ms"), "{why}"),
             other => panic!("{other:?}"),

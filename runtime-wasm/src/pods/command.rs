@@ -7,12 +7,12 @@ use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
 use tokio::time::Instant;
 use wasmtime_wasi::I32Exit;
 
-use super::{EXIT_KILLED, Exit, Meter, Pods, RunningTask, task::StopRequest};
+use super::{ContainerExit, EXIT_KILLED, Meter, Pods, RunningTask, task::StopRequest};
 use crate::{
-    cache::{Entry, Pre},
+    cache::{CacheEntry, Pre},
     capability::{capture::Capture, egress::Egress, output::ProgramLog},
     failure,
-    guest::Program,
+    guest::GuestProgram,
     reuse::{self, Store},
     slots::InstanceSlot,
 };
@@ -25,7 +25,7 @@ pub(super) async fn start(
     pods: &Arc<Pods>,
     sandbox: &SandboxSpec,
     spec: ContainerSpec,
-    component: Arc<Entry>,
+    component: Arc<CacheEntry>,
 ) -> Result<RunningTask, RuntimeError> {
     let share = pods.shared.cache.slots().share(&sandbox.pod.namespace, &sandbox.pod.name);
     let slot = match share.try_take() {
@@ -48,13 +48,13 @@ pub(super) async fn start(
             Ok(_) = stopping.wait_for(Option::is_some) => {}
         }
         running.cancel().await;
-        Exit::interrupted()
+        ContainerExit::interrupted()
     };
     Ok(RunningTask::spawn(pods, spec.id, meter, work, move || log.write_capture()))
 }
 
 /// What the program gets: its name, or the container's command, and the arguments.
-fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<Program, RuntimeError> {
+fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<GuestProgram, RuntimeError> {
     let shared = &pods.shared;
     let mut args = spec.command.clone();
     if args.is_empty() {
@@ -67,7 +67,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
         shared.config.log_bytes_per_second,
         spec.files.as_ref().map(|files| Capture::new(files.capture.clone())),
     );
-    Ok(Program::new(
+    Ok(GuestProgram::new(
         args,
         spec.env.clone(),
         spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default),
@@ -96,7 +96,7 @@ pub(super) fn rules(sandbox: &SandboxSpec) -> Result<Vec<mayfly_api::egress::Egr
         .collect()
 }
 
-async fn run(component: Arc<Entry>, program: Arc<Program>, slot: InstanceSlot) -> Exit {
+async fn run(component: Arc<CacheEntry>, program: Arc<GuestProgram>, slot: InstanceSlot) -> ContainerExit {
     let loaded = component.loaded();
     let mut store = reuse::store(&loaded.host, program.clone());
     let ran = match &loaded.pre {
@@ -125,15 +125,15 @@ async fn run(component: Arc<Entry>, program: Arc<Program>, slot: InstanceSlot) -
     exit
 }
 
-fn exit(ran: wasmtime::Result<Result<(), ()>>, store: &Store) -> Exit {
+fn exit(ran: wasmtime::Result<Result<(), ()>>, store: &Store) -> ContainerExit {
     let error = match ran {
-        Ok(Ok(())) => return Exit::completed(),
-        Ok(Err(())) => return Exit { code: 1, reason: "Error", message: String::new() },
+        Ok(Ok(())) => return ContainerExit::completed(),
+        Ok(Err(())) => return ContainerExit { code: 1, reason: "Error", message: String::new() },
         Err(error) => error,
     };
     match error.downcast_ref::<I32Exit>() {
-        Some(I32Exit(0)) => return Exit::completed(),
-        Some(I32Exit(code)) => return Exit { code: *code, reason: "Error", message: String::new() },
+        Some(I32Exit(0)) => return ContainerExit::completed(),
+        Some(I32Exit(code)) => return ContainerExit { code: *code, reason: "Error", message: String::new() },
         None => {}
     }
     let error = failure::call_error(&error, &store.data().memory);
@@ -141,5 +141,5 @@ fn exit(ran: wasmtime::Result<Result<(), ()>>, store: &Store) -> Exit {
         CallError::OutOfMemory { .. } | CallError::Overloaded { .. } => (EXIT_KILLED, "OOMKilled"),
         _ => (EXIT_TRAPPED, "Error"),
     };
-    Exit { code, reason, message: error.to_string() }
+    ContainerExit { code, reason, message: error.to_string() }
 }

@@ -12,12 +12,12 @@ use std::{
 
 use mayfly_runtime::Usage;
 
-use crate::{cpu::thread_time, guest::Program};
+use crate::{cpu::thread_time, guest::GuestProgram};
 
 /// Read off at any moment.
 #[derive(Clone)]
 pub(super) struct Meter {
-    program: Arc<Program>,
+    program: Arc<GuestProgram>,
     /// Nanoseconds, if metered.
     cpu: Option<Arc<AtomicU64>>,
 }
@@ -25,12 +25,12 @@ pub(super) struct Meter {
 impl Meter {
     /// Of memory alone. Requests are not timed: the clock of a thread's processor time is a system call, and each
     /// poll of an instance would make two.
-    pub(super) fn of_memory(program: Arc<Program>) -> Self {
+    pub(super) fn of_memory(program: Arc<GuestProgram>) -> Self {
         Self { program, cpu: None }
     }
 
     /// Of memory, and of the time of those futures that go through [`Self::timed`].
-    pub(super) fn of_program(program: Arc<Program>) -> Self {
+    pub(super) fn of_program(program: Arc<GuestProgram>) -> Self {
         Self { program, cpu: Some(Arc::default()) }
     }
 

@@ -27,11 +27,11 @@ use tokio::{
 };
 
 use super::{
-    Exit, Meter, Pods, RunningTask,
+    ContainerExit, Meter, Pods, RunningTask,
     command::{egress, rules},
     task::StopRequest,
 };
-use crate::{capability::output::ProgramLog, function::Function, guest::Program};
+use crate::{capability::output::ProgramLog, function::Function, guest::GuestProgram};
 
 /// The time limit of one response. A pod's spec has none; most proxies give up sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -86,7 +86,7 @@ fn function(
         shared.config.log_bytes_per_second,
         &shared.metrics.log_lines_dropped,
     );
-    let program = Program::new(
+    let program = GuestProgram::new(
         spec.args.clone(),
         spec.env.clone(),
         memory_bytes_max,
@@ -106,7 +106,7 @@ async fn serve(
     function: Arc<Function>,
     stall_timeout: Duration,
     mut stopping: StopRequest,
-) -> Exit {
+) -> ContainerExit {
     let graceful = GracefulShutdown::new();
     // Created before the connections: what they leave behind ends with this value.
     let _over = Over(function.clone());
@@ -144,7 +144,7 @@ async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
-    Exit::completed()
+    ContainerExit::completed()
 }
 
 /// The kernel ends a connection whose peer takes nothing of its answer for too long, though it lives. What cannot be

@@ -12,13 +12,13 @@ use super::{EXIT_KILLED, Meter, Pods};
 
 /// How a container ended.
 #[derive(Clone, Debug)]
-pub(super) struct Exit {
+pub(super) struct ContainerExit {
     pub(super) code: i32,
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-impl Exit {
+impl ContainerExit {
     pub(super) fn completed() -> Self {
         Self { code: 0, reason: "Completed", message: String::new() }
     }
@@ -41,16 +41,16 @@ pub(super) type StopRequest = watch::Receiver<Option<Instant>>;
 /// The handle of a container's task. Dropping it kills the task.
 pub(super) struct RunningTask {
     stop: watch::Sender<Option<Instant>>,
-    exit: Arc<OnceLock<Exit>>,
+    exit: Arc<OnceLock<ContainerExit>>,
     ended: watch::Receiver<bool>,
     meter: Meter,
     task: AbortHandle,
 }
 
 /// A task's end, to be waited for.
-pub(super) struct Ended(watch::Receiver<bool>);
+pub(super) struct TaskEnd(watch::Receiver<bool>);
 
-impl Ended {
+impl TaskEnd {
     pub(super) async fn wait(mut self) {
         // An error means that the task is gone, which is its end, too.
         self.0.wait_for(|ended| *ended).await.ok();
@@ -68,7 +68,7 @@ impl RunningTask {
         finish: impl FnOnce() + Send + 'static,
     ) -> Self
     where
-        W: Future<Output = Exit> + Send + 'static,
+        W: Future<Output = ContainerExit> + Send + 'static,
     {
         let (stop, mut stopping) = watch::channel(None);
         let (end, ended) = watch::channel(false);
@@ -86,7 +86,7 @@ impl RunningTask {
             let exit = tokio::select! {
                 biased;
                 exit = work => exit,
-                () = killed => Exit::killed(),
+                () = killed => ContainerExit::killed(),
             };
             finish();
             // First here, for the case that the container is not listed yet.
@@ -104,19 +104,19 @@ impl RunningTask {
     }
 
     /// How the task ended, if it has.
-    pub(super) fn exit(&self) -> Option<Exit> {
+    pub(super) fn exit(&self) -> Option<ContainerExit> {
         self.exit.get().cloned()
     }
 
     /// Asks the task to end within `grace`; `None` if it has.
-    pub(super) fn stop(&self, grace: Duration) -> Option<Ended> {
+    pub(super) fn stop(&self, grace: Duration) -> Option<TaskEnd> {
         if *self.ended.borrow() {
             return None;
         }
         let until = Instant::now() + grace;
         // A later stop may shorten the grace, not lengthen it.
         self.stop.send_modify(|asked| *asked = Some(asked.map_or(until, |asked| asked.min(until))));
-        Some(Ended(self.ended.clone()))
+        Some(TaskEnd(self.ended.clone()))
     }
 }
 

@@ -14,20 +14,20 @@ pub(crate) struct Waiter<T> {
 
 /// First in, first out. Cancelled requests stay as empty entries until they are reached or outnumber the rest.
 #[derive(Debug)]
-pub(crate) struct Queue<T> {
+pub(crate) struct RequestQueue<T> {
     waiters: VecDeque<Waiter<T>>,
 }
 
 /// Empty places that are not worth tidying up.
 const GONE_MIN: usize = 64;
 
-impl<T> Default for Queue<T> {
+impl<T> Default for RequestQueue<T> {
     fn default() -> Self {
         Self { waiters: VecDeque::new() }
     }
 }
 
-impl<T> Queue<T> {
+impl<T> RequestQueue<T> {
     /// Adds a request at the end. `live` is the number that still wait, with this one; `gone` tells whether a request
     /// was cancelled.
     pub(crate) fn push(&mut self, waiter: Waiter<T>, live: u32, gone: impl Fn(&T) -> bool) {
@@ -92,7 +92,7 @@ mod tests {
         #[test]
         fn order_and_bound(steps in prop::collection::vec(step(), 1..600)) {
             let mut now = Instant::now();
-            let mut queue = Queue::default();
+            let mut queue = RequestQueue::default();
             let mut gone = HashSet::new();
             let mut model: Vec<(u32, Instant)> = Vec::new();
             let mut next = 0u32;

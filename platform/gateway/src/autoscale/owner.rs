@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::policy::{Observation, Policy};
 use crate::{
-    admission::Demand,
+    admission::RevisionDemand,
     metrics::GatewayCounts,
     target::{DemandSignal, RevisionTarget, Seen, Upstream},
 };
@@ -63,7 +63,7 @@ pub(crate) struct Autoscaler {
 struct Watched {
     target: Arc<RevisionTarget>,
     policy: Policy,
-    seen: Demand,
+    seen: RevisionDemand,
     spent: Duration,
     replicas: u32,
     /// Unloaded since its last request.
@@ -290,7 +290,7 @@ impl Write {
     }
 }
 
-fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &Demand) -> Observation {
+fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &RevisionDemand) -> Observation {
     let Seen { ready, routed } = target.seen();
     let lacks_component = target.lacks_component.load(Ordering::Relaxed);
     Observation { at, spent, requests: demand.count(), ready, routed, lacks_component }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use mayfly_api::function::Scaling;
 
-use super::window::{Demand, GRANULARITY, Maximum};
+use super::window::{GRANULARITY, Maximum, RequestTimeCurve};
 
 /// In one step, replicas grow by this factor at most (Knative's `max-scale-up-rate`).
 const SCALE_UP_RATE_MAX: f64 = 1000.0;
@@ -41,7 +41,7 @@ pub(crate) struct Observation {
 
 /// What should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Decision {
+pub(crate) struct ScaleDecision {
     pub(crate) replicas: u32,
     pub(crate) panicking: bool,
     /// No decision changes without a new request: the replicas are at their minimum, and past demand has no effect
@@ -53,7 +53,7 @@ pub(crate) struct Decision {
 #[derive(Debug)]
 pub(crate) struct Policy {
     scaling: Scaling,
-    demand: Demand,
+    demand: RequestTimeCurve,
     delay: Maximum,
     panic: Option<Panic>,
     /// When there last was a request.
@@ -72,7 +72,7 @@ impl Policy {
     /// Starts to decide. A revision that has replicas already keeps them for a window: what they were
     /// needed for is not known yet (Knative starts in panic too).
     pub(crate) fn new(scaling: &Scaling, start: &Observation) -> Self {
-        let mut demand = Demand::new(scaling.window.0);
+        let mut demand = RequestTimeCurve::new(scaling.window.0);
         demand.record(start.at, start.spent);
         let panic = (start.ready > 1).then_some(Panic { over_at: start.at, replicas_most: start.ready });
         Self {
@@ -85,7 +85,7 @@ impl Policy {
         }
     }
 
-    pub(crate) fn decide(&mut self, seen: &Observation) -> Decision {
+    pub(crate) fn decide(&mut self, seen: &Observation) -> ScaleDecision {
         self.demand.record(seen.at, seen.spent);
         if seen.requests > 0 || seen.spent > self.spent {
             self.busy_at = seen.at;
@@ -108,7 +108,7 @@ impl Policy {
         let delayed = self.delay.record(seen.at, bounded);
         let replicas = if idle && !seen.routed { 0 } else { delayed };
         let forgotten = if fewest == 0 { idle } else { quiet >= self.scaling.window.0 };
-        Decision {
+        ScaleDecision {
             replicas,
             panicking: self.panic.is_some(),
             at_rest: forgotten && seen.requests == 0 && replicas == fewest,

@@ -56,7 +56,7 @@ impl Run {
     }
 
     /// One second passes.
-    fn tick(&mut self) -> Decision {
+    fn tick(&mut self) -> ScaleDecision {
         self.at_s += 1;
         self.spent += Duration::from_secs(u64::from(self.load));
         let decision = self.policy.decide(&self.observation());
@@ -233,7 +233,7 @@ proptest! {
             ..Scaling::default()
         };
         let mut run = Run::new(&scaling, 0, lag_s);
-        let mut before: Option<Decision> = None;
+        let mut before: Option<ScaleDecision> = None;
         for (seconds, load) in loads {
             run.load = load;
             for _ in 0..seconds {

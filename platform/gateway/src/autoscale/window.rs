@@ -8,13 +8,13 @@ pub(crate) const GRANULARITY: Duration = Duration::from_secs(1);
 
 /// The accumulated request time as a curve, and averages of its slope: the number of requests.
 #[derive(Debug)]
-pub(crate) struct Demand {
+pub(crate) struct RequestTimeCurve {
     /// When, and the time spent until then. Reaches a little further back than `length`.
     samples: VecDeque<(Duration, Duration)>,
     length: Duration,
 }
 
-impl Demand {
+impl RequestTimeCurve {
     pub(crate) fn new(length: Duration) -> Self {
         Self { samples: VecDeque::new(), length }
     }
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn averages_over_what_is_known() {
-        let mut demand = Demand::new(secs(60));
+        let mut demand = RequestTimeCurve::new(secs(60));
         assert_eq!(demand.average(secs(60)), 0.0);
         demand.record(secs(100), secs(0));
         assert_eq!(demand.average(secs(60)), 0.0);
@@ -108,7 +108,7 @@ mod tests {
         /// The curve's slope, cut at any span, is what a plain sum over every second gives.
         #[test]
         fn average_is_the_integral(loads in prop::collection::vec(0u64..50, 1..200), span in 1u64..60) {
-            let mut demand = Demand::new(secs(60));
+            let mut demand = RequestTimeCurve::new(secs(60));
             demand.record(secs(0), secs(0));
             let mut spent = secs(0);
             for (at, load) in loads.iter().enumerate() {

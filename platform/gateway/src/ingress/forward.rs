@@ -23,7 +23,7 @@ use super::plan::ServiceEndpoints;
 use crate::{
     body::ResponseBody,
     headers,
-    listen::Active,
+    listen::OpenRequest,
     refusal::{Code, Refusal},
 };
 
@@ -162,7 +162,7 @@ impl EndpointForwarder {
 async fn joined(
     client: OnUpgrade,
     endpoint: OnUpgrade,
-    active: oneshot::Receiver<Active>,
+    active: oneshot::Receiver<OpenRequest>,
     _permit: OwnedSemaphorePermit,
     cut: CancellationToken,
 ) {

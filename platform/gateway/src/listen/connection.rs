@@ -55,7 +55,7 @@ const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const LOOKS: u32 = 4;
 
 /// What all connections share.
-pub(super) struct Connections {
+pub(super) struct ConnectionContext {
     proxy: Arc<Proxy>,
     signals: Signals,
     http1: http1::Builder,
@@ -80,7 +80,7 @@ where
     }
 }
 
-impl Connections {
+impl ConnectionContext {
     pub(super) fn new(proxy: Arc<Proxy>, config: &Config, tracker: TaskTracker) -> Self {
         let mut http1 = http1::Builder::new();
         http1
@@ -148,7 +148,7 @@ impl Connections {
         peer: Peer,
         listener: Listener<'_>,
     ) -> hyper::Result<()> {
-        let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(Activity::default()));
+        let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(ConnectionActivity::default()));
         let io = TokioIo::new(ParseErrorBody::new(
             io.into_inner(),
             proxy.clone(),
@@ -174,7 +174,7 @@ impl Connections {
         peer: Peer,
         listener: Listener<'_>,
     ) -> hyper::Result<()> {
-        let activity = Arc::new(Activity::default());
+        let activity = Arc::new(ConnectionActivity::default());
         let shared = Arc::new((self.proxy.clone(), peer, activity.clone()));
         let service = service_fn(move |request: Request<Incoming>| {
             let shared = shared.clone();
@@ -203,7 +203,7 @@ impl Connections {
         &self,
         mut connection: Pin<&mut C>,
         mut listener: Listener<'_>,
-        activity: &Activity,
+        activity: &ConnectionActivity,
         says_goodbye: bool,
     ) -> hyper::Result<()>
     where
@@ -294,12 +294,12 @@ fn looks_within(time: Duration, pause: Duration) -> u32 {
 }
 
 impl IdleTracker {
-    fn new(activity: &Activity, looks_max: u32) -> Self {
+    fn new(activity: &ConnectionActivity, looks_max: u32) -> Self {
         Self { seen: activity.requests(), looks: 0, head_looks: 0, looks_max }
     }
 
     /// Whether it has been quiet for too long.
-    fn look(&mut self, activity: &Activity) -> bool {
+    fn look(&mut self, activity: &ConnectionActivity) -> bool {
         let requests = activity.requests();
         let is_quiet = requests == self.seen && requests.is_quiet();
         self.seen = requests;
@@ -357,7 +357,7 @@ impl Drop for Open<'_> {
 }
 
 /// The requests of a connection.
-pub(super) struct Activity {
+pub(super) struct ConnectionActivity {
     /// The low half counts the requests in progress, the high half all that began.
     requests: AtomicU64,
     /// A head is to come: the first one, or one that has begun to (which is seen in HTTP/1.1 only).
@@ -369,17 +369,17 @@ pub(super) struct Activity {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Requests(u64);
 
-impl Default for Activity {
+impl Default for ConnectionActivity {
     fn default() -> Self {
         Self { requests: AtomicU64::new(0), head_is_due: AtomicBool::new(true), answering: Mutex::default() }
     }
 }
 
-impl Activity {
-    fn begin(self: &Arc<Self>) -> Active {
+impl ConnectionActivity {
+    fn begin(self: &Arc<Self>) -> OpenRequest {
         self.head_is_due.store(false, Ordering::Relaxed);
         let before = self.requests.fetch_add((1 << 32) + 1, Ordering::Relaxed);
-        Active { activity: self.clone(), number: before >> 32 }
+        OpenRequest { activity: self.clone(), number: before >> 32 }
     }
 
     pub(super) fn requests(&self) -> Requests {
@@ -411,19 +411,19 @@ impl Requests {
 }
 
 /// A request, to the end of its answer.
-pub(crate) struct Active {
-    activity: Arc<Activity>,
+pub(crate) struct OpenRequest {
+    activity: Arc<ConnectionActivity>,
     number: u64,
 }
 
-impl Active {
+impl OpenRequest {
     /// The answer begins; it must be complete by `deadline`.
     pub(crate) fn answering(&self, deadline: Instant) {
         self.activity.answering.lock().push((self.number, deadline));
     }
 }
 
-impl Drop for Active {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.activity.requests.fetch_sub(1, Ordering::Relaxed);
         let mut answering = self.activity.answering.lock();

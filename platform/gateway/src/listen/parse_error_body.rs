@@ -24,7 +24,7 @@ use tokio::{
     time::Sleep,
 };
 
-use super::connection::{Activity, Requests};
+use super::connection::{ConnectionActivity, Requests};
 use crate::{headers, proxy::Proxy, refusal::Refusal};
 
 /// `HTTP/1.1 ` and three digits.
@@ -34,7 +34,7 @@ const STATUS_AT: std::ops::Range<usize> = 9..12;
 pub(super) struct ParseErrorBody<S> {
     stream: S,
     proxy: Arc<Proxy>,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
     head_bytes_max: usize,
     /// The connection's requests when all of their answers had been written.
     flushed: Requests,
@@ -47,7 +47,12 @@ pub(super) struct ParseErrorBody<S> {
 }
 
 impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
-    pub(super) fn new(stream: S, proxy: Arc<Proxy>, activity: Arc<Activity>, head_bytes_max: usize) -> Self {
+    pub(super) fn new(
+        stream: S,
+        proxy: Arc<Proxy>,
+        activity: Arc<ConnectionActivity>,
+        head_bytes_max: usize,
+    ) -> Self {
         let flushed = activity.requests();
         Self {
             stream,

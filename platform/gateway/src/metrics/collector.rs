@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use super::{CLASSES, Counts, Histogram};
+use super::{CLASSES, LatencyHistogram, RevisionCounters};
 use crate::{
     refusal::Code,
     target::{RevisionTarget, Targets},
@@ -28,7 +28,7 @@ pub(crate) struct GatewayCounts {
     /// Hosts that two functions claim.
     pub(crate) conflicts: AtomicUsize,
     /// One round of taking changes into the table.
-    pub(crate) route_update: Histogram,
+    pub(crate) route_update: LatencyHistogram,
     refusals: [AtomicU64; Code::ALL.len()],
     /// Revisions that the autoscaler evaluates.
     pub(crate) watched: AtomicUsize,
@@ -72,7 +72,7 @@ impl Collector for GatewayCollector {
             (
                 "mayfly_gateway_request_duration_seconds",
                 "Time from a request's arrival to the end of its answer.",
-                (|counts: &Counts| &counts.total) as fn(&Counts) -> &Histogram,
+                (|counts: &RevisionCounters| &counts.total) as fn(&RevisionCounters) -> &LatencyHistogram,
             ),
             (
                 "mayfly_gateway_queue_duration_seconds",

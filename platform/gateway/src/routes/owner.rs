@@ -12,11 +12,11 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Route, Table,
+    FunctionRoute, RouteTable,
     plan::{self, PlannedTarget, Unhosted},
     pods::PodRoutes,
     route::End,
-    table::{Batch, TagHost},
+    table::{RouteChanges, TagHost},
 };
 use crate::{
     metrics::GatewayCounts,
@@ -25,7 +25,7 @@ use crate::{
 
 /// The copies of objects that routes are made from.
 #[derive(Clone)]
-pub(crate) struct Objects {
+pub(crate) struct RouteSources {
     pub(crate) functions: Informer<Function>,
     pub(crate) revisions: Informer<Revision>,
     pub(crate) pods: Informer<Pod>,
@@ -34,12 +34,12 @@ pub(crate) struct Objects {
 
 /// The only writer of the table.
 pub(crate) struct Owner {
-    objects: Objects,
+    objects: RouteSources,
     of_function: Index<Revision>,
     pods: PodRoutes,
     changes: Subscriptions,
     host: Arc<dyn FunctionHost>,
-    table: Arc<Table>,
+    table: Arc<RouteTable>,
     targets: Arc<Targets>,
     demand: Arc<DemandSignal>,
     counts: Arc<GatewayCounts>,
@@ -74,7 +74,7 @@ struct Known {
 /// What the owner works on, handed over by the gateway.
 pub(crate) struct Parts {
     pub(crate) host: Arc<dyn FunctionHost>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<RouteTable>,
     pub(crate) targets: Arc<Targets>,
     pub(crate) demand: Arc<DemandSignal>,
     pub(crate) counts: Arc<GatewayCounts>,
@@ -83,7 +83,7 @@ pub(crate) struct Parts {
 }
 
 impl Owner {
-    pub(crate) fn new(objects: Objects, parts: Parts) -> Self {
+    pub(crate) fn new(objects: RouteSources, parts: Parts) -> Self {
         let changes = Subscriptions {
             functions: objects.functions.subscribe(),
             revisions: objects.revisions.subscribe(),
@@ -161,7 +161,7 @@ impl Owner {
         for revision in dirty.revisions {
             self.note_revision(&revision, &mut functions);
         }
-        let mut batch = Batch::default();
+        let mut batch = RouteChanges::default();
         for function in &functions {
             self.function(function, &mut batch);
         }
@@ -217,7 +217,7 @@ impl Owner {
     }
 
     /// Rebuilds one function's route.
-    fn function(&mut self, key: &ObjectKey, batch: &mut Batch) {
+    fn function(&mut self, key: &ObjectKey, batch: &mut RouteChanges) {
         let name: Arc<str> = format!("{}/{}", key.namespace, key.name).into();
         let revisions = self.of_function.get(&name);
         let function = self.objects.functions.get(key).filter(|f| f.metadata.deletion_timestamp.is_none());
@@ -240,7 +240,7 @@ impl Owner {
         if let (None, Some(claims)) = (&before, self.claims.get(&name)) {
             tracing::warn!(host = %name, ?claims, "a new function has a host that a tag had; header mayfly-tag reaches the tag");
         }
-        let route = Route::new(key.clone(), ends, sticky.as_ref());
+        let route = FunctionRoute::new(key.clone(), ends, sticky.as_ref());
         let route = route.made_from(function);
         let claims = route.tags().map(|tag| (tag_host(key, tag), Arc::from(tag))).collect();
         self.claim(&name, claims, batch);
@@ -330,7 +330,7 @@ impl Owner {
     }
 
     /// Claims hosts for a function's tags, and lets go of those it claimed before.
-    fn claim(&mut self, function: &Arc<str>, now: BTreeMap<Arc<str>, Arc<str>>, batch: &mut Batch) {
+    fn claim(&mut self, function: &Arc<str>, now: BTreeMap<Arc<str>, Arc<str>>, batch: &mut RouteChanges) {
         let before = self.claimed.remove(function).unwrap_or_default();
         if before == now {
             if !now.is_empty() {

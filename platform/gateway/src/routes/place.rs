@@ -5,7 +5,7 @@ use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
 
 /// A place in the route table.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place<'a> {
+pub(crate) enum RoutePlace<'a> {
     /// `/fn/<namespace>/<name>/…`
     Path {
         /// `<namespace>/<name>`
@@ -20,7 +20,7 @@ pub(crate) enum Place<'a> {
     Nowhere,
 }
 
-impl<'a> Place<'a> {
+impl<'a> RoutePlace<'a> {
     /// A function's own host wins over a path: all of its paths are the function's.
     pub(crate) fn of(uri: &'a Uri, headers: &HeaderMap) -> Self {
         if let Some(key) = host_of(uri, headers).and_then(function_host) {
@@ -119,10 +119,10 @@ mod tests {
             request = request.header(header::HOST, host);
         }
         let request = request.body(()).unwrap();
-        match Place::of(request.uri(), request.headers()) {
-            Place::Path { key } => format!("path {key}"),
-            Place::Host { key } => format!("host {key}"),
-            Place::Nowhere => "nowhere".into(),
+        match RoutePlace::of(request.uri(), request.headers()) {
+            RoutePlace::Path { key } => format!("path {key}"),
+            RoutePlace::Host { key } => format!("host {key}"),
+            RoutePlace::Nowhere => "nowhere".into(),
         }
     }
 

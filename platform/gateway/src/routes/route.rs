@@ -18,7 +18,7 @@ pub const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
 const REVISION_DIGITS_MIN: usize = 5;
 
 /// A function's route. Everything that can be known before a request is.
-pub(crate) struct Route {
+pub(crate) struct FunctionRoute {
     pub(crate) key: ObjectKey,
     /// The state of the function that it was made from.
     function: Option<Arc<Function>>,
@@ -54,12 +54,12 @@ enum StickyBy {
 }
 
 /// The way a request goes.
-pub(crate) struct Choice<'a> {
+pub(crate) struct RouteChoice<'a> {
     pub(crate) target: &'a Arc<RevisionTarget>,
     pub(crate) set_cookie: Option<SetCookie>,
 }
 
-impl Route {
+impl FunctionRoute {
     pub(crate) fn new(key: ObjectKey, ends: Vec<End>, sticky: Option<&Sticky>) -> Self {
         let prefix = format!("{FUNCTION_PATH_PREFIX}{}/{}", key.namespace, key.name);
         let split = Split::of(&ends);
@@ -105,7 +105,7 @@ impl Route {
         headers: &HeaderMap,
         tag: Option<&str>,
         by_host: bool,
-    ) -> Result<Choice<'_>, Refusal> {
+    ) -> Result<RouteChoice<'_>, Refusal> {
         let tag = match (tag, headers.get(HEADER_TAG)) {
             (Some(tag), _) => Some(tag),
             (None, Some(tag)) => Some(tag.to_str().unwrap_or("?")),
@@ -116,7 +116,7 @@ impl Route {
             None => self.untagged(headers, by_host)?,
         };
         match &self.ends[end].to {
-            Ok(target) => Ok(Choice { target, set_cookie }),
+            Ok(target) => Ok(RouteChoice { target, set_cookie }),
             Err(refusal) => Err(refusal.clone()),
         }
     }

@@ -16,12 +16,12 @@ fn end(name: &str, percent: u32, tag: Option<&str>) -> End {
     End { to: Ok(target(name)), identity: name.into(), percent, tag: tag.map(str::to_owned) }
 }
 
-fn route(shares: &[u32], sticky: Option<Sticky>) -> Route {
+fn route(shares: &[u32], sticky: Option<Sticky>) -> FunctionRoute {
     let ends = shares.iter().enumerate().map(|(at, share)| end(&format!("r{at}"), *share, None)).collect();
-    Route::new(ObjectKey::new("ns", "hello"), ends, sticky.as_ref())
+    FunctionRoute::new(ObjectKey::new("ns", "hello"), ends, sticky.as_ref())
 }
 
-fn chosen(route: &Route, headers: &HeaderMap) -> (String, Option<String>) {
+fn chosen(route: &FunctionRoute, headers: &HeaderMap) -> (String, Option<String>) {
     let choice = route.choose(headers, None, false).unwrap();
     let cookie = choice.set_cookie.and_then(|cookie| cookie.beside(&HeaderMap::new()));
     let cookie = cookie.map(|cookie| cookie.to_str().unwrap().to_owned());
@@ -152,8 +152,8 @@ fn a_second_cookie_leads_back() {
 #[test]
 fn tags_reach_their_target() {
     let ends = vec![end("r0", 100, None), end("r1", 0, Some("canary"))];
-    let route = Route::new(ObjectKey::new("ns", "hello"), ends, None);
-    let name = |choice: Result<Choice<'_>, Refusal>| choice.map(|choice| choice.target.key.name.clone());
+    let route = FunctionRoute::new(ObjectKey::new("ns", "hello"), ends, None);
+    let name = |choice: Result<RouteChoice<'_>, Refusal>| choice.map(|choice| choice.target.key.name.clone());
     assert_eq!(name(route.choose(&HeaderMap::new(), None, false)), Ok("r0".into()));
     assert_eq!(name(route.choose(&HeaderMap::new(), Some("canary"), true)), Ok("r1".into()));
     assert_eq!(name(route.choose(&headers("mayfly-tag", "canary"), None, false)), Ok("r1".into()));

@@ -15,14 +15,14 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::{Place, Route};
+use super::{FunctionRoute, RoutePlace};
 use crate::refusal::Refusal;
 
 /// Shards of the table: a power of two.
 const SHARDS: usize = 256;
 
 /// All routes.
-pub(crate) struct Table {
+pub(crate) struct RouteTable {
     hasher: RandomState,
     shards: Box<[ArcSwap<Shard>]>,
     /// The first list of functions is in.
@@ -32,7 +32,7 @@ pub(crate) struct Table {
 #[derive(Clone, Default)]
 struct Shard {
     /// By `<namespace>/<name>`.
-    functions: HashMap<Arc<str>, Arc<Route>>,
+    functions: HashMap<Arc<str>, Arc<FunctionRoute>>,
     /// By `<namespace>/<tag>-<name>`.
     tag_hosts: HashMap<Arc<str>, TagHost>,
 }
@@ -46,8 +46,8 @@ pub(crate) struct TagHost {
 }
 
 /// A request's route.
-pub(crate) struct Found {
-    pub(crate) route: Arc<Route>,
+pub(crate) struct FoundRoute {
+    pub(crate) route: Arc<FunctionRoute>,
     /// From the host.
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) by_host: bool,
@@ -55,40 +55,40 @@ pub(crate) struct Found {
 
 /// Changes to take in together. `None` removes.
 #[derive(Default)]
-pub(crate) struct Batch {
-    pub(crate) functions: BTreeMap<Arc<str>, Option<Arc<Route>>>,
+pub(crate) struct RouteChanges {
+    pub(crate) functions: BTreeMap<Arc<str>, Option<Arc<FunctionRoute>>>,
     pub(crate) tag_hosts: BTreeMap<Arc<str>, Option<TagHost>>,
 }
 
-impl Table {
+impl RouteTable {
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| ArcSwap::default()).collect();
         Self { hasher: RandomState::new(), shards, complete: AtomicBool::new(false) }
     }
 
-    pub(crate) fn find(&self, place: &Place<'_>) -> Result<Found, Refusal> {
+    pub(crate) fn find(&self, place: &RoutePlace<'_>) -> Result<FoundRoute, Refusal> {
         match place {
-            Place::Path { key } => match self.function(key) {
-                Some(route) => Ok(Found { route, tag: None, by_host: false }),
+            RoutePlace::Path { key } => match self.function(key) {
+                Some(route) => Ok(FoundRoute { route, tag: None, by_host: false }),
                 None => Err(self.nothing_at(key)),
             },
-            Place::Host { key } => {
+            RoutePlace::Host { key } => {
                 if let Some(route) = self.function(key) {
-                    return Ok(Found { route, tag: None, by_host: true });
+                    return Ok(FoundRoute { route, tag: None, by_host: true });
                 }
                 let tag_host = self.shard(key).load().tag_hosts.get(key.as_str()).cloned();
                 let found = tag_host.and_then(|host| Some((self.function(&host.function)?, host.tag)));
                 match found {
-                    Some((route, tag)) => Ok(Found { route, tag: Some(tag), by_host: true }),
+                    Some((route, tag)) => Ok(FoundRoute { route, tag: Some(tag), by_host: true }),
                     None => Err(self.nothing_at(key)),
                 }
             }
-            Place::Nowhere => Err(Refusal::no_route()),
+            RoutePlace::Nowhere => Err(Refusal::no_route()),
         }
     }
 
     /// The route of `<namespace>/<name>`.
-    pub(crate) fn function(&self, key: &str) -> Option<Arc<Route>> {
+    pub(crate) fn function(&self, key: &str) -> Option<Arc<FunctionRoute>> {
         self.shard(key).load().functions.get(key).cloned()
     }
 
@@ -106,7 +106,7 @@ impl Table {
     }
 
     /// Takes changes in, each shard that they touch at once. Only the owner calls this.
-    pub(crate) fn apply(&self, batch: Batch) {
+    pub(crate) fn apply(&self, batch: RouteChanges) {
         let mut touched: HashMap<usize, Shard> = HashMap::new();
         let copy = |at: usize| Shard::clone(&self.shards[at].load());
         for (key, route) in batch.functions {

@@ -13,19 +13,19 @@ use prometheus_client::{
 };
 
 /// Reads the counts when Prometheus asks.
-pub(super) struct Counts {
+pub(super) struct ServerCounts {
     store: Store,
     workflows: Engine,
     started_at: Timestamp,
 }
 
-impl fmt::Debug for Counts {
+impl fmt::Debug for ServerCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counts").finish_non_exhaustive()
+        f.debug_struct("ServerCounts").finish_non_exhaustive()
     }
 }
 
-impl Collector for Counts {
+impl Collector for ServerCounts {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.gauges(&mut encoder)?;
         self.counters(&mut encoder)?;
@@ -34,7 +34,7 @@ impl Collector for Counts {
     }
 }
 
-impl Counts {
+impl ServerCounts {
     /// For a server that starts now.
     pub(super) fn new(store: Store, workflows: Engine) -> Self {
         Self { store, workflows, started_at: Timestamp::now() }

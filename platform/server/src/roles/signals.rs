@@ -5,12 +5,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use mayfly_cli::EXIT_INTERRUPTED;
 
 /// SIGINT and SIGTERM.
-pub(super) struct Signals {
+pub(super) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl Signals {
+impl StopSignals {
     pub(super) fn listen() -> anyhow::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }

@@ -37,14 +37,14 @@ use super::{
     devices::Devices,
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
-    metrics::Counts,
+    metrics::ServerCounts,
     network::{NodeNetwork, ServiceNetworking},
     nodes::LocalNodes,
     open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
-    signals::Signals,
+    signals::StopSignals,
     tasks::Tasks,
-    workflows::{Cluster, JobsDeps, Settings, Workflows},
+    workflows::{Cluster, JobsDeps, WorkflowSettings, Workflows},
 };
 use crate::{
     config::{UpArgs, UpConfig},
@@ -175,7 +175,7 @@ impl Up {
             handles,
         )
         .await?;
-        metrics.register_collector(Box::new(Counts::new(store.clone(), workflows.engine())));
+        metrics.register_collector(Box::new(ServerCounts::new(store.clone(), workflows.engine())));
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
         let endpoints = listeners.endpoints(&gateway)?;
@@ -289,7 +289,7 @@ impl Up {
             let _ = gateway.run().await;
         });
 
-        let mut stopping = Signals::listen()?;
+        let mut stopping = StopSignals::listen()?;
         let unannounced = async {
             match banner::announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready).await {
                 Ok(()) => std::future::pending().await,
@@ -408,7 +408,7 @@ async fn create_workflows(
         answers_http: components::answers_http,
     };
     let cluster = Cluster { client, workflows: informers.of(), namespaces: informers.of() };
-    let settings = Settings {
+    let settings = WorkflowSettings {
         endpoints: config.task_endpoints.clone(),
         retention: config.workflow_retention,
         history_events_max: config.workflow_history_events,

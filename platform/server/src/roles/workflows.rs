@@ -49,7 +49,7 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// What an operator says of workflows.
-pub(crate) struct Settings {
+pub(crate) struct WorkflowSettings {
     /// Where services are that Mayfly has not.
     pub(crate) endpoints: Endpoints,
     /// How long ended executions are kept.
@@ -82,7 +82,7 @@ impl Workflows {
     pub(crate) async fn create(
         folder: PathBuf,
         functions: GatewayHandle,
-        settings: Settings,
+        settings: WorkflowSettings,
         cluster: Cluster,
         jobs: JobsDeps,
     ) -> anyhow::Result<Self> {
@@ -92,7 +92,7 @@ impl Workflows {
             .create(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
-        let Settings { endpoints, retention, history_events_max } = settings;
+        let WorkflowSettings { endpoints, retention, history_events_max } = settings;
         let mut limits = Limits { retention, ..Limits::default() };
         limits.execution.history_events_max = history_events_max;
         let config = Config {
