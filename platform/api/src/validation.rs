@@ -58,6 +58,10 @@ pub enum FieldErrorKind {
     NotSupported {
         value: String,
     },
+    /// A reference to a part of the object that does not exist.
+    NotFound {
+        value: String,
+    },
     /// Refused for its length alone, so that it is not shown.
     TooLong,
 }
@@ -90,6 +94,7 @@ impl FieldError {
             FieldErrorKind::Forbidden => "FieldValueForbidden",
             FieldErrorKind::Duplicate { .. } => "FieldValueDuplicate",
             FieldErrorKind::NotSupported { .. } => "FieldValueNotSupported",
+            FieldErrorKind::NotFound { .. } => "FieldValueNotFound",
             FieldErrorKind::TooLong => "FieldValueTooLong",
         }
     }
@@ -104,6 +109,7 @@ impl FieldError {
             FieldErrorKind::Forbidden => format!("Forbidden: {detail}"),
             FieldErrorKind::Duplicate { value } => format!("Duplicate value: {value}"),
             FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}: {detail}"),
+            FieldErrorKind::NotFound { value } => format!("Not found: {value}"),
             FieldErrorKind::TooLong => format!("Too long: {detail}"),
         }
     }

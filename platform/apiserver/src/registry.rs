@@ -23,6 +23,7 @@ mod node;
 mod pod;
 mod pod_print;
 mod pod_resources;
+mod pod_rules;
 mod pod_wasm;
 pub(crate) mod print;
 mod rules;

@@ -7,6 +7,7 @@
 
 mod compile;
 mod describe;
+mod go_types;
 mod normalise;
 mod quantity;
 pub(crate) mod wire;

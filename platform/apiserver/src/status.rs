@@ -164,7 +164,9 @@ impl ApiError {
     }
 
     pub(crate) fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
-        Self::invalid_named(kind.group, kind.kind, name, errors)
+        // Upstream validates Events as those of the core group, which both groups store.
+        let group = if kind.group == "events.k8s.io" { "" } else { kind.group };
+        Self::invalid_named(group, kind.kind, name, errors)
     }
 
     /// The same about a kind that has no row, as those of subresources.

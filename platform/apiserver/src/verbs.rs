@@ -193,14 +193,30 @@ fn check_findings(
     Ok((warnings, found.missing))
 }
 
+/// The message about a body of another type. A type that upstream's scheme does not have is named as there.
+fn mismatch(kind: &Kind, object: &Object, field: &str, found: &str, expected: &str) -> String {
+    let text = |field: &str| object.0.get(field).and_then(serde_json::Value::as_str).unwrap_or("");
+    let (group_version, found_kind) = (text("apiVersion"), text("kind"));
+    let (group, version) = group_version.split_once('/').unwrap_or(("", group_version));
+    let is_registered = registry()
+        .kinds()
+        .any(|other| (other.group, other.version, other.kind) == (group, version, found_kind));
+    if kind.custom || is_registered || group_version.is_empty() || found_kind.is_empty() {
+        return format!("the {field} in the data ({found}) does not match the expected one ({expected})");
+    }
+    format!(
+        "{found_kind} in version {version:?} cannot be handled as a {}: no kind {found_kind:?} is registered for version \
+         {group_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+        kind.kind
+    )
+}
+
 /// Checks the type of a body, and sets it where it was left out.
 pub(crate) fn set_type(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
     for (field, expected) in [("apiVersion", kind.api_version()), ("kind", kind.kind.to_owned())] {
         let found = object.0.get(field).and_then(serde_json::Value::as_str).unwrap_or("");
         if !found.is_empty() && found != expected {
-            let message =
-                format!("the {field} in the data ({found}) does not match the expected one ({expected})");
-            return Err(ApiError::bad_request(message));
+            return Err(ApiError::bad_request(mismatch(kind, object, field, found, &expected)));
         }
         object.0.insert(field.into(), expected.into());
     }

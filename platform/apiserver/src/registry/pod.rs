@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, Subresource, columns, pod_resources, rules, typed};
+use super::{Kind, Subresource, columns, pod_resources, pod_rules, rules, typed};
 use crate::object::{Object, map_at};
 
 /// How long a pod may take to stop when it does not say, in seconds.
@@ -47,6 +47,11 @@ pub(super) fn kinds() -> Vec<Kind> {
             object.map_mut("status").insert("qosClass".into(), class.into());
         },
         on_create: |object| {
+            // Upstream makes the least grace of a negative one.
+            let spec = object.map_mut("spec");
+            if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|s| s < 0) {
+                spec.insert("terminationGracePeriodSeconds".into(), 1.into());
+            }
             let class = qos_class(object);
             object.0.insert("status".into(), json!({"phase": "Pending", "qosClass": class}));
             let gates = object.at(&["spec", "schedulingGates"]).and_then(Value::as_array);
@@ -260,13 +265,7 @@ pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mu
         let value = spec.get(field).and_then(Value::as_str).unwrap_or("");
         one_of(value, allowed, format!("{path}.{field}"), errors);
     }
-    for field in ["terminationGracePeriodSeconds", "activeDeadlineSeconds"] {
-        let seconds = spec.get(field).and_then(Value::as_i64);
-        if let Some(seconds) = seconds.filter(|s| *s < i64::from(field == "activeDeadlineSeconds")) {
-            let detail = "must be greater than or equal to 0";
-            errors.push(FieldError::invalid(format!("{path}.{field}"), seconds, detail));
-        }
-    }
+    pod_rules::check(spec, path, errors);
 }
 
 fn duplicate(path: String, name: &str) -> FieldError {
@@ -332,14 +331,15 @@ fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, erro
     for (at, mount) in items("volumeMounts").iter().enumerate() {
         let name = mount["name"].as_str().unwrap_or("");
         if !volumes.contains(name) {
-            let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: format!("{name:?}") };
+            let kind = mayfly_api::validation::FieldErrorKind::NotFound { value: format!("{name:?}") };
             let path = format!("{path}.volumeMounts[{at}].name");
-            errors.push(FieldError { path, kind, detail: format!("Not found: {name:?}") });
+            errors.push(FieldError { path, kind, detail: String::new() });
         }
         if mount["mountPath"].as_str().unwrap_or("").is_empty() {
             errors.push(FieldError::required(format!("{path}.volumeMounts[{at}].mountPath"), ""));
         }
     }
+    pod_rules::check_container(container, path, errors);
     pod_resources::check(container, path, errors);
 }
 

@@ -19,7 +19,9 @@ pub(super) fn check(container: &Value, path: &str, errors: &mut Vec<FieldError>)
     for (side, amounts) in [("limits", limits), ("requests", requests)] {
         for (name, amount) in amounts {
             let path = format!("{path}.resources.{side}[{name}]");
-            if millis(amount).is_none() {
+            if millis(amount).is_none() && text(amount).starts_with('-') {
+                errors.push(FieldError::invalid(path, amount, "must be greater than or equal to 0"));
+            } else if millis(amount).is_none() {
                 let detail = "must be a quantity such as 500m, 2 or 64Mi";
                 errors.push(FieldError::invalid(path, amount, detail));
             } else if is_extended(name) && millis(amount).is_some_and(|millis| !millis.is_multiple_of(1000)) {

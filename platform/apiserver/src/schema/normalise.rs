@@ -4,7 +4,11 @@ use std::fmt;
 
 use serde_json::{Map, Number, Value};
 
-use super::{Node, NodeId, Schemas, quantity, schemas};
+use super::{
+    Node, NodeId, Schemas,
+    go_types::{GoStep, field_and_type},
+    quantity, schemas,
+};
 use crate::registry::Kind;
 
 /// Deepest nesting that is looked at; the decoder's own limit is lower.
@@ -28,7 +32,7 @@ pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Finding
     }
     let schemas = schemas();
     let (path, findings) = (Vec::new(), Findings::default());
-    let mut walk = Walk { schemas, kind: kind.kind, rewrites_quantities: !kind.custom, path, findings };
+    let mut walk = Walk { schemas, kind, rewrites_quantities: !kind.custom, path, findings };
     let mut value = Value::Object(std::mem::take(object));
     walk.value(schemas.root(kind), &mut value);
     if let Value::Object(map) = value {
@@ -42,7 +46,7 @@ pub(crate) fn normalise_metadata(kind: &Kind, root: NodeId, object: &mut Map<Str
     let schemas = schemas();
     let path = vec![Step::Field("metadata".into())];
     let findings = Findings::default();
-    let mut walk = Walk { schemas, kind: kind.kind, rewrites_quantities: false, path, findings };
+    let mut walk = Walk { schemas, kind, rewrites_quantities: false, path, findings };
     if let (Some(field), Some(metadata)) = (schemas.field(root, "metadata"), object.get_mut("metadata")) {
         walk.value(field.node, metadata);
     }
@@ -56,7 +60,7 @@ enum Step {
 
 struct Walk<'a> {
     schemas: &'a Schemas,
-    kind: &'static str,
+    kind: &'a Kind,
     /// Go's types rewrite quantities; custom objects keep them as they were sent, so that a second apply changes nothing.
     rewrites_quantities: bool,
     path: Vec<Step>,
@@ -100,12 +104,14 @@ impl Walk<'_> {
             Value::Object(_) => "object",
         };
         if self.findings.wrong.is_none() {
-            let field = self.path(None);
-            let text = format!(
-                "json: cannot unmarshal {found} into Go struct field {}.{field} of type {expected}",
-                self.kind
-            );
-            self.findings.wrong = Some(text);
+            let steps = self.path.iter().map(|step| match step {
+                Step::Field(name) => GoStep::Name(name),
+                Step::Index(_) => GoStep::Item,
+            });
+            let place = field_and_type(self.kind, steps).unwrap_or_else(|| {
+                format!("Go struct field {}.{} of type {expected}", self.kind.kind, self.path(None))
+            });
+            self.findings.wrong = Some(format!("json: cannot unmarshal {found} into {place}"));
         }
     }
 
@@ -282,7 +288,7 @@ mod tests {
         assert_eq!(wrong(json!({"replicas": 3})), None);
         assert_eq!(wrong(json!({"replicas": 3.0})), None);
         let text =
-            "json: cannot unmarshal string into Go struct field ReplicaSet.spec.replicas of type int64";
+            "json: cannot unmarshal string into Go struct field ReplicaSetSpec.spec.replicas of type int32";
         assert_eq!(wrong(json!({"replicas": "3"})).as_deref(), Some(text));
         assert!(wrong(json!({"selector": {"matchLabels": {"a": 1}}})).is_some());
         assert!(wrong(json!({"replicas": 1.5})).is_some());

@@ -175,7 +175,7 @@ async fn bad_objects_are_refused_with_the_field() {
             MAPS,
             json!({"metadata": {"name": "a"}, "data": {"k": 1}}),
             400,
-            "cannot unmarshal number into Go struct field ConfigMap.data.k of type string",
+            "cannot unmarshal number into Go struct field ConfigMap.data of type string",
         ),
         (
             MAPS,

@@ -1,0 +1,203 @@
+//! Rules of a pod's spec that are about combinations of its fields, in upstream's words
+//! (`pkg/apis/core/validation`).
+
+use mayfly_api::validation::FieldError;
+use serde_json::{Map, Value};
+
+use super::rules::{items, members, one_of, text};
+
+/// Upstream's bound of `activeDeadlineSeconds`: an int32.
+const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
+
+/// The fields of a volume that are no source.
+const VOLUME_NAME: &str = "name";
+const PROBE_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
+const HOOK_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "sleep"];
+
+/// Rules of the spec of a pod or a template.
+pub(super) fn check(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
+    let field = |name: &str| spec.get(name).unwrap_or(&Value::Null);
+    for (at, volume) in items(field("volumes")) {
+        single(volume, |name| name != VOLUME_NAME, &format!("{path}.volumes[{at}]"), "volume", errors);
+    }
+    if field("dnsPolicy") == "None" && field("dnsConfig").is_null() {
+        let detail = "must provide `dnsConfig` when `dnsPolicy` is None";
+        errors.push(FieldError::required(format!("{path}.dnsConfig"), detail));
+    }
+    if let Some(seconds) = field("activeDeadlineSeconds").as_i64()
+        && !DEADLINE_SECONDS.contains(&seconds)
+    {
+        let detail = "must be between 1 and 2147483647, inclusive";
+        errors.push(FieldError::invalid(format!("{path}.activeDeadlineSeconds"), seconds, detail));
+    }
+    for (at, toleration) in items(field("tolerations")) {
+        check_toleration(toleration, &format!("{path}.tolerations[{at}]"), errors);
+    }
+    for (at, constraint) in items(field("topologySpreadConstraints")) {
+        check_spread(constraint, &format!("{path}.topologySpreadConstraints[{at}]"), errors);
+    }
+}
+
+/// Rules of one container.
+pub(super) fn check_container(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        let is_handler = |name: &str| PROBE_HANDLERS.contains(&name);
+        single(&container[probe], is_handler, &format!("{path}.{probe}"), "handler", errors);
+    }
+    for hook in ["postStart", "preStop"] {
+        let is_handler = |name: &str| HOOK_HANDLERS.contains(&name);
+        let path = format!("{path}.lifecycle.{hook}");
+        single(&container["lifecycle"][hook], is_handler, &path, "handler", errors);
+    }
+}
+
+/// Refuses every member that `counts` but the first, in the order of their names.
+fn single(
+    value: &Value,
+    counts: impl Fn(&str) -> bool,
+    path: &str,
+    what: &str,
+    errors: &mut Vec<FieldError>,
+) {
+    let mut given: Vec<&str> =
+        members(value).filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str()).collect();
+    given.retain(|name| counts(name));
+    given.sort_unstable();
+    for extra in given.iter().skip(1) {
+        let detail = format!("may not specify more than 1 {what} type");
+        errors.push(FieldError::forbidden(format!("{path}.{extra}"), detail));
+    }
+}
+
+fn check_toleration(toleration: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let field = |name: &str| text(toleration, name);
+    let (key, operator, value, effect) = (field("key"), field("operator"), field("value"), field("effect"));
+    let seconds = &toleration["tolerationSeconds"];
+    if let (false, Err(why)) = (key.is_empty(), crate::meta::qualified_name(key)) {
+        errors.push(FieldError::invalid(format!("{path}.key"), format!("{key:?}"), why));
+    }
+    if key.is_empty() && operator != "Exists" {
+        let detail =
+            "operator must be Exists when `key` is empty, which means \"match all values and all keys\"";
+        errors.push(FieldError::invalid(format!("{path}.operator"), format!("{operator:?}"), detail));
+    }
+    if !seconds.is_null() && effect != "NoExecute" {
+        let detail = "effect must be 'NoExecute' when `tolerationSeconds` is set";
+        errors.push(FieldError::invalid(format!("{path}.effect"), format!("{effect:?}"), detail));
+    }
+    match operator {
+        "" | "Equal" => {
+            if let Err(why) = crate::meta::label_value(value) {
+                errors.push(FieldError::invalid(format!("{path}.operator"), format!("{value:?}"), why));
+            }
+        }
+        "Exists" if value.is_empty() => {}
+        "Exists" => {
+            // As Go prints the struct.
+            let seconds = if seconds.is_null() { "(*int64)(nil)" } else { "(*int64)" };
+            let shown = format!(
+                "core.Toleration{{Key:{key:?}, Operator:{operator:?}, Value:{value:?}, Effect:{effect:?}, \
+                 TolerationSeconds:{seconds}}}"
+            );
+            let detail = "value must be empty when `operator` is 'Exists'";
+            errors.push(FieldError::invalid(format!("{path}.operator"), shown, detail));
+        }
+        other => one_of(other, &["Equal", "Exists"], &format!("{path}.operator"), errors),
+    }
+    if !effect.is_empty() {
+        let effects = ["NoExecute", "NoSchedule", "PreferNoSchedule"];
+        one_of(effect, &effects, &format!("{path}.effect"), errors);
+    }
+}
+
+fn check_spread(constraint: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let skew = constraint["maxSkew"].as_i64().unwrap_or(0);
+    if skew <= 0 {
+        errors.push(FieldError::invalid(format!("{path}.maxSkew"), skew, "must be greater than zero"));
+    }
+    let key = text(constraint, "topologyKey");
+    if key.is_empty() {
+        errors.push(FieldError::required(format!("{path}.topologyKey"), "can not be empty"));
+    } else if let Err(why) = crate::meta::qualified_name(key) {
+        errors.push(FieldError::invalid(format!("{path}.topologyKey"), format!("{key:?}"), why));
+    }
+    let action = text(constraint, "whenUnsatisfiable");
+    one_of(action, &["DoNotSchedule", "ScheduleAnyway"], &format!("{path}.whenUnsatisfiable"), errors);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(spec: Value) -> Vec<String> {
+        let mut errors = Vec::new();
+        check(spec.as_object().unwrap(), "spec", &mut errors);
+        for (at, container) in items(&spec["containers"]) {
+            check_container(container, &format!("spec.containers[{at}]"), &mut errors);
+        }
+        errors.iter().map(|error| format!("{}: {}", error.path, error.message())).collect()
+    }
+
+    /// The texts are recorded from kube-apiserver 1.28.
+    #[test]
+    fn combinations_are_refused_in_upstreams_words() {
+        for (spec, expected) in [
+            (
+                json!({"volumes": [{"name": "v", "emptyDir": {}, "hostPath": {"path": "/x"}}]}),
+                "spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type",
+            ),
+            (
+                json!({"containers": [{"livenessProbe": {"httpGet": {"port": 80}, "exec": {}, "periodSeconds": 1}}]}),
+                "spec.containers[0].livenessProbe.httpGet: Forbidden: may not specify more than 1 handler type",
+            ),
+            (
+                json!({"dnsPolicy": "None"}),
+                "spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None",
+            ),
+            (
+                json!({"activeDeadlineSeconds": 0}),
+                "spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive",
+            ),
+            (
+                json!({"tolerations": [{"operator": "Exists", "value": "v"}]}),
+                "spec.tolerations[0].operator: Invalid value: core.Toleration{Key:\"\", Operator:\"Exists\", \
+                 Value:\"v\", Effect:\"\", TolerationSeconds:(*int64)(nil)}: value must be empty when `operator` is \
+                 'Exists'",
+            ),
+        ] {
+            assert_eq!(told(spec), [expected]);
+        }
+        let constraint = json!({"maxSkew": 0, "topologyKey": "", "whenUnsatisfiable": "X"});
+        assert_eq!(
+            told(json!({"topologySpreadConstraints": [constraint]})),
+            [
+                "spec.topologySpreadConstraints[0].maxSkew: Invalid value: 0: must be greater than zero",
+                "spec.topologySpreadConstraints[0].topologyKey: Required value: can not be empty",
+                "spec.topologySpreadConstraints[0].whenUnsatisfiable: Unsupported value: \"X\": supported values: \
+                 \"DoNotSchedule\", \"ScheduleAnyway\"",
+            ]
+        );
+    }
+
+    #[test]
+    fn usual_specs_pass() {
+        let constraint = json!({"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway"});
+        let spec = json!({
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "configMap": {"name": "c"}}],
+            "dnsPolicy": "ClusterFirst", "activeDeadlineSeconds": 5,
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "a", "value": "b", "effect": "NoSchedule"},
+                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute",
+                    "tolerationSeconds": 300},
+            ],
+            "topologySpreadConstraints": [constraint],
+            "containers": [{"livenessProbe": {"exec": {}, "periodSeconds": 1},
+                "lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}],
+        });
+        assert_eq!(told(spec), Vec::<String>::new());
+    }
+}
