@@ -8,8 +8,12 @@ mod pod_security_rules;
 mod pods;
 mod quota;
 mod quota_status;
+mod webhooks;
 
-pub(crate) use quota_status::run as run_quota_status;
+pub(crate) use self::{
+    quota_status::run as run_quota_status,
+    webhooks::{AdmissionOperation, Denied, Webhooks},
+};
 
 use mayfly_store::{ListOptions, Range};
 use tokio::sync::OwnedMutexGuard;

@@ -32,6 +32,7 @@ mod stateful_set;
 mod storage;
 mod usage;
 mod volumes;
+mod webhooks;
 mod workflows;
 mod workloads;
 
@@ -40,7 +41,9 @@ pub(crate) use self::{
     columns::{AGE, Column, NAME},
     core::NAMESPACE_FINALIZER,
     pod_resources::rename_aliases,
-    rules::list_items as rules_items,
+    rules::{
+        is_empty_selector as rules_is_empty_selector, list_items as rules_items, selects as rules_selects,
+    },
 };
 
 use std::sync::{Arc, LazyLock};
@@ -399,6 +402,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         mayfly::kinds(),
         workflows::kinds(),
         auth::kinds(),
+        webhooks::kinds(),
         definitions::kinds(),
         usage::kinds(),
     ];

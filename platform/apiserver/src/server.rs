@@ -17,7 +17,7 @@ use tower::{Service, ServiceExt};
 
 use crate::{
     access::{Authenticator, User},
-    admission,
+    admission::{self, Webhooks},
     artifacts::Uploads,
     config::{Clock, Config, Deps, Inspector, NodeConnector},
     custom::{self, CustomKinds},
@@ -77,6 +77,7 @@ pub(crate) struct Inner {
     pub(crate) namespaces: RwLock<()>,
     pub(crate) rbac: Rbac,
     pub(crate) custom: CustomKinds,
+    pub(crate) webhooks: Webhooks,
     pub(crate) tokens: Tokens,
     /// Held while an object is written that counts against a quota.
     pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
@@ -105,6 +106,7 @@ impl ApiServer {
             namespaces: RwLock::new(()),
             rbac: Rbac::default(),
             custom: CustomKinds::default(),
+            webhooks: Webhooks::default(),
             tokens,
             quota: Arc::default(),
             allocations: Default::default(),
@@ -126,6 +128,7 @@ impl ApiServer {
         inner.make_namespaces().await?;
         inner.make_bootstrap_objects().await.map_err(StartError::Bootstrap)?;
         inner.custom.reload(&inner.store);
+        inner.webhooks.reload(&inner.store);
         tokio::spawn(custom::run(Arc::clone(&inner)));
         tokio::spawn(namespaces::run(Arc::clone(&inner)));
         tokio::spawn(admission::run_quota_status(Arc::clone(&inner)));

@@ -7,7 +7,23 @@ use http::{HeaderValue, StatusCode, header};
 use mayfly_api::validation::FieldError;
 use serde::Serialize;
 
-use crate::registry::Kind;
+use crate::{admission::Denied, registry::Kind};
+
+/// The reasons that a webhook may give for a refusal (`metav1.StatusReason`).
+const REASONS: [&str; 12] = [
+    "Unauthorized",
+    "Forbidden",
+    "NotFound",
+    "AlreadyExists",
+    "Conflict",
+    "Gone",
+    "Invalid",
+    "Timeout",
+    "TooManyRequests",
+    "BadRequest",
+    "InternalError",
+    "ServiceUnavailable",
+];
 
 /// A refusal, in the form in which a client gets it.
 #[derive(Clone, Debug, Serialize)]
@@ -325,6 +341,27 @@ impl ApiError {
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retry_after(1)
+    }
+
+    /// A webhook's refusal (upstream's `ToStatusErr`).
+    pub(crate) fn webhook_denied(webhook: &str, denied: &Denied) -> Self {
+        let by = format!("admission webhook {webhook:?} denied the request");
+        let message = match (denied.message.as_str(), denied.reason.as_str()) {
+            ("", "") => format!("{by} without explanation"),
+            ("", reason) => format!("{by}: {reason}"),
+            (message, _) => format!("{by}: {message}"),
+        };
+        // A refusal is an error, whatever code came with it.
+        let code = StatusCode::from_u16(denied.code).ok().filter(|code| code.as_u16() >= 400);
+        let reason = REASONS.iter().find(|reason| **reason == denied.reason).copied().unwrap_or("");
+        Self::new(code.unwrap_or(StatusCode::BAD_REQUEST), reason, message)
+    }
+
+    /// A webhook that could not be called, or whose answer is no verdict.
+    pub(crate) fn webhook_failed(webhook: &str, why: &str) -> Self {
+        let cause = format!("failed calling webhook {webhook:?}: {why}");
+        let message = format!("Internal error occurred: {cause}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message).because("", cause, "")
     }
 
     pub(crate) fn internal(cause: impl std::fmt::Display) -> Self {

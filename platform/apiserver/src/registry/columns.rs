@@ -223,6 +223,11 @@ pub(super) const INGRESS_CLASS: &[Column] = &[
     AGE,
 ];
 
+const WEBHOOKS: Column =
+    Column::integer("Webhooks", "Webhooks indicates the number of webhooks registered in this configuration");
+
+pub(super) const WEBHOOK_CONFIGURATION: &[Column] = &[NAME, WEBHOOKS, AGE];
+
 pub(super) const RUNTIME_CLASS: &[Column] = &[NAME, Column::text("Handler", ""), AGE];
 
 pub(super) const ROLE: &[Column] = &[

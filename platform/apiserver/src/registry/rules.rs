@@ -112,13 +112,13 @@ pub(super) fn label_selector(selector: &Value, path: &str, errors: &mut Vec<Fiel
 }
 
 /// Whether a label selector selects by nothing.
-pub(super) fn is_empty_selector(selector: &Value) -> bool {
+pub(crate) fn is_empty_selector(selector: &Value) -> bool {
     selector["matchLabels"].as_object().is_none_or(Map::is_empty)
         && selector["matchExpressions"].as_array().is_none_or(Vec::is_empty)
 }
 
 /// Whether a label selector selects these labels. An invalid selector selects nothing.
-pub(super) fn selects(selector: &Value, labels: &Value) -> bool {
+pub(crate) fn selects(selector: &Value, labels: &Value) -> bool {
     let Ok(selector) = serde_json::from_value(selector.clone()) else { return false };
     let labels = members(labels).map(|(key, value)| (key.clone(), value.as_str().unwrap_or("").to_owned()));
     mayfly_api::selector::Selector::from_object(&selector)

@@ -4,6 +4,7 @@ use mayfly_store::{Write, WriteError};
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
 use crate::{
+    admission::AdmissionOperation,
     custom, managed, meta,
     object::Object,
     registry::Kind,
@@ -68,10 +69,23 @@ impl Inner {
         warnings: &mut Vec<String>,
     ) -> Result<State, ApiError> {
         let kind = request.kind;
+        kind.fill_defaults(object);
+        if let Some(concerned) =
+            self.concerned_webhooks(request, AdmissionOperation::Create, Some(object), None)
+        {
+            {
+                let _open = self.namespaces.read().await;
+                self.check_namespace(request, object.name())?;
+                // Runs again below: the warnings of the second run count.
+                drop(self.admit(request, object, None).await?);
+            }
+            let called =
+                self.call_webhooks(request, AdmissionOperation::Create, &concerned, Some(object), None);
+            warnings.extend(called.await?);
+        }
         // Held until the write is done: see `Inner::namespaces`.
         let _open = self.namespaces.read().await;
         self.check_namespace(request, object.name())?;
-        kind.fill_defaults(object);
         let mut admitted = self.admit(request, object, None).await?;
         warnings.append(&mut admitted.warnings);
         (kind.on_admitted)(object);
@@ -97,6 +111,7 @@ impl Inner {
             Ok(written) => {
                 self.rbac.wrote(kind);
                 self.definition_written(kind);
+                self.webhooks.wrote(kind, &self.store);
                 if let Some(allocations) = &mut allocations {
                     allocations.add(object);
                 }

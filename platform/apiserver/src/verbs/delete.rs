@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1;
 use mayfly_api::validation::{FieldError, FieldErrorKind};
-use mayfly_store::{Entry, WriteError};
+use mayfly_store::{Entry, Key, WriteError};
 use serde_json::Value;
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
 use crate::{
+    admission::AdmissionOperation,
     meta,
     object::Object,
     registry::{Kind, Subresource},
@@ -126,7 +127,8 @@ impl Inner {
             return Err(ApiError::forbidden(kind, name, "this namespace may not be deleted"));
         }
         let key = key(kind, &request.namespace, name);
-        let outcome = |state| Ok(Outcome { state, created: false, warnings: Vec::new() });
+        let warnings = self.call_webhooks_of_deletion(request, &key, options).await?;
+        let outcome = |state| Ok(Outcome { state, created: false, warnings: warnings.clone() });
         // After a namespace is marked nothing comes into it any more: wait for creations under way.
         let _closed = match kind.has(Subresource::Finalize) {
             true => Some(self.namespaces.write().await),
@@ -163,6 +165,24 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Asks the webhooks that concern the deletion of an object; returns their warnings.
+    async fn call_webhooks_of_deletion(
+        &self,
+        request: &WriteRequest,
+        key: &Key,
+        options: &DeleteOptions,
+    ) -> Result<Vec<String>, ApiError> {
+        let entry = load(&self.store, request.kind, key)?;
+        let object = request.kind.decode(&entry).map_err(ApiError::internal)?;
+        let Some(concerned) =
+            self.concerned_webhooks(request, AdmissionOperation::Delete, None, Some(&object))
+        else {
+            return Ok(Vec::new());
+        };
+        let request = WriteRequest { dry_run: options.dry_run, ..request.clone() };
+        self.call_webhooks(&request, AdmissionOperation::Delete, &concerned, None, Some(&object)).await
     }
 
     /// Deletes what a list selects; returns what it was.

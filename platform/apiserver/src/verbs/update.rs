@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
 use crate::{
+    admission::AdmissionOperation,
     custom, managed, meta,
     object::{Object, map_at},
     registry::Kind,
@@ -113,6 +114,21 @@ impl Inner {
             if !applied && part != Part::Whole {
                 managed::track(request, part, &mut new, Some(&current));
             }
+            if part == Part::Main
+                && let Some(concerned) =
+                    self.concerned_webhooks(request, AdmissionOperation::Update, Some(&new), Some(&current))
+            {
+                prepare(kind, part, &mut new, &current)?;
+                drop(self.admit(request, &mut new, Some(&current)).await?);
+                let called = self.call_webhooks(
+                    request,
+                    AdmissionOperation::Update,
+                    &concerned,
+                    Some(&mut new),
+                    Some(&current),
+                );
+                warnings.extend(called.await?);
+            }
             let mut allocations = match part {
                 Part::Main => self.allocations_for(kind).await?,
                 _ => None,
@@ -162,6 +178,7 @@ impl Inner {
                 Ok(written) => {
                     self.rbac.wrote(kind);
                     self.definition_written(kind);
+                    self.webhooks.wrote(kind, &self.store);
                     if let Some(allocations) = &mut allocations {
                         allocations.remove(&current);
                         allocations.add(&new);
@@ -193,6 +210,7 @@ impl Inner {
         let written = self.store.write(write).await?;
         self.rbac.wrote(kind);
         self.definition_written(kind);
+        self.webhooks.wrote(kind, &self.store);
         if let Some(allocations) = &mut allocations {
             allocations.remove(object);
         }

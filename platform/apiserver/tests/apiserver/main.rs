@@ -16,3 +16,4 @@ mod support;
 mod upstream;
 mod usage;
 mod views;
+mod webhooks;
