@@ -34,12 +34,12 @@ pub struct User {
 }
 
 impl User {
-    /// A part of the platform that runs in the same process, with full rights.
+    /// The identity of a part of the platform in the same process, with full rights.
     pub fn in_process(name: impl Into<String>) -> Self {
         Self { in_process: true, ..Self::admin(name) }
     }
 
-    /// A part of the platform that runs in the same process and may do what the roles bound to its name allow.
+    /// The identity of a part of the platform in the same process, with the rights of the roles bound to its name.
     /// `system:node:NAME` is a member of `system:nodes`.
     pub fn component(name: impl Into<String>) -> Self {
         let name = name.into();
@@ -87,7 +87,7 @@ impl Authenticator {
     }
 
     fn is_admin(&self, token: &str) -> bool {
-        // Digests are compared, so the time taken says nothing about the token.
+        // Comparing digests makes the time of the comparison independent of the token.
         let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         !token.is_empty() && digest == self.admin
     }
@@ -111,8 +111,8 @@ impl Inner {
         Ok(verified.user)
     }
 
-    /// The user that a request is to be answered for: `kubectl --as`, if the `impersonate` verb is allowed on all that
-    /// is asked for.
+    /// The user for whom a request is answered: `user`, or the impersonated one (`kubectl --as`) if `user` has the
+    /// verb `impersonate` on every impersonated attribute.
     pub(crate) fn impersonated(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
         let Some(wanted) = Impersonation::parse(headers)? else { return Ok(user) };
         for (resource, group, namespace, name) in wanted.checks() {
@@ -208,7 +208,7 @@ fn percent_decoded(text: &str) -> String {
     decoded.unwrap_or_else(|| text.to_owned())
 }
 
-/// In upstream's words (`apiserver/pkg/endpoints/handlers/responsewriters`).
+/// The refusal, worded as in upstream's `apiserver/pkg/endpoints/handlers/responsewriters`.
 pub(crate) fn refused(user: &User, asked: &Attributes<'_>, decision: &AccessDecision) -> ApiError {
     let mut why = String::new();
     if let AccessDecision::Refused { errors } = decision

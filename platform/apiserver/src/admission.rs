@@ -1,6 +1,6 @@
-//! Admission: what is completed in or refused of a new object by other objects, between its defaults and its
-//! validation. Each plugin is upstream's (`plugin/pkg/admission`); each sees the request's user, the new and the old
-//! object, and whether it is a dry run.
+//! Admission: the stage between defaulting and validation in which an object is completed or refused by means of
+//! other objects. Each plugin is one of upstream's (`plugin/pkg/admission`) and receives the request's user, the new
+//! and the old object, and whether the request is a dry run.
 
 mod limits;
 mod pod_security;
@@ -26,7 +26,7 @@ use crate::{
     verbs::{WriteRequest, key},
 };
 
-/// What has to be held until the write is done, and what the client is warned of.
+/// The warnings of admission, and the lock that has to be held until the object is written.
 #[derive(Debug, Default)]
 pub(crate) struct Admitted {
     pub(crate) warnings: Vec<String>,
@@ -101,7 +101,7 @@ impl Inner {
     }
 }
 
-/// A certificate is asked for by the user of the request, whatever the object says.
+/// Sets the requester of a certificate to the user of the request.
 fn signing_request_user(request: &WriteRequest, new: &mut Object) {
     let user = &request.user;
     let spec = map_at(&mut new.0, "spec");

@@ -41,7 +41,7 @@ use tokio_util::io::ReaderStream;
 
 use crate::{render::json_value, server::Inner, status::ApiError};
 
-/// Kinds whose objects may name an artifact.
+/// Kinds whose objects can reference an artifact.
 const NAMED_BY: [&str; 5] =
     ["functions.mayfly.dev", "revisions.mayfly.dev", "workflows.mayfly.dev", "jobs.batch", "pods"];
 
@@ -55,7 +55,7 @@ const COMPONENT_MAGIC: &[u8] = b"\0asm\x0d\0\x01\0";
 /// How long the rest of a refused upload is read for.
 pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Uploads that are taken in at the same time; more wait.
+/// The maximum number of concurrent uploads; further ones wait.
 const UPLOADS_MAX: usize = 64;
 
 /// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
@@ -143,7 +143,7 @@ impl Inner {
                 return Err(upload_error(error));
             }
         };
-        // By the clock of the files, which is what it is compared with.
+        // Read from the same clock as the files' modification times, with which it is compared.
         let stored_at = Timestamp::now();
         let about = if any { Value::Null } else { self.inspect(&digest, stored.existed, stored_at).await? };
         let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
@@ -153,15 +153,15 @@ impl Inner {
         ))
     }
 
-    /// Looks at a stored content; what is no component is removed again, unless it `existed`: another one may
-    /// have put it there for a job to read. Nor does it go when somebody was told after `stored_at` that it is there.
+    /// Inspects an uploaded file and removes it if it is not a component. A file that `existed` before the upload, or
+    /// that was reported as present after `stored_at`, is kept: it may be the input of a job.
     async fn inspect(&self, digest: &Digest, existed: bool, stored_at: Timestamp) -> Result<Value, ApiError> {
         let Some(path) = self.artifacts.path(digest) else { return Err(no_artifact(digest)) };
         let inspector = Arc::clone(&self.inspector);
         match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
             Ok(about) => Ok(about),
             Err(why) => {
-                // What is named already, as what it is, stays.
+                // A referenced file stays, with the type under which it is referenced.
                 if !existed
                     && let Err(error) = self.remove_unnamed(digest, stored_at).await
                     && error.code >= 500
@@ -194,7 +194,7 @@ impl Inner {
         ))
     }
 
-    /// `content`: with it, not only with what is to be said about it.
+    /// `content`: whether the answer has the content, or only the headers about it.
     async fn read_artifact(&self, digest: &Digest, content: bool) -> Result<Response, ApiError> {
         let file = match self.artifacts.open_content(digest).await {
             Ok(file) => file,
@@ -231,8 +231,8 @@ impl Inner {
         Ok(json_value(StatusCode::OK, &status))
     }
 
-    /// The first look refuses what is in use, and leaves it where it is; the second one, when nobody finds it any more,
-    /// sees who has named it in between.
+    /// The first check refuses an artifact that is in use. The second one runs after the artifact was made
+    /// unavailable and detects references that were written in between.
     async fn remove_unnamed(&self, digest: &Digest, until: Timestamp) -> Result<(), ApiError> {
         self.require_unnamed(digest).await?;
         let aside = match self.artifacts.set_aside(digest, until).await.map_err(ApiError::internal)? {
@@ -278,7 +278,7 @@ impl Inner {
     }
 }
 
-/// A body that fails when nothing comes for so long: others wait for who uploads the same.
+/// The body, which fails when no data arrive for a while: other uploads of the same digest wait for this one.
 fn steady(
     content: &mut BodyDataStream,
     stall_timeout: Duration,
@@ -292,8 +292,8 @@ fn steady(
     })
 }
 
-/// Reads on after a refusal: most clients look for the answer only when they have sent everything, and
-/// would see a broken connection instead of the reason.
+/// Reads the rest of a refused body. Most clients read the answer after they have sent the whole body, and would
+/// otherwise report a broken connection instead of the refusal.
 pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     let mut room = limit_bytes;
     while let Some(Ok(chunk)) = content.next().await {
@@ -302,7 +302,8 @@ pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     }
 }
 
-/// What a content is, told by its first bytes. One that cannot be read is data: whoever asks for it hears why.
+/// The type of a file, from its first bytes. A file that cannot be read is `data`; reading its content reports the
+/// error.
 fn type_of(path: &Path) -> &'static str {
     let mut beginning = Vec::with_capacity(OUTPUTS_BYTES);
     let read = File::open(path).and_then(|file| file.take(OUTPUTS_BYTES as u64).read_to_end(&mut beginning));
@@ -313,7 +314,7 @@ fn type_of(path: &Path) -> &'static str {
     }
 }
 
-/// The end of the second that `if-unmodified-since` names: the list, too, says when in whole seconds.
+/// The end of the second that `if-unmodified-since` names. The list shows upload times in whole seconds, too.
 fn unmodified_since(headers: &HeaderMap) -> Result<Option<Timestamp>, ApiError> {
     let Some(value) = headers.get(header::IF_UNMODIFIED_SINCE) else { return Ok(None) };
     let since = DateTimeParser::new().parse_timestamp(value.as_bytes());
@@ -341,7 +342,7 @@ fn upload_error(error: UploadError) -> ApiError {
     }
 }
 
-/// A failure of the server's disk. Its text may name a path of the server, which is for the log only.
+/// An I/O error of the server. Its text can contain a path of the server, and is logged only.
 fn unreadable(cause: &std::io::Error) -> ApiError {
     tracing::error!(%cause, "the artifact store failed");
     ApiError::internal(format!("the server's artifact store failed ({}); its log says more", cause.kind()))

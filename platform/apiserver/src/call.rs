@@ -476,7 +476,8 @@ fn scale_response(kind: &Kind, outcome: Outcome) -> Result<Response, ApiError> {
     Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
 }
 
-/// Decodes what is applied. JSON is YAML, and its own decoder is faster and takes every JSON there is.
+/// Decodes the body of an apply request, which is YAML. A JSON body is decoded by the JSON decoder, which is faster
+/// and accepts all of JSON.
 fn decode_applied(bytes: &[u8]) -> Result<Decoded, ApiError> {
     let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, bytes)

@@ -1,4 +1,4 @@
-//! What the server is given: limits, and the parts it stands on.
+//! Configuration and dependencies of the API server.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::services::ServiceNetwork;
 pub struct Config {
     /// The bearer token of the administrator.
     pub token: String,
-    /// Requests over the network that are worked on at the same time, watches and logs not counted.
+    /// The maximum number of concurrent requests over the network, without watches and logs.
     pub requests_in_flight_max: usize,
-    /// Watches, and followed logs, at the same time.
+    /// The maximum number of concurrent watches and followed logs.
     pub watches_max: usize,
     /// The limits of connections over the network.
     pub connections: mayfly_accept::Config,
@@ -34,14 +34,14 @@ pub struct Config {
     pub upload_timeout: Duration,
     /// How long an upload may bring nothing.
     pub upload_stall_timeout: Duration,
-    /// How long a watch lasts that does not ask for less; a random half more is added, so that not all
-    /// watchers come back in the same moment.
+    /// The duration of a watch whose client asks for no shorter one. Up to half of it is added at random, so that
+    /// watchers do not reconnect at the same moment.
     pub watch_timeout: Duration,
-    /// How often a quiet watch is told the revision it has seen.
+    /// The interval of bookmarks in a watch without events.
     pub bookmark_interval: Duration,
     /// The key that signs tokens of service accounts, as PKCS #8; `None`: one that lives as long as the process.
     pub service_account_key: Option<Vec<u8>>,
-    /// A pod is refused whose service account does not exist: for servers where a controller makes the account
+    /// Refuses pods whose service account does not exist. For servers with a controller that creates the account
     /// `default` in every namespace.
     pub service_accounts_required: bool,
     /// Pods get a volume with a token of their service account: for nodes that can mount it.
@@ -90,10 +90,11 @@ pub type NodeConnector = Arc<
         + Sync,
 >;
 
-/// Looks at an uploaded file before it is kept; says what it is, or why it is no component. May block.
+/// Inspects an uploaded file before it is stored. Returns a description of the component, or why the file is not one.
+/// May block.
 pub type Inspector = Arc<dyn Fn(&Path) -> Result<serde_json::Value, String> + Send + Sync>;
 
-/// What the server stands on.
+/// The components that the server uses.
 #[derive(Clone)]
 pub struct Deps {
     pub store: Store,

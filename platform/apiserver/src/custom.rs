@@ -1,8 +1,9 @@
-//! Custom resources: the kinds that CustomResourceDefinitions define.
+//! Custom resources: the kinds of CustomResourceDefinitions.
 //!
-//! A served version of an established definition becomes a row like those of [`crate::registry`], with a
-//! [`CustomVersion`] that says what code says of built-in kinds: schema, defaults, printed columns, scale. The rows are
-//! made again in the write of a definition, before it is answered, so discovery and OpenAPI know a kind at once.
+//! Each served version of an established definition becomes a row like those of [`crate::registry`]. Its
+//! [`CustomVersion`] has the schema, defaults, printed columns and scale, which are code for built-in kinds. The rows
+//! are rebuilt within the write of a definition, before it is answered, so that discovery and OpenAPI serve a new
+//! kind at once.
 
 mod cleanup;
 mod columns;
@@ -37,7 +38,7 @@ pub(crate) struct CustomKinds {
     /// Rows by the definition and version they were made from. Requests hold rows by reference, so a row lives as long
     /// as the process; a definition that returns to an earlier form gets its earlier row.
     made: Mutex<HashMap<String, &'static Kind>>,
-    /// Held while a definition is written, so that two definitions cannot take the same name.
+    /// Held during the write of a definition: two definitions cannot take the same name.
     pub(crate) writes: tokio::sync::Mutex<()>,
 }
 
@@ -77,7 +78,8 @@ pub(crate) fn is_definition(kind: &Kind) -> bool {
     (kind.group, kind.plural) == ("apiextensions.k8s.io", "customresourcedefinitions")
 }
 
-/// Sets what the server says of a definition: accepted names, conditions, stored versions; on a create, the finalizer.
+/// Sets the fields of a definition that the server owns: accepted names, conditions and stored versions; on creation
+/// also the finalizer.
 pub(crate) fn complete(object: &mut Object, created: bool, store: &Store, now: &Value) {
     if created {
         let finalizers = object.meta_mut().entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));

@@ -11,7 +11,7 @@ use crate::{
     status::ApiError,
 };
 
-/// A decoded body, and the paths of fields that stand in it more than once (the last one counts).
+/// A decoded body, and the paths of fields that it has more than once (the last value counts).
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
     pub(crate) value: Value,
@@ -48,7 +48,7 @@ fn yaml(bytes: &[u8]) -> Result<Parsed, String> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 
-/// A value with the paths of its repeated keys, relative to itself.
+/// A value with the paths of its duplicate keys, relative to the value.
 struct Parsed {
     value: Value,
     duplicates: Vec<String>,

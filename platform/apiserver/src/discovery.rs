@@ -14,7 +14,7 @@ use crate::{
     status::ApiError,
 };
 
-/// The Kubernetes version whose API is served: that of the types.
+/// The Kubernetes version whose API is served: the version of the types.
 const MINOR: &str = "33";
 
 /// `/version`.
@@ -37,7 +37,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// Answers `/api`, `/apis` and what is below them down to a version; `None`: it is a resource's path.
+/// Answers `/api`, `/apis` and the paths below them down to a version. `None` for the path of a resource.
 pub(crate) fn answer(
     served: &ServedKinds,
     path: &[String],

@@ -1,5 +1,5 @@
-//! Objects of recent events, decoded: an event is decoded once, however many watches with selectors look at it.
-//! With a watch for every node of a large cluster that is the difference between one decoding and thousands.
+//! A cache of the decoded objects of recent events: each event is decoded once, for all watches with selectors. With
+//! one watch per node of a large cluster, this saves thousands of decodings of each event.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl EventObjects {
     /// The decoded object; `None` when it is no JSON object, which the server never stores.
     pub(crate) fn get(&self, entry: &Entry) -> Option<Arc<Object>> {
         let at = usize::try_from(entry.modified.0 % SLOTS).expect("smaller than the number of slots");
-        // Held while decoding: whoever comes in between waits for the one decoding instead of doing it again.
+        // Held while decoding, so that concurrent readers wait for the result instead of decoding it again.
         let mut slot = self.0[at].lock();
         if let Some((revision, object)) = &*slot
             && *revision == entry.modified
@@ -34,7 +34,7 @@ impl EventObjects {
             return Some(Arc::clone(object));
         }
         let object = Arc::new(Object::from_entry(entry).ok()?);
-        // An older event must not push out a newer one, which more watches are about to look at.
+        // An older event must not replace a newer one, which more watches are about to read.
         if slot.as_ref().is_none_or(|(revision, _)| *revision < entry.modified) {
             *slot = Some((entry.modified, Arc::clone(&object)));
         }

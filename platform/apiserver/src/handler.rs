@@ -1,4 +1,4 @@
-//! A request's way: who asks, may they, what is it about; then the answer.
+//! The handling of a request: authentication, authorization, the target, and the answer.
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ async fn route(
     Call { server, user, target, query, parts }.answer(body).await
 }
 
-/// Whose request it is, if it may be asked at all.
+/// An authenticated and admitted request: its user, or the answer that ends it.
 enum Allowed {
     /// Everybody's, and answered.
     Open(Response),
@@ -149,7 +149,7 @@ fn allow(
             group: target.kind.group,
             resource: target.kind.plural,
             subresource: target.subresource.as_deref().unwrap_or(""),
-            // A namespace is within itself, so that a role in it can be about it.
+            // A Namespace object counts as within its own namespace, so that roles of the namespace apply to it.
             namespace: match (target.kind.group, target.kind.plural, &target.name) {
                 ("", "namespaces", Some(name)) => name,
                 _ => &target.namespace,

@@ -1,5 +1,5 @@
-//! Metadata: what the server fills in, what a client may not change, and what is valid.
-//! The rules are upstream's (`apiserver/pkg/registry/rest`, `apimachinery/pkg/api/validation`).
+//! Metadata: the fields that the server sets, those that a client cannot change, and validation. The rules are
+//! upstream's (`apiserver/pkg/registry/rest`, `apimachinery/pkg/api/validation`).
 
 use jiff::Timestamp;
 use mayfly_api::validation::FieldError;
@@ -12,7 +12,7 @@ use crate::{object::Object, registry::Kind, status::ApiError};
 const GENERATED_NAME_BYTES_MAX: usize = 63;
 /// Characters of the random part of a generated name.
 const SUFFIX_CHARACTERS: usize = 5;
-/// Without vowels and look-alikes, as upstream.
+/// Upstream's alphabet of generated suffixes, without vowels and similar-looking characters.
 const SUFFIX_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Largest sum of annotation keys and values, in bytes.
 const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
@@ -90,7 +90,7 @@ pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(
     Ok(())
 }
 
-/// Refuses a write that is meant for another object of the same name.
+/// Refuses a write whose uid is that of another object of the same name.
 pub(crate) fn same_uid(new: &Object, old: &Object, kind: &Kind) -> Result<(), ApiError> {
     let (new_uid, old_uid) = (new.uid(), old.uid());
     if !new_uid.is_empty() && new_uid != old_uid {
@@ -155,7 +155,7 @@ fn drop_empty(meta: &mut Map<String, Value>) {
     }
 }
 
-/// Counts a change of what is desired: all but metadata and status.
+/// Increments the generation when a part other than metadata and status changes.
 pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
     if !kind.generation {
         return;

@@ -29,7 +29,7 @@ use crate::{
 
 /// How long until contents that wait for someone else are looked at again.
 const RETRY: Duration = Duration::from_millis(250);
-/// Objects deleted at the same time.
+/// The maximum number of concurrent deletions.
 const CONCURRENT_DELETES: usize = 16;
 
 /// Runs until the server stops.
@@ -56,7 +56,7 @@ pub(crate) async fn run(server: Arc<Inner>) {
     }
 }
 
-/// Waits for a change of a namespace; says whether the store is closed.
+/// Waits for a change of a namespace. Returns whether the store is closed.
 async fn changed(watch: &mut Watch) -> bool {
     matches!(watch.next().await, Err(mayfly_store::WatchClosed::Closed))
 }
@@ -69,7 +69,7 @@ impl Inner {
         objects.filter(Object::is_terminating).map(|object| object.name().to_owned()).collect()
     }
 
-    /// Looks at every terminating namespace; says whether some of them have to wait.
+    /// Processes every terminating namespace. Returns whether some of them still have contents.
     async fn sweep(&self) -> bool {
         let mut waiting = false;
         for namespace in self.terminating() {
@@ -84,12 +84,12 @@ impl Inner {
         waiting
     }
 
-    /// Deletes what is in a namespace, and the namespace once nothing is left; says whether it is gone.
+    /// Deletes the contents of a namespace, then the namespace. Returns whether it is removed.
     async fn empty(&self, namespace: &str) -> Result<bool, ApiError> {
         let mut left = Left::default();
         let emptied = self.delete_contents(namespace, &mut left).await;
         if let Err(error) = emptied {
-            // What is told is a help for people; the error goes on whether it could be told or not.
+            // The status is informational: the error is returned whether the status was written or not.
             let _ = self.tell_what_is_left(namespace, &left, Some(&error.to_string())).await;
             return Err(error);
         }
@@ -100,7 +100,7 @@ impl Inner {
         self.finalize(namespace).await
     }
 
-    /// Deletes what is in a namespace, and notes what waits for somebody else.
+    /// Deletes the contents of a namespace, and records in `left` the objects that have finalizers or grace.
     async fn delete_contents(&self, namespace: &str, left: &mut Left) -> Result<(), ApiError> {
         let served = self.custom.served();
         let kinds = served.kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
@@ -120,7 +120,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes into a namespace's status what it waits for, so that `kubectl describe` tells it.
+    /// Writes the remaining contents into the namespace's status, where `kubectl describe` shows them.
     async fn tell_what_is_left(
         &self,
         namespace: &str,
@@ -143,7 +143,7 @@ impl Inner {
         }
     }
 
-    /// Lets go of an empty namespace; says whether it is gone.
+    /// Removes the finalizer of an empty namespace. Returns whether the namespace is removed.
     async fn finalize(&self, namespace: &str) -> Result<bool, ApiError> {
         let request = self.own_request(namespaces(), "");
         let without_finalizer = |current: &Object| {
@@ -167,7 +167,7 @@ impl Inner {
         }
     }
 
-    /// A write by the server itself.
+    /// The request of a write by the server itself.
     pub(crate) fn own_request(&self, kind: &'static crate::registry::Kind, namespace: &str) -> WriteRequest {
         WriteRequest {
             kind,

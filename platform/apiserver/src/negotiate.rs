@@ -1,4 +1,4 @@
-//! Which representation a client wants, and in which form it sent a body.
+//! Content negotiation: the representation of the answer, and the encoding of the body.
 
 use http::{HeaderMap, HeaderValue, header};
 
@@ -35,7 +35,7 @@ struct Range<'a> {
     parameters: Vec<(&'a str, &'a str)>,
 }
 
-/// The best first: by quality, then as they stand. One of quality 0 is refused, so it is not among them.
+/// The ranges by descending quality, then in their order. Ranges of quality 0 are left out.
 fn ranges(accept: &str) -> impl Iterator<Item = Range<'_>> {
     let parts = accept.split(',').filter(|part| !part.trim().is_empty());
     let mut ranges: Vec<Range<'_>> = parts
@@ -108,13 +108,13 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
 
 /// How an answer to these headers is written down.
 pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
-    // Nearly every request: without a look at each range.
+    // The fast path of nearly every request, without parsing the ranges.
     let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
     if !headers.get_all(header::ACCEPT).iter().any(says_yaml) {
         return Encoding::Json;
     }
     let accept = accept(headers);
-    // A range whose form is not served does not decide how the next one is written.
+    // A range whose form is not served does not decide the encoding of the next one.
     let served = |range: Range<'_>| range.representation().and(range.encoding());
     ranges(&accept).find_map(served).unwrap_or(Encoding::Json)
 }

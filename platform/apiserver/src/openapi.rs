@@ -35,8 +35,8 @@ pub(crate) fn answer(
         ["openapi", "v3"] => return Ok(json_value(StatusCode::OK, &index(served))),
         ["openapi", "v3", "api", version] => ("", *version),
         ["openapi", "v3", "apis", group, version] => (*group, *version),
-        // kubectl comes here for kinds that version 3 does not have. An empty document tells it that this one does
-        // not either, and it says so; an error would be taken for a failed download.
+        // kubectl requests version 2 for kinds that version 3 lacks. An empty document makes it report that the kind
+        // is unknown; an error would be reported as a failed download.
         ["openapi", "v2"] if wants_protobuf(headers) => return Ok(nothing_in_v2()),
         ["openapi", "v2"] => return Ok(json_value(StatusCode::OK, &v2::document(documents(served)))),
         _ => return Err(ApiError::no_resource()),
@@ -63,7 +63,7 @@ fn documents(served: &ServedKinds) -> impl Iterator<Item = Value> {
     versions.filter_map(move |(group, version)| document_value(served, group, version))
 }
 
-/// Version 2 without a definition: in protobuf, no bytes at all.
+/// An empty document of version 2: in protobuf, no bytes.
 fn nothing_in_v2() -> Response {
     let kind = HeaderValue::from_static("application/com.github.proto-openapi.spec.v2.v1.0+protobuf");
     let mut response = Response::default();
@@ -272,8 +272,8 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
         let place = [&place[..], &[path_parameter("name")]].concat();
         let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
         if kind.backing != Backing::Stored {
-            // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send
-            // what would be answered with what to do instead.
+            // kubectl reads the PATCH operation to detect server-side field validation. Without it, kubectl refuses
+            // to send requests whose answer would explain the remedy.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);
         } else {
             if kind.allows("deletecollection") {

@@ -1,4 +1,4 @@
-//! Patches that know the shape of a kind.
+//! Patches that use the schema of a kind.
 
 mod strategic;
 

@@ -80,8 +80,8 @@ impl Identity {
                 (certificate, parsed.map_err(|source| PkiError::Damaged { path: key, source })?)
             }
             (None, None) => make_authority(&certificate, &key, now)?,
-            // A crash between the two writes. The key and the name are what clients trust: a certificate can be made
-            // of them at any time.
+            // The process ended between the two writes. Clients trust the key and the name, from which a certificate
+            // can be created at any time.
             (None, Some(text)) => {
                 let parsed = KeyPair::from_pem(&text);
                 let pair = parsed.map_err(|source| PkiError::Damaged { path: key, source })?;
@@ -157,8 +157,7 @@ fn read(path: &Path) -> Result<Option<String>, PkiError> {
     }
 }
 
-/// Writes a file whole or not at all: a crash in between leaves no half of it under its name, and one afterwards does
-/// not undo it.
+/// Writes a file atomically and durably: after a crash the old or the new content is present under its name.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
     let write = || {
         let temporary = path.with_extension("new");
@@ -183,7 +182,7 @@ fn service_account_key(folder: &Path) -> Result<Vec<u8>, PkiError> {
     Ok(key)
 }
 
-/// The authority's name and uses: the same at every start, since certificates are issued in its name.
+/// The authority's name and key usages, constant across starts: certificates are issued in this name.
 fn authority(now: Timestamp) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -214,7 +213,7 @@ fn make_authority(certificate: &Path, key: &Path, now: Timestamp) -> Result<(Str
     Ok((certify(&pair, certificate, now)?, pair))
 }
 
-/// The authority's certificate of itself, written, as PEM.
+/// Writes the self-signed certificate of the authority; returns it as PEM.
 fn certify(pair: &KeyPair, certificate: &Path, now: Timestamp) -> Result<String, PkiError> {
     let pem = authority(now).self_signed(pair)?.pem();
     write(certificate, &pem, 0o644)?;

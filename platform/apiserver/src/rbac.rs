@@ -46,7 +46,7 @@ fn list<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>
     Ok(Option::<Vec<String>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// What a request wants to do.
+/// The attributes of a request that are authorized.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes<'a> {
     pub(crate) verb: &'a str,
@@ -99,7 +99,7 @@ struct Grant {
     reason: Arc<str>,
 }
 
-/// A binding whose role does not exist.
+/// A binding to a role that does not exist.
 #[derive(Clone, Debug)]
 struct Dangling {
     namespace: Option<Arc<str>>,
@@ -121,7 +121,7 @@ pub(crate) struct RbacIndex {
     roles: HashMap<(String, String), Arc<[PolicyRule]>>,
 }
 
-/// Why something is allowed, or what was not found on the way to refusing it.
+/// The reason for an allowed request, or the errors met before it was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AccessDecision {
     Allowed { reason: String },

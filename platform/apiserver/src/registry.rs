@@ -1,7 +1,7 @@
-//! Every kind that is served: one row each.
+//! The registry of served kinds, one row each.
 //!
-//! A row says all that the verbs need to know about a kind: its names, its subresources, what `kubectl get`
-//! prints, its defaults, its validation. A new kind is a new row in the file of its group.
+//! A row has everything that the verbs need of a kind: names, subresources, printed columns, defaults, validation. A
+//! new kind is a new row in the file of its group.
 
 mod accounts;
 mod apps;
@@ -81,7 +81,7 @@ pub(crate) struct Kind {
     pub(crate) cells: fn(&Object, Timestamp) -> Vec<Value>,
     /// Fields (dotted) that field selectors may name, and what their absence means.
     pub(crate) selectable: &'static [(&'static str, &'static str)],
-    /// Fills in what was left out. Runs on every write, so it changes nothing the second time.
+    /// Sets the defaults of absent fields. Runs on every write and is idempotent.
     pub(crate) defaults: fn(&mut Object),
     /// Puts a new object into its first state; by default the status goes.
     pub(crate) on_create: fn(&mut Object),
@@ -94,7 +94,8 @@ pub(crate) struct Kind {
     /// What is allowed, but unlikely to be meant. Said in `Warning` headers.
     pub(crate) warn: fn(&Object) -> Vec<String>,
     pub(crate) valid_name: fn(&str) -> Result<(), String>,
-    /// Seconds of grace that a deletion gives an object; `None`: it goes at once. `(object, asked for)`.
+    /// The grace period of a deletion in seconds, from the object and the requested period. `None`: the object is
+    /// removed at once.
     pub(crate) grace: Option<fn(&Object, Option<i64>) -> i64>,
     /// PUT without a resourceVersion is allowed.
     pub(crate) unconditional_update: bool,
@@ -105,20 +106,20 @@ pub(crate) struct Kind {
     /// One of our own kinds, with the rules of custom resources: required fields are required, and there is no
     /// strategic merge.
     pub(crate) custom: bool,
-    /// Its objects take addresses and ports: see [`crate::services`].
+    /// Whether objects get addresses and ports: see [`crate::services`].
     pub(crate) allocates: bool,
-    /// The kind is stored as another version of itself.
+    /// Set if the kind is stored as another version of itself.
     pub(crate) conversion: Option<Conversion>,
-    /// The kind is a custom one: what its definition says.
+    /// The compiled definition of a custom kind.
     pub(crate) definition: Option<&'static CustomVersion>,
-    /// What to do about a required field that is missing, where its path alone does not say it.
+    /// Remedies for missing required fields, by path, where the path is not clear enough.
     pub(crate) remedies: &'static [(&'static str, &'static str)],
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
     /// Decodes into the Rust type, to see that it can be done.
     pub(crate) check: fn(&Value) -> Result<(), String>,
 }
 
-/// How a kind is stored whose storage version is another row's.
+/// The conversion of a kind to and from its storage version.
 #[derive(Clone, Copy)]
 pub(crate) struct Conversion {
     /// The store's name of the objects.
@@ -155,7 +156,7 @@ pub(crate) mod verb_sets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subresource {
     Scale,
-    /// Listed so that `kubectl scale` reaches the server, whose error says what to set instead.
+    /// Listed so that `kubectl scale` sends its request, whose error names the fields to set instead.
     ScaleRejected,
     Log,
     Binding,
@@ -262,7 +263,7 @@ impl Kind {
         }
     }
 
-    /// Fills in what was left out.
+    /// Sets the defaults of absent fields.
     pub(crate) fn fill_defaults(&self, object: &mut Object) {
         match self.definition {
             Some(definition) => definition.fill_defaults(object),
@@ -309,7 +310,7 @@ impl Kind {
         }
     }
 
-    /// What to do about a required field that is missing; empty where the path says it.
+    /// The remedy for a missing required field; empty if there is none.
     pub(crate) fn remedy(&self, path: &str) -> &'static str {
         self.remedies.iter().find(|(field, _)| *field == path).map_or("", |(_, remedy)| remedy)
     }
@@ -352,7 +353,7 @@ impl Kind {
             )
     }
 
-    /// What a selectable field says; `None` when the field cannot be selected by.
+    /// The value of a selectable field that is absent; `None` if the field cannot be used in field selectors.
     pub(crate) fn selectable_default(&self, field: &str) -> Option<&'static str> {
         if field == "metadata.name" || (field == "metadata.namespace" && self.namespaced) {
             return Some("");
@@ -373,7 +374,7 @@ pub(crate) struct Registry {
     by_path: HashMap<(&'static str, &'static str, &'static str), usize>,
 }
 
-/// A kind, and its resource as the store wants it.
+/// A kind, and the store's name of its resource.
 struct Row {
     kind: Kind,
     resource: Arc<str>,
@@ -453,7 +454,7 @@ impl Registry {
     }
 }
 
-/// Whether a value is a `K`; if not, where it is not, and why.
+/// Checks that a value decodes as `K`; the error has the path and the reason.
 fn decodes<K: DeserializeOwned>(value: &Value) -> Result<(), String> {
     if K::deserialize(value).is_ok() {
         return Ok(());

@@ -13,7 +13,7 @@ use crate::{
     verbs::WriteRequest,
 };
 
-/// A quantity in thousandths; 0 where it is none, which the validation refuses.
+/// A quantity in thousandths. 0 for an invalid quantity, which validation refuses later.
 pub(super) fn millis(value: &Value) -> u64 {
     quantity::millis(&Quantity(value.as_str().unwrap_or("0").into())).unwrap_or(0)
 }
@@ -51,7 +51,7 @@ fn of_type<'a>(items: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Va
     items.iter().filter(move |item| item["type"] == kind)
 }
 
-/// Sets what containers leave out. As upstream, the annotation says what was set.
+/// Sets the resources that containers leave out, and lists them in the annotation that upstream uses.
 fn complete_pod(pod: &mut Object, items: &[Value]) {
     let mut notes = Vec::new();
     for (list, what) in [("containers", "container"), ("initContainers", "init container")] {
@@ -130,7 +130,7 @@ fn claim_errors(claim: &Object, items: &[Value]) -> Vec<String> {
     errors
 }
 
-/// Compares amounts with one item's bounds, in upstream's words.
+/// Compares amounts with the bounds of one item; the messages are upstream's.
 fn bounds(kind: &str, item: &Value, requests: &Value, limits: &Value, errors: &mut Vec<String>) {
     let named = |field: &'static str| item[field].as_object().into_iter().flatten();
     for (name, min) in named("min") {

@@ -69,7 +69,7 @@ fn with_details(violations: &[Violation]) -> String {
 }
 
 impl Inner {
-    /// Refuses a pod that its namespace's level does not allow; returns the warnings of what is allowed.
+    /// Refuses a pod that violates the level of its namespace. Returns the warnings about a pod that is admitted.
     pub(crate) fn check_pod_security(
         &self,
         request: &WriteRequest,

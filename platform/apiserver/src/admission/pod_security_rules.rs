@@ -1,5 +1,6 @@
-//! The rules of the pod security levels, in upstream's order and words (`k8s.io/pod-security-admission/policy`): those
-//! of `baseline` by name, then those of `restricted`, which replace three of `baseline`.
+//! The rules of the pod security levels, in the order and with the messages of upstream's
+//! `k8s.io/pod-security-admission/policy`: the rules of `baseline` by name, then those of `restricted`, three of
+//! which replace rules of `baseline`.
 
 use std::collections::BTreeSet;
 

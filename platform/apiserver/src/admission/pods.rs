@@ -204,7 +204,7 @@ fn mount_token(spec: &mut Map<String, Value>) {
     }
 }
 
-/// A pod that does not say otherwise stays for five minutes on a node that is lost.
+/// Adds the default tolerations: a pod stays on a lost node for five minutes.
 fn default_tolerations(pod: &mut Object) {
     let tolerations = pod.map_mut("spec").entry("tolerations").or_insert_with(|| json!([]));
     if tolerations.is_null() {

@@ -13,13 +13,13 @@ use crate::{object::Object, registry::Kind, server::Inner, status::ApiError, ver
 /// Amounts by name, in thousandths.
 pub(super) type QuotaUsage = BTreeMap<String, u64>;
 
-/// Kinds whose use changes with an update.
+/// Whether an update can change the usage of a kind.
 pub(super) fn counts_updates(kind: &Kind) -> bool {
     matches!((kind.group, kind.plural), ("", "services" | "persistentvolumeclaims"))
 }
 
 impl Inner {
-    /// Refuses what exceeds a quota; returns what has to be held until the write is done.
+    /// Refuses an object that exceeds a quota. Returns the lock that has to be held until the object is written.
     pub(super) async fn check_quota(
         &self,
         request: &WriteRequest,

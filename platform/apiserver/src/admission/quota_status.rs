@@ -1,5 +1,5 @@
-//! The status of ResourceQuotas: what is used of each limited amount (upstream's resourcequota controller).
-//! One level-triggered task: after any write to the store it counts again, at most once per interval.
+//! The status of ResourceQuotas: the usage of each limited resource (upstream's resourcequota controller). One
+//! level-triggered task counts again after writes to the store, at most once per interval.
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +41,7 @@ pub(crate) async fn run(server: Arc<Inner>) {
     }
 }
 
-/// The status of a quota by what is used; amounts that nothing counts are left out of `used`.
+/// The status of a quota for this usage. `used` leaves out resources that are not counted.
 fn plan_status(quota: &Object, used: &QuotaUsage, counted: impl Fn(&str) -> bool) -> Value {
     let hard = quota.at(&["spec", "hard"]).and_then(Value::as_object).cloned().unwrap_or_default();
     let amounts = hard.keys().filter(|name| counted(name));
@@ -79,7 +79,7 @@ impl Inner {
         took
     }
 
-    /// Namespace and name of each quota whose status is out of date, with the right status.
+    /// Namespace, name and new status of each quota whose status is out of date.
     fn outdated_quotas(&self) -> Vec<(String, String, Value)> {
         let mut by_namespace: BTreeMap<String, Vec<Object>> = BTreeMap::new();
         for quota in self.objects("", "resourcequotas", "") {
@@ -93,7 +93,7 @@ impl Inner {
         outdated
     }
 
-    /// The quotas whose status is out of date, with what it should be.
+    /// Name and new status of each quota of a namespace whose status is out of date.
     fn quota_statuses(&self, namespace: &str, quotas: &[Object]) -> Vec<(String, Value)> {
         let served = self.custom.served();
         let names = || quotas.iter().filter_map(|quota| quota.at(&["spec", "hard"])?.as_object());

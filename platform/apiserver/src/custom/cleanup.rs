@@ -18,7 +18,7 @@ use crate::{
 
 /// How long until objects that wait for their finalizers are looked at again.
 const RETRY: Duration = Duration::from_millis(250);
-/// Objects deleted at the same time.
+/// The maximum number of concurrent deletions.
 const CONCURRENT_DELETES: usize = 16;
 
 /// Runs until the server stops.
@@ -45,7 +45,7 @@ fn definition_kind() -> &'static Kind {
 }
 
 impl Inner {
-    /// Looks at all definitions that are being deleted; says whether some have to wait.
+    /// Processes all definitions that are being deleted. Returns whether some of them still have objects.
     async fn remove_terminating_definitions(&self) -> bool {
         let mut waiting = false;
         for definition in definitions(&self.store).into_iter().filter(Object::is_terminating) {
@@ -61,7 +61,8 @@ impl Inner {
         waiting
     }
 
-    /// Deletes the objects of a definition, and its finalizer once none is left; says whether it is done.
+    /// Deletes the objects of a definition, and removes its finalizer when none is left. Returns whether that is
+    /// done.
     async fn remove_objects(&self, definition: &Object) -> Result<bool, ApiError> {
         if !definition.finalizers().contains(&CLEANUP_FINALIZER) {
             return Ok(true);

@@ -72,7 +72,7 @@ enum Segment {
     Field(String),
     Index(i64),
     All,
-    /// Items whose field at the path has this text.
+    /// The items whose field at the path has this text.
     Filter(Vec<String>, String),
 }
 

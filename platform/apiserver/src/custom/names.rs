@@ -1,4 +1,4 @@
-//! Names of custom kinds: which are accepted, and what a definition's status says of that.
+//! Names of custom kinds: acceptance, and the conditions about it in a definition's status.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::{
     registry::{registry, rules_items},
 };
 
-/// What the server says of a definition: accepted names, the conditions and the versions that were stored.
+/// Sets a definition's accepted names, conditions and stored versions.
 pub(super) fn set_status(definition: &mut Object, others: &[Object], now: &Value) {
     let spec = definition.at(&["spec"]).cloned().unwrap_or(Value::Null);
     let conflict = conflict(&spec, others);
@@ -54,7 +54,7 @@ fn condition(name: &str, status: &str, reason: &str, message: &str, now: &Value)
     json!({"type": name, "status": status, "lastTransitionTime": now, "reason": reason, "message": message})
 }
 
-/// Replaces the condition of the same type, unless it says the same already. What is established stays so.
+/// Replaces the condition of the same type if it differs. `Established` is never taken back.
 fn set_condition(conditions: &mut Value, new: Value) {
     let Value::Array(list) = conditions else { return };
     match list.iter_mut().find(|old| old["type"] == new["type"]) {

@@ -18,7 +18,7 @@ use crate::{
     schema::{Findings, NodeId, normalise_metadata, schemas},
 };
 
-/// What a version of a definition says of its objects.
+/// One version of a definition, compiled.
 #[derive(Debug)]
 pub(crate) struct CustomVersion {
     /// The name of the schema in OpenAPI documents: `dev.example.v1.Widget`.
@@ -84,7 +84,7 @@ impl CustomVersion {
     }
 }
 
-/// The versions that are served; none of a definition whose names are not accepted.
+/// The served versions; none if the definition's names are not accepted.
 pub(super) fn served_versions(definition: &Object) -> impl Iterator<Item = &Value> {
     let established = definition
         .at(&["status", "conditions"])

@@ -1,4 +1,4 @@
-//! Validation of CustomResourceDefinitions: names, versions and structural schemas, in upstream's words.
+//! Validation of CustomResourceDefinitions: names, versions and structural schemas, with upstream's messages.
 
 use mayfly_api::{names, validation::FieldError};
 use serde_json::Value;

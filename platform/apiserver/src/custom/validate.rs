@@ -1,4 +1,4 @@
-//! Validation of custom objects by their structural schema, in upstream's words.
+//! Validation of custom objects by their structural schema, with upstream's messages.
 
 use hashbrown::{HashMap, HashSet};
 use mayfly_api::validation::{FieldError, FieldErrorKind};
@@ -267,7 +267,7 @@ fn number(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
-/// Refuses items of a set that are equal, and items of a map list with the same keys.
+/// Refuses duplicate items of a set, and items of a map list with the same keys.
 fn duplicates(items: &[Value], keys: &[&str], path: &str, errors: &mut Vec<FieldError>) {
     let mut seen = HashSet::new();
     for (at, item) in items.iter().enumerate() {

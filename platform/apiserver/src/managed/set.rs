@@ -41,13 +41,13 @@ impl FieldSet {
         self.0.get(step).map(|node| &node.children).filter(|set| !set.is_empty())
     }
 
-    /// Only what is below (or is) one of the steps at the top.
+    /// The members at or below one of these top-level steps.
     pub(crate) fn only(mut self, steps: &[&str]) -> Self {
         self.0.retain(|step, _| steps.contains(&step.as_str()));
         self
     }
 
-    /// Without what is below (or is) one of the steps at the top.
+    /// The set without the members at or below one of these top-level steps.
     pub(crate) fn without(mut self, steps: &[&str]) -> Self {
         self.0.retain(|step, _| !steps.contains(&step.as_str()));
         self
@@ -102,8 +102,8 @@ impl FieldSet {
         Self(result)
     }
 
-    /// With every field that leads to a member made a member too, so that what nobody owns a part of goes as a
-    /// whole. Items of lists are left as they are.
+    /// The set with every field on the path to a member added as a member, so that a part without any owner is
+    /// removed as a whole. Items of lists are not added.
     pub(crate) fn with_parents(&self) -> Self {
         let with = |(step, node): (&String, &Node)| {
             let children = node.children.with_parents();
@@ -147,7 +147,7 @@ impl FieldSet {
         Value::Object(map)
     }
 
-    /// Reads `fieldsV1`; what is no field set in it is left out.
+    /// Reads `fieldsV1`; entries that are not field sets are left out.
     pub(crate) fn from_json(value: &Value) -> Self {
         let entries = value.as_object().into_iter().flatten().filter(|(step, _)| *step != ".");
         let nodes = entries.filter_map(|(step, below)| {
@@ -175,7 +175,7 @@ pub(crate) fn keys(keys: Map<String, Value>) -> String {
     format!("k:{}", Value::Object(keys))
 }
 
-/// The same step written in the same way: JSON in it compact, its keys sorted.
+/// The canonical form of a step: compact JSON with sorted keys.
 fn canonical(step: &str) -> Option<String> {
     let (kind, rest) = step.split_once(':')?;
     match kind {

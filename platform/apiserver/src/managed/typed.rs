@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 use super::set::{self, FieldSet};
 use crate::schema::{Field, ListType, Merge, Node, NodeId, schemas};
 
-/// The key of a port that nobody writes.
+/// The default of a key of list items: ports without a protocol.
 const DEFAULT_KEYS: [(&str, &str); 1] = [("protocol", "TCP")];
 
-/// A value's shape together with how it merges.
+/// The shape of a value, and how it merges.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape<'a> {
     node: Option<NodeId>,
@@ -19,7 +19,7 @@ pub(crate) struct Shape<'a> {
     deduced: bool,
 }
 
-/// How the parts of a value are told apart.
+/// How the parts of a value are identified.
 enum Form<'a> {
     /// One owner for all of it.
     Leaf,
@@ -236,7 +236,7 @@ impl FieldChanges {
     }
 }
 
-/// The live value with what is applied put over it.
+/// The live value, overlaid with the applied one.
 pub(crate) fn merged(shape: Shape<'static>, live: &Value, applied: &Value) -> Value {
     match (shape.form(applied), live, applied) {
         (Form::Fields, Value::Object(live), Value::Object(applied)) => {

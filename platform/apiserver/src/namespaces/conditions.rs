@@ -1,4 +1,4 @@
-//! What a terminating namespace says about what it waits for: upstream's conditions, in its words
+//! The conditions of a terminating namespace about its remaining contents, with upstream's messages
 //! (`pkg/controller/namespace/deletion/status_condition_utils.go`). Pure.
 
 use std::collections::BTreeMap;

@@ -40,7 +40,7 @@ fn schema_of(schema: Value) -> Value {
 
 fn schema_map(mut map: Map<String, Value>) -> Map<String, Value> {
     V3_ONLY.iter().for_each(|field| _ = map.remove(*field));
-    // Version 3 wraps a reference that has a description; in version 2 they stand beside each other.
+    // Version 3 wraps a reference with a description in `allOf`; version 2 has both side by side.
     if let Some(Value::Array(all)) = map.remove("allOf")
         && let [Value::Object(only)] = all.as_slice()
     {

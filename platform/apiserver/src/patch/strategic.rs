@@ -35,14 +35,14 @@ struct Merger {
     schemas: &'static Schemas,
 }
 
-/// A field of a map: the shape of its value, or of its items, and how it merges.
+/// The shape of a field's value (or of its items), and how it merges.
 struct Meta {
     node: Option<NodeId>,
     merge: Merge,
 }
 
 impl Merger {
-    /// What is known of a map's field. Fields of maps merge like maps; unknown fields are replaced.
+    /// The schema of a map's field. Fields of maps merge like maps; unknown fields are replaced.
     fn meta(&self, node: Option<NodeId>, key: &str) -> Meta {
         match node.map(|id| (id, self.schemas.node(id))) {
             Some((id, Node::Struct(_))) => match self.schemas.field(id, key) {
@@ -194,7 +194,7 @@ fn no_merge_key(item: &Object, key: &str) -> String {
     format!("map: {} does not contain declared merge key: {key}", Value::Object(item.clone()))
 }
 
-/// `$retainKeys`: what is not named goes; a patch may only change what is named.
+/// `$retainKeys`: removes keys that are not listed. A patch may only change listed keys.
 fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), String> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let invalid = || "invalid patch format of retainKeys".to_owned();
@@ -221,7 +221,7 @@ fn delete_from_primitives(original: &mut Object, list: &str, values: &Value) -> 
     Ok(())
 }
 
-/// Items with a `$patch` are carried out at once; returns what is left of both lists.
+/// Applies the items with a `$patch` directive. Returns the remaining items of both lists.
 fn special_elements(
     mut original: Vec<Value>,
     patch: Vec<Value>,
@@ -248,7 +248,7 @@ fn special_elements(
     Ok((original, rest))
 }
 
-/// A patch's list must stand in the order that its `$setElementOrder` says.
+/// Checks that a patch's list has the order of its `$setElementOrder`.
 fn check_order(patch: &[Value], wanted: &[Value], key: Option<&str>) -> Result<(), String> {
     let mut rest = wanted.iter();
     let kept = patch.iter().filter(|item| item.get(DIRECTIVE).and_then(Value::as_str) != Some("delete"));
@@ -275,8 +275,8 @@ fn index(list: &[Value], item: &Value, key: Option<&str>) -> Option<usize> {
     list.iter().position(|other| same(item, other, key))
 }
 
-/// Sorts the items that the client knows by `wanted`, keeps the server's own ones in the order of `live`, and
-/// weaves the two: a server's item comes before the first known item that it came before in `live`.
+/// Sorts the items of the client by `wanted` and the server's own items by their order in `live`, then merges both:
+/// an item of the server comes before the first item of the client that it preceded in `live`.
 fn order(merged: Vec<Value>, wanted: &[Value], live: &[Value], key: Option<&str>) -> Vec<Value> {
     let (mut known, mut own): (Vec<_>, Vec<_>) =
         merged.into_iter().partition(|item| index(wanted, item, key).is_some());

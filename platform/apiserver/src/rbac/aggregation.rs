@@ -15,7 +15,7 @@ use crate::{
     verbs::{Change, Part},
 };
 
-/// Runs until the server stops: looks at all roles after each write of one.
+/// Recomputes aggregated roles after each write of a role, until the server stops.
 pub(crate) async fn run(server: Arc<Inner>) {
     let stop = server.shutdown.clone();
     loop {
@@ -27,7 +27,7 @@ pub(crate) async fn run(server: Arc<Inner>) {
     }
 }
 
-/// The roles whose rules are not what they should be, with what they should be.
+/// The names and the new rules of the roles whose rules are out of date.
 fn plan(roles: &[Object]) -> Vec<(String, Value)> {
     let aggregated = roles.iter().filter(|role| role.0.get("aggregationRule").is_some_and(Value::is_object));
     aggregated

@@ -1,5 +1,5 @@
-//! The objects that exist from the start: upstream's default roles and bindings with those of Mayfly's own parts,
-//! priority classes of the system, the runtime class of wasm components, and the Service of the API itself.
+//! The objects that exist from the start: upstream's default roles and bindings, those of Mayfly's own parts, the
+//! system's priority classes, the runtime class of wasm components, and the Service of the API.
 
 use mayfly_store::{Write, WriteError};
 use serde_json::{Map, Value, json};
@@ -50,7 +50,7 @@ fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
 }
 
 impl Inner {
-    /// Creates what is missing; what is there stays as it is.
+    /// Creates the missing objects; existing ones are not changed.
     pub(crate) async fn make_bootstrap_objects(&self) -> Result<(), WriteError> {
         let ip = self.config.service_network.first().to_string();
         let mut writes = Vec::new();

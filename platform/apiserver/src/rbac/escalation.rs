@@ -1,4 +1,4 @@
-//! Nobody grants what they do not hold: checks of writes of roles and bindings (upstream's
+//! Prevention of privilege escalation: a user can only grant rights that the user has (upstream's
 //! `pkg/registry/rbac/*/policybased`).
 
 use super::{Attributes, GROUP, PolicyRule};

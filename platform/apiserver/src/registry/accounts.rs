@@ -1,5 +1,5 @@
 //! ServiceAccounts, and roles with their bindings. The rules are upstream's (`pkg/apis/rbac/validation`,
-//! `pkg/registry/rbac`); who may do what by them decides [`crate::rbac`].
+//! `pkg/registry/rbac`); [`crate::rbac`] evaluates them.
 
 use k8s_openapi::api::{
     core::v1::ServiceAccount,

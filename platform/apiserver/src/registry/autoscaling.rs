@@ -116,7 +116,7 @@ fn cells(object: &Object, now: jiff::Timestamp) -> Vec<Value> {
     ]
 }
 
-/// The first two metrics and how many more there are.
+/// The first two metrics, and the number of further ones.
 fn shown_metrics(mut metrics: Vec<String>) -> String {
     let count = metrics.len();
     metrics.truncate(2);

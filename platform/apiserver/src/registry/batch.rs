@@ -1,5 +1,5 @@
 //! Jobs. The rules are upstream's (`pkg/apis/batch/{v1/defaults,validation}`, `pkg/registry/batch/job/strategy.go`,
-//! `printJob`); what the controller does not do is refused, in words.
+//! `printJob`); fields that the controller does not support are refused.
 
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -16,12 +16,12 @@ use crate::{
     object::{Object, map_at},
 };
 
-/// What the selector of a job that says none selects by.
+/// The label of the default selector of a job.
 const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
 const JOB_NAME: &str = "batch.kubernetes.io/job-name";
-/// Failed pods after which a job that does not say fails.
+/// The default of `backoffLimit`.
 const BACKOFF_LIMIT_DEFAULT: i32 = 6;
-/// Pods of an indexed job at the same time.
+/// The maximum parallelism of an indexed job.
 const INDEXED_PARALLELISM_MAX: i32 = 100_000;
 
 pub(super) fn kinds() -> Vec<Kind> {
