@@ -35,7 +35,7 @@ impl IncludeObject {
     }
 }
 
-/// How a client wants objects of a kind shown.
+/// The representation of objects of a kind that the client asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub(crate) kind: &'static Kind,
@@ -87,7 +87,8 @@ impl View {
         self.append_stored_with(out, stored, revision, true).map_err(ApiError::internal)
     }
 
-    /// The same, the columns of a table left out if need be. On an error, what was appended is no JSON.
+    /// Appends a stored object, optionally without the columns of a table. After an error, the appended bytes are not
+    /// valid JSON.
     pub(crate) fn append_stored_with(
         &self,
         out: &mut Vec<u8>,

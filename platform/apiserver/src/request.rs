@@ -1,4 +1,4 @@
-//! What a request asks for: its path and its query.
+//! The target of a request: its path and its query.
 
 use std::borrow::Cow;
 
@@ -52,7 +52,7 @@ impl Target {
         };
         let find = |plural: &str| served.find(group, version, plural).ok_or_else(ApiError::no_resource);
         let (kind, namespace, rest) = match rest {
-            // A namespace's own subresources look like resources inside of it.
+            // The subresources of a namespace have the form of resources in it.
             ["namespaces", name, sub @ ("status" | "finalize")] => {
                 return Ok(Self {
                     kind: find("namespaces")?,
@@ -84,7 +84,7 @@ impl Target {
     }
 }
 
-/// What a request asks for, in upstream's words (`apiserver/pkg/endpoints/request`): for metrics, and for refusals.
+/// The verb of a request as upstream names it (`apiserver/pkg/endpoints/request`), for metrics and refusals.
 pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'static str {
     let watch = uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
     let one = target.is_some_and(|target| target.name.is_some());
@@ -144,7 +144,7 @@ pub(crate) struct Query {
 const FIELD_MANAGER_BYTES_MAX: usize = 128;
 
 impl Query {
-    /// The parameters of a request with this method; what is wrong is an error of the method's options.
+    /// Parses the parameters of a request with this method. Errors refer to the method's options.
     pub(crate) fn parse(method: &Method, text: &str) -> Result<Self, ApiError> {
         let options = match method.as_str() {
             "POST" => "CreateOptions",
@@ -226,8 +226,8 @@ fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, ApiError> {
     value.parse().map_err(|_| ApiError::bad_request(format!("{key}: {value:?} is not a number it can be")))
 }
 
-/// What a parameter that is there says: all but two texts are true, the empty one (`?watch`) too. (Upstream:
-/// `apimachinery/pkg/runtime`, `Convert_Slice_string_To_bool`.)
+/// The value of a boolean parameter that is present: every text but two is true, also the empty one (`?watch`).
+/// (Upstream: `apimachinery/pkg/runtime`, `Convert_Slice_string_To_bool`.)
 pub(crate) fn boolean(value: &str) -> bool {
     !(value == "0" || value.eq_ignore_ascii_case("false"))
 }

@@ -229,7 +229,7 @@ fn texts(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|one| one.as_str().map(str::to_owned)).collect()
 }
 
-/// In upstream's words (`ValidateTokenRequest`).
+/// Checks the duration; the messages are upstream's (`ValidateTokenRequest`).
 fn check_token_spec(seconds: i64) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let path = "spec.expirationSeconds";

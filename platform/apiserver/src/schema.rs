@@ -30,7 +30,7 @@ pub(crate) struct NodeId(&'static OnceLock<Node>);
 /// The shape of one value.
 #[derive(Debug)]
 pub(crate) enum Node {
-    /// Anything at all (`FieldsV1`, `RawExtension`).
+    /// Any value (`FieldsV1`, `RawExtension`).
     Any,
     String,
     Integer,
@@ -47,7 +47,7 @@ pub(crate) enum Node {
 #[derive(Debug, Default)]
 pub(crate) struct Struct {
     pub(crate) fields: HashMap<Box<str>, Field>,
-    /// Server-side apply: the struct has one owner on the whole, wherever it stands.
+    /// Server-side apply: the struct as a whole has one owner, in every place.
     pub(crate) atomic: bool,
     pub(crate) required: Vec<Box<str>>,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Merge {
     pub(crate) patch_merge: bool,
     pub(crate) patch_replace: bool,
     pub(crate) merge_key: Option<Box<str>>,
-    /// Server-side apply: what a list's items are told apart by.
+    /// Server-side apply: the key of a list's items.
     pub(crate) list: ListType,
     /// Server-side apply: the map, or struct, has one owner on the whole.
     pub(crate) atomic_map: bool,

@@ -17,10 +17,10 @@ use crate::{
 pub(crate) struct Selection {
     labels: Selector,
     fields: Vec<FieldRequirement>,
-    /// From `metadata.name=x` and `metadata.namespace=x`, which narrow the range itself where they can.
+    /// The name in `metadata.name=x`, which narrows the range where possible.
     name: Option<String>,
     namespace: Option<String>,
-    /// Fields are those of the version that is asked for.
+    /// Converts a stored object to the requested version, whose fields the selector names.
     from_storage: Option<fn(&mut Object)>,
 }
 
@@ -62,8 +62,8 @@ impl Selection {
         Ok(selection)
     }
 
-    /// The narrowest range of the store for a request in `namespace` (empty: all, or no namespaces at all).
-    /// What it does not narrow is left to [`Self::matches`].
+    /// The narrowest range of the store for a request in `namespace` (empty: all namespaces, or a cluster-scoped
+    /// kind). [`Self::matches`] checks the remaining conditions.
     pub(crate) fn range(&mut self, kind: &Kind, namespace: &str) -> Range {
         let resource = registry().store_resource(kind);
         let within = match (namespace, &self.namespace) {
@@ -91,7 +91,7 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty() && self.name.is_none() && self.namespace.is_none()
     }
 
-    /// The fields that have to have one value, as a hint for who can narrow by them.
+    /// The fields that must have one value, as a hint for views that can filter by them.
     pub(crate) fn equalities(&self) -> Vec<(String, String)> {
         let equal = self.fields.iter().filter(|field| field.equal);
         equal.map(|field| (field.path.join("."), field.value.clone())).collect()
@@ -105,7 +105,7 @@ impl Selection {
                 || Object::from_entry(entry).is_ok_and(|object| self.matches_fields(&object)))
     }
 
-    /// The same for watches, which look at the same events as others do.
+    /// Like [`Self::matches`], for an event of a watch; the decoded object is shared between watches.
     pub(crate) fn matches_event(&self, entry: &Entry, objects: &EventObjects) -> bool {
         if !self.matches_key(entry) {
             return false;

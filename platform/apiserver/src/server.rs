@@ -35,7 +35,7 @@ use crate::{
     views::{KindView, Views},
 };
 
-/// How long a request waits for its turn before it is told to come again.
+/// How long a request waits for a free place before it is refused with 429.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The namespaces that always exist.
 pub(crate) const NAMESPACES: [&str; 4] = [
@@ -56,7 +56,7 @@ pub enum StartError {
     ServiceAccountKey,
 }
 
-/// The API server. A handle: cloning it is cheap and gives the same server.
+/// A handle of the API server. Clones share one server.
 #[derive(Clone)]
 pub struct ApiServer {
     pub(crate) inner: Arc<Inner>,
@@ -73,7 +73,8 @@ pub(crate) struct Inner {
     pub(crate) nodes: NodeConnector,
     pub(crate) inspector: Inspector,
     pub(crate) authenticator: Authenticator,
-    /// Creations hold it shared, the marking of a namespace for deletion alone: what is marked is closed.
+    /// Held shared by creations and exclusively while a namespace is marked for deletion: no object is created in a
+    /// marked namespace.
     pub(crate) namespaces: RwLock<()>,
     pub(crate) rbac: Rbac,
     pub(crate) custom: CustomKinds,
@@ -136,8 +137,7 @@ impl ApiServer {
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
     }
 
-    /// The whole API as a service, for a server or a test of one's own: every request goes to one function,
-    /// which knows the kinds and their paths.
+    /// The API as a tower service, for a server or a test.
     pub fn service<B>(
         &self,
     ) -> impl Service<Request<B>, Response = Response, Error = Infallible, Future: Send>
@@ -154,9 +154,9 @@ impl ApiServer {
         })
     }
 
-    /// A client in this process: no socket, no TLS; requests carry the user with them.
-    /// What they write is owned by the last part of the user's name (`controllers`, `kube-scheduler`; of a node,
-    /// `kubelet`), as upstream's components are told apart by their user agents.
+    /// A client within the process, without socket and TLS; requests carry `user`. Fields that it writes are owned by
+    /// the last part of the user's name (`controllers`, `kube-scheduler`; for a node `kubelet`), as upstream names
+    /// owners after the user agents of its components.
     pub fn client(&self, user: User) -> kube::Client {
         let service = self.service();
         let agent = HeaderValue::from_str(agent_of(&user.name)).ok();
@@ -171,8 +171,8 @@ impl ApiServer {
         kube::Client::new(service, wellknown::NAMESPACE_DEFAULT)
     }
 
-    /// Names who shows the objects of a kind that are kept elsewhere: `executions.mayfly.dev`. Until then they
-    /// cannot be asked for.
+    /// Sets the view that serves the objects of `resource` (`executions.mayfly.dev`). Before that, requests for it
+    /// are refused.
     pub fn attach_view(&self, resource: &'static str, view: Arc<dyn KindView>) {
         self.inner.views.attach(resource, view);
     }
@@ -200,7 +200,7 @@ impl Inner {
         (self.clock)()
     }
 
-    /// A place among the requests that are worked on at the same time; parts of this process need none.
+    /// A permit among the concurrent requests. Parts of this process need none.
     pub(crate) async fn turn(&self, user: &User) -> Result<Option<SemaphorePermit<'_>>, ApiError> {
         if user.is_in_process() {
             return Ok(None);

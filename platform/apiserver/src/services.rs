@@ -168,7 +168,7 @@ pub(crate) fn allocate(
     errors
 }
 
-/// What an update leaves out of what the server has set stays (upstream's `patchAllocatedValues`).
+/// Keeps the fields set by the server that an update leaves out (upstream's `patchAllocatedValues`).
 fn carry_over(new: &mut Object, old: &Object) {
     let needs_ip = |object: &Object| object.str_at(&["spec", "type"]) != "ExternalName";
     let needs_ports = |object: &Object| {

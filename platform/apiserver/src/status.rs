@@ -1,5 +1,5 @@
-//! Errors of the API, and their one mapping to `Status` objects. The words are upstream's
-//! (`apimachinery/pkg/api/errors`), so that people and programs recognise them.
+//! Errors of the API, and their mapping to `Status` objects. The messages are upstream's
+//! (`apimachinery/pkg/api/errors`), which people and programs recognise.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -148,7 +148,7 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(kind.group, kind.plural, name)
     }
 
-    /// A deletion names another object than the one that is there.
+    /// The preconditions of a deletion do not match the stored object.
     pub(crate) fn precondition_failed(kind: &Kind, name: &str, why: &str) -> Self {
         let qualified = match kind.group {
             "" => kind.kind.to_owned(),
@@ -320,7 +320,7 @@ impl ApiError {
         Self::new(StatusCode::GONE, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
-    /// A list cannot go on from where it was.
+    /// The revision of a continue token is no longer available.
     pub(crate) fn continue_expired() -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result. You must \
                        start a new list without the continue parameter.";
@@ -357,7 +357,7 @@ impl ApiError {
         Self::new(code.unwrap_or(StatusCode::BAD_REQUEST), reason, message)
     }
 
-    /// A webhook that could not be called, or whose answer is no verdict.
+    /// A call of a webhook that failed, or whose answer is invalid.
     pub(crate) fn webhook_failed(webhook: &str, why: &str) -> Self {
         let cause = format!("failed calling webhook {webhook:?}: {why}");
         let message = format!("Internal error occurred: {cause}");

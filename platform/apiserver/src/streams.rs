@@ -111,7 +111,7 @@ pub(crate) async fn proxy(
     pass_on(server, node, &format!("{path}{query}"), parts, body).await
 }
 
-/// Sends a request to a node, with what an upgrade needs, and gives back its answer.
+/// Forwards a request to a node, with the headers of an upgrade, and returns the answer.
 async fn pass_on(
     server: &Inner,
     node: &str,

@@ -214,7 +214,7 @@ impl Inner {
                 }
             }
             scheduled(&mut object, request.now);
-            // What a binding brings along is checked as what a pod brings along itself.
+            // Metadata of a binding are checked like those of a pod.
             verbs::check(kind, &mut object)?;
             let errors = crate::meta::validate(&object, Some(current), kind);
             if !errors.is_empty() {
@@ -226,7 +226,7 @@ impl Inner {
     }
 }
 
-/// The condition that says a pod has a node.
+/// Sets the condition PodScheduled.
 fn scheduled(pod: &mut Object, now: jiff::Timestamp) {
     let status = pod.map_mut("status");
     let conditions = status.entry("conditions").or_insert_with(|| json!([]));

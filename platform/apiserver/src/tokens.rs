@@ -1,5 +1,5 @@
-//! Tokens of service accounts: JWTs with an audience, an expiry and, if asked for, an object that they live as long as.
-//! The claims are upstream's (`pkg/serviceaccount`); they are signed with ECDSA over P-256 (`ES256`).
+//! Tokens of service accounts: JWTs with an audience, an expiry and optionally an object whose deletion invalidates
+//! them. The claims are upstream's (`pkg/serviceaccount`); they are signed with ECDSA over P-256 (`ES256`).
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jiff::Timestamp;
@@ -12,9 +12,9 @@ use sha2::{Digest, Sha256};
 
 use crate::{access::User, object::Object, registry::registry, server::Inner, verbs::key};
 
-/// Who issues the tokens, and for whom they are if nothing else is asked for.
+/// The issuer of tokens, and their default audience.
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// How long a token is valid if nothing is asked for, and the least, in seconds (upstream's).
+/// The default lifetime of a token in seconds, and the shortest one (upstream's).
 pub(crate) const EXPIRATION_SECONDS_DEFAULT: i64 = 3600;
 pub(crate) const EXPIRATION_SECONDS_MIN: i64 = 600;
 pub(crate) const EXPIRATION_SECONDS_MAX: i64 = 1 << 32;
@@ -38,11 +38,11 @@ pub(crate) enum AccountTokenError {
     Unbound,
 }
 
-/// What a valid token says.
+/// The claims of a valid token.
 #[derive(Debug)]
 pub(crate) struct VerifiedToken {
     pub(crate) user: User,
-    /// Those that were asked for and that the token has.
+    /// The requested audiences that the token has.
     pub(crate) audiences: Vec<String>,
 }
 
@@ -110,7 +110,7 @@ impl Tokens {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 
-    /// The claims of a token whose signature verifies and whose time is now.
+    /// The claims of a token with a valid signature that has not expired.
     fn claims(&self, token: &str, now: Timestamp) -> Result<Value, AccountTokenError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(AccountTokenError::Malformed);

@@ -1,4 +1,4 @@
-//! `metrics.k8s.io`: each node's agent is asked for its summary, as upstream's metrics-server does.
+//! `metrics.k8s.io`: requests the summary of each node's agent, like upstream's metrics-server.
 
 use axum::{body::Body, response::Response};
 use futures::future::join_all;
@@ -22,7 +22,7 @@ use crate::{
 /// Largest summary of a node, in bytes: some hundred for each of its pods.
 const SUMMARY_BYTES_MAX: usize = 64 << 20;
 
-/// Of upstream's summary (`kubelet/pkg/apis/stats/v1alpha1`), what is shown.
+/// The parts of upstream's summary that are shown (`kubelet/pkg/apis/stats/v1alpha1`).
 #[derive(Deserialize)]
 struct Summary {
     /// Seconds; a field of Mayfly's own.
@@ -89,7 +89,7 @@ impl Measured {
 }
 
 impl Call {
-    /// A request about what is measured.
+    /// Answers a request for measurements.
     pub(crate) async fn measured(&self, view: View) -> Result<Response, ApiError> {
         let namespace = &self.target.namespace;
         match (self.parts.method.as_str(), &self.target.name, &self.target.subresource) {
@@ -145,7 +145,7 @@ impl Inner {
                 let PodRef { namespace: at, name: pod_name, uid } = &pod.pod_ref;
                 let wanted =
                     (namespace.is_empty() || namespace == at) && name.is_none_or(|name| name == pod_name);
-                // Its labels are the object's.
+                // The measurement has the labels of the object.
                 let object = wanted.then(|| self.existing("pods", at, pod_name)).flatten();
                 let Some(object) = object.filter(|object| object.uid() == uid) else { continue };
                 let time = pod.containers.first().map_or("", |container| container.measured.time());
@@ -192,7 +192,7 @@ impl Inner {
     }
 }
 
-/// What was measured of an object, so far as it is the same for nodes and pods.
+/// The fields that measurements of nodes and pods share.
 fn measured(kind: &Kind, of: &Object, time: &str, window: &str) -> Object {
     let mut object = Object::default();
     object.0.insert("kind".into(), kind.kind.into());

@@ -1,5 +1,5 @@
-//! What each verb means. Every verb works on the store and returns what the client is to see; none knows HTTP
-//! beyond its query parameters.
+//! The verbs. Each works on the store and returns the answer's content; none depends on HTTP beyond the query
+//! parameters.
 
 mod apply;
 mod create;
@@ -42,7 +42,7 @@ pub(crate) struct WriteRequest {
     pub(crate) user: User,
 }
 
-/// `fieldManager`, or the first word of the user agent.
+/// The field manager: `fieldManager`, or the first word of the user agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Manager {
     pub(crate) name: String,
@@ -52,16 +52,16 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
-    /// `fieldManager`, or what stands before the first slash of the user agent (upstream's rule).
+    /// `fieldManager`, or the part of the user agent before the first slash (upstream's rule).
     pub(crate) fn of(query: &Query, headers: &HeaderMap, user: &User) -> Self {
-        // The platform's own objects are tracked only once somebody else writes them.
+        // Objects of the platform itself are tracked from the first write by another user on.
         let tracked = !user.is_in_process();
         if let Some(name) = &query.field_manager {
             return Self { name: name.clone(), explicit: true, tracked: true };
         }
         let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("");
         let of_component = match user.name.as_str() {
-            // These are upstream's controllers, and its clients know their fields by this name.
+            // Upstream's name of these controllers, by which clients recognise their fields.
             "system:mayfly:controllers" => "kube-controller-manager",
             name => name.strip_prefix("system:").unwrap_or("unknown"),
         };
@@ -92,7 +92,7 @@ pub(crate) enum State {
     Stored(Arc<Entry>),
     /// As it would be (dry run).
     Dry(Object),
-    /// It is gone; this is what it was.
+    /// The object as it was before its removal.
     Deleted(Object),
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn load(store: &Store, kind: &Kind, key: &Key) -> Result<Arc<Entry>, 
     store.get(key).ok_or_else(|| ApiError::not_found(kind, &key.name))
 }
 
-/// A write that failed for a reason that is nobody's mistake; the others are handled where they mean something.
+/// Maps a write error that the request did not cause; the callers map the others.
 pub(crate) fn write_error(kind: &Kind, name: &str, error: WriteError) -> ApiError {
     match error {
         WriteError::AlreadyExists => ApiError::already_exists(kind, name),
@@ -118,7 +118,7 @@ pub(crate) fn write_error(kind: &Kind, name: &str, error: WriteError) -> ApiErro
     }
 }
 
-/// `"12"` → 12. The empty text and "0" are no revision at all.
+/// Parses a resource version: `"12"` is 12, the empty text and "0" are none.
 pub(crate) fn parse_revision(text: &str) -> Result<Option<Revision>, ApiError> {
     match text {
         "" | "0" => Ok(None),
@@ -150,7 +150,7 @@ pub(crate) fn validate_schema(
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
     check(kind, object)?;
-    // What Go cannot tell from an absent field is absent, so that it gets its default.
+    // Zero values that Go does not distinguish from absent fields are removed, and get their defaults.
     canonicalise_sent(kind, &mut object.0);
     Ok(warnings)
 }
@@ -211,7 +211,7 @@ fn mismatch(kind: &Kind, object: &Object, field: &str, found: &str, expected: &s
     )
 }
 
-/// Checks the type of a body, and sets it where it was left out.
+/// Checks the type of a body, and sets it if it is absent.
 pub(crate) fn set_type(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
     for (field, expected) in [("apiVersion", kind.api_version()), ("kind", kind.kind.to_owned())] {
         let found = object.0.get(field).and_then(serde_json::Value::as_str).unwrap_or("");

@@ -1,8 +1,8 @@
-//! Kinds whose objects are kept elsewhere: shown like any other, never copied into the store, read-only.
+//! Views: read-only kinds whose objects are kept outside of the store.
 //!
-//! Who keeps them implements [`KindView`] and is named to the server with [`crate::ApiServer::attach_view`].
-//! Selectors, pages, tables and the form of a watch are this side's work; the revisions in `resourceVersion`
-//! are the view's own and mean nothing to the store.
+//! The owner of the objects implements [`KindView`] and is attached with [`crate::ApiServer::attach_view`]. This
+//! module implements selectors, pages, tables and watches; the revisions in `resourceVersion` are the view's own and
+//! independent of the store's.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,7 +25,7 @@ use crate::{
     verbs::{self, Beginning, Ended, Source, Start},
 };
 
-/// Objects asked of a view at a time.
+/// The number of objects requested from a view at a time.
 const PAGE: usize = 500;
 
 /// Shows the objects of one kind that are kept elsewhere. Objects are whole: apiVersion, kind, metadata with
@@ -41,23 +41,23 @@ pub trait KindView: Send + Sync {
     /// A page, in an order of the view's own.
     fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>>;
 
-    /// The changes after a revision, as they come; `whole` as in [`ViewQuery`]. A stream that ends with an error has
+    /// The changes after a revision, as a stream; `whole` as in [`ViewQuery`]. A stream that ends with an error has
     /// fallen behind.
     ///
     /// # Errors
-    /// [`ViewError::Expired`]: that far back nobody remembers; list again.
+    /// [`ViewError::Expired`] if the changes after the revision are no longer available; list again.
     fn watch(
         &self,
         after: u64,
         whole: bool,
     ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError>;
 
-    /// Who needs this artifact, in words that end a sentence, if anybody does: the artifact stays as long.
+    /// The user of this artifact, as the end of a sentence; `None` if the artifact is not used and can be removed.
     fn user_of<'a>(&'a self, _artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// What to tell someone who wants to change an object: that it cannot be done, and what can.
+    /// The message for a client that tries to change an object: the reason, and the alternative.
     fn read_only(&self, name: &str) -> String;
 }
 
@@ -83,7 +83,7 @@ pub struct ViewPage {
     pub items: Vec<Value>,
     /// Where the next one begins.
     pub next: Option<String>,
-    /// Where a watch goes on that misses nothing after this page.
+    /// The revision from which a watch misses no change after this page.
     pub revision: u64,
 }
 
@@ -159,7 +159,7 @@ impl Views {
     }
 }
 
-/// An object as entries of the store look.
+/// An object in the form of an entry of the store.
 fn entry(kind: &Kind, object: Value) -> Result<Entry, ApiError> {
     let Value::Object(map) = object else { return Err(ApiError::internal("a view's object is no object")) };
     let object = Object(map);
@@ -240,7 +240,7 @@ impl Inner {
                 (meta.revision, entries.into_iter().map(Arc::new).collect())
             }
             Start { asked: Some(asked), .. } => (asked, Vec::new()),
-            // Any page says which revision is now.
+            // Any page has the current revision.
             Start { asked: None, .. } => {
                 let one = Query { limit: Some(1), ..Query::default() };
                 (self.list_view(view, namespace, &one).await?.0.revision, Vec::new())
@@ -253,7 +253,7 @@ impl Inner {
     }
 }
 
-/// The changes of a view, as the store would tell them.
+/// The changes of a view as events of the store.
 pub(crate) struct ViewEvents {
     events: BoxStream<'static, Result<ViewEvent, ViewError>>,
     kind: &'static Kind,
@@ -276,7 +276,7 @@ impl ViewEvents {
         }
     }
 
-    /// The revision up to which everything was told.
+    /// The revision up to which all events were returned.
     pub(crate) fn progress(&self) -> Revision {
         self.progress
     }

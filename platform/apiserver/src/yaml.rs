@@ -1,4 +1,4 @@
-//! Answers for clients that read YAML. Everything is made as JSON; here, on its way out, it is written anew.
+//! Answers in YAML: the JSON of an answer is converted at the end.
 
 use axum::{
     body::Body,
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::status::ApiError;
 
-/// What is larger is written where it keeps no other request waiting, in bytes.
+/// Larger answers are converted on a blocking thread.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// The answer with its JSON as YAML. Streams, texts and files stay what they are.
+/// The answer with its JSON body converted to YAML. Streams, texts and files are not changed.
 pub(crate) async fn rewritten(response: Response) -> Response {
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|form| form == "application/json");
     let is_whole = response.body().size_hint().exact().is_some_and(|bytes| bytes > 0);

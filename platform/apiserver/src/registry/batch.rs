@@ -177,7 +177,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     errors
 }
 
-/// Fields whose meaning nobody carries out here.
+/// Refuses fields that this server does not support.
 fn unsupported(spec: &JobSpec, errors: &mut Vec<FieldError>) {
     for (field, there) in [
         ("backoffLimitPerIndex", spec.backoff_limit_per_index.is_some()),

@@ -114,7 +114,8 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     errors
 }
 
-/// Checks a standard cron expression: five fields, or a word such as `@daily`, in the words of `robfig/cron`.
+/// Checks a standard cron expression: five fields, or a descriptor such as `@daily`. The messages are those of
+/// `robfig/cron`.
 fn cron(text: &str) -> Result<(), String> {
     if let Some(word) = text.strip_prefix('@') {
         let known = ["yearly", "annually", "monthly", "weekly", "daily", "midnight", "hourly"];

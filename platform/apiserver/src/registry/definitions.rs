@@ -1,5 +1,5 @@
-//! CustomResourceDefinitions. The rules are upstream's (`apiextensions-apiserver/pkg/apis/apiextensions`); what they
-//! define is in [`crate::custom`].
+//! CustomResourceDefinitions. The rules are upstream's (`apiextensions-apiserver/pkg/apis/apiextensions`);
+//! [`crate::custom`] serves the defined kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! `events.k8s.io/v1`: the same objects as the core group's Events, under other field names.
+//! `events.k8s.io/v1`: the core group's Events under other field names.
 
 use k8s_openapi::api::events::v1::Event;
 use mayfly_api::validation::FieldError;

@@ -46,7 +46,7 @@ fn function() -> Kind {
             None => Vec::new(),
         },
         valid_name: validation::function_name,
-        // A project's own manifest is a whole Function but for this: what is built from the project becomes it.
+        // The manifest of a project lacks only this field: `mayfly deploy` builds the project and sets it.
         remedies: &[(
             "spec.source",
             "in a project, `mayfly deploy` builds the component, uploads it and sets this; elsewhere set one of \

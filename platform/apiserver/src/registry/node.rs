@@ -30,7 +30,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         },
         cells,
         selectable: &[("spec.unschedulable", "false")],
-        // A node registers itself together with its status.
+        // Kept: a node registers itself together with its status.
         on_create: |_| {},
         ..Kind::built_in::<Node>("node")
     }]

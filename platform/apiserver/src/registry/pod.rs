@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{Kind, Subresource, columns, pod_resources, pod_rules, rules, typed};
 use crate::object::{Object, map_at};
 
-/// How long a pod may take to stop when it does not say, in seconds.
+/// The default of `terminationGracePeriodSeconds`.
 const GRACE_SECONDS_DEFAULT: i64 = 30;
 
 pub(super) fn kinds() -> Vec<Kind> {
@@ -72,7 +72,7 @@ pub(super) fn kinds() -> Vec<Kind> {
     }]
 }
 
-/// Seconds until the kubelet may kill it; 0: nobody has to stop anything.
+/// The grace period of a pod's deletion in seconds; 0 if no node has to stop it.
 fn grace(object: &Object, asked: Option<i64>) -> i64 {
     let finished = matches!(object.str_at(&["status", "phase"]), "Failed" | "Succeeded");
     if finished || object.str_at(&["spec", "nodeName"]).is_empty() {
@@ -179,7 +179,7 @@ fn probe_defaults(probe: &mut Map<String, Value>) {
     }
 }
 
-/// An image without a digest whose tag is absent or `latest`.
+/// Whether an image has no digest, and no tag or the tag `latest`.
 fn is_latest(image: &str) -> bool {
     if image.contains('@') {
         return false;
@@ -343,7 +343,7 @@ fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, erro
     pod_resources::check(container, path, errors);
 }
 
-/// What stands still in a pod: all of its spec but images, deadline, added tolerations and removed gates.
+/// Refuses changes of a pod's spec except those of images, the deadline, added tolerations and removed gates.
 fn update_errors(new: &Object, old: &Object, errors: &mut Vec<FieldError>) {
     let (mut new_spec, mut old_spec) =
         (new.0.get("spec").cloned().unwrap_or_default(), old.0.get("spec").cloned().unwrap_or_default());

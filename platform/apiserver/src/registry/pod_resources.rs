@@ -49,7 +49,7 @@ pub(super) fn check(container: &Value, path: &str, errors: &mut Vec<FieldError>)
     }
 }
 
-/// Renames the aliases in all containers of a pod's spec. A name that is there already stays.
+/// Renames the aliases in all containers of a pod's spec. An amount under the new name is kept.
 pub(crate) fn rename_aliases(spec: &mut Map<String, Value>) {
     for list in ["initContainers", "containers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {

@@ -1,5 +1,4 @@
-//! Rules of a pod's spec that are about combinations of its fields, in upstream's words
-//! (`pkg/apis/core/validation`).
+//! Rules about combinations of fields of a pod's spec, with upstream's messages (`pkg/apis/core/validation`).
 
 use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value};

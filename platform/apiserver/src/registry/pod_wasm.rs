@@ -1,5 +1,5 @@
-//! What a pod's spec may say that nobody carries out when its components run in the wasm host: allowed, because
-//! a manifest may be meant for other runtimes too, and said in a warning, because it is not what it seems.
+//! Fields of a pod's spec that have no effect for components in the wasm host. They are allowed, since a manifest may
+//! be meant for other runtimes too, and reported in a warning.
 
 use mayfly_api::{Digest, wellknown};
 use serde_json::{Map, Value};
@@ -100,13 +100,13 @@ fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
     warnings
 }
 
-/// The paths of those fields that say something.
+/// The paths of the fields that are set.
 fn named(map: &Map<String, Value>, fields: &[&str], path: &str) -> Vec<String> {
     let there = fields.iter().filter(|field| says(map.get(**field)));
     there.map(|field| format!("{path}.{field}")).collect()
 }
 
-/// Whether a value asks for anything: what defaults put there does not.
+/// Whether a value is set to something other than its default.
 fn says(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => false,

@@ -55,7 +55,7 @@ pub(crate) fn condition<'a>(object: &'a Object, name: &str) -> Option<(&'a str, 
     Some((found["status"].as_str()?, found["reason"].as_str().unwrap_or("")))
 }
 
-/// `<none>` where there is nothing, as kubectl's tables say it.
+/// The text, or `<none>` for an empty one, as in kubectl's tables.
 pub(crate) fn or_none(text: &str) -> Value {
     if text.is_empty() { "<none>".into() } else { text.into() }
 }

@@ -1,4 +1,4 @@
-//! Validation rules that several kinds share, in upstream's words (`apimachinery/pkg/api/validation`,
+//! Validation rules that several kinds share, with upstream's messages (`apimachinery/pkg/api/validation`,
 //! `pkg/apis/*/validation`).
 
 use mayfly_api::validation::{FieldError, FieldErrorKind};
@@ -61,7 +61,7 @@ pub(super) fn duplicate(path: impl Into<String>, shown: impl Into<String>) -> Fi
     }
 }
 
-/// One of a set of words; sets `errors` for any other.
+/// Refuses a value that is not in the allowed set.
 pub(super) fn one_of(value: &str, allowed: &[&str], path: &str, errors: &mut Vec<FieldError>) {
     if !allowed.contains(&value) {
         errors.push(not_supported(path, value, allowed));
@@ -171,7 +171,7 @@ pub(crate) fn list_items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// In upstream's words (`IsEnvVarName`).
+/// The message of upstream's `IsEnvVarName`.
 pub(super) const VARIABLE_NAME_FORM: &str = "a valid environment variable name must consist of alphabetic characters, digits, \
                                   '_', '-', or '.', and must not start with a digit (e.g. 'my.env-name',  or \
                                   'MY_ENV.NAME',  or 'MyEnvName1', regex used for validation is \

@@ -252,7 +252,7 @@ fn service_ports(ports: &[Value], kind: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// The name of a port (IANA service name), in upstream's words.
+/// Checks the name of a port (IANA service name); the messages are upstream's.
 pub(super) fn port_name(name: &str) -> Result<(), &'static str> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     match name {

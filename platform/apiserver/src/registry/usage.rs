@@ -1,4 +1,4 @@
-//! What nodes and pods use (`metrics.k8s.io`): measured when it is asked for, and kept by nobody.
+//! The usage of nodes and pods (`metrics.k8s.io`), measured for each request and not stored.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::object::Object;
 
-/// Most problems of a definition that are told.
+/// The maximum number of reported problems of a definition.
 const PROBLEMS_MAX: usize = 50;
 
 pub(super) fn kinds() -> Vec<Kind> {
@@ -148,9 +148,10 @@ fn diagnostics(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = 
     found.into_iter().filter(move |problem| problem.severity == severity).take(PROBLEMS_MAX)
 }
 
-/// `kubectl apply` leaves nulls out of what it creates (`ResultPath: null` means something), and sends a JSON merge
-/// patch later, in which they are deletions, and which merges a definition into the one that is there. But it also
-/// notes what was applied, whole: when that note is new, the definition in it is what was meant.
+/// Replaces the definition by the one in kubectl's last-applied annotation when that is new. `kubectl apply` drops
+/// nulls from the objects that it creates (`ResultPath: null` has a meaning), and later sends JSON merge patches, in
+/// which a null deletes and which merge a definition into the stored one. The annotation has the whole applied
+/// object.
 fn take_what_was_applied(new: &mut Object, old: &Object) {
     let note = |object: &Object| {
         object

@@ -58,8 +58,8 @@ static RULES: LazyLock<MergeKeys> = LazyLock::new(|| {
     keys
 });
 
-/// The schemas of some kinds with all they refer to, by definition name, merge rules included
-/// (`x-kubernetes-…`); and the kinds' own definition names, in the same order.
+/// The schemas of some kinds and of all definitions that they refer to, by definition name, with their merge rules
+/// (`x-kubernetes-…`); and the definition names of the kinds, in the same order.
 pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) {
     let mut generator = SchemaSettings::openapi3().into_generator();
     generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>();
@@ -160,7 +160,7 @@ pub(super) fn compile(kind: &Kind, known: &mut hashbrown::HashMap<Box<str>, Node
     Compiler { definitions: &definitions, known, custom: false }.definition(&names[0])
 }
 
-/// Compiles a structural schema. Its name is not remembered: a definition may change.
+/// Compiles a structural schema. It is not cached by name, since a definition can change.
 pub(super) fn compile_custom(
     name: &str,
     schema: &Value,
@@ -182,7 +182,7 @@ pub(super) fn compile_custom(
 struct Compiler<'a> {
     definitions: &'a Map<String, Value>,
     known: &'a mut hashbrown::HashMap<Box<str>, NodeId>,
-    /// The schema is a structural one: types stand beside alternatives, and merge rules in the properties.
+    /// Whether the schema is a structural one, which has types beside alternatives and merge rules in the properties.
     custom: bool,
 }
 
@@ -293,7 +293,7 @@ fn one_type(alternatives: &Value) -> Node {
     }
 }
 
-/// The merge rules that stand in a property itself.
+/// The merge rules within a property.
 fn rules_in(property: &Value) -> Map<String, Value> {
     let entries = property.as_object().into_iter().flatten();
     entries

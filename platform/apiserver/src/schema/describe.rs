@@ -1,11 +1,11 @@
-//! One description for each field: kubectl shows a field's own and then its type's, which says the same again. And
-//! in lines of the reader's width, not of the source's.
+//! Reduces each field to one description: kubectl shows the description of a field and then that of its type, which
+//! repeats it. Line breaks of the source are removed, so that the reader's terminal wraps the lines.
 
 use serde_json::{Map, Value, json};
 
 use super::compile::PREFIX;
 
-/// Upstream's definitions are left as kubectl's users know them.
+/// Upstream's definitions, whose descriptions are not changed.
 pub(super) const UPSTREAM: &str = "io.k8s.";
 
 /// Joins the lines of paragraphs, which kubectl prints as they are; a list's items keep lines of their own.

@@ -42,7 +42,7 @@ pub(super) fn field_and_type<'a>(kind: &Kind, path: impl Iterator<Item = GoStep<
     let mut shown: Vec<&str> = Vec::new();
     for step in path {
         match (at.value, step) {
-            // An item of a list or a value of a map: of the same field.
+            // An item of a list or a value of a map belongs to the same field.
             (Some((field, true)), _) => at = at.inside(field),
             (_, GoStep::Name(name)) => {
                 let field = find(at.fields?, name)?;

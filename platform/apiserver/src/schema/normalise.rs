@@ -21,11 +21,11 @@ pub(crate) struct Findings {
     pub(crate) unknown: Vec<String>,
     /// Paths of fields that must be there and are not.
     pub(crate) missing: Vec<String>,
-    /// The first value of a wrong type, in upstream's words.
+    /// The first value of a wrong type, with upstream's message.
     pub(crate) wrong: Option<String>,
 }
 
-/// Removes unknown fields and nulls from an object of `kind`, and says what was found.
+/// Removes unknown fields and nulls from an object of `kind`, and reports them.
 pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Findings {
     if let Some(definition) = kind.definition {
         return definition.prune(kind, object);
@@ -41,7 +41,7 @@ pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Finding
     walk.findings
 }
 
-/// The same for the metadata of a custom object, whose shape is `root`.
+/// Like [`normalise`], for the metadata of a custom object, whose shape is `root`.
 pub(crate) fn normalise_metadata(kind: &Kind, root: NodeId, object: &mut Map<String, Value>) -> Findings {
     let schemas = schemas();
     let path = vec![Step::Field("metadata".into())];
@@ -197,7 +197,7 @@ impl Walk<'_> {
     }
 }
 
-/// In upstream's words (`resource.ErrFormatWrong`).
+/// The message of upstream's `resource.ErrFormatWrong`.
 const QUANTITY_FORM: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 

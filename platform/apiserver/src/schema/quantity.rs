@@ -16,7 +16,7 @@ enum Units {
     Binary,
 }
 
-/// The canonical form of a quantity; `None` for what is none, and for numbers that cannot be written exactly.
+/// The canonical form of a quantity; `None` for an invalid one, and for numbers without an exact form.
 pub(super) fn canonical(text: &str) -> Option<String> {
     let text = text.trim();
     let (negative, unsigned) = match text.strip_prefix('-') {

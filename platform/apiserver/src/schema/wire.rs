@@ -72,7 +72,7 @@ enum Presence {
     NotZero,
     /// A value without: absent is zero.
     Always,
-    /// The fields of the struct stand among those of this one.
+    /// Embedded: the fields of the struct are written among those of its parent.
     Inline,
 }
 
@@ -150,8 +150,8 @@ pub(crate) fn canonicalise(kind: &Kind, object: &mut Map<String, Value>) {
     }
 }
 
-/// The same for an object that was sent as JSON and not stored yet: an empty list or map of a field without
-/// `omitempty` is still told apart from none, which protobuf cannot.
+/// Like [`canonicalise`], for an object that was sent as JSON and is not stored yet: an empty list or map of a field
+/// without `omitempty` differs from an absent one, which protobuf cannot express.
 pub(crate) fn canonicalise_sent(kind: &Kind, object: &mut Map<String, Value>) {
     if kind.custom {
         return;
@@ -232,7 +232,7 @@ impl GoWriter {
 }
 
 impl WireField {
-    /// What stands there when nothing was given.
+    /// The value that is written for an absent field.
     fn when_absent(&self) -> Option<Value> {
         match (self.presence, self.multiplicity, self.scalar) {
             (Presence::GivenOrNull, ..) => Some(Value::Null),

@@ -1,4 +1,4 @@
-//! Server-side apply: a patch that says what its manager wants, and only that.
+//! Server-side apply: a patch with exactly the fields that its manager owns.
 
 use mayfly_api::validation::FieldError;
 

@@ -127,7 +127,7 @@ impl Inner {
         if custom::is_definition(kind) { Some(self.custom.writes.lock().await) } else { None }
     }
 
-    /// Serves what the definitions say after a write of one.
+    /// Updates the served kinds after the write of a definition.
     pub(super) fn definition_written(&self, kind: &Kind) {
         if custom::is_definition(kind) {
             self.custom.reload(&self.store);

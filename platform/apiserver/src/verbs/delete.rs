@@ -1,5 +1,5 @@
-//! `delete` and `deletecollection`: preconditions, grace, finalizers, and who deletes the dependents.
-//! The order of the rules is upstream's (`apiserver/pkg/registry/generic/registry/store.go`).
+//! `delete` and `deletecollection`: preconditions, grace, finalizers, and the deletion of dependents. The order of
+//! the rules is upstream's (`apiserver/pkg/registry/generic/registry/store.go`).
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl Inner {
     ) -> Result<Outcome, ApiError> {
         let kind = request.kind;
         if kind.has(Subresource::Finalize) && NAMESPACES.contains(&name) {
-            // Upstream's words (admission plugin NamespaceLifecycle).
+            // The message of upstream's admission plugin NamespaceLifecycle.
             return Err(ApiError::forbidden(kind, name, "this namespace may not be deleted"));
         }
         let key = key(kind, &request.namespace, name);
@@ -185,7 +185,7 @@ impl Inner {
         self.call_webhooks(&request, AdmissionOperation::Delete, &concerned, None, Some(&object)).await
     }
 
-    /// Deletes what a list selects; returns what it was.
+    /// Deletes the objects of a list; returns them as they were.
     pub(crate) async fn delete_collection(
         &self,
         request: &WriteRequest,
@@ -270,7 +270,8 @@ fn spec_finalizers(object: &Object) -> bool {
     object.at(&["spec", "finalizers"]).and_then(Value::as_array).is_some_and(|list| !list.is_empty())
 }
 
-/// The finalizers that tell the collector what to do with the dependents. No policy: those that are there stay.
+/// Sets the finalizers that select how the garbage collector handles dependents. Without a policy they are not
+/// changed.
 fn set_finalizers(object: &mut Object, propagation: Option<Propagation>) {
     let Some(propagation) = propagation else { return };
     let wanted = match propagation {

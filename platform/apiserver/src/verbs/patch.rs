@@ -10,8 +10,8 @@ use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::Inner
 
 /// Most operations of one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
-/// Most bytes that the copies of one JSON patch may bring (upstream's limit): a list that is copied into itself
-/// doubles each time.
+/// The maximum number of bytes that the copies of one JSON patch may add (upstream's limit): copying a list into
+/// itself doubles it each time.
 const JSON_PATCH_COPIED_BYTES_MAX: usize = 3 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

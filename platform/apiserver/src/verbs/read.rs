@@ -15,7 +15,7 @@ use crate::{
 /// Entries looked at in one go while a selector is applied.
 const PAGE_ENTRIES: usize = 500;
 
-/// Where a list goes on. Opaque to clients; the form is upstream's.
+/// The position at which a list continues. Opaque to clients; the form is upstream's.
 #[derive(Debug, Serialize, Deserialize)]
 struct Token {
     v: String,
@@ -89,7 +89,7 @@ impl Inner {
         let everything = selection.is_everything();
         let mut found: Vec<Arc<Entry>> = Vec::new();
         loop {
-            // Without a selector a page is exactly what is missing; with one, as much as it takes.
+            // Without a selector, one page has exactly the missing entries; with one, several pages may be needed.
             let missing = query.limit.map(|limit| limit - found.len());
             let page = if everything { missing } else { query.limit.map(|_| PAGE_ENTRIES) };
             let options = ListOptions { limit: page, after: after.take(), at };
@@ -118,7 +118,7 @@ impl Inner {
         }
     }
 
-    /// The revision a list is asked for; `None`: as it is now.
+    /// The requested revision of a list; `None` for the current one.
     fn list_revision(&self, query: &Query) -> Result<Option<Revision>, ApiError> {
         let asked = parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
         let rule = query.resource_version_match.as_deref();

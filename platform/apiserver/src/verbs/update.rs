@@ -14,8 +14,8 @@ use crate::{
     status::ApiError,
 };
 
-/// How often a change is made again on a newer object before the client is told of the conflict. Upstream
-/// patches five times; a change that names no version has no reason to give up so early.
+/// The number of attempts to apply a change to a newer object before a conflict is reported. Upstream makes five; a
+/// change without a version can be retried more often.
 const ATTEMPTS: usize = 32;
 
 /// Which part of an object a write is about.
@@ -31,7 +31,7 @@ pub(crate) enum Part {
     EphemeralContainers,
     /// `pods/x/binding`: the node's name, and what comes with it.
     Binding,
-    /// What the server itself changes (deletion marks).
+    /// Changes by the server itself (deletion marks).
     Whole,
 }
 
@@ -79,7 +79,7 @@ impl Inner {
                 mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
             return Err(ApiError::invalid_named(kind.group, kind.plural, &name, &[error]));
         }
-        // One that names a version is tried once: whoever was faster has made it a conflict.
+        // An update that names a version is attempted once: after a concurrent write it is a conflict.
         let mut copies =
             std::iter::repeat_n((object, warnings), if expected.is_some() { 1 } else { ATTEMPTS });
         self.change(request, &name, part, |_| {
@@ -89,8 +89,8 @@ impl Inner {
         .await
     }
 
-    /// Changes an object: reads it, lets `change` make the new one, writes it if nobody was faster, else starts
-    /// over. When the new object names a version other than the current one, that is a conflict at once.
+    /// Changes an object: reads it, calls `change`, and writes the result unless the object was changed meanwhile, in
+    /// which case it starts again. If the new object names a version other than the current one, that is a conflict.
     pub(crate) async fn change(
         &self,
         request: &WriteRequest,

@@ -29,21 +29,21 @@ use crate::{
 use lines::Lines;
 pub(crate) use source::{Ended, Source};
 
-/// Where a watch begins, as its client asks.
+/// The start of a watch, as requested.
 #[derive(Clone, Copy)]
 pub(crate) struct Start {
     /// The revision that the client has seen.
     pub(crate) asked: Option<Revision>,
-    /// All objects come first, as ADDED; else what came after `asked`, or after now.
+    /// Whether all objects are sent first, as ADDED; otherwise the events after `asked`, or after now.
     pub(crate) initial: bool,
-    /// A bookmark says where those end.
+    /// Whether a bookmark marks the end of the initial events.
     end_bookmark: bool,
 }
 
 /// A watch that can begin.
 pub(crate) struct Beginning {
     pub(crate) initial: Vec<Arc<Entry>>,
-    /// The revision of `initial`; what comes after it, `source` tells.
+    /// The revision of `initial`; `source` has the events after it.
     pub(crate) after: Revision,
     pub(crate) source: Source,
 }

@@ -1,4 +1,4 @@
-//! A running watch: what it says, and when.
+//! A running watch: the lines of its stream, and their timing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ const FRAME_BYTES: usize = 64 << 10;
 /// A last bookmark is sent this long before the end, so that the next watch starts close by.
 const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
-/// A watch ends after this long at the latest, whatever its client asks for: it comes again.
+/// The maximum duration of a watch, whatever timeout its client requests.
 const WATCH_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// When a watch speaks without an event, and when it ends.

@@ -17,7 +17,7 @@ pub(crate) enum Source {
 pub(crate) enum Ended {
     /// The stream just ends, and the client comes again.
     Quietly,
-    /// The client has to be told why.
+    /// The watch ends with this error.
     Because(ApiError),
 }
 
@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// The revision up to which everything was told.
+    /// The revision up to which all events were returned.
     pub(super) fn progress(&mut self) -> Revision {
         match self {
             Self::Objects { watch, .. } => watch.progress(),
