@@ -95,7 +95,7 @@ pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()
             }
             Err(error) if total == 1 && !is_refusal(&error) => return Err(error),
             Err(error) if total == 1 => return Err(placed(&document, error)),
-            // The others do not depend on it: they are applied, and the end tells.
+            // Later documents do not depend on this one: they are applied, and the command fails at the end.
             Err(error) => {
                 let error = session.explain(placed(&document, error));
                 output::note(format_args!("error: {}", super::failure::text(&error)));
@@ -133,7 +133,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Names the file of what was not applied, and the object where the server's answer does not.
+/// Adds to an error the file of the document, and the object if the server's answer does not name it.
 fn placed(document: &Document, error: anyhow::Error) -> anyhow::Error {
     let Document { source, kind, name, .. } = document;
     let is_nameless = is_refusal(&error) && !error.to_string().contains(&format!("{name:?}"));
@@ -217,7 +217,7 @@ async fn namespace(document: &Document, kind: &Kind, session: &Session) -> anyho
     }
 }
 
-/// The manifest without what the server alone writes, so that `get -o yaml | apply -f -` works.
+/// The manifest without the fields that only the server writes, so that `get -o yaml | apply -f -` works.
 fn to_send(document: &Document, kind: &Kind, namespace: &str) -> Value {
     let mut value = document.value.clone();
     if let Some(metadata) = value["metadata"].as_object_mut() {

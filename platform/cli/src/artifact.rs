@@ -19,7 +19,7 @@ use super::{
     upload::{self, Content, Upload},
 };
 
-/// The type of what a node wrote down about a job's pod.
+/// The type of the report that a node writes about a pod of a job.
 const JOB_REPORT: &str = "jobReport";
 
 #[derive(Args, Debug)]
@@ -132,7 +132,7 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
     Ok(digest)
 }
 
-/// The list. A job of a hundred pods leaves a hundred reports: they are left out unless `all` are asked for.
+/// Prints the list. A job with a hundred pods leaves a hundred reports, which are shown with `all` only.
 fn show(session: &Session, mut list: Value, all: bool) -> anyhow::Result<()> {
     let mut items = list["items"].as_array().cloned().unwrap_or_default();
     let there = items.len();

@@ -1,4 +1,4 @@
-//! `mayfly completion`: what a shell needs to complete commands and flags.
+//! `mayfly completion`: the completion scripts of shells.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Looking at a component before it is sent: can it answer requests on a host like ours?
+//! Checks a component before it is uploaded: whether this host can run it as a function.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use mayfly_runtime::component::{ComponentReport, inspect};
 
 use super::failure::Failure;
 
-/// Reads a component that a function can be made of. What cannot be one is refused here, with the reason.
+/// Reads a component. Refuses a file that cannot be a function, with the reason.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Bytes> {
     let content = std::fs::read(path).map_err(|error| {
         Failure::error(

@@ -1,5 +1,5 @@
-//! The data directory: where it is, and what lies in it. `mayfly up` writes it; every other command finds
-//! its server through it.
+//! The data directory: its location and its layout. `mayfly up` writes it; every other command finds its server
+//! through it.
 
 use std::{
     ffi::OsString,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The mode bits of group and others.
 const OTHERS: u32 = 0o007;
 
-/// A data directory, and who said so.
+/// A data directory, and the origin of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDir {
     root: PathBuf,
@@ -59,7 +59,7 @@ impl DataDir {
         chosen.absolute()
     }
 
-    /// What is told of it holds in another folder, too.
+    /// The path as an absolute one, which stays valid in another working directory.
     fn absolute(self) -> Self {
         match std::path::absolute(&self.root) {
             Ok(root) => Self { root, ..self },
@@ -91,7 +91,7 @@ impl DataDir {
         }
     }
 
-    /// What the config file says, where neither a flag nor the environment names the directory.
+    /// Replaces the default by the path of the config file; flags and the environment take precedence.
     pub fn unless_configured(self, file: Option<PathBuf>) -> Self {
         let is_said = matches!(self.origin, Origin::Flag | Origin::Environment);
         match file.filter(|root| !is_said && !root.as_os_str().is_empty()) {
@@ -114,8 +114,8 @@ impl DataDir {
         self.origin
     }
 
-    /// Makes it, for its owner alone, and the folders in it that are not for everybody either: a directory that was
-    /// there before may be open to all, and stays as its owner wanted it. Blocks.
+    /// Creates the directory and its private folders with access for the owner alone. The mode of an existing
+    /// directory is not changed. Blocks.
     pub fn make(&self) -> io::Result<()> {
         let private = |path: &Path| {
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -153,7 +153,7 @@ impl DataDir {
         self.root.join("mayfly.db")
     }
 
-    /// Uploaded components, and what is made from them.
+    /// Uploaded components and their compiled forms.
     pub fn artifacts(&self) -> PathBuf {
         self.root.join("artifacts")
     }

@@ -83,8 +83,8 @@ pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<(
     failures.into_result()
 }
 
-/// What could not be deleted. One object alone is the command's own failure; of several the others do not depend on
-/// it: they are deleted, and the end tells.
+/// Failed deletions. The failure of a single object is the failure of the command; with several objects the remaining
+/// ones are deleted, and the command fails at the end.
 struct Failures<'a> {
     session: &'a Session,
     total: usize,
@@ -172,17 +172,17 @@ async fn of_manifests(
     Ok(doomed)
 }
 
-/// The deleted object's uid: the answer is the object itself, or a Status about it.
+/// The uid of the deleted object: an answer is the object, or a Status with details of it.
 fn uid(answer: &Value) -> String {
     let uid = answer.pointer("/metadata/uid").or_else(|| answer.pointer("/details/uid"));
     uid.and_then(Value::as_str).unwrap_or("").to_owned()
 }
 
-/// How a deleted object stands, as one look at it tells.
+/// The state of a deleted object in one answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Gone,
-    /// Still there, or nothing was said that tells it from another one.
+    /// Present, or not distinguishable from another object.
     There,
     /// Unknown: the server cannot be reached or is overloaded.
     Unknown,
@@ -190,7 +190,7 @@ enum Look {
     Refused,
 }
 
-/// Only "not found" says that an object is gone, and only another uid that this is a new one of its name.
+/// The object is removed if the answer is "not found", and replaced if the answer has another uid.
 fn look(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> Look {
     match answer {
         Ok(object) if is_another(&uid(object), uid_deleted) => Look::Gone,
@@ -209,7 +209,7 @@ fn is_another(uid: &str, uid_deleted: &str) -> bool {
 /// How long a server may give no answer while a deletion is waited for.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Waits for finalizers and graceful stops. A new object of the same name is not the one we wait for.
+/// Waits until finalizers and graceful stops have ended. A new object of the same name ends the wait.
 async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: &str) -> anyhow::Result<()> {
     let mut pause = Duration::from_millis(20);
     let mut said = false;
@@ -254,7 +254,7 @@ mod tests {
         for (answer, expected) in [
             (object("1"), Look::There),
             (object("2"), Look::Gone),
-            // What has no uid is no other object: a proxy's answer, or none at all.
+            // An answer without a uid (from a proxy, for example) is not another object.
             (object(""), Look::There),
             (Ok(Value::Null), Look::There),
             (failure(404, "NotFound"), Look::Gone),

@@ -1,8 +1,8 @@
-//! `mayfly deploy`: a component becomes a function that answers.
+//! `mayfly deploy`: creates or updates a function from a component.
 //!
-//! Build when a directory was named, look at the component here, upload it by digest unless it is there,
-//! create the Function or change what differs, wait until it is ready. What neither the command nor the
-//! project's manifest mentions stays as it is: redeploying code keeps a traffic split.
+//! The steps: build if a directory is given, check the component, upload it by digest unless the server has it,
+//! create the Function or patch the fields that differ, wait until it is ready. Fields that neither the command nor
+//! the project's manifest sets are kept: deploying new code keeps a traffic split.
 
 use std::{
     path::{Path, PathBuf},
@@ -130,7 +130,7 @@ fn egress(text: &str) -> Result<String, String> {
     text.parse::<EgressRule>().map(|_| text.into()).map_err(|error| error.to_string())
 }
 
-/// A function as it stands after a deployment.
+/// A function after a deployment.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Deployed {
@@ -189,7 +189,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
     let source = if let Some((name, source)) = registry {
         Source { origin: Origin::Registry(source), name, manifest: None, place: None }
     } else if Project::is_named_by(&args.source) {
-        // A missing server is told before a long build.
+        // Reports an unreachable server before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
         tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
@@ -280,7 +280,7 @@ pub(crate) async fn deploy(
     })
 }
 
-/// Whether a server is there, knows us, and has the namespace that a project goes to: asked before a build.
+/// Checks before a build that the server is reachable, accepts the credentials, and has the project's namespace.
 pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Result<()> {
     let namespace = namespace(session, Some(manifest)).await?;
     let path = format!("/api/v1/namespaces/{}", segment(&namespace));
@@ -291,7 +291,7 @@ pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Resu
     }
 }
 
-/// Names the file whose fields the server does not know.
+/// Adds to an error the file whose fields the server does not know.
 fn placed(source: &Source, error: anyhow::Error) -> anyhow::Error {
     let is_misfit =
         matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refusal(status).1.is_some());

@@ -17,7 +17,7 @@ use super::{
 /// On a Function: the manifest of its last deployment from a project, as JSON.
 const LAST_DEPLOYED: &str = "mayfly.dev/last-deployed";
 
-/// What the function's revisions are made of: one of the fields of `spec.source`.
+/// The source of the function's revisions: one of the fields of `spec.source`.
 #[derive(Clone, Debug)]
 pub(crate) enum DeploySource {
     /// A component in the artifact store.
@@ -58,8 +58,8 @@ fn is_conflict(error: &anyhow::Error) -> bool {
 }
 
 impl DeployPatch<'_> {
-    /// Creates the function, or changes what the deployment says about it. Where someone changed it between
-    /// the look and the write, which a controller does right after a deployment, it looks again.
+    /// Creates the function, or patches it. Starts again if the function was changed between the read and the write,
+    /// as a controller does right after a deployment.
     pub(crate) async fn apply(&self, server: &Server) -> anyhow::Result<Function> {
         let mut attempt = 1;
         loop {
@@ -99,7 +99,7 @@ impl DeployPatch<'_> {
         function
     }
 
-    /// A merge patch of the Function that is there.
+    /// A merge patch of the existing Function.
     fn patch(&self, before: &Value) -> Value {
         let mut patch = json!({});
         if let Some(manifest) = self.manifest {
@@ -116,7 +116,7 @@ impl DeployPatch<'_> {
                 patch["spec"]["source"][other] = Value::Null;
             }
         }
-        // The version makes a change that came between show itself instead of being overwritten.
+        // The version turns a concurrent change into a conflict instead of overwriting it.
         patch["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
         patch
     }

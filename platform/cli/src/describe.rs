@@ -88,7 +88,7 @@ fn last_seen(event: &Value) -> Option<&str> {
 /// The whole description.
 fn text(object: &Value, events: &[Value], now: Timestamp) -> String {
     let mut object = object.clone();
-    // What is looked for is found faster where the order is always the same.
+    // A fixed order makes fields easy to find.
     object.sort_all_objects();
     let metadata = &object["metadata"];
     let mut out = Lines::default();

@@ -43,9 +43,9 @@ pub(crate) struct DevArgs {
 const QUIET: Duration = Duration::from_millis(150);
 /// …or after this long, when writing never stops.
 const QUIET_MAX: Duration = Duration::from_secs(2);
-/// How long until a log that ended is asked for again.
+/// The pause before the log is requested again after it ended.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
-/// How long until a server that does not answer is asked again.
+/// The pause before a server that does not answer is contacted again.
 const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> {
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
     if !directory.join("Cargo.toml").is_file() {
         Project::load(&args.directory)?;
     }
-    // One place is enough: a change while another waits to be built is the same news.
+    // One place is enough: a further change while one is waiting to be built starts the same build.
     let (saved, mut saves) = mpsc::channel(1);
     let _watcher = watcher(&directory, saved)?;
     output::note(format_args!("watching {}; Ctrl-C ends it", directory.display()));
@@ -112,7 +112,7 @@ fn is_away(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(is_unanswered)
 }
 
-/// Asks until anything at all is answered.
+/// Waits until the server answers any request.
 async fn until_it_answers(session: &Session) {
     loop {
         sleep(SERVER_PAUSE).await;
@@ -123,7 +123,7 @@ async fn until_it_answers(session: &Session) {
     }
 }
 
-/// One build and deployment; the server is asked first, which is quicker.
+/// One build and deployment. Contacts the server first, which fails sooner than a build.
 async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<Deployed> {
     let started = Instant::now();
     let source = directory.to_owned();
@@ -143,8 +143,7 @@ async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::R
     Ok(deployed)
 }
 
-/// Copies the function's log, over all its revisions, once there is one. A log that breaks off is asked for
-/// again.
+/// Prints the function's log, over all revisions, as soon as there is one. A log that breaks off is requested again.
 async fn follow(session: &Session, mut known: watch::Receiver<Option<Deployed>>) -> ! {
     let path = match known.wait_for(Option::is_some).await {
         Ok(deployed) => {
@@ -250,7 +249,7 @@ mod tests {
         timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
     }
 
-    /// Changes are told in their order, and a removal is told once: what was told before it was the product.
+    /// Changes are reported in order, and a removal once: the earlier reports were about the build's product.
     #[tokio::test]
     async fn a_product_is_no_news() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The kinds that the server serves, and which of them a word means: `functions`, `fn`, `Function`,
+//! The kinds that the server serves, and their names on the command line: `functions`, `fn`, `Function`,
 //! `functions.mayfly.dev`, `all`.
 
 use kube::client::{APIGroupDiscoveryList, APIResourceDiscovery};
@@ -8,7 +8,7 @@ use super::{
     server::{Server, segment},
 };
 
-/// A kind, and where it is served.
+/// A kind, and the group and version that serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) group: String,
@@ -106,11 +106,12 @@ impl Discovery {
         Self { kinds }
     }
 
-    /// The kind that a word means. Core kinds come first, then groups in the server's order.
+    /// The kind that has this name. Core kinds come first, then groups in the server's order.
     pub(crate) fn find(&self, word: &str) -> anyhow::Result<&Kind> {
         let lower = word.to_ascii_lowercase();
         self.kinds.iter().find(|kind| kind.is_called(&lower)).ok_or_else(|| {
-            // What can be listed, each word once: two groups may share one (nodes, and what they use).
+            // The names of all kinds that can be listed, each once: two groups may share one (nodes and their
+            // metrics).
             let mut known: Vec<&str> = Vec::new();
             for kind in self.kinds.iter().filter(|kind| kind.can("list")) {
                 if !known.contains(&kind.plural.as_str()) {
@@ -124,7 +125,7 @@ impl Discovery {
         })
     }
 
-    /// The kinds that a comma-separated list of words means; a category, such as `all`, means several.
+    /// The kinds of a comma-separated list of names; a category, such as `all`, names several.
     pub(crate) fn find_all(&self, words: &str) -> anyhow::Result<Vec<&Kind>> {
         let mut found: Vec<&Kind> = Vec::new();
         for word in words.split(',').filter(|word| !word.is_empty()) {
@@ -163,7 +164,7 @@ impl Discovery {
 
 fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<Kind> {
     let response = resource.response_kind.as_ref()?;
-    // The response kind names its own group only where it differs.
+    // The response kind names its group only if it differs.
     let own = |given: &Option<String>, outer: &str| match given.as_deref() {
         None | Some("") => outer.to_owned(),
         Some(given) => given.to_owned(),

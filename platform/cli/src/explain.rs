@@ -60,11 +60,11 @@ async fn document(kind: &Kind, session: &Session) -> anyhow::Result<Value> {
 /// The schemas of a document.
 struct Schemas<'a>(&'a Value);
 
-/// A schema, and the description of the field that led to it, which is nearer to what was asked.
+/// A schema, and the description of the field that refers to it, which is more specific.
 struct Found<'a> {
     schema: &'a Value,
     description: Option<&'a str>,
-    /// As the field says it: lists and maps are looked through.
+    /// The type of the field: the item type of lists and maps.
     type_name: String,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Schemas<'a> {
         })
     }
 
-    /// Follows references, and the single-member `allOf` and nullable `anyOf` that stand around one.
+    /// Follows references, and the single-member `allOf` and nullable `anyOf` around a reference.
     fn resolve(&self, mut schema: &'a Value) -> &'a Value {
         for _ in 0..DEPTH_MAX {
             if let Some(reference) = schema["$ref"].as_str() {
@@ -103,7 +103,7 @@ impl<'a> Schemas<'a> {
         schema
     }
 
-    /// What a list or map holds; the schema itself otherwise.
+    /// The item schema of a list or map; the schema itself otherwise.
     fn inside(&self, schema: &'a Value) -> &'a Value {
         let schema = self.resolve(schema);
         for key in ["items", "additionalProperties"] {
@@ -207,7 +207,7 @@ fn text(kind: &Kind, fields: &[&str], schemas: &Schemas<'_>, found: &Found<'_>, 
     text
 }
 
-/// The values a field may have, where the schema says.
+/// The permitted values of a field, if the schema has them.
 fn limits(schema: &Value) -> String {
     let values = schema["enum"].as_array().cloned().unwrap_or_default();
     // schemars writes documented choices as `oneOf` of constants.

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, process::ExitCode};
 
-/// An error whose remedy is known.
+/// An error with a known remedy.
 #[derive(Debug)]
 pub struct Failure {
     what: String,

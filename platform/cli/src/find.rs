@@ -1,5 +1,5 @@
-//! Finding the server: flags, then `KUBECONFIG`, then the data directory. Every place that was looked at is
-//! remembered, so that an error can say what was there.
+//! Finds the server: by flags, then `KUBECONFIG`, then the data directory. The error lists every place that was
+//! checked, with the result.
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,7 @@ struct Lookup {
     data_dir: DataDir,
 }
 
-/// What was looked at, in order, and what was there.
+/// The checked places, in order, with the results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places(Vec<Place>);
 
@@ -74,7 +74,7 @@ fn parse_server(text: &str) -> anyhow::Result<http::Uri> {
     parse_url("--server", text, "https://127.0.0.1:6443")
 }
 
-/// The URL that a flag or a variable of this name gives; the example is for who writes something else.
+/// Parses the URL in a flag or variable of this name; the example is for the error message.
 pub(super) fn parse_url(name: &str, text: &str, example: &str) -> anyhow::Result<http::Uri> {
     let usable =
         |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
@@ -158,7 +158,7 @@ impl Lookup {
     }
 }
 
-/// Reads a kubeconfig; the error is a few words.
+/// Reads a kubeconfig; the error is a short phrase.
 fn read(path: &Path) -> Result<Kubeconfig, String> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err("no such file".into()),

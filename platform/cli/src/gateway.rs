@@ -19,7 +19,7 @@ impl HttpClient {
         Self(http_client::new())
     }
 
-    /// Sends a request; an error says that the server cannot be reached, with the innermost cause.
+    /// Sends a request. The error says that the server cannot be reached, with the innermost cause.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
         let uri = request.uri().clone();
         self.0.request(request).await.map_err(|error| {
@@ -51,8 +51,8 @@ fn origin(uri: &Uri) -> String {
     format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |a| a.as_str()))
 }
 
-/// Where a function answers, with a slash at the end. The local server's own gateway is known without asking
-/// the API, so that calls work while the control plane is down; otherwise the function's status says.
+/// The URL of a function, with a slash at the end. The gateway of the local server is used without a request to the
+/// API, so that calls work while the control plane is down; otherwise the URL is in the function's status.
 pub(crate) async fn function_url(session: &Session, namespace: &str, name: &str) -> anyhow::Result<String> {
     let server = session.server().await?;
     if let Some(endpoints) = server.endpoints() {

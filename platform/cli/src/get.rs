@@ -88,7 +88,7 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
     Ok(targets)
 }
 
-/// Refuses a name beside what selects objects: who gives both may mean either.
+/// Refuses a name together with a selector, which would be ambiguous.
 pub(crate) fn named_or_selected(targets: &[Target], selecting: Option<&str>) -> anyhow::Result<()> {
     let named = targets.iter().find_map(|target| target.names.first());
     let (Some(name), Some(flag)) = (named, selecting) else { return Ok(()) };
@@ -167,7 +167,7 @@ impl Get<'_> {
                 items.append(found);
             }
             for item in &mut items {
-                // Items of a list do not say what they are.
+                // The items of a list lack their kind and apiVersion.
                 if let Some(object) = item.as_object_mut() {
                     object.entry("apiVersion").or_insert_with(|| kind.api_version().into());
                     object.entry("kind").or_insert_with(|| kind.kind.clone().into());
@@ -276,7 +276,7 @@ impl Get<'_> {
         )
     }
 
-    /// The fields by which what is watched is found: one object by its name.
+    /// The field selector of a watch: one object by its name.
     fn watched_fields(&self, target: &Target) -> anyhow::Result<Option<String>> {
         match target.names.as_slice() {
             [] => Ok(self.args.field_selector.clone()),
@@ -301,8 +301,8 @@ impl Get<'_> {
         )
     }
 
-    /// Shows what there is, then every change until Ctrl-C. The server ends a watch now and then; the next
-    /// one goes on where it ended, or with all there is if the server does not remember that any more.
+    /// Prints the present objects, then every change until Ctrl-C. When the server ends a watch, a new one continues
+    /// at the last version, or starts with a new list if that version is no longer available.
     async fn watch(&self, target: &Target) -> anyhow::Result<()> {
         let fields = self.watched_fields(target)?;
         let fields = fields.as_deref();
@@ -339,7 +339,7 @@ impl Get<'_> {
                     version = seen;
                 }
             }
-            // A server that ends every watch at once must not be asked in a circle.
+            // Limits the rate of requests to a server that ends every watch at once.
             tokio::time::sleep_until(started + Duration::from_secs(1)).await;
         }
     }
@@ -367,7 +367,7 @@ struct WatchEvent {
 struct Screen<'a> {
     get: &'a Get<'a>,
     kind: &'a Kind,
-    /// The columns: only the first table of a watch says them.
+    /// The columns: only the first table of a watch has them.
     columns: ServerTable,
     widths: Vec<u16>,
     titles_shown: bool,
@@ -389,8 +389,8 @@ impl<'a> Screen<'a> {
         if self.is_data() { "application/json" } else { table::ACCEPT }
     }
 
-    /// Shows what there is with these fields; returns the version to watch from, which is the list's: the server
-    /// may have forgotten everything since an object's own.
+    /// Prints the present objects; returns the version of the list, from which to watch: an object's own version may
+    /// no longer be available.
     async fn first(&mut self, fields: Option<&str>) -> anyhow::Result<String> {
         if self.is_data() {
             let (objects, version) = self.get.list(self.kind, fields).await?;

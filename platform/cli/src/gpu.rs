@@ -1,7 +1,7 @@
-//! `mayfly gpu run`: a source file or a folder as a Job with GPUs, followed to its end.
+//! `mayfly gpu run`: runs a source file or a folder as a Job with GPUs, and follows it to its end.
 //!
-//! The sources are artifacts, the Job is a plain `batch/v1` Job ([`plan`] makes it), and what it leaves is fetched by
-//! the Job's outcomes ([`mayfly_api::job_io`]).
+//! The sources are uploaded as artifacts, the Job is a `batch/v1` Job (made by [`plan`]), and its outputs are found
+//! in its outcomes ([`mayfly_api::job_io`]).
 
 mod plan;
 mod sources;
@@ -176,7 +176,7 @@ async fn read_job(server: &Server, job: &str) -> anyhow::Result<Value> {
     })
 }
 
-/// Shows what the pod left, or writes it to a folder.
+/// Prints the outputs of a pod, or writes them to a folder.
 async fn fetch(server: &Server, outcome: &Outcome, out: Option<&Path>) -> anyhow::Result<()> {
     let Some(collected) = &outcome.outputs else { return Ok(()) };
     let mut document = Vec::new();
@@ -211,7 +211,7 @@ async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str
         let content = file.reopen().map_err(refused)?;
         tar::Archive::new(content).unpack(&path).map_err(refused)?;
     } else {
-        // Not secret: a mode for everybody to read, as a compiler's output has.
+        // Readable for everybody, as the output of a compiler is.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         file.as_file().set_permissions(open).map_err(refused)?;
         file.persist(&path).map_err(|error| refused(error.error))?;

@@ -1,10 +1,10 @@
-//! The life of a function before it is deployed: scaffold, find a toolchain, build, make a component.
+//! The steps before a deployment: create a project, find a tool chain, build, make a component.
 //!
-//! Everything here is blocking and knows nothing of a server. The order of reading is the order of use:
-//! [`scaffold`] writes a project, with the SDK this binary carries ([`sdk`]); [`project`] reads one;
-//! [`toolchain`] says which compiler makes wasm here, and [`stdlib`] gives it a standard library where none
-//! came with it; [`build`] runs cargo; [`componentize`] makes a component of what came out. Functions in other languages are a
-//! [`script`]: their tool chains are fetched as [`packages`], for [`python`] and [`javascript`].
+//! All code here blocks and is independent of a server. In the order of use: [`scaffold`] writes a project, with the
+//! SDK that this binary contains ([`sdk`]); [`project`] reads one; [`toolchain`] selects a compiler that produces
+//! wasm, and [`stdlib`] gives it a standard library if it has none; [`build`] runs cargo; [`componentize`] makes a
+//! component of the result. Functions in other languages are a [`script`]: their tool chains are fetched as
+//! [`packages`], for [`python`] and [`javascript`].
 
 pub(crate) mod build;
 mod cargo;

@@ -58,7 +58,7 @@ impl FromStr for Header {
 /// What `-d` takes, here and where a workflow is started.
 const DATA_FORMS: &str = "-d @FILE reads a file, -d '{}' is the JSON itself";
 
-/// An error's body is read up to here, in bytes; what a function streams is not held.
+/// The maximum number of bytes that are read of an error's body. The body of an answer is streamed.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<ExitCode> {
@@ -122,7 +122,7 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
     })
 }
 
-/// What `-d` names: `@FILE` a file's content, `-` stdin, anything else itself.
+/// The data of `-d`: `@FILE` is the content of a file, `-` is stdin, other text is used as it is.
 pub(super) fn data(text: &str) -> anyhow::Result<Bytes> {
     if text == "-" {
         let mut content = Vec::new();
@@ -172,7 +172,7 @@ fn with_line_end(body: &[u8]) -> Vec<u8> {
     body
 }
 
-/// What an error's body says, when it has the form that functions use, or the gateway's.
+/// The message in an error's body, if it has the form of functions or of the gateway.
 fn error_text(name: &str, status: StatusCode, body: &[u8]) -> Option<String> {
     let value: Value = serde_json::from_slice(body).ok()?;
     if let Some(kind) = value["errorType"].as_str() {

@@ -1,12 +1,12 @@
 //! The commands of `mayfly` that need no server in their own process, and the tool chains of guests.
 //!
-//! **Belongs here:** flags, finding the server ([`find`]), requests to it ([`server`]), showing results
-//! ([`output`], [`failure`]), one file per command; scaffolding and building functions ([`guest`]); the layout of
-//! the data directory, which the server writes and the commands read ([`data_dir`]). A command's result goes to
-//! stdout, everything else to stderr.
+//! **Belongs here:** flags, finding the server ([`find`]), requests to it ([`server`]), showing results ([`output`],
+//! [`failure`]), one file per command; scaffolding and building functions ([`guest`]); the layout of the data
+//! directory, which the server writes and the commands read ([`data_dir`]). A command's result goes to stdout,
+//! everything else to stderr.
 //!
-//! **Does not belong here:** the roles of the server and their settings (`platform/server`), wasmtime, what an
-//! object means.
+//! **Does not belong here:** the roles of the server and their settings (`platform/server`), wasmtime, the semantics
+//! of objects.
 //!
 //! Start reading at [`Command`].
 

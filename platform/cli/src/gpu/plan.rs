@@ -71,7 +71,7 @@ pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Va
     }
 }
 
-/// What the Job is made of.
+/// The inputs of the Job.
 pub(super) struct GpuJobPlan {
     pub(super) name: Option<String>,
     /// The beginning of a name that the server completes.
@@ -134,7 +134,7 @@ pub(super) fn has_ended(job: &Value) -> bool {
     })
 }
 
-/// Why a pod has not started, in the words of the scheduler or the kubelet.
+/// The reason for which a pod has not started, as the scheduler or the kubelet reports it.
 pub(super) fn waiting_reason(pod: &Value) -> Option<String> {
     let of = |value: &Value| {
         let message = value["message"].as_str().filter(|message| !message.is_empty());

@@ -77,10 +77,10 @@ impl Sources {
         }
     }
 
-    /// The command that runs the sources when the user names none.
+    /// The default command for the sources.
     ///
     /// # Errors
-    /// The sources do not tell how they are run.
+    /// The sources are of no known type.
     pub(super) fn command(&self) -> anyhow::Result<Vec<String>> {
         let todo = "say what to run: mayfly gpu run SOURCE -- COMMAND";
         let command = match self {

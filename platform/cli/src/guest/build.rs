@@ -143,13 +143,13 @@ impl Builder {
         command
     }
 
-    /// Makes a component of a wasm file and puts it where it is expected.
+    /// Makes a component of a wasm file and writes it to the output folder.
     fn finish(&self, guest: &Guest, name: &str, wasm: &Path, out: &Path) -> Result<BuiltComponent> {
         let content = fs::read(wasm).with_context(|| format!("cannot read {}", wasm.display()))?;
         let component = componentize(content, guest.shape).with_context(|| format!("building {name}"))?;
         fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
         let path = out.join(format!("{name}.wasm"));
-        // Whole or not at all: a reader (mayfly dev, a test) may look at any time.
+        // Written atomically: a reader (mayfly dev, a test) may read at any time.
         let draft = tempfile::NamedTempFile::new_in(out)?;
         fs::write(draft.path(), &component).with_context(|| format!("cannot write to {}", out.display()))?;
         draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;

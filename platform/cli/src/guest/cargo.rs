@@ -1,4 +1,4 @@
-//! Running cargo, and reading what it says.
+//! Runs cargo and reads its output.
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::componentize::Shape;
 use super::toolchain::Compiler;
 
-/// Gets each line cargo and the compiler say, errors included: show them to the person.
+/// Receives each line that cargo and the compiler print, errors included, to show it to the user.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str);
 
-/// Environment variables of the caller that would change what is built for a guest.
+/// Environment variables that would change the build of a guest.
 const NOT_FOR_GUESTS: [&str; 7] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -38,12 +38,12 @@ pub(super) fn command(compiler: &Compiler, dir: &Path) -> Command {
     command
 }
 
-/// Builds: runs cargo to its end and gives back its standard output. What it says on the way goes to `progress`.
+/// Runs a build and returns its standard output. Other output goes to `progress`.
 pub(super) fn run(command: Command, progress: Progress<'_>) -> Result<String> {
     run_to(command, progress, "cargo could not build it", "the compiler's messages are above")
 }
 
-/// Runs cargo; `failed` and `see` say that it failed, and where it told why.
+/// Runs cargo. `failed` is the error message, and `see` says where the reason was printed.
 fn run_to(mut command: Command, progress: Progress<'_>, failed: &str, see: &str) -> Result<String> {
     let program = Path::new(command.get_program()).display().to_string();
     let mut child = command
@@ -97,7 +97,7 @@ struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Guest {
     pub(super) package: String,
-    /// The package as cargo's flags name it: a dependency may have the same name.
+    /// The package's name in cargo's flags: a dependency may have the same name.
     pub(super) id: String,
     pub(super) manifest: PathBuf,
     pub(super) target: String,
@@ -109,14 +109,14 @@ impl Metadata {
     pub(super) fn of(compiler: &Compiler, dir: &Path, progress: Progress<'_>) -> Result<Metadata> {
         let mut command = command(compiler, dir);
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
-        // Nothing is compiled here: what is wrong is in a Cargo.toml.
+        // Nothing is compiled here: an error is one of a Cargo.toml.
         let text =
             run_to(command, progress, "cargo does not understand its Cargo.toml", "its message is above")
                 .with_context(|| format!("cannot read the project in {}", dir.display()))?;
         serde_json::from_str(&text).context("cargo metadata is not as expected")
     }
 
-    /// What becomes a component of the package whose manifest this is.
+    /// The target of the manifest's package that becomes a component.
     pub(super) fn guest(&self, manifest: &Path) -> Result<Guest> {
         let package =
             self.packages.iter().find(|package| package.manifest_path == manifest).with_context(|| {
@@ -139,7 +139,7 @@ impl Metadata {
 }
 
 impl Package {
-    /// Its id, which cargo takes since 1.77; what an older one calls an id is no specification.
+    /// The package's id, which cargo accepts since 1.77; the ids of older versions are no specifications.
     fn specification(&self) -> &str {
         if self.id.starts_with("path+file://") { &self.id } else { &self.name }
     }

@@ -9,10 +9,10 @@ use wit_component::ComponentEncoder;
 
 use super::exit_codes::with_exit_codes;
 
-/// What the module is: that decides who calls whom.
+/// The type of the module, which decides about its entry points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A library whose exports are called: a function.
+    /// A library with exported functions.
     Library,
     /// A program with a `main`: a job.
     Program,

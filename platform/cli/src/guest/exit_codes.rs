@@ -1,5 +1,5 @@
-//! Exit codes of programs. Preview 1's `proc_exit` takes a code, but the adapter to preview 2 only passes on whether
-//! it is 0. Preview 2 has had a call that takes the code since 0.2.12, so the module is made to call that itself.
+//! Exit codes of programs. `proc_exit` of preview 1 takes a code, but the adapter to preview 2 only passes on whether
+//! it is 0. Preview 2 has a call that takes the code since 0.2.12, so the module is changed to call that.
 
 use anyhow::{Context, Result};
 use wasm_encoder::{
@@ -12,7 +12,7 @@ use wit_parser::Resolve;
 
 /// Preview 1's way to exit, which the adapter turns into success or failure.
 const PREVIEW_1: (&str, &str) = ("wasi_snapshot_preview1", "proc_exit");
-/// Preview 2's, which takes the code; both take one number and do not come back.
+/// The call of preview 2 that takes the code. Both calls take one number and do not return.
 const PREVIEW_2: (&str, &str) = ("wasi:cli/exit@0.2.12", "exit-with-code");
 const WIT: &str = "package mayfly:program;
 

@@ -88,8 +88,8 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Installs what `package.json` depends on, unless `node_modules` is newer than it. Install scripts do not run: a
-/// function has no use for what they compile.
+/// Installs the dependencies in `package.json`, unless `node_modules` is newer. Install scripts do not run: native
+/// code that they compile cannot be used in a function.
 fn install_dependencies(folder: &Path, progress: Progress<'_>) -> Result<()> {
     let file = folder.join("package.json");
     let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };

@@ -19,14 +19,13 @@ const MANIFESTS: [&str; 2] = ["function.yaml", "function.yml"];
 /// A project that builds into a function.
 #[derive(Clone, Debug)]
 pub(crate) struct Project {
-    /// Its folder, absolute.
+    /// The project's folder, absolute.
     pub(crate) dir: PathBuf,
     /// The function's name.
     pub(crate) name: String,
-    /// The Function as its manifest has it (`apiVersion`, `kind`, `metadata`, `spec`); without a manifest,
-    /// the least there is to say.
+    /// The Function in the manifest (`apiVersion`, `kind`, `metadata`, `spec`); without a manifest, a minimal one.
     pub(crate) manifest: Value,
-    /// The name of the file that says so: `function.yaml`, or `Cargo.toml` without one.
+    /// The name of the file with the manifest: `function.yaml`, or `Cargo.toml` without one.
     pub(crate) place: String,
     pub(crate) code: Code,
 }
@@ -103,7 +102,7 @@ impl Project {
         Self::with_manifest(dir, &place, Code::Script(script), || Ok(name.replace(['.', ' '], "-")))
     }
 
-    /// `name` is asked where no manifest gives one; `place` is the file that it comes from.
+    /// `name` gives the function's name if the manifest has none, and `place` the file of the name.
     fn with_manifest(
         dir: PathBuf,
         place: &str,
@@ -115,7 +114,7 @@ impl Project {
         let manifest = match own {
             Some(name) => read_manifest(&dir.join(name))?,
             None => {
-                // A package may be called what a function may not.
+                // The rules for package names permit more than those for functions.
                 let name = name()?.to_ascii_lowercase().replace('_', "-");
                 json!({"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": {"name": name}, "spec": {}})
             }

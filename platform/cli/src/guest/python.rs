@@ -40,7 +40,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     let mut command = Command::new(HOST_PYTHON);
     command.args(["-c", RUN_COMPONENTIZE, "--quiet"]);
     command.arg("--wit-path").arg(sdk.join("wit")).args(["--world", WORLD, "componentize"]);
-    // The user's folder is the first: `own_frames` knows it as /0.
+    // The user's folder comes first: `own_frames` expects it as /0.
     for path in [Some(folder), Some(&*entry), Some(&*sdk.join("python")), dependencies.as_deref()]
         .into_iter()
         .flatten()
@@ -49,7 +49,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     }
     command.arg("mayfly_entry").arg("--output").arg(out);
     command.env("PYTHONPATH", &toolchain).env("VIRTUAL_ENV", &environment).env_remove("PYTHONHOME");
-    // A backtrace of componentize-py itself would hide the user's.
+    // A backtrace of componentize-py would hide the user's one.
     command.env("RUST_BACKTRACE", "0");
     progress(&format!("loading {} into a snapshot of Python, some ten seconds", script.file_name()));
     let ended = packages::run(command, progress).with_context(|| format!("cannot run {HOST_PYTHON}"))?;

@@ -46,7 +46,7 @@ impl Template {
         }
     }
 
-    /// What it makes, in a word.
+    /// The kind of project, in one word.
     pub(crate) fn makes(self) -> &'static str {
         match self {
             Template::RustJob => "job",
@@ -151,7 +151,7 @@ pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<
     Ok(())
 }
 
-/// A name cargo takes: it wants no digit first and no word of its own, a function has no such rule.
+/// A valid package name: cargo refuses a leading digit and Rust's keywords, which functions may have.
 fn package_name(name: &str) -> String {
     const TAKEN: [&str; 12] = [
         "test",

@@ -1,6 +1,6 @@
-//! Functions in Python, JavaScript and TypeScript: which file, which handler in it, and how it becomes a component.
+//! Functions in Python, JavaScript and TypeScript: the file, its handler, and the build of a component.
 //!
-//! A script needs no project around it. `handler.py` names the file, `handler.py:main` a handler of another name.
+//! A script needs no project. `handler.py` names the file, `handler.py:main` a handler of another name.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -87,7 +87,7 @@ fn build(compiler: &Compiler, folder: &Path, sysroot: &Path, progress: Progress<
             fs::rename(entry.path(), libraries.join(&*name))?;
         }
     }
-    // All at once: a sysroot that is there is whole.
+    // Renamed at the end: an existing sysroot is complete.
     fs::rename(&made, sysroot).with_context(|| format!("cannot make {}", sysroot.display()))
 }
 

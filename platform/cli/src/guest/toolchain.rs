@@ -18,7 +18,7 @@ const SYSTEM_BIN: &str = "/usr/bin";
 const WASI_LIBC: [&str; 3] =
     ["/usr/lib/wasm32-wasi", "/usr/lib/wasm32-wasip1", "/usr/share/wasi-sysroot/lib/wasm32-wasi"];
 
-/// A way to make wasm that is there.
+/// An installed way to produce wasm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
     pub(super) compiler: Compiler,
@@ -27,7 +27,7 @@ pub(crate) struct Toolchain {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The compiler makes components itself.
+    /// The compiler produces components itself.
     Wasip2,
     /// The compiler makes core modules.
     Wasip1,
@@ -42,13 +42,13 @@ pub(super) struct Compiler {
     pub(super) cargo: PathBuf,
     /// `1.96.0`.
     pub(super) release: String,
-    /// Everything the compiler says about its version: two compilers that say the same are the same.
+    /// The compiler's whole version text; compilers with the same text are the same.
     pub(super) verbose_version: String,
     targets: Vec<&'static str>,
     has_std_sources: bool,
 }
 
-/// Nothing here makes wasm; says what to install.
+/// No installed compiler produces wasm; the message says what to install.
 #[derive(Debug)]
 pub(crate) struct NoToolchain {
     looked_at: Vec<String>,
@@ -100,7 +100,7 @@ impl Toolchain {
 }
 
 impl Compiler {
-    /// Asks a compiler about itself. None when it does not answer.
+    /// Reads a compiler's version and targets. `None` if it does not answer.
     fn ask(rustc: PathBuf, cargo: PathBuf) -> Option<Compiler> {
         let verbose_version = output(&rustc, &["-vV"])?;
         let release = verbose_version.lines().find_map(|line| line.strip_prefix("release: "))?.to_owned();
@@ -120,7 +120,7 @@ impl Compiler {
     }
 }
 
-/// The best way with what is there. The first compiler wins among equals: it is the one in PATH.
+/// Chooses the best installed way. Among equal ones the first compiler, the one in PATH, is used.
 fn choose(
     compilers: Vec<Compiler>,
     linker: Option<PathBuf>,
