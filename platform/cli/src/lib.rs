@@ -144,7 +144,7 @@ impl Command {
             Self::Build(args) => build::run(args, &globals),
             Self::Completion(args) => completion::run(&args, program),
             Self::Client(command) => {
-                // `dev` handles Ctrl-C itself: it prints what stays deployed.
+                // `dev` handles Ctrl-C itself: it prints the functions that stay deployed.
                 if !matches!(*command, ClientCommand::Dev(_)) {
                     insist_on_interrupts()?;
                 }
@@ -194,11 +194,11 @@ fn client_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// How long a command has to end by itself after a Ctrl-C.
+/// The time that a command has to end after a Ctrl-C.
 const INTERRUPT_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Ends the process after a Ctrl-C that the command does not hear: its thread waits for a person who types nothing, or
-/// for a disk.
+/// Ends the process after a Ctrl-C if the command does not: its thread may be blocked by a read of the terminal or of
+/// a disk.
 fn insist_on_interrupts() -> anyhow::Result<()> {
     let listening = client_runtime()?;
     let mut interrupts = {

@@ -1,4 +1,4 @@
-//! `mayfly logs`: what a function (or a pod) wrote to stdout and stderr.
+//! `mayfly logs`: the lines that a function (or a pod) wrote to stdout and stderr.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(crate) struct LogsArgs {
     revision: Option<String>,
 }
 
-/// How long a pod whose log ended may take to say that it ended, and how often it is asked.
+/// How long the phase of a pod may lag behind the end of its log; it is read repeatedly until then.
 const PHASE_PATIENCE: Duration = Duration::from_secs(5);
 const PHASE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -65,7 +65,7 @@ async fn is_over(args: &LogsArgs, path: &str, namespace: &str, session: &Session
         let revisions = format!("/apis/mayfly.dev/v1/namespaces/{}/revisions", segment(namespace));
         objects.push(format!("{revisions}/{}", segment(revision)));
     }
-    // A pod's log ends a moment before its phase says so.
+    // A pod's log ends a moment before its phase changes.
     let latest = Instant::now() + PHASE_PATIENCE;
     loop {
         let mut is_pod = false;

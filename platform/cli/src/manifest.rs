@@ -13,7 +13,7 @@ use super::failure::Failure;
 /// No manifest is larger, in bytes; a folder given by mistake is noticed before memory is.
 const MANIFEST_BYTES_MAX: u64 = 32 << 20;
 
-/// One object, and where it was read.
+/// One object, and the file it was read from.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Document {
     pub(crate) value: Value,

@@ -40,7 +40,7 @@ fn sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value })
 }
 
-/// `a="b",c="d"}` and what follows.
+/// Parses `a="b",c="d"}`; returns the labels and the text after them.
 fn labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

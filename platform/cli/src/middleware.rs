@@ -29,7 +29,8 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
     }
     let mut chain = Vec::with_capacity(files.len());
     for path in files {
-        // Not by the rules for a function: what it imports for the next component, no host has.
+        // Not checked by the rules for functions: it imports interfaces that the next component provides, not the
+        // host.
         let content = std::fs::read(path).map_err(|error| {
             let what = format!("cannot read {}: {error}", path.display());
             Failure::error(what, "name the .wasm file of a middleware component")

@@ -1,4 +1,4 @@
-//! Where words go: the product to stdout, notes to stderr; in a table, JSON or YAML.
+//! The output of commands: results to stdout, notes to stderr; as a table, JSON or YAML.
 
 use std::{
     fmt,
@@ -51,7 +51,7 @@ pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Prints a result: as data when data was asked for, else as `human` says it.
+/// Prints a result in the requested data format, or as `human` formats it.
 pub(crate) fn result(
     format: OutputFormat,
     value: &impl Serialize,

@@ -66,13 +66,13 @@ impl Server {
         self.get_as(path, "application/json").await
     }
 
-    /// GET in the representation that `accept` asks for.
+    /// A GET with this `accept` header.
     pub(crate) async fn get_as(&self, path: &str, accept: &str) -> Result<Value, kube::Error> {
         let request = Request::get(path).header(header::ACCEPT, accept).body(Body::empty());
         Ok(self.call(request.map_err(kube::Error::HttpError)?).await?.body)
     }
 
-    /// A request with a JSON body in the form that `content_type` says.
+    /// A request with a JSON body of the type `content_type`.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -100,7 +100,7 @@ impl Server {
         Ok(Answer { status, body })
     }
 
-    /// GET whose body is read as it comes.
+    /// A GET whose body is streamed.
     pub(crate) async fn stream(
         &self,
         path: &str,
@@ -116,7 +116,7 @@ impl Server {
         Ok(Box::pin(stream.map_err(|error| looked_in(error, namespace.as_deref()))?))
     }
 
-    /// A service that sends requests whose body streams; kube's own client takes whole bodies only.
+    /// A service for requests with streamed bodies; kube's own client accepts only complete bodies.
     pub(crate) fn streaming<B>(
         &self,
     ) -> anyhow::Result<
@@ -142,7 +142,7 @@ impl Server {
     }
 }
 
-/// The Status in an answer's body; one is made up where a proxy, say, answered with something else.
+/// The Status in an answer's body. For an answer without one, of a proxy for example, a Status is made from its code.
 pub(crate) fn api_error(status: StatusCode, body: &[u8]) -> kube::Error {
     let parsed = serde_json::from_slice::<Status>(body).ok().filter(|status| !status.message.is_empty());
     kube::Error::Api(Box::new(parsed.map_or_else(
@@ -159,13 +159,13 @@ pub(crate) fn api_error(status: StatusCode, body: &[u8]) -> kube::Error {
     )))
 }
 
-/// The namespace whose objects a path is about.
+/// The namespace in a path.
 fn namespace_of(path: &str) -> Option<String> {
     let (namespace, _) = path.split_once("/namespaces/")?.1.split_once('/')?;
     Some(namespace.to_owned())
 }
 
-/// The API does not say where it looked for what is not there; a person asks just that.
+/// Adds the namespace to a "not found" error, which the API's message lacks.
 fn looked_in(error: kube::Error, namespace: Option<&str>) -> kube::Error {
     match (error, namespace) {
         (kube::Error::Api(mut status), Some(namespace))

@@ -36,7 +36,7 @@ impl Session {
         self.server.get_or_try_init(|| async { find::find(&self.globals).await }).await
     }
 
-    /// The kinds the server knows; asked once.
+    /// The kinds that the server serves; requested once.
     pub(crate) async fn discovery(&self) -> anyhow::Result<&Discovery> {
         let server = self.server().await?;
         self.discovery.get_or_try_init(|| Discovery::fetch(server)).await
@@ -50,8 +50,8 @@ impl Session {
         }
     }
 
-    /// Adds what only the session knows to an error: where the server was looked for when none answered,
-    /// and what to do about an answer of the API.
+    /// Adds to an error the information that the session has: the places where a server was looked for if none
+    /// answered, and the remedy for an answer of the API.
     pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let Some(server) = self.server.get() else { return error };
         let is_ours = |cause: &&(dyn std::error::Error + 'static)| cause.is::<kube::Error>();
@@ -77,7 +77,7 @@ impl Session {
     }
 }
 
-/// The API's message, and what a person can do about it.
+/// The API's message and a remedy.
 fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String) {
     let (message, kind) = refusal(status);
     let what = match message.is_empty() {
@@ -101,7 +101,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         (409, "Conflict") if what.contains("has been modified") => {
             "someone changed it meanwhile: try again".to_owned()
         }
-        // Only what is about an object has details: an upload, say, comes from no manifest.
+        // Only errors about an object have details; an upload, for example, has no manifest.
         (422, _)
             if kind.is_none()
                 && status.details.as_ref().is_some_and(|details| !details.causes.is_empty()) =>
@@ -116,7 +116,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
             )
         }
         (429, _) => "the server is busy: try again in a moment".to_owned(),
-        // A full disk says what to do by itself, and the log not more.
+        // The message about a full disk has its remedy; the log has nothing to add.
         (507, _) => String::new(),
         (500.., _) => "the server's log says more".to_owned(),
         _ => String::new(),
@@ -128,15 +128,15 @@ fn is_about(status: &kube::core::Status, kind: &str) -> bool {
     status.details.as_ref().is_some_and(|details| details.kind == kind)
 }
 
-/// How the API begins what it says of a manifest that does not fit its kind; the kind stands between.
+/// The beginning and the end of the API's message about a manifest that does not decode as its kind, around the kind.
 const MISFIT: (&str, &str) = (" in version ", " cannot be handled as a ");
-/// How it begins what it says of a patch, which follows as text in quotes.
+/// The beginning of the API's message about a patch, which follows as quoted text.
 const BAD_PATCH: &str = "\"\" is invalid: patch: Invalid value: \"";
 /// What comes before a field that is unknown or said twice.
 const STRICT: &str = "strict decoding error: ";
 
-/// Why the server did not take something, without the words in which it repeats what was sent; and the kind, or
-/// nothing in its place, when the object itself cannot be read.
+/// The reason of a refusal, without the parts that repeat the request; and the kind of the manifest, or `None` if the
+/// object itself cannot be decoded.
 pub(crate) fn refusal(status: &kube::core::Status) -> (&str, Option<&str>) {
     let message = status.message.as_str();
     let (why, kind) = match (message.strip_prefix(BAD_PATCH), message.split_once(MISFIT.1)) {

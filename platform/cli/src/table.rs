@@ -1,4 +1,4 @@
-//! Tables: the server's own (`meta.k8s.io/v1 Table`), and how any table looks on a terminal.
+//! Tables: those of the server (`meta.k8s.io/v1 Table`), and the layout of all tables on a terminal.
 
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Deserialize;

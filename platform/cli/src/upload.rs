@@ -1,4 +1,4 @@
-//! Uploading a component, or what a job reads, by its digest, once.
+//! Uploads a component, or the input of a job, once per digest.
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
@@ -26,7 +26,7 @@ pub(crate) enum Upload {
 /// What is uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// The server looks at it, and refuses what cannot run.
+    /// The server checks the component, and refuses one that cannot run.
     Component,
     /// Anything.
     File,
@@ -54,7 +54,7 @@ pub(crate) fn path(digest: &Digest) -> String {
 /// Uploads a content unless the server has it already. A progress bar shows on a terminal.
 pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
     let path = path(digest);
-    // Not only asked for: what is there may be old, and must not be collected before it is named.
+    // POST also renews the artifact's age, so that it is not collected before it is referenced.
     let answer = call(server, Method::POST, &path, None).await?;
     match answer.status() {
         status if status.is_success() => return Ok(Upload::AlreadyThere),
@@ -101,7 +101,7 @@ async fn call(
 ) -> anyhow::Result<Response<Incoming>> {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(content) = &sent {
-        // Said of an empty file, too: a server that is told nothing takes it for a component.
+        // Set for an empty file, too: without the type, the server expects a component.
         request = request
             .header(header::CONTENT_TYPE, Content::of(content).media_type())
             .header(header::CONTENT_LENGTH, content.len());

@@ -1,4 +1,4 @@
-//! `mayfly version`: this program's version, and the server's when one is there.
+//! `mayfly version`: the version of this program, and of the server if one is reachable.
 
 use clap::Args;
 use serde::Serialize;

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{failure::Failure, server::Server};
 
-/// How a function stands to its newest spec.
+/// The state of a function with respect to its newest spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Ready,

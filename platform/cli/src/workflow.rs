@@ -1,11 +1,10 @@
-//! `mayfly workflow`: the life of a workflow, over the Step Functions API that `mayfly up` serves.
+//! `mayfly workflow`: commands about workflows, over the Step Functions API that `mayfly up` serves.
 //!
-//! Here belong: the commands' arguments and what they show. Start reading at [`WorkflowCommand`]; [`client`]
-//! finds the API and speaks to it, [`reference`] is how workflows and executions are named, [`history`] puts
-//! events to their states, which [`follow`] and [`show`] then show. [`test`] needs no server: it runs
-//! definitions offline.
+//! **Belongs here:** the commands' arguments and their output. Start reading at [`WorkflowCommand`]; [`client`] finds
+//! the API and calls it, [`reference`] parses the names of workflows and executions, [`history`] assigns events to
+//! states, which [`follow`] and [`show`] print. [`test`] needs no server: it runs definitions offline.
 //!
-//! Not here: what a definition means (the API validates it), how it runs (`workflows`).
+//! **Does not belong here:** the semantics of a definition (the API validates it) and its execution (`workflows`).
 
 use std::process::ExitCode;
 
@@ -90,8 +89,8 @@ pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// As for the other commands: the flag's, else the kubeconfig's. The Step Functions API is also asked where there is no
-/// kubeconfig.
+/// The namespace of the flag, else of the kubeconfig, as for other commands. Without a kubeconfig the Step Functions
+/// API can be used as well.
 async fn namespace(session: &Session) -> String {
     session.namespace().await.unwrap_or_else(|_| NAMESPACE_DEFAULT.to_owned())
 }

@@ -1,14 +1,14 @@
-//! YAML that people write: how it is read, and what is wrong with it in words for them.
+//! Reads YAML that people write, with readable errors.
 
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, Options, RenderOptions, UserMessageFormatter};
 
-/// Reads one document. What versions of YAML read differently stays the text it is: `No` (a boolean in 1.1), `010`
-/// (eight in 1.1, ten in 1.2) and `1_000`.
+/// Reads one document. Scalars on which versions of YAML disagree stay text: `No` (a boolean in 1.1), `010` (eight in
+/// 1.1, ten in 1.2) and `1_000`.
 ///
-/// The error is what [`problem`] says.
+/// The error is that of [`problem`].
 pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut options = Options::default();
     options.strict_booleans = true;

@@ -1,5 +1,5 @@
-//! `mayfly top nodes`: what nodes offer and what their pods asked for, from the API; what the host of a single
-//! node holds, from its metrics.
+//! `mayfly top nodes`: the capacity of nodes and the requests of their pods, from the API; the usage of a single
+//! node's host, from its metrics.
 
 use mayfly_api::{
     k8s::api::core::v1::{Node, Pod},
@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{TopArgs, admin, read_metrics};
 use crate::{format, gateway::HttpClient, metrics::Sample, output, session::Session, table};
 
-/// What a node offers, and what its pods asked for.
+/// The capacity of a node, and the requests of its pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeRow {
@@ -22,7 +22,7 @@ struct NodeRow {
     cpu_millis: u64,
     memory_requested_bytes: u64,
     memory_bytes: u64,
-    /// What runs now; known of the node whose process has the admin address.
+    /// The current usage; available for the node whose process has the admin address.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     host: Option<HostGauges>,
 }
@@ -58,14 +58,14 @@ pub(super) async fn run(args: &TopArgs, session: &Session) -> anyhow::Result<()>
     let nodes = kube::Api::<Node>::all(client.clone()).list(&all).await?.items;
     let pods = kube::Api::<Pod>::all(client.clone()).list(&all).await?.items;
     let mut rows: Vec<_> = nodes.iter().map(|node| node_row(node, &pods)).collect();
-    // With several nodes the address does not say whose numbers these are.
+    // With several nodes, the metrics cannot be attributed to one.
     if let [only] = rows.as_mut_slice() {
         only.host = gauges;
     }
     output::result(session.format(), &rows, || node_table(&rows))
 }
 
-/// The API alone says most of it, so metrics that cannot be had are no error.
+/// Missing metrics are no error, since most columns come from the API.
 async fn gauges(args: &TopArgs, session: &Session) -> Option<HostGauges> {
     let admin = admin(args, session).await.ok()?;
     match read_metrics(&HttpClient::new(), &admin).await {
@@ -77,7 +77,7 @@ async fn gauges(args: &TopArgs, session: &Session) -> Option<HostGauges> {
     }
 }
 
-/// Whether a pod still holds what it asked for.
+/// Whether a pod holds the resources that it requested.
 fn holds(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     !matches!(phase, Some("Succeeded" | "Failed"))

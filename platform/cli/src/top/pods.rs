@@ -1,4 +1,4 @@
-//! `mayfly top pods`: where pods are, what they use (from `metrics.k8s.io`, as kubectl) and what they asked for.
+//! `mayfly top pods`: the nodes of pods, their usage (from `metrics.k8s.io`, as for kubectl) and their requests.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
     table,
 };
 
-/// Where a pod is, what it uses, and what it asked for.
+/// A pod's node, usage and requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PodRow {
@@ -64,7 +64,7 @@ pub(super) async fn run(namespace: Option<&str>, session: &Session) -> anyhow::R
     output::result(session.format(), &rows, || pod_table(&rows, namespace, Timestamp::now()))
 }
 
-/// The API says the rest without it, so measurements that cannot be had are no error.
+/// Missing measurements are no error, since the other columns come from the API.
 async fn measured(server: &Server, namespace: Option<&str>) -> Usages {
     let within =
         namespace.map_or_else(String::new, |namespace| format!("/namespaces/{}", segment(namespace)));

@@ -1,4 +1,4 @@
-//! The Step Functions API: where it is, and how it is asked (awsJson1_0).
+//! A client of the Step Functions API: its address, and calls (awsJson1_0).
 
 use std::{
     ffi::OsString,
@@ -30,7 +30,7 @@ pub(super) struct Client {
     url: String,
     /// Who named the URL.
     origin: String,
-    /// Where plain names stand.
+    /// The namespace of names without a dot.
     namespace: String,
 }
 
@@ -74,7 +74,7 @@ impl Client {
         Ok(Self { http: HttpClient::new(), url, origin, namespace })
     }
 
-    /// The namespace that plain names stand in.
+    /// The namespace of names without a dot.
     pub(super) fn namespace(&self) -> &str {
         &self.namespace
     }
@@ -84,7 +84,7 @@ impl Client {
         Ok(self.ask(operation, params).await??)
     }
 
-    /// Asks for an operation whose refusal means something to the caller.
+    /// Calls an operation; returns a refusal as a value, for callers that handle it.
     pub(super) async fn ask(
         &self,
         operation: &str,
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// What the API says of a workflow: none when there is no such.
+    /// The API's description of a workflow; `None` if it does not exist.
     pub(super) async fn workflow(&self, arn: &str) -> anyhow::Result<Option<Value>> {
         match self.ask("DescribeStateMachine", &json!({"stateMachineArn": arn})).await? {
             Ok(workflow) => Ok(Some(workflow)),
@@ -183,7 +183,7 @@ struct Lookup {
 }
 
 impl Lookup {
-    /// The address and who named it; the error lists what was looked at.
+    /// The address and its origin; the error lists the checked places.
     fn look(self) -> anyhow::Result<(String, String)> {
         let named = [("--workflows-url", self.flag), ("MAYFLY_WORKFLOWS_URL", self.environment)];
         let mut looked = Vec::new();
@@ -197,7 +197,7 @@ impl Lookup {
                 None => looked.push(format!("{name}: not set")),
             }
         }
-        // A server somewhere else is not the one whose endpoints lie here.
+        // The files of this data directory are not those of a server that a flag names.
         let files = if self.server.is_some() {
             looked.push("--server: names the Kubernetes API only".to_owned());
             Vec::new()

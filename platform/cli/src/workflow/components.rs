@@ -9,10 +9,11 @@ use serde_json::Value;
 
 use crate::{artifact, failure::Failure, session::Session};
 
-/// Tasks whose `Component` is looked at.
+/// Tasks whose `Component` is uploaded.
 const JOB_RUN: &str = "arn:aws:states:::job:run";
 
-/// Uploads what the definition names, and names it by its digest. Paths begin at the definition's folder.
+/// Uploads the components that a definition names by path, and replaces the paths by digests. Paths are relative to
+/// the definition's folder.
 pub(super) async fn upload(definition: String, file: &Path, session: &Session) -> anyhow::Result<String> {
     let Ok(parsed) = serde_json::from_str::<Value>(&definition) else { return Ok(definition) };
     let mut paths = BTreeSet::new();
@@ -31,7 +32,7 @@ pub(super) async fn upload(definition: String, file: &Path, session: &Session) -
     Ok(definition)
 }
 
-/// Refuses what is not there, and what no job can be made of: the task would fail when it is reached.
+/// Refuses a missing file, and one that cannot run as a job: its task would fail when it is reached.
 fn check(component: &Path) -> anyhow::Result<()> {
     let shown = component.display();
     if !component.is_file() {

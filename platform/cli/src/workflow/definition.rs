@@ -50,7 +50,7 @@ pub(super) fn source(path: &Path) -> String {
     if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() }
 }
 
-/// JSON stays as it is written, YAML becomes JSON with its members in the same order.
+/// Converts YAML to JSON with the same order of members. JSON is not changed.
 fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
     let json = serde_json::from_str::<IgnoredAny>(text);
     let error = match json {
@@ -76,7 +76,7 @@ fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
     Ok(json)
 }
 
-/// What begins like an object has no state machine around its definition.
+/// Refuses a manifest of an object: the command needs the definition alone.
 fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Manifest {

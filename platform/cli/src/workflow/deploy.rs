@@ -42,7 +42,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// As the API says it.
+    /// The type's name in the API.
     fn name(self) -> &'static str {
         match self {
             Self::Standard => "STANDARD",
@@ -108,7 +108,8 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
     result(session.format(), &deployed, || format!("workflow/{name}\n"), human)
 }
 
-/// The workflow that is meant. What `--name` says is taken as everywhere; the file's name stands in the namespace.
+/// The workflow to deploy. `--name` is resolved as in other commands; a name taken from the file is one of the
+/// namespace.
 fn named(args: &DeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
     let (workflow, is_given) = match &args.name {
         Some(name) => (name.clone(), true),
@@ -139,8 +140,8 @@ fn named(args: &DeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
     }
 }
 
-/// Where there is no such namespace the workflow's object would be in `default`. A server that does not tell has no
-/// objects.
+/// Checks that the namespace exists: otherwise the workflow's object would be created in `default`. A server without
+/// a Kubernetes API has no objects.
 async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Result<()> {
     let Ok(server) = session.server().await else { return Ok(()) };
     match server.get(&format!("/api/v1/namespaces/{}", segment(namespace))).await {

@@ -54,7 +54,7 @@ pub(super) struct DeleteArgs {
 
 pub(super) async fn delete(args: DeleteArgs, client: &Client) -> anyhow::Result<()> {
     for workflow in args.workflows.into_iter().map(|workflow| workflow.within(client.namespace())) {
-        // The API deletes what is not there without a word.
+        // The API does not report the deletion of a workflow that does not exist.
         client.workflow(&workflow.arn()).await?.ok_or_else(|| workflow.missing())?;
         client.call("DeleteStateMachine", &json!({"stateMachineArn": workflow.arn()})).await?;
         output::line(format_args!("workflow {} deleted", workflow.name()))?;

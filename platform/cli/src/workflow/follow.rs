@@ -10,13 +10,13 @@ use super::{
 };
 use crate::format;
 
-/// How often is asked for news: at once after some, then less and less.
+/// The interval of requests for new events: short after an event, then increasing.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// No line of the view has an error longer than this, in letters; the end shows it in full.
 const ERROR_LETTERS_MAX: usize = 160;
 
-/// Shows an execution's events as they come, until its end; gives what `DescribeExecution` says then.
+/// Prints an execution's events until its end; returns the last answer of `DescribeExecution`.
 pub(super) async fn follow(
     client: &Client,
     arn: &str,
@@ -71,8 +71,8 @@ fn line(trace: &mut Trace, event: &Event) -> Option<String> {
     Some(format!("{:>9.3}s  {text}", trace.since_start(event)))
 }
 
-/// A span between two events. Their times are whole milliseconds, which the difference of two numbers of seconds misses
-/// by a little.
+/// A span between two events, rounded to milliseconds: the times are whole milliseconds, the difference of two
+/// floating point numbers is not.
 pub(super) fn duration(seconds: f64) -> String {
     let milliseconds = (seconds * 1e3).round();
     if milliseconds < 1.0 { "0ms".into() } else { format::seconds(milliseconds / 1e3) }

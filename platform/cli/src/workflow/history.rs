@@ -1,8 +1,8 @@
-//! The events of an execution, each put to the state it belongs to.
+//! The events of an execution, each assigned to its state.
 //!
-//! An event names the event before it in its own branch. A state begins at its `…StateEntered`; what follows
-//! belongs to it until `…StateExited`, after which its surroundings go on: nothing, a branch of a Parallel
-//! state, or an iteration of a Map state.
+//! An event names the previous event of its branch. A state begins at its `…StateEntered`; the events after it belong
+//! to the state until `…StateExited`, later ones to its surroundings: the execution, a branch of a Parallel state, or
+//! an iteration of a Map state.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ impl Event {
         what.is_some_and(|what| ["Succeeded", "Failed", "TimedOut", "Aborted"].contains(&what))
     }
 
-    /// Whether it says that something went wrong.
+    /// Whether the event reports a failure.
     pub(super) fn is_failure(&self) -> bool {
         ["Failed", "TimedOut", "Aborted"].iter().any(|end| self.kind.ends_with(end))
     }
@@ -61,7 +61,7 @@ impl Event {
         error(self.text("error"), self.text("cause"))
     }
 
-    /// What an event is about, in few words.
+    /// A short summary of the event's details.
     pub(super) fn summary(&self) -> String {
         let details = &self.details;
         if self.is_failure() {
@@ -125,7 +125,7 @@ pub(super) struct Scope {
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     scopes: Vec<Scope>,
-    /// By event: the scope that what follows it is in.
+    /// The scope of the events that follow an event, by the event's id.
     after: HashMap<u64, Option<usize>>,
     /// When the execution began.
     started: Option<f64>,
@@ -150,7 +150,7 @@ impl Trace {
                 .iter()
                 .find(|kind| event.kind.strip_prefix(**kind).is_some_and(|rest| rest.starts_with("State")));
             let own = match around {
-                // What failed inside is where it came from.
+                // A failure of a scope is attributed to the state in which it began.
                 Some(kind) => self.up(here, |scope| scope.kind == **kind),
                 None if event.kind.starts_with("Execution") => None,
                 None => here,
@@ -234,7 +234,7 @@ fn label(name: &str, item: Option<u64>) -> String {
     item.map_or_else(|| name.to_owned(), |item| format!("{name} [{item}]"))
 }
 
-/// Events asked for at once; new ones are mostly few.
+/// The number of events per request; there are few new ones at a time.
 const PAGE_ITEMS: u64 = 200;
 
 /// The events after `last`, oldest first: read from the newest back.

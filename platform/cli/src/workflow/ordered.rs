@@ -1,4 +1,4 @@
-//! JSON whose members stay in the order they were written in.
+//! JSON that keeps the order of members.
 
 use std::fmt;
 

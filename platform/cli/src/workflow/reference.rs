@@ -1,4 +1,4 @@
-//! How people name workflows and executions, and the ARNs that the API knows them by.
+//! The names of workflows and executions on the command line, and their ARNs.
 
 use mayfly_api::{
     ObjectKey,
@@ -34,10 +34,10 @@ impl Workflow {
         }
     }
 
-    /// The workflow that a plain name means in a namespace: `order` is the state machine `shop.order` in `shop`. A name
-    /// with a dot says its namespace itself, and so does an ARN.
+    /// The workflow with this name in a namespace: `order` is the state machine `shop.order` in `shop`. Names with a
+    /// dot and ARNs contain their namespace.
     pub(super) fn within(self, namespace: &str) -> Self {
-        // The dots of an alias say nothing: `order:v1.2`.
+        // Dots in an alias are not significant: `order:v1.2`.
         let name = self.0.split(':').next().unwrap_or_default();
         match self.0.starts_with("arn:") || name.contains('.') {
             true => self,
@@ -132,7 +132,7 @@ impl Execution {
         }
     }
 
-    /// The execution's ARN; the newest is asked for.
+    /// The execution's ARN; without a name, the ARN of the newest execution.
     pub(super) async fn arn(&self, client: &Client) -> anyhow::Result<String> {
         let workflow = match self {
             Self::Arn(arn) => return Ok(arn.clone()),

@@ -70,7 +70,7 @@ enum Status {
 }
 
 impl Status {
-    /// As the API says it.
+    /// The status's name in the API.
     fn name(self) -> &'static str {
         match self {
             Self::Running => "RUNNING",

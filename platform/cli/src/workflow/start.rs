@@ -61,7 +61,7 @@ pub(super) async fn run(args: StartArgs, client: &Client, session: &Session) -> 
         return Ok(ExitCode::SUCCESS);
     }
     output::note(format_args!("following {} (Ctrl-C stops following, not the execution)", short(&execution)));
-    // The view is the product, unless data was asked for.
+    // The followed events are the result, unless a data format is requested.
     let is_data = matches!(format, OutputFormat::Json | OutputFormat::Yaml);
     let show = |line: &str| {
         if is_data {

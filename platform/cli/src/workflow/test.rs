@@ -1,8 +1,8 @@
-//! `mayfly workflow test`: definitions run offline, on the real engine, with mocks and a clock that jumps.
+//! `mayfly workflow test`: runs definitions offline, on the engine, with mocks and a virtual clock.
 //!
-//! [`file`] is how tests are written, [`script`] answers the tasks, [`run`] takes one case through the engine,
-//! [`check`] compares, [`coverage`] counts what was reached, [`report`] shows it. No server is asked, nothing
-//! is kept, and a wait of a year takes a millisecond.
+//! [`file`] is the format of tests, [`script`] answers the tasks, [`run`] runs one case on the engine, [`check`]
+//! compares, [`coverage`] counts the reached parts, [`report`] prints. No server is used, nothing is stored, and a
+//! wait of a year takes a millisecond.
 
 use std::{
     path::{Path, PathBuf},
@@ -104,7 +104,7 @@ pub(super) async fn run(args: TestArgs, session: &Session) -> anyhow::Result<Exi
     if let Some(path) = &args.definition {
         return once(path, &args, session).await;
     }
-    // The flag's only: a test means the same on every machine.
+    // From the flag alone: a test has the same result on every machine.
     let namespace = session.globals().namespace.as_deref();
     let mut report = Report::default();
     for path in find(&args.paths)? {
@@ -122,7 +122,7 @@ fn show(report: &Report, session: &Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the cases of one file. What is wrong with the file itself is in its report.
+/// Runs the cases of one file. Errors of the file itself are in its report.
 async fn run_file(path: &Path, namespace: Option<&str>) -> FileReport {
     let mut report = FileReport::new(path.display().to_string());
     match run_cases(path, namespace, &mut report).await {

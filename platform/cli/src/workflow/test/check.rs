@@ -15,7 +15,7 @@ pub(super) struct Difference {
     pub(super) got: Value,
 }
 
-/// Everything that differs, in the order of what is written.
+/// All differences, in the order of the expectation.
 pub(super) fn compare(expect: &Expect, ran: &Ran) -> Vec<Difference> {
     let mut found = Vec::new();
     if expect.nothing {

@@ -71,7 +71,7 @@ impl Coverage {
         Self { states, choices, catchers }
     }
 
-    /// Adds what a case reached.
+    /// Adds the parts that a case reached.
     pub(super) fn add(&mut self, subject: &Subject, executions: &[Arc<Vec<HistoryEvent>>]) {
         for events in executions {
             let by_id: HashMap<u64, &HistoryEvent> = events.iter().map(|event| (event.id, event)).collect();

@@ -31,7 +31,7 @@ pub(super) type Mocks = BTreeMap<String, Mock>;
 pub(super) struct TestFile {
     /// Beside the test file.
     pub(super) definition: Option<PathBuf>,
-    /// Standard unless it says otherwise.
+    /// Standard by default.
     #[serde(rename = "type")]
     pub(super) kind: Option<MachineKind>,
     /// When executions start.
@@ -54,7 +54,7 @@ pub(super) enum MachineKind {
     Express,
 }
 
-/// One execution and what is expected of it.
+/// One execution and its expected result.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
@@ -63,7 +63,7 @@ pub(super) struct Case {
     pub(super) input: Ordered,
     #[serde(default)]
     pub(super) now: Option<Timestamp>,
-    /// Instead of the file's of the same name.
+    /// Replaces the mock of the same name in the file.
     #[serde(default)]
     pub(super) mocks: Mocks,
     #[serde(default)]
@@ -90,7 +90,7 @@ fn empty() -> Ordered {
 #[derive(Debug)]
 pub(super) struct Mock {
     pub(super) answers: Vec<Answer>,
-    /// Written as a list: each answers once unless it says otherwise.
+    /// Whether the answers are a list: each is given once unless `times` is set.
     pub(super) listed: bool,
 }
 
@@ -103,7 +103,7 @@ impl Mock {
 impl<'de> Deserialize<'de> for Mock {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error as _;
-        // Read whole first, so that what is wrong is told of the one form that was meant.
+        // Parsed generically first, so that an error is about the intended form.
         let written = Ordered::deserialize(deserializer)?;
         let answer = |written: &Ordered| -> Result<Answer, D::Error> {
             if written.as_str() == Some("never") {
@@ -152,7 +152,7 @@ pub(super) struct Answer {
     pub(super) heartbeat: Option<Time>,
     /// How many calls it answers.
     pub(super) times: Option<u32>,
-    /// Only calls whose arguments include this.
+    /// Restricts the answer to calls whose arguments include this value.
     pub(super) when: Option<Value>,
 }
 

@@ -24,11 +24,11 @@ use super::file::{Case, TestFile};
 use super::script::Script;
 use super::subject::Subject;
 
-/// When executions start, unless a file says otherwise.
+/// The default start time of executions.
 const START: &str = "2026-01-01T00:00:00Z";
 /// How often the end of a case is looked for.
 const ROUND: Duration = Duration::from_millis(2);
-/// So many rounds of nothing: it will not end by itself.
+/// The number of rounds without progress after which the execution is stopped.
 const IDLE_ROUNDS_MAX: u32 = 25;
 /// The most events of a case's history, as on AWS: mocks may make a definition loop forever.
 const HISTORY_EVENTS_MAX: u64 = 25_000;
@@ -36,7 +36,7 @@ const HISTORY_EVENTS_MAX: u64 = 25_000;
 const LOOP_STATES_MAX: usize = 200;
 /// How long a case may take on the wall's clock.
 const CASE_MAX: Duration = Duration::from_secs(60);
-/// Children of a map run whose history is read.
+/// The maximum number of children of a map run whose history is read.
 const CHILDREN_MAX: usize = 10_000;
 
 /// How a case went.
@@ -56,7 +56,7 @@ pub(super) struct Ran {
     pub(super) events: Vec<Arc<Vec<HistoryEvent>>>,
 }
 
-/// Runs one case to its end, or to where it cannot go on.
+/// Runs one case to its end, or until it cannot continue.
 pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<Ran> {
     let script = Script::new(file, case);
     let start = match case.now.or(file.now) {
@@ -180,7 +180,7 @@ pub(super) fn is_entry(event: &HistoryEvent) -> bool {
     event.kind.ends_with("StateEntered")
 }
 
-/// What an event says under a name.
+/// The text in an event's details under a name.
 pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
     let fields = event.details.iter().flat_map(|details| &details.fields);
     fields.filter(|(known, _)| *known == name).find_map(|(_, field)| match field {
@@ -223,7 +223,7 @@ impl Randomness for Repeatable {
     }
 }
 
-/// What a test's `files` say, and what the workflow writes.
+/// The `files` of a test, and the files that the workflow writes.
 struct Files(Mutex<HashMap<String, Bytes>>);
 
 impl Files {

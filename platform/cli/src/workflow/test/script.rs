@@ -1,4 +1,4 @@
-//! Mocks as the engine asks them: which answer a call gets, and what was called.
+//! Mocks for the engine: the answer of each call, and the list of calls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -91,7 +91,7 @@ impl Mocks for Script {
         match chosen {
             Ok(answer) => in_the_engines_words(answer),
             Err(problem) => {
-                // The first is the one to look at. The task never ends, so that no catcher hides it.
+                // The first problem is reported. The task never ends, so that no catcher hides the problem.
                 told.problem.get_or_insert(problem);
                 MockAnswer { after: std::time::Duration::ZERO, heartbeat: None, outcome: None }
             }

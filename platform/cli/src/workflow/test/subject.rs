@@ -59,8 +59,8 @@ impl Subject {
             arn: format!("{STATE_MACHINE_PREFIX}{name}"),
             name,
             role_arn: ROLE.to_owned(),
-            // Express ones too, but for their end after five minutes: a test looks at the history, which express
-            // executions do not keep.
+            // Express workflows run as standard ones, with their limit of five minutes: tests check the history,
+            // which express executions do not store.
             kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),
@@ -97,7 +97,7 @@ impl Subject {
         })
     }
 
-    /// Refuses mocks that would never be asked.
+    /// Refuses mocks of states that never use one.
     pub(super) fn check_names(&self, mocks: &Mocks, place: &str) -> anyhow::Result<()> {
         for (name, mock) in mocks {
             let mut named =
