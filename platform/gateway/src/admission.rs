@@ -38,7 +38,7 @@ pub(crate) struct Gate {
     quick_us: AtomicU64,
 }
 
-/// What became of an arrival.
+/// The result of an arrival.
 pub(crate) enum Arrival {
     Running,
     Waiting(oneshot::Receiver<()>),
@@ -111,8 +111,8 @@ impl Gate {
         }
     }
 
-    /// Learns what a quick answer takes: at once when one was quicker, slowly when they all got slower.
-    /// Whoever has less time left than that cannot be answered, so running it would be waste.
+    /// Updates the estimate of a quick answer's duration: it follows shorter durations at once and longer ones
+    /// slowly. A request with less time left cannot be answered and is not run.
     pub(crate) fn note_run(&self, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let quick_us = self.quick_us.load(Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Gate {
     }
 }
 
-/// How slowly [`Gate::note_run`] believes that answers got slower: by 1/64 of the difference each time.
+/// The weight of longer durations in [`Gate::note_run`]: 1/64 of the difference.
 const SLOWER_SHIFT: u32 = 6;
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);

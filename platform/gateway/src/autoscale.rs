@@ -1,8 +1,7 @@
-//! How many replicas each revision should have.
+//! The number of replicas of each revision.
 //!
-//! [`policy`] decides, from exact demand and time, with Knative's meanings; [`owner`] watches the revisions
-//! that have work or replicas, asks the policy and writes `replicas`. A revision at rest is not watched and
-//! costs nothing.
+//! [`policy`] decides it from exact demand and time, with Knative's semantics; [`owner`] watches the revisions with
+//! requests or replicas, calls the policy and writes `replicas`. A revision at rest is not watched and costs nothing.
 
 mod owner;
 mod policy;

@@ -1,4 +1,4 @@
-//! What an operator may set, and the bounds that hold otherwise.
+//! The configuration of the gateway, and its fixed limits.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -8,7 +8,7 @@ use std::{
 /// The gateway's settings. Every bound has a default here, with its reason.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where functions answer. Port 0 takes a free one.
+    /// The address for functions. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// The largest number of connections; further ones wait in the kernel's backlog.
     pub connections_max: usize,
@@ -16,18 +16,18 @@ pub struct Config {
     pub h2_streams_max: u32,
     /// Bytes of a request's head (and of its trailers).
     pub header_bytes_max: usize,
-    /// How long a connection may take to send a request's head: from its beginning to the first one, and from a later
-    /// one's first byte (HTTP/2 tells no such time: there it is `idle_timeout`).
+    /// The time to send the head of a request: for the first one from the start of the connection, for a later one
+    /// from its first byte. (HTTP/2 does not report that byte; `idle_timeout` applies there.)
     pub header_timeout: Duration,
-    /// How long a connection may be without a request.
+    /// The longest time without a request on a connection.
     pub idle_timeout: Duration,
-    /// How long a peer may leave a write, or the rest of a request's body, without any progress.
+    /// The longest time without progress of a write to the peer, or of reading the rest of a request's body.
     pub stall_timeout: Duration,
     /// Bytes of a request's body. It is streamed, so this bounds a request's work, not memory.
     pub request_bytes_max: u64,
     /// Requests that wait for one revision; more are refused with 429.
     pub queue_max: u32,
-    /// How long requests in flight may take to finish once a shutdown began.
+    /// The time that requests in flight have to finish after a shutdown began.
     pub drain_timeout: Duration,
     /// A trusted proxy is in front: its `x-forwarded-*` headers are kept and continued. Otherwise they are replaced,
     /// since any client can send them.
@@ -39,7 +39,7 @@ impl Config {
     /// 20,000 requests at once, each on its own connection, and room to spare.
     pub const CONNECTIONS_MAX_DEFAULT: usize = 32_768;
     pub const H2_STREAMS_MAX_DEFAULT: u32 = 256;
-    /// What most servers take; a browser's cookies fit.
+    /// The limit of most servers; large enough for a browser's cookies.
     pub const HEADER_BYTES_MAX_DEFAULT: usize = 64 << 10;
     pub const HEADER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
     /// Most clients keep an idle connection for 60 to 90 s: the client should be the one that closes it, since it

@@ -1,8 +1,8 @@
-//! Services over Functions: a Service whose selector names a function (`mayfly.dev/function: NAME`) is answered here,
+//! Services over Functions: a Service whose selector names a function (`mayfly.dev/function: NAME`) is served here,
 //! under the function's own rules, also while the function has no replica.
 //!
-//! Each such Service has a listener of its own, whose requests are all the function's, whatever host they name; an
-//! EndpointSlice of the Service leads the node's proxy to it.
+//! Each such Service has a listener of its own, all of whose requests are for the function, whatever host they name;
+//! an EndpointSlice of the Service directs the node's proxy to it.
 
 use std::{
     collections::HashMap,
@@ -84,7 +84,7 @@ pub(crate) struct FunctionServices {
     pub(crate) client: Client,
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) config: Config,
-    /// Where connections are served.
+    /// The runtime that serves connections.
     pub(crate) requests: Handle,
     /// Lets requests in flight finish.
     pub(crate) drain: CancellationToken,
@@ -97,7 +97,7 @@ pub(crate) struct FunctionServices {
 struct ServedFunction {
     function: Arc<str>,
     listener: SocketAddr,
-    /// What was written of it.
+    /// The EndpointSlice as it was last written.
     slice: Value,
     _stop: DropGuard,
 }

@@ -42,7 +42,7 @@ use crate::{
     target::{DemandSignal, Targets},
 };
 
-/// What the gateway is given.
+/// The dependencies of the gateway.
 pub struct Deps {
     pub functions: Informer<Function>,
     pub revisions: Informer<Revision>,
@@ -62,16 +62,16 @@ pub struct Deps {
     /// Writes `replicas` of revisions' ReplicaSets and EndpointSlices of Services over functions. No request waits for
     /// it.
     pub client: kube::Client,
-    /// Where requests are served. With threads of its own, nothing else of the process keeps a request
-    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::run`] is polled in.
+    /// The runtime that serves requests. With threads of its own, requests are not delayed by the rest of the
+    /// process; routes and replicas are managed in the runtime that polls [`Gateway::run`].
     pub requests: tokio::runtime::Handle,
     /// Ends [`Gateway::run`], after a drain; [`GatewayHandle::call`] refuses at once.
     pub stop: CancellationToken,
 }
 
-/// What the gateway needs for TLS.
+/// The dependencies of TLS.
 pub struct HttpsDeps {
-    /// Where functions and Ingresses answer over TLS. Port 0 takes a free one.
+    /// The address for functions and Ingresses over TLS. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// The certificates of Ingresses.
     pub secrets: Informer<Secret>,
@@ -128,7 +128,7 @@ pub enum CreateError {
     Tls(rustls::Error),
 }
 
-/// How the gateway ended.
+/// The reason for the gateway's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
     /// Every request got its answer.
@@ -257,12 +257,12 @@ impl Gateway {
         })
     }
 
-    /// Where it listens: the real port when the configured one is 0.
+    /// The address of the listener, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens for TLS, if it does.
+    /// The address of the TLS listener, if there is one.
     pub fn https_address(&self) -> Option<SocketAddr> {
         self.https.as_ref().map(|https| https.address)
     }
@@ -337,7 +337,7 @@ impl Gateway {
             }
             tokio::time::sleep(drain_timeout).await;
         };
-        // Both tasks run until they are told to stop; if one fails, what is served already goes on.
+        // Both tasks run until the shutdown; if one fails, the existing routes are served further.
         let failure = async {
             while let Some(ended) = background.join_next().await {
                 if let Err(error) = ended {
@@ -410,7 +410,7 @@ impl GatewayHandle {
         *self.ready.borrow()
     }
 
-    /// Where the gateway listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -109,7 +109,7 @@ impl Entrance {
     }
 }
 
-/// Who is at the other end of a connection, ready to be put on its requests.
+/// The peer of a connection, as the values of its requests' headers.
 pub(crate) struct Peer {
     address: HeaderValue,
     entrance: Entrance,
@@ -195,7 +195,7 @@ fn new_request_id() -> HeaderValue {
     header_text(text.len(), |room| room.put_slice(&text))
 }
 
-/// Where the time of a request went, in milliseconds, as browsers show it.
+/// The `server-timing` header: the parts of a request's duration in milliseconds.
 pub(crate) fn server_timing(queue: Duration, timings: &Timings) -> HeaderValue {
     let entries: [(&[u8], Duration); 4] = [
         (b"queue;dur=", queue + timings.queue),

@@ -1,7 +1,7 @@
-//! What is counted, and how it is shown to Prometheus.
+//! The gateway's metrics, in Prometheus' format.
 //!
-//! A revision's counts live in its target and are read at a scrape: a request touches nothing that other
-//! revisions share, and a revision that was never asked costs nothing.
+//! The counters of a revision are part of its target and are read at a scrape: a request writes nothing that other
+//! revisions share, and a revision without requests costs nothing.
 
 mod collector;
 
@@ -15,14 +15,14 @@ use std::{
 
 pub(crate) use self::collector::{GatewayCollector, GatewayCounts};
 
-/// Upper ends of the histograms' buckets, in microseconds: a warm call takes tens of them, a timeout 30 s.
-/// Nobody can say more of a duration than its bucket, so that each ends at no more than three times the last.
+/// Upper bounds of the histograms' buckets in microseconds, from a warm call (tens) to a timeout (30 s). The
+/// precision of a duration is that of its bucket, so each bound is at most three times the previous one.
 const BUCKETS_US: [u64; 17] = [
     100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000, 30_000_000,
 ];
 
-/// How answers are grouped: by the first digit of the status, or that the client went before it.
+/// The classes of answers: by the first digit of the status, or cancelled by the client.
 pub(crate) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "canceled"];
 
 /// One revision's counts; empty until its first request.

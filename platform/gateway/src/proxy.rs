@@ -275,7 +275,7 @@ impl Proxy {
     }
 }
 
-/// Who answers a request.
+/// The handler of a request.
 enum Way {
     Function(Begun),
     Endpoints(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
@@ -361,7 +361,7 @@ impl Run {
     }
 }
 
-/// What the host in this process answered; notes whether it lacks the component.
+/// The result of a call of the host in this process; records whether the host lacks the component.
 fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> Result<Answer, Refusal> {
     let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
     // Read on every request, written when it changes.
@@ -424,7 +424,7 @@ fn settle_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderVal
     request.headers().get(header::HOST).cloned()
 }
 
-/// What is left of a path behind its function's prefix: `/` at least.
+/// The path without its function's prefix; at least `/`.
 fn without_prefix(uri: &Uri, prefix_bytes: usize) -> Uri {
     let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     let rest = match whole.get(prefix_bytes..) {

@@ -14,9 +14,9 @@ use crate::{body::ResponseBody, target::RevisionTarget};
 #[error("{message}")]
 pub struct Refusal {
     pub code: Code,
-    /// What happened, for a person.
+    /// A description of the error for people.
     pub message: Cow<'static, str>,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Cow<'static, str>,
     /// When to try again, where that can help.
     pub retry_after: Option<Duration>,
@@ -86,7 +86,7 @@ impl Code {
             Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            // Caused by the callers, who send more than the function's own limits admit; the other limits are the
+            // The client's fault: more requests than the function's own limits permit. The other limits are the
             // host's capacity.
             Self::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Self::NotReady

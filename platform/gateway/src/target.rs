@@ -33,8 +33,7 @@ pub(crate) struct RevisionTarget {
     pub(crate) scaling: Scaling,
     pub(crate) gate: Gate,
     pub(crate) traffic: Traffic,
-    /// Where its requests go. Changes with the values of its Secrets and ConfigMaps, and with its
-    /// readiness.
+    /// The upstream of the revision's requests. Replaced when its Secrets or ConfigMaps or its readiness change.
     pub(crate) upstream: ArcSwap<Upstream>,
     /// Replicas that run, from the revision's status.
     pub(crate) ready_replicas: AtomicU32,
@@ -50,7 +49,7 @@ pub(crate) struct RevisionTarget {
     watched: AtomicBool,
 }
 
-/// Where a revision's requests go.
+/// The upstream of a revision's requests.
 pub(crate) enum Upstream {
     /// A call in this process.
     Local(Arc<dyn HostedFunction>),
@@ -124,7 +123,7 @@ impl RevisionTarget {
         }
     }
 
-    /// What the routes' owner noted of it.
+    /// The state that the owner of the routes recorded.
     pub(crate) fn seen(&self) -> Seen {
         Seen { ready: self.ready_replicas.load(Ordering::SeqCst), routed: self.routed.load(Ordering::SeqCst) }
     }
@@ -163,7 +162,7 @@ impl Drop for Permit {
     }
 }
 
-/// What an arrival got.
+/// The result of an arrival.
 pub(crate) enum Admission {
     Running(Permit),
     Waiting(Waiting),
@@ -266,8 +265,9 @@ impl DemandSignal {
         std::mem::take(&mut *self.raised.lock())
     }
 
-    /// The autoscaler stops looking, having found what is `seen`. Whoever arrives, or changes something, after
-    /// this raises the revision again; who did it just before found it still watched, and is seen here.
+    /// Ends the autoscaler's watch of a revision, whose last observed state is `seen`. An arrival or a change after
+    /// this call registers the revision again; one before the call is part of `seen` or found the revision still
+    /// watched.
     pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: Seen) {
         target.watched.store(false, Ordering::SeqCst);
         if target.gate.running() + target.gate.waiting() > 0 || target.seen() != seen {

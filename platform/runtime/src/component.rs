@@ -20,7 +20,7 @@ pub struct ComponentReport {
     pub exports: Vec<String>,
 }
 
-/// What a component can be asked to do.
+/// The world that a component implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum World {
     /// Answers requests: `wasi:http/handler@0.3`.
@@ -65,7 +65,7 @@ impl ComponentReport {
     }
 }
 
-/// Why a file cannot run here, in words for the person who uploads it.
+/// The reason for which a file cannot run here; its text is for the user who uploads it.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ComponentRefused {
     #[error("not a wasm file: it starts with {starts_with}")]

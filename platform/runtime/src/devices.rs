@@ -20,14 +20,14 @@ pub struct DeviceNode {
     pub block: bool,
     pub major: u32,
     pub minor: u32,
-    /// What the container may do with it: letters of `rwm`.
+    /// The permitted access to the device: letters of `rwm`.
     pub access: String,
     pub mode: Option<u32>,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
 }
 
-/// What the devices of one container change of it.
+/// The changes of one container's configuration for its devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerDevices {
     pub env: BTreeMap<String, String>,
@@ -41,7 +41,7 @@ pub struct ContainerDevices {
 pub enum ContainerRole {
     /// Ends before the next container starts.
     Init,
-    /// An init container that goes on running.
+    /// An init container that keeps running.
     Sidecar,
     Main,
 }

@@ -14,7 +14,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use mayfly_api::{Digest, ObjectKey, egress::EgressRule, function::Isolation};
 use tokio::time::Instant;
 
-/// What goes wrong while a body is streamed.
+/// An error while a body is streamed.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 /// A streamed body, in either direction.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
@@ -81,7 +81,7 @@ pub struct Answer {
     pub timings: Timings,
 }
 
-/// Where the time of one call went, up to the guest's status and headers.
+/// The parts of a call's duration, up to the guest's status and headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
     /// The component was not in memory when the call came.

@@ -25,7 +25,7 @@ pub const LINE_BYTES_MAX: usize = 16 << 10;
 /// A file larger than this is moved aside (one older file is kept), in bytes.
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
 
-/// Where log files lie under one directory.
+/// The layout of log files in one directory.
 #[derive(Clone, Debug)]
 pub struct LogLayout {
     root: PathBuf,
@@ -123,7 +123,7 @@ impl LogLayout {
     }
 }
 
-/// Whose log a revision's is.
+/// The function and the revision of a log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RevisionLog {
     pub namespace: String,
@@ -136,7 +136,7 @@ pub fn exists(path: &Path) -> bool {
     path.exists() || rotated(path).exists()
 }
 
-/// What the name of a file that was full ends with.
+/// The suffix of a rotated log file.
 const ROTATED: &str = ".1";
 
 /// The file that `path` is moved to when it is full.

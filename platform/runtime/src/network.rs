@@ -38,10 +38,10 @@ pub trait PodNetwork: Send + Sync {
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError>;
 }
 
-/// What the cluster says to a host's name.
+/// The answer of the cluster's names for a host name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterHost {
-    /// Not a name of the cluster: others know it, or nobody.
+    /// Not a name of the cluster: other resolvers decide.
     Unknown,
     /// A name of the cluster; none: it has no address, or does not exist.
     Addresses(Vec<IpAddr>),

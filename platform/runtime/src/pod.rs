@@ -41,7 +41,7 @@ impl fmt::Display for ContainerId {
     }
 }
 
-/// What a pod's containers share.
+/// The configuration that the containers of a pod share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxSpec {
     pub uid: PodUid,
@@ -53,7 +53,8 @@ pub struct SandboxSpec {
     pub host: SandboxHost,
 }
 
-/// What a pod takes from its host, and how it is seen from outside. Runtimes without kernel namespaces ignore it.
+/// The namespaces that a pod shares with its host, and its appearance from outside. Runtimes without kernel
+/// namespaces ignore it.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct SandboxHost {
@@ -80,7 +81,7 @@ pub struct PortMapping {
     pub address: Option<IpAddr>,
 }
 
-/// What became of a sandbox.
+/// The status of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxStatus {
     /// The addresses of the pod, the primary one first.
@@ -101,14 +102,14 @@ pub struct ContainerSpec {
     pub cpu_millis_max: Option<u64>,
     /// TCP ports the container says it listens on.
     pub ports: Vec<u16>,
-    /// Where stdout and stderr go, in the form of [`crate::logs`].
+    /// The file for stdout and stderr, in the format of [`crate::logs`].
     pub log_path: PathBuf,
-    /// What a job reads and leaves; none for every other container.
+    /// The inputs and outputs of a job; `None` for every other container.
     pub files: Option<ContainerFiles>,
     pub process: ProcessOptions,
 }
 
-/// How a container's process runs. A runtime without kernel namespaces ignores it.
+/// The configuration of a container's process. A runtime without kernel namespaces ignores it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessOptions {
     pub pull: PullPolicy,
@@ -126,17 +127,17 @@ pub struct ProcessOptions {
     pub cpu_millis_request: u64,
     /// Upstream's score for the kernel's out-of-memory killer: -997 (guaranteed) to 1000 (best effort).
     pub oom_score_adj: i32,
-    /// The file in the container whose content becomes the message of its end.
+    /// The file in the container whose content becomes the termination message.
     pub termination_message_path: String,
     /// Take the end of the log as the message where that file is empty and the container failed.
     pub termination_message_from_log: bool,
     /// The signal that asks the process to end; `None`: the image's, else SIGTERM.
     pub stop_signal: Option<String>,
-    /// The container of the same pod whose processes this one sees, as a debugger does.
+    /// The container of the same pod whose process namespace this one joins, as a debugger does.
     pub target_container: Option<String>,
 }
 
-/// Who a process is and what it may do.
+/// The identity and the rights of a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SecurityOptions {
     /// `None`: the image's.
@@ -171,7 +172,7 @@ pub enum SeccompProfile {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerFiles {
     pub mounts: Vec<Mount>,
-    /// What stdin reads.
+    /// The file that is stdin.
     pub stdin: PathBuf,
     /// A folder. Before the container is told to have ended, its host puts the files `stdout` and `stderr`
     /// there: the end of each, [`RESULT_BYTES_MAX`] bytes at most, and a file `<name>.truncated` beside one
@@ -190,7 +191,7 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-/// What became of a container.
+/// The status of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContainerState {
     Running {
@@ -208,7 +209,7 @@ pub enum ContainerState {
     },
 }
 
-/// What a container that runs uses at the moment.
+/// The current usage of a running container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub memory_bytes: u64,
@@ -222,7 +223,7 @@ pub enum RuntimeError {
     /// The image or component is not there. The kubelet retries with a growing pause (`ErrImagePull`).
     #[error("{0}")]
     ImageMissing(String),
-    /// What the container names can be no image or component of this host (`InvalidImageName`).
+    /// The name of an image or component is invalid (`InvalidImageName`).
     #[error("{0}")]
     ImageName(String),
     /// The image or component can never run here (`CreateContainerError`).
@@ -267,7 +268,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// The pods this host has sandboxes of: what a restarted kubelet finds.
     fn sandboxes(&self) -> Vec<PodUid>;
 
-    /// What the containers that run use, of all pods.
+    /// The usage of all running containers, of all pods.
     fn usage(&self) -> Vec<(ContainerId, Usage)>;
 
     /// Changes whenever some container's state does. The value means nothing but "look again".

@@ -42,7 +42,7 @@ struct SimulatedPod {
 }
 
 impl SimulatedRuntime {
-    /// `class` is the runtime class whose pods it takes.
+    /// `class` is the runtime class of the accepted pods.
     pub fn new(class: impl Into<String>) -> Self {
         Self { class: class.into(), pods: Mutex::default(), changes: watch::Sender::new(0) }
     }
@@ -202,7 +202,7 @@ impl SimulatedFunction {
         self.running.load(Ordering::SeqCst)
     }
 
-    /// How many times it went from cold to warm.
+    /// The number of transitions from cold to warm.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::SeqCst)
     }

@@ -13,7 +13,7 @@ use http_body_util::BodyExt as _;
 
 use crate::{Body, BodyError};
 
-/// How long an unwanted request body is drained. After that the connection is closed.
+/// The longest time for which an unwanted request body is drained before the connection is closed.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// A request body that is drained for up to [`DRAIN_MAX`] when it is dropped before its end.

@@ -87,8 +87,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, the one served is the longest waiting of those who are still in time, nobody
-        /// is served twice, and empty places stay bounded.
+        /// In every sequence of operations, the served request is the longest waiting one that is still in time, none
+        /// is served twice, and the number of empty places is bounded.
         #[test]
         fn order_and_bound(steps in prop::collection::vec(step(), 1..600)) {
             let mut now = Instant::now();

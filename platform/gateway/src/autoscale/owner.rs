@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_secs(1);
 const DECISIONS_APART_MIN: Duration = Duration::from_millis(100);
 /// The largest number of concurrent writes.
 const WRITES_MAX: usize = 16;
-/// How long one write may take.
+/// The timeout of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pauses between tries of one write.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(10) };
@@ -71,7 +71,7 @@ struct Watched {
     write: Write,
 }
 
-/// How far the writing of `replicas` is.
+/// The progress of a write of `replicas`.
 struct Write {
     state: WriteState,
     failures: u32,
@@ -89,7 +89,7 @@ enum WriteState {
     },
 }
 
-/// What became of a write.
+/// The result of a write.
 struct Written {
     uid: String,
     replicas: u32,
@@ -259,8 +259,8 @@ impl Autoscaler {
 const FAILURES_NOTICED: u32 = 5;
 
 impl Watched {
-    /// With no replica left to keep, nothing keeps the component in memory either. This does not wait for
-    /// the pod to go, so that memory comes back even while the API is away.
+    /// Unloads the component when no replica is left. This does not wait for the pod's removal, so that memory is
+    /// freed also while the API is not available.
     fn unload_when_idle(&mut self, seen: &Observation) {
         if seen.requests > 0 || self.replicas > 0 {
             self.unloaded = false;
@@ -301,7 +301,7 @@ async fn write(api: &Api<ReplicaSet>, name: &str, replicas: u32) -> Result<(), k
     let patch = serde_json::json!({"spec": {"replicas": replicas}});
     match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
-        // What is not there has no replicas.
+        // A missing ReplicaSet has no replicas.
         Err(kube::Error::Api(status)) if status.is_not_found() && replicas == 0 => Ok(()),
         Err(error) => Err(error),
     }

@@ -22,7 +22,7 @@ const SCALE_UP_RATE_MAX: f64 = 1000.0;
 /// In one step, replicas shrink by this factor at most (Knative's `max-scale-down-rate`).
 const SCALE_DOWN_RATE_MAX: f64 = 2.0;
 
-/// What is known of a revision at one moment.
+/// The state of a revision at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
     /// Time since any fixed moment.
@@ -39,7 +39,7 @@ pub(crate) struct Observation {
     pub(crate) lacks_component: bool,
 }
 
-/// What should be.
+/// The desired state of a revision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScaleDecision {
     pub(crate) replicas: u32,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A revision whose replicas follow the decision after a while, asked once a second.
+/// A revision whose replicas follow the decision after a delay; the policy is called once a second.
 struct Run {
     policy: Policy,
     at_s: u64,
@@ -185,7 +185,7 @@ fn what_cannot_start_is_not_asked_for() {
     // It was uploaded: what waits for it counts at once.
     run.lacks_component = false;
     assert_eq!(run.tick().replicas, 5);
-    // The fewest are somebody's wish, not demand.
+    // The minimum is configured and independent of demand.
     let mut kept = Run::new(&scaling(serde_json::json!({"min": 2})), 0, 1);
     (kept.load, kept.lacks_component) = (500, true);
     assert_eq!(kept.tick().replicas, 2);

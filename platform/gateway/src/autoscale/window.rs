@@ -2,8 +2,8 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-/// Shorter spans are averaged as if they were this long, so that the first moments of a burst do not look
-/// like a steady load (Knative's buckets are as long).
+/// The shortest averaged span: the first moments of a burst do not count as a steady load (the length of Knative's
+/// buckets).
 pub(crate) const GRANULARITY: Duration = Duration::from_secs(1);
 
 /// The accumulated request time as a curve, and averages of its slope: the number of requests.

@@ -27,9 +27,9 @@ use crate::{
     refusal::{Code, Refusal},
 };
 
-/// How long an endpoint may take to accept a connection.
+/// The timeout of connecting to an endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an endpoint may take for an answer's head.
+/// The timeout of an endpoint's answer head.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Endpoints that are tried for one request.
 const ATTEMPTS: usize = 3;

@@ -31,7 +31,7 @@ const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 /// The API group of functions, as a backend's `resource` names it.
 const FUNCTION_GROUP: &str = "mayfly.dev";
 
-/// Where requests go.
+/// The routes of all Ingresses.
 #[derive(Debug, Default)]
 pub(crate) struct IngressTable {
     exact: HashMap<String, Vec<PathRoute>>,
@@ -55,7 +55,7 @@ struct PathRoute {
     backend: Arc<IngressBackend>,
 }
 
-/// What answers.
+/// The target of a path.
 #[derive(Debug)]
 pub(crate) enum IngressBackend {
     /// `namespace/name`
@@ -153,7 +153,7 @@ impl IngressTable {
         }
     }
 
-    /// What answers a host that an Ingress names, whatever else could.
+    /// The backend of a host that an Ingress names; it takes precedence over functions.
     pub(crate) fn of_host(&self, host: &str, path: &str) -> Option<&Arc<IngressBackend>> {
         let host = host_name(host);
         // The asterisk matches exactly one label.
@@ -161,7 +161,7 @@ impl IngressTable {
         first_match(self.exact.get(&host).or_else(wildcard)?, path)
     }
 
-    /// What answers where nothing else does: paths of rules without a host, then the default backend.
+    /// The backend of requests without any other route: paths of rules without a host, then the default backend.
     pub(crate) fn of_any_host(&self, path: &str) -> Option<&Arc<IngressBackend>> {
         first_match(&self.any, path).or(self.default.as_ref())
     }

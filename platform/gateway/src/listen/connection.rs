@@ -38,7 +38,7 @@ use crate::{Config, body, headers::Peer, proxy::Proxy};
 /// The name of HTTP/2 in TLS's handshake.
 pub(crate) const ALPN_H2: &[u8] = b"h2";
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
-/// What every HTTP/2 connection begins with.
+/// The first bytes of an HTTP/2 connection.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The pause between checks of a connection that has sent too few bytes to distinguish the two protocols.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
@@ -47,14 +47,14 @@ const PEEK_AGAIN: Duration = Duration::from_millis(10);
 const H2_STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// The largest window there is (RFC 9113, 6.9.1).
 const H2_WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
-/// What one HTTP/2 stream may have waiting on the way out.
+/// The maximum number of bytes that one HTTP/2 stream buffers for sending.
 const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// The interval of PING frames to a silent HTTP/2 peer.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// A connection is looked at this often within the time it has for a request's head.
 const LOOKS: u32 = 4;
 
-/// What all connections share.
+/// The state that all connections share.
 pub(super) struct ConnectionContext {
     proxy: Arc<Proxy>,
     signals: Signals,
@@ -66,7 +66,7 @@ pub(super) struct ConnectionContext {
     stall_timeout: Duration,
 }
 
-/// Where the requests of HTTP/2 connections run. They end with their connection.
+/// The executor of HTTP/2 streams. They end with their connection.
 #[derive(Clone)]
 struct Streams(TaskTracker);
 
@@ -128,7 +128,7 @@ impl ConnectionContext {
             })
             .await
         };
-        // Told to go, too slow, broken, or never spoke: there is nothing to answer.
+        // The connection was shut down, timed out, failed or sent nothing: no answer is possible.
         let Some(Ok(Ok((socket, h2)))) = opened else { return };
         let io = TokioIo::new(PatientStream::new(socket, self.stall_timeout));
         let ended = if h2 {
@@ -196,9 +196,9 @@ impl ConnectionContext {
         self.drive(connection, listener, &activity, true).await
     }
 
-    /// Runs a connection until it ends, is cut, or its client holds it without getting on: a head that does not come,
-    /// a long time without any, or an answer that is not taken long after it had to be complete. `says_goodbye`: a
-    /// client whose connection was idle is told so first, and what it had just sent is answered.
+    /// Runs a connection until it ends, is shut down, or its client makes no progress: an incomplete head, a long
+    /// time without a request, or an answer that is not read long after it had to be complete. `says_goodbye`: the
+    /// end of an idle connection is announced to the client, and requests that it had sent before are answered.
     async fn drive<C>(
         &self,
         mut connection: Pin<&mut C>,
@@ -298,7 +298,7 @@ impl IdleTracker {
         Self { seen: activity.requests(), looks: 0, head_looks: 0, looks_max }
     }
 
-    /// Whether it has been quiet for too long.
+    /// Whether the connection has been idle for too long.
     fn look(&mut self, activity: &ConnectionActivity) -> bool {
         let requests = activity.requests();
         let is_quiet = requests == self.seen && requests.is_quiet();

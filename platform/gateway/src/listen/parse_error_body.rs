@@ -38,7 +38,7 @@ pub(super) struct ParseErrorBody<S> {
     head_bytes_max: usize,
     /// The connection's requests when all of their answers had been written.
     flushed: Requests,
-    /// What is still to be written in place of a wordless answer.
+    /// The rest of the body that replaces hyper's empty answer.
     rest: Bytes,
     /// Something was refused, of which more may come.
     refused: bool,

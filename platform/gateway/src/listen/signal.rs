@@ -48,7 +48,7 @@ pub(super) struct Listener<'a> {
     signals: &'a Signals,
     number: u64,
     ear: Arc<Ear>,
-    /// Who is woken.
+    /// The waker of the connection's task.
     waker: Option<Waker>,
 }
 
@@ -73,7 +73,7 @@ impl Signals {
 }
 
 impl Listener<'_> {
-    /// What was said last. The task is woken when that changes.
+    /// The last signal. Registers the task to be woken by the next one.
     pub(super) fn poll(&mut self, context: &Context<'_>) -> Signal {
         if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             self.ear.waker.register(context.waker());

@@ -1,4 +1,4 @@
-//! A socket whose peer must make progress.
+//! A socket with timeouts for reads and writes without progress.
 
 use std::{
     io,

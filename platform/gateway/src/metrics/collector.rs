@@ -20,7 +20,7 @@ use crate::{
     target::{RevisionTarget, Targets},
 };
 
-/// What is counted about the gateway as a whole.
+/// Counters of the gateway as a whole.
 #[derive(Default)]
 pub(crate) struct GatewayCounts {
     pub(crate) connections: AtomicUsize,

@@ -71,7 +71,7 @@ struct Known {
     sources: Vec<EnvObject>,
 }
 
-/// What the owner works on, handed over by the gateway.
+/// The dependencies of the owner, which the gateway passes.
 pub(crate) struct Parts {
     pub(crate) host: Arc<dyn FunctionHost>,
     pub(crate) table: Arc<RouteTable>,
@@ -252,7 +252,7 @@ impl Owner {
         End { to: revision.map(|revision| self.target(&revision)), identity, percent, tag }
     }
 
-    /// Where the revision's requests go, by the kind of its source.
+    /// The upstream of a revision, by the type of its source.
     fn hosted(&mut self, revision: &Revision) -> Result<Upstream, Unhosted> {
         if revision.spec.source.image.is_none() {
             let spec = plan::hosted_spec(revision, &self.objects.env)?;
@@ -370,7 +370,7 @@ impl Owner {
         key.is_some_and(|key| self.objects.functions.get(&key).is_some())
     }
 
-    /// Tags whose host belongs to another function.
+    /// The number of tags whose host belongs to another function.
     fn conflicts(&self) -> usize {
         let lost =
             |(host, claims): (&Arc<str>, &BTreeSet<_>)| claims.len() - usize::from(!self.is_function(host));
@@ -378,7 +378,7 @@ impl Owner {
     }
 }
 
-/// What changed, once the kinds are sorted out.
+/// The changed objects by kind.
 #[derive(Default)]
 struct Dirty {
     functions: BTreeSet<ObjectKey>,

@@ -1,4 +1,4 @@
-//! What a function's route should be: objects in, a plan out.
+//! Plans the route of a function from objects.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct RoutePlan {
 pub(crate) struct PlannedTarget {
     /// The revision, or why there is none.
     pub(crate) revision: Result<Arc<Revision>, Refusal>,
-    /// What sticky clients stay with: a revision's name, or `latest` whichever that is.
+    /// The identity in a sticky client's cookie: the name of a revision, or `latest`.
     pub(crate) identity: String,
     pub(crate) percent: u32,
     pub(crate) tag: Option<String>,
@@ -174,10 +174,10 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
     })
 }
 
-/// Reasons that pass, and that a request is a better judge of than a status that may be a moment old: a component
-/// that is being compiled is waited for by the host, one that is missing is looked for by it, and the environment is
-/// made here, from the newest values. (Whoever has seen a function Ready and calls it at once must not be told that
-/// it is not.)
+/// Temporary reasons, for which requests are routed although the revision's status, which may be out of date, is not
+/// ready: the host waits for a component that is being compiled and looks for a missing one, and the environment is
+/// computed here from the newest values. A client that has seen a function become ready must not be refused right
+/// after.
 const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
 const COMPONENT_MISSING: &str = "ComponentMissing";
 

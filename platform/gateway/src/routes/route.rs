@@ -38,7 +38,7 @@ pub(crate) struct End {
     pub(crate) tag: Option<String>,
 }
 
-/// How untagged requests are shared out.
+/// The distribution of untagged requests.
 enum Split {
     /// No target has a share.
     None,

@@ -143,7 +143,7 @@ fn a_second_cookie_leads_back() {
         let back = headers("cookie", &format!("{own}; {second}"));
         assert_eq!(chosen(&route, &back), (first.target.key.name.clone(), None));
     }
-    // One that names nobody is no use, and does no harm.
+    // A cookie that names no target is ignored.
     let stale = headers("cookie", "session=visitor-1; mayfly-revision=gone");
     let by_value = headers("cookie", "session=visitor-1");
     assert_eq!(chosen(&route, &stale), chosen(&route, &by_value));

@@ -1,8 +1,8 @@
-//! Keeps a visitor with one revision, by a cookie.
+//! Sticky sessions: a cookie binds a client to one revision.
 //!
-//! A visitor who has no cookie of the name that the function's author chose is given one that names the target. Where
-//! the function sets a cookie of that name itself, it keeps its own, and the target is named by a second one: the
-//! value alone would send the visitor where its hash leads, and not back to the revision that set it.
+//! A client without a cookie of the name that the function's author chose gets one that names the target. If the
+//! function sets a cookie of that name itself, its value is kept, and a second cookie names the target: by the value
+//! alone the client would be sent to the target of the value's hash, not to the revision that set it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ struct Target {
     under_host: Arc<Cookies>,
 }
 
-/// What names one target.
+/// The cookies that name one target.
 struct Cookies {
     /// The cookie that the function's author chose.
     chosen: HeaderValue,
@@ -32,7 +32,7 @@ struct Cookies {
     second: HeaderValue,
 }
 
-/// What a visitor brought.
+/// The cookies of a request.
 pub(super) enum Visitor<'a> {
     /// A cookie that names this target.
     Of(usize),
@@ -41,7 +41,7 @@ pub(super) enum Visitor<'a> {
     New,
 }
 
-/// What an answer may have to set.
+/// The cookie to set with an answer.
 pub(crate) struct SetCookie {
     cookies: Arc<Cookies>,
     /// The visitor has the chosen cookie: nothing is to be set unless the function changes it.

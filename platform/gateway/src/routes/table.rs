@@ -37,7 +37,7 @@ struct Shard {
     tag_hosts: HashMap<Arc<str>, TagHost>,
 }
 
-/// What a tag's own host leads to.
+/// The target of a tag's own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TagHost {
     /// `<namespace>/<name>`

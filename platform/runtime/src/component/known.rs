@@ -69,7 +69,7 @@ pub const INTERFACES_3: &[(&str, &[&str])] = &[
 /// Interfaces of drafts, with their exact versions.
 pub const DRAFTS: &[&str] = &["wasi:config/store@0.2.0-rc.1"];
 
-/// `None` if the host has an import; else the import and, if something like it is here, what.
+/// `None` if the host has the import; otherwise the import, and a similar one that the host has.
 pub fn missing(import: &str) -> Option<String> {
     if DRAFTS.contains(&import) {
         return None;

@@ -1,4 +1,4 @@
-//! One log file and the older part that was moved aside: its lines that are there, and those that come.
+//! One log file with its rotated part: the present lines, and those that follow.
 
 use std::{
     io,
@@ -18,12 +18,12 @@ use super::{
     rotated,
 };
 
-/// How often a followed file is looked at.
+/// The interval of reads of a followed file.
 const FOLLOW_POLL: Duration = Duration::from_millis(100);
 
 /// A stored line, taken apart.
 pub(super) struct Line {
-    /// When it was written, in a form whose order is the order of time; empty where a line has no such form.
+    /// The time of the line, in a form that sorts by time; empty if the line has no such form.
     pub(super) at: Bytes,
     text: Bytes,
     /// It is the rest of the line before it, which was too long for one.
@@ -50,7 +50,7 @@ impl Line {
         at.is_some_and(|at| at < since)
     }
 
-    /// What the reader gets: the text, where it begins with its time if that was asked for.
+    /// The text of the line, with its time if that was requested.
     pub(super) fn into_text(self, options: &LogOptions) -> Bytes {
         if !options.timestamps || self.continues || self.at.is_empty() {
             return self.text;
@@ -190,7 +190,7 @@ impl Past {
         Ok(kept)
     }
 
-    /// The lines that come after those that are there, which must have been read; without an end.
+    /// The lines after the present ones, which must have been read; without an end.
     pub(super) fn follow(self) -> LogStream {
         let Self { path, options, parts: [older, reader], .. } = self;
         let seen = older.is_some() || reader.is_some();

@@ -10,7 +10,7 @@ use futures::{
 
 use super::file::{Line, Past, follow_from_start};
 
-/// What `kubectl logs` can ask for (the query of `pods/{name}/log`).
+/// The options of `kubectl logs` (the query of `pods/{name}/log`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogOptions {
     pub follow: bool,
@@ -32,25 +32,26 @@ pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
     Ok(LogReader::open(vec![path], options).await?.into_stream())
 }
 
-/// Logs that are read as one: what is there in the order of time, then, if they are followed, what comes.
+/// Several logs read as one: the present lines by time, then, when following, new lines as they are written.
 ///
-/// Reading holds a buffer and one line of each file in memory, regardless of their sizes and of the request.
+/// Reading holds a buffer and one line of each file in memory, regardless of the sizes of the files and of the
+/// request.
 pub struct LogReader {
     options: LogOptions,
     past: Vec<Past>,
     /// The next line of each of `past`. Empty before they are looked for.
     heads: Vec<Option<Line>>,
-    /// Whose line was told last: a line's rest belongs behind it.
+    /// The file of the last returned line: the rest of a partial line belongs behind it.
     told: Option<usize>,
-    /// Bytes that may still be told.
+    /// The number of bytes that may still be returned.
     left_bytes: Option<u64>,
-    /// Those that are followed, once all that was there is told.
+    /// The followed files, after all present lines were returned.
     live: Option<Live>,
 }
 
 struct Live {
     lines: SelectAll<LogStream>,
-    /// How to end each of them.
+    /// The handle that ends the task of each file.
     ends: HashMap<PathBuf, AbortHandle>,
 }
 
@@ -125,13 +126,12 @@ impl LogReader {
         Ok(std::mem::replace(&mut self.heads[at], following))
     }
 
-    /// Whether all that was there is told, and each line that comes now is a new one.
+    /// Whether all present lines were returned, and each further line is a new one.
     pub fn is_live(&self) -> bool {
         self.live.is_some()
     }
 
-    /// Follows these from now on, once all that was there is told: those that are new from their beginning, and no
-    /// others any more.
+    /// Replaces the followed files after all present lines were returned. New files are read from their beginning.
     pub fn follow_only(&mut self, paths: Vec<PathBuf>) {
         let Some(live) = &mut self.live else { return };
         live.ends.retain(|path, end| {
@@ -240,7 +240,7 @@ mod tests {
         text(path, LogOptions::default()).await.lines().count()
     }
 
-    /// Several logs whose lines alternate, the first with an older part.
+    /// Several logs with alternating lines, the first with a rotated part.
     fn three(folder: &Path) -> Vec<PathBuf> {
         let line = |second: usize, tag: &str, text: &str| {
             format!("2026-01-01T00:00:{second:02}.000000000Z stdout {tag} {text}\n")

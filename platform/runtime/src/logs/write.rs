@@ -212,7 +212,7 @@ impl Writing {
             if matches!(first, Message::Line { .. }) {
                 std::thread::sleep(GATHER);
             }
-            // Take what is there, then write once per file.
+            // Takes all queued lines, then writes once per file.
             let mut flushed = Vec::new();
             for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LINES_MAX)) {
                 match message {
@@ -307,7 +307,7 @@ impl OpenFile {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        // Removed, with the program whose log it was: what comes now is another's of the same name.
+        // The file was removed together with its container: a later container of the same name has a new file.
         if self.file.metadata()?.nlink() == 0 {
             let anew = Self::open(path)?;
             (self.file, self.bytes) = (anew.file, anew.bytes);
