@@ -41,7 +41,8 @@ use crate::{
 
 mod file;
 
-/// How long a compilation continues that no caller waits for: a caller may return, a deleted function's does not.
+/// The time for which a compilation without a waiting caller continues: a caller may return, but not that of a
+/// deleted function.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3);
 
 /// Machine code larger than this is checked and mapped on a thread that may block, so that no other request waits
@@ -56,7 +57,7 @@ pub(crate) struct ComponentCache {
     metrics: Arc<HostMetrics>,
     known: Mutex<HashMap<Digest, Weak<CacheEntry>>>,
     bytes: Arc<AtomicU64>,
-    /// What other engines made was removed.
+    /// Whether the files of other engine versions were removed.
     swept: AtomicBool,
 }
 
@@ -264,7 +265,7 @@ impl ComponentCache {
         Ok(loaded.pre.world())
     }
 
-    /// How far compiling a component has come that is being compiled.
+    /// The progress of a running compilation.
     pub(crate) fn compile_progress(&self, digest: &Digest) -> Option<CompileProgress> {
         let entry = self.known.lock().get(digest).and_then(Weak::upgrade)?;
         let compiling = !entry.loaded.initialized() && entry.interested.load(Ordering::SeqCst) > 0;

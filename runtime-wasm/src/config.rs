@@ -1,8 +1,8 @@
-//! What an operator may set of the wasm host; every value has a default and its reason.
+//! The configuration of the wasm host; every value has a default with its reason.
 
 use std::{path::PathBuf, time::Duration};
 
-/// How the wasm host uses the machine.
+/// The use of the machine by the wasm host.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The largest number of instances. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory, between
@@ -14,20 +14,21 @@ pub struct Config {
     /// Bytes of memory over all instances, with what the host holds for them. `None`: half of the machine's memory (or of the cgroup's
     /// limit), so that the rest of the server, compiling and the page cache keep theirs.
     pub memory_bytes_max: Option<u64>,
-    /// How large one linear memory can be, in bytes; a function's own limit may be lower. Every slot
-    /// reserves address space for it, so 4 GiB (all that wasm32 can address) costs nothing else.
+    /// The maximum size of one linear memory in bytes; a function's own limit may be lower. Every slot reserves
+    /// address space for it, so 4 GiB (all that wasm32 can address) costs nothing else.
     pub linear_memory_bytes_max: u64,
-    /// How often running guests are interrupted. A guest that computes gives its thread back after one to two ticks, and
-    /// one past its deadline ends two ticks later at most. 2 ms costs 500 wake-ups a second once there is an engine.
+    /// The interval at which running guests are interrupted. A guest that computes yields its thread after one to two
+    /// ticks, and one past its deadline ends at most two ticks later. 2 ms cost 500 wake-ups a second while there is
+    /// an engine.
     pub tick: Duration,
     /// Threads on which calls continue that take longer than a time slice. `None`: as many as cores.
     pub long_call_threads: Option<usize>,
-    /// Where components are compiled.
+    /// The place in which components are compiled.
     pub compile_in: CompileIn,
     /// Bytes of memory that a compiler process may take. `None`: half of the machine's.
     pub compile_memory_bytes_max: Option<u64>,
-    /// How long a compiler process may take for one component, in the processor's time; six times as long in all, when
-    /// the processor is busy with others.
+    /// The processor time that a compiler process may use for one component; its duration may be six times as long on
+    /// a busy processor.
     pub compile_timeout: Duration,
     /// Threads that compile components. `None`: half of the cores, at least one, so that compiling never
     /// takes the machine from serving.
@@ -36,12 +37,12 @@ pub struct Config {
     pub compile_queue_max: usize,
     /// Bytes of mapped machine code that stay loaded; beyond it the longest unused component goes.
     pub loaded_bytes_max: u64,
-    /// How long a call waits for an instance slot at most (its own deadline may be sooner).
+    /// The longest wait of a call for an instance slot (its own deadline may be earlier).
     pub slot_wait_max: Duration,
     /// Calls that one instance of a `reuse` function answers before it is replaced, so that a leak in the
     /// guest stays small.
     pub reuse_calls_max: u32,
-    /// How old an instance of a `reuse` function gets.
+    /// The maximum age of an instance of a `reuse` function.
     pub reuse_age_max: Duration,
     /// Idle instances that one `reuse` function keeps.
     pub reuse_idle_max: usize,
@@ -49,9 +50,9 @@ pub struct Config {
     pub pod_memory_bytes_default: u64,
     /// The largest number of connections that one pod serves; further ones wait to be accepted.
     pub pod_connections_max: usize,
-    /// How long a pod's client may take nothing of its answer.
+    /// The longest time for which a pod's client may leave its answer unread.
     pub pod_stall_timeout: Duration,
-    /// How instances' memory is made clean again.
+    /// The method of wiping the memory of instances.
     pub wipe: Wipe,
     /// Outbound HTTP.
     pub egress: EgressConfig,
@@ -60,7 +61,7 @@ pub struct Config {
     pub log_bytes_per_second: u64,
 }
 
-/// Where components are compiled.
+/// The place in which components are compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompileIn {
     /// On threads of this process: for tests and tools.
@@ -78,7 +79,7 @@ pub const INSTANCES_MIN: u32 = 64;
 /// Most instance slots: each may need a few of the kernel's 65,530 mappings a process.
 pub const INSTANCES_MAX: u32 = 2000;
 
-/// How memory is wiped between instances.
+/// The method of wiping memory between instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wipe {
     /// By asking the kernel which pages were touched and overwriting those, where it supports that (since Linux 6.7).
@@ -94,7 +95,7 @@ pub struct EgressConfig {
     pub connections_max: usize,
     /// Idle connections kept per destination.
     pub idle_connections_max: usize,
-    /// How long an idle connection is kept.
+    /// The lifetime of an idle connection.
     pub idle_timeout: Duration,
     /// A turn among the connections, resolving and connecting, TLS included.
     pub connect_timeout: Duration,

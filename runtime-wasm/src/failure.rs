@@ -13,7 +13,7 @@ use crate::{
 
 /// Frames of the guest's stack that a trap's message names.
 const FRAMES_SHOWN: usize = 4;
-/// How soon to come again when the host is full.
+/// The `retry-after` of answers of a full host.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// No instance of the function could be made in time.
@@ -42,7 +42,7 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
 pub(crate) fn trap(error: &wasmtime::Error) -> String {
     let what = match error.downcast_ref::<Trap>() {
         Some(trap) => trap.to_string().trim_start_matches("wasm trap: ").to_owned(),
-        // What a host function refused with.
+        // The message of the host function that refused.
         None => error.root_cause().to_string(),
     };
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return what };

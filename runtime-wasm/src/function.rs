@@ -43,14 +43,14 @@ pub(crate) struct Function {
     warm: OnceLock<Warm>,
 }
 
-/// What a revision has once it was called.
+/// The state of a revision that was called.
 struct Warm {
     answered: Counter,
     idle_0_2: Idle<Proxy>,
     idle_0_3: Idle<Service>,
 }
 
-/// Where a call runs.
+/// The instance in which a call runs.
 enum InstanceSource {
     /// In an instance that answered before.
     KeptWasi0_2(Instance<Proxy>),
@@ -159,7 +159,7 @@ impl Function {
         self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one() || warm.idle_0_3.drop_one())
     }
 
-    /// Replaces a function whose spec changed: what it had in memory is kept.
+    /// Replaces a function whose spec changed; its state in memory is taken over.
     pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
             && let Some(entry) = before.component.load_full()
@@ -468,7 +468,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// What the gateway holds.
+/// The gateway's handle of a function.
 pub(crate) struct Handle(pub(crate) Arc<Function>);
 
 impl HostedFunction for Handle {
@@ -495,7 +495,7 @@ impl HostedFunction for Handle {
     }
 }
 
-/// How long ago something was, coarsely.
+/// A duration in whole milliseconds.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the host holds for one instance: its limits, its handles, and what it may ask for.
+//! The host's data of one instance: its limits, its handles and its capabilities.
 
 use std::sync::{
     Arc, OnceLock,
@@ -27,10 +27,10 @@ mod held;
 
 pub(crate) use held::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
 
-/// What an element of a table takes.
+/// The size of a table's element.
 const TABLE_ELEMENT_BYTES: usize = 8;
-/// What the host holds for any guest without charging it, in bytes: a few messages with their bodies, and an eighth of
-/// what an instance is expected to use.
+/// The bytes that the host holds for any guest without charging them: a few messages with their bodies, and an eighth
+/// of the expected use of an instance.
 const HELD_BYTES_FREE: u64 = 1 << 20;
 /// Core instances and tables that one component may have.
 const CORE_INSTANCES_MAX: usize = 200;
@@ -152,8 +152,8 @@ impl StoreData {
         self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
     }
 
-    /// A running guest gives its thread back: what the host holds for it by now is charged like memory. An error ends
-    /// the guest.
+    /// Called when a running guest yields its thread: charges the bytes that the host holds for it like memory. An
+    /// error ends the guest.
     pub(crate) fn tick(&mut self) -> wasmtime::Result<()> {
         if self.memory.hold(held::bytes(&mut self.table)) {
             return Ok(());
@@ -265,8 +265,8 @@ impl MemoryUse {
         self.refused
     }
 
-    /// From now on the instance is for this call, whose record tells at its end what was used: also if the instance is
-    /// dropped before the guest ends.
+    /// Assigns the instance to this call, whose record reports the usage at its end, also if the instance is dropped
+    /// before the guest ends.
     pub(crate) fn record(&mut self, recording: &Recording) {
         self.recording = recording.clone();
     }
@@ -337,7 +337,7 @@ impl ResourceLimiter for MemoryUse {
         desired: usize,
         maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        // What the memory's own type forbids fails anyway, and is no matter of limits.
+        // Growth beyond the memory's own maximum fails in any case, and is not a matter of limits.
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }

@@ -47,7 +47,7 @@ pub enum CreateError {
     Setting { setting: &'static str, value: String, why: &'static str },
 }
 
-/// What functions and pods share.
+/// The state that functions and pods share.
 pub(crate) struct HostContext {
     pub(crate) config: Arc<Config>,
     pub(crate) cache: Arc<ComponentCache>,
@@ -107,7 +107,7 @@ impl WasmHost {
         self.shared.cache.precompile(*digest, namespace).await
     }
 
-    /// How far compiling a component has come, if it is being compiled.
+    /// The progress of compiling a component, if it is being compiled.
     pub fn compile_progress(&self, digest: &Digest) -> Option<CompileProgress> {
         self.shared.cache.compile_progress(digest)
     }

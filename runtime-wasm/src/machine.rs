@@ -1,4 +1,4 @@
-//! What the machine allows this process: its memory.
+//! The memory that the machine permits this process to use.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! What the wasm host counts. Labels name functions, not revisions, and go with the last of them, so that their number
-//! stays bounded by what is deployed.
+//! The metrics of the wasm host. Labels name functions, not revisions, and are removed with the last revision, so
+//! that their number is bounded by the number of deployed functions.
 
 use std::{
     collections::HashMap,
@@ -49,7 +49,7 @@ struct CallLabels {
     outcome: CallOutcome,
 }
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum CallOutcome {
     Answered,
@@ -231,7 +231,7 @@ impl Drop for FunctionCalls {
     }
 }
 
-/// What can be read off the host at any moment.
+/// Values that are read from the host at a scrape.
 struct Gauges(Weak<HostContext>);
 
 impl std::fmt::Debug for Gauges {

@@ -55,7 +55,7 @@ struct Container {
     work: Work,
 }
 
-/// What a container does.
+/// The work of a container.
 enum Work {
     /// Keeps a revision's component in memory.
     Replica {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::metrics::CallOutcome;
 
-/// What the lines are known by in a log's filter, together and apart from all others.
+/// The target of the lines, by which a log filter selects them.
 const TARGET: &str = "mayfly_runtime_wasm::calls";
 /// The gateway sets it on every request, and logs it in its own line.
 const REQUEST_ID: &str = "x-request-id";
@@ -48,7 +48,7 @@ pub(crate) struct CallRecord {
     over: Option<Instant>,
     /// Of a call that was answered.
     pub(crate) timings: Option<Timings>,
-    /// What the caller was told instead of an answer; else what went wrong first afterwards.
+    /// The error that the caller got instead of an answer; otherwise the first later one.
     error: Option<CallError>,
     memory_peak_bytes: u64,
     /// The guest came to its own end.
@@ -85,7 +85,7 @@ impl Recording {
         self.record(|call| call.over = Some(Instant::now()));
     }
 
-    /// The guest failed, or was ended for this. What its caller is told instead of an answer counts more.
+    /// Records that the guest failed or was ended. An error that the caller got takes precedence.
     pub(crate) fn failed(&self, error: &CallError) {
         self.record(|call| {
             call.error.get_or_insert_with(|| error.clone());
@@ -124,7 +124,7 @@ impl CallRecord {
         }
     }
 
-    /// Where the time went. The phase that a call failed in lasted until then, and those behind it took none.
+    /// The durations of the phases. The phase in which a call failed lasted until the failure; later ones are zero.
     fn timings(&self) -> Timings {
         if let Some(timings) = self.timings {
             return timings;
@@ -141,8 +141,8 @@ impl CallRecord {
         }
     }
 
-    /// How the call ended. A guest that answered may fail afterwards, or be ended because the client does not read its answer any
-    /// more: then this is how.
+    /// The call's result. A guest that answered may fail afterwards, or be ended because the client does not read the
+    /// answer: that is the result then.
     fn outcome(&self) -> CallOutcome {
         match &self.error {
             Some(error) => error.into(),

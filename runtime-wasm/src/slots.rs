@@ -20,7 +20,7 @@ use tokio::{sync::Notify, time::Instant};
 
 /// Instance slots that a function or a namespace may hold beyond its share while they are free.
 const FLOOR: usize = 8;
-/// How many times the share of a function its namespace has.
+/// The share of a namespace, as a multiple of a function's share.
 const NAMESPACE_FACTOR: usize = 2;
 
 /// All slots of a host.
@@ -39,7 +39,7 @@ struct Namespace {
     held: AtomicUsize,
 }
 
-/// What one function holds, over all its revisions.
+/// The slots that one function holds, over all its revisions.
 pub(crate) struct SlotShare {
     slots: Arc<InstanceSlots>,
     key: (String, String),

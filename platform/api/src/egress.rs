@@ -35,7 +35,7 @@ pub struct InvalidEgressRule {
     why: &'static str,
 }
 
-/// How a destination stands to a function's rules.
+/// The result of checking a destination against a function's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// No rule lists it.

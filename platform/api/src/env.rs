@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::k8s::api::core::v1::{ConfigMap, EnvVar, Secret};
 
-/// Where values come from: a caller's own cache of the two kinds.
+/// The source of values: the caller's cache of ConfigMaps and Secrets.
 pub trait EnvSources {
     fn config_map(&self, namespace: &str, name: &str) -> Option<std::sync::Arc<ConfigMap>>;
     fn secret(&self, namespace: &str, name: &str) -> Option<std::sync::Arc<Secret>>;

@@ -30,15 +30,15 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionSpec {
-    /// Where the code comes from. Exactly one of its fields is set.
+    /// The source of the code. Exactly one of its fields is set.
     pub source: Source,
     /// Environment variables; `valueFrom` takes secretKeyRef and configMapKeyRef.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
-    /// What one instance, and the function on the whole, may use.
+    /// The limits of one instance, and of the function as a whole.
     #[serde(default)]
     pub limits: Limits,
-    /// How many replicas there may be, and when to add and remove them.
+    /// The bounds of the number of replicas, and the rules for adding and removing them.
     #[serde(default)]
     pub scaling: Scaling,
     /// Whether instances are shared between requests.
@@ -51,13 +51,13 @@ pub struct FunctionSpec {
     /// Which revisions answer, in which shares. Empty: all to the latest ready revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traffic: Vec<TrafficTarget>,
-    /// How a client stays with the revision that answered it first, when traffic is split. Exactly one of its
-    /// fields is set.
+    /// Session affinity for split traffic: a client stays with the revision that answered it first. Exactly one of
+    /// its fields is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sticky: Option<Sticky>,
 }
 
-/// Where the code comes from. Exactly one field is set.
+/// The source of the code. Exactly one field is set.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
@@ -75,7 +75,7 @@ pub struct Source {
     pub port: Option<u16>,
 }
 
-/// What one instance, and the function on the whole, may use.
+/// The limits of one instance, and of the function as a whole.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
@@ -112,8 +112,8 @@ impl Default for Limits {
     }
 }
 
-/// How many replicas there may be, and when to add and remove them. The words mean what they mean in
-/// Knative's pod autoscaler.
+/// The bounds of the number of replicas, and the rules for adding and removing them. The terms are those of Knative's
+/// pod autoscaler.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Scaling {
@@ -129,9 +129,9 @@ pub struct Scaling {
     pub panic_window_percent: u32,
     /// Demand in the panic window over capacity at which panic starts, in percent. Default 200.
     pub panic_threshold_percent: u32,
-    /// How long demand must stay lower before a replica goes. Default 0s.
+    /// The time for which demand must stay lower before a replica is removed. Default 0s.
     pub scale_down_delay: Span,
-    /// How long without a request until the last replica goes. Default 60s.
+    /// The time without a request after which the last replica is removed. Default 60s.
     pub idle_after: Span,
 }
 
@@ -180,24 +180,24 @@ pub struct TrafficTarget {
     pub tag: Option<String>,
 }
 
-/// How a client stays with one revision: exactly one field is set.
+/// Session affinity: a client stays with one revision. Exactly one field is set.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Sticky {
     /// Requests with the same value of this header go to the same revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
-    /// Requests with the same value of this cookie go to the same revision. A visitor who has none is given one,
+    /// Requests with the same value of this cookie go to the same revision. A client without the cookie gets one,
     /// unless the function sets it itself: then a second one, `mayfly-revision`, names the revision that answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cookie: Option<String>,
 }
 
-/// What became of a function.
+/// The observed state of a function.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionStatus {
-    /// Where it answers.
+    /// The URL of the function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// The newest revision, ready or not.

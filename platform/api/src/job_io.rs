@@ -30,9 +30,9 @@ pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
 /// On a Job: a list of [`Outcome`], written by the job controller.
 pub const ANNOTATION_OUTCOMES: &str = "mayfly.dev/outcomes";
 
-/// Where a container finds its inputs.
+/// The folder of a container's inputs.
 pub const FOLDER_IN: &str = "/mayfly/in";
-/// Where a container leaves its outputs.
+/// The folder of a container's outputs.
 pub const FOLDER_OUT: &str = "/mayfly/out";
 /// The folder of artifacts in [`FOLDER_OUT`].
 pub const ARTIFACTS: &str = "artifacts";
@@ -45,12 +45,12 @@ pub const NAMES_MAX: usize = 256;
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
 /// The end of stderr that is kept, in bytes.
 pub const STDERR_BYTES_MAX: usize = 16 << 10;
-/// How many of a content's first bytes tell whether it is an [`Outputs`].
+/// The number of first bytes that show whether a content is an [`Outputs`].
 pub const OUTPUTS_BYTES: usize = 64;
 /// Outcomes that a Job's annotation holds; of further pods only the counts are known.
 pub const OUTCOMES_MAX: usize = 500;
 
-/// What a job is given.
+/// The inputs of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Inputs {
@@ -68,7 +68,7 @@ pub struct ArtifactRef {
     /// A folder, kept as a tar.
     #[serde(default, skip_serializing_if = "is_false")]
     pub directory: bool,
-    /// The content's length. Only told, never asked for.
+    /// The content's length. Informational: ignored in inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
@@ -77,7 +77,7 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// Where a pod's inputs are.
+/// The location of a pod's inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InputsSource {
     Inline(Box<Inputs>),
@@ -155,7 +155,7 @@ pub fn value_of(bytes: &[u8]) -> Value {
     Value::String(text.strip_suffix('\r').unwrap_or(text).to_owned())
 }
 
-/// What became of one attempt of a job, and what it left.
+/// The result of one attempt of a job, and its outputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outputs {
@@ -180,15 +180,14 @@ pub struct Outputs {
     pub problems: Vec<String>,
 }
 
-/// Whether a content is an [`Outputs`] as its node wrote it, told by its first bytes ([`OUTPUTS_BYTES`] are
-/// enough).
+/// Whether a content is an [`Outputs`] as a node writes it, by its first bytes ([`OUTPUTS_BYTES`] are enough).
 pub fn is_outputs(beginning: &[u8]) -> bool {
     let Some(code) = beginning.strip_prefix(b"{\"exitCode\":") else { return false };
     let digits = code.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'-').count();
     digits > 0 && code[digits..].starts_with(b",\"reason\":\"")
 }
 
-/// Where a pod's outputs are. The artifacts are named here, too, so that they are seen to be in use.
+/// The location of a pod's outputs. It names the artifacts as well, so that they count as used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
     /// An [`Outputs`].
@@ -196,7 +195,7 @@ pub struct Collected {
     pub artifacts: Vec<Digest>,
 }
 
-/// How one pod of a job ended.
+/// The result of one pod of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {

@@ -11,7 +11,7 @@ use crate::{
     wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
 };
 
-/// What is true of a node until the Node object changes.
+/// The facts about a node that change only with the Node object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
     pub name: String,

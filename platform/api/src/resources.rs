@@ -1,4 +1,4 @@
-//! What a pod asks of a node, summed over its containers.
+//! The resource requests of a pod, summed over its containers.
 
 use std::collections::BTreeMap;
 

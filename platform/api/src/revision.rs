@@ -60,13 +60,13 @@ pub fn revision_name(function: &str, number: u32) -> String {
     format!("{function}-{number:05}")
 }
 
-/// The number in the name of a function's revision. The newer of two is the one with the greater number: numbers never
-/// come back, and a clock may.
+/// The number in the name of a function's revision. Of two revisions the one with the greater number is newer:
+/// numbers are not reused, and clocks may be set back.
 pub fn revision_number(function: &str, revision: &str) -> Option<u32> {
     revision.strip_prefix(function)?.strip_prefix('-')?.parse().ok()
 }
 
-/// What became of a revision.
+/// The observed state of a revision.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RevisionStatus {
@@ -75,11 +75,11 @@ pub struct RevisionStatus {
     pub ready_replicas: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the node that prepares the component found; absent until it has looked. The node's own field:
-    /// the function controller writes the others.
+    /// The result of preparing the component on a node; absent until then. Written by the node; the function
+    /// controller writes the other fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<ComponentStatus>,
-    /// `Ready`: the component is there and compiled; `Active`: it has replicas.
+    /// `Ready`: the component is present and compiled; `Active`: it has replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
@@ -89,17 +89,17 @@ pub struct RevisionStatus {
 #[serde(rename_all = "camelCase")]
 pub struct ComponentStatus {
     pub state: ComponentState,
-    /// Why it was refused, for the person who deployed it.
+    /// The reason for a refusal, for the user who deployed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// How far a component has come.
+/// The progress of preparing a component.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComponentState {
     /// It takes its time, or waits for its turn; the message says which.
     Compiling,
-    /// Its machine code is there: a call need not wait for it.
+    /// Compiled: a call does not wait for the compiler.
     Compiled,
     /// It can never answer here.
     Refused,

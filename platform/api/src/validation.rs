@@ -1,4 +1,4 @@
-//! What makes a Function valid. Errors carry the path of the field, as Kubernetes' `field.Error` does.
+//! The validation of Functions. Errors carry the path of the field, as Kubernetes' `field.Error` does.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -17,7 +17,7 @@ pub const ANNOTATION_BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 pub const ANNOTATION_SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The provisioner of volumes that are folders of this node.
 pub const LOCAL_PROVISIONER: &str = "mayfly.dev/local";
-/// The provisioner of classes whose volumes are made by hand.
+/// The provisioner of classes whose volumes are created by hand.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// A claim that a pod's volume is.
@@ -56,7 +56,7 @@ pub fn used_claims(pod: &Pod) -> Vec<ObjectKey> {
     claims_of(pod).into_iter().map(|claim| ObjectKey::new(namespace, &claim.name)).collect()
 }
 
-/// Whether a claim was made for the pod, and not by somebody else under the same name.
+/// Whether a claim was created for the pod, not by another user under the same name.
 pub fn is_owned_by(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
     let owners = claim.metadata.owner_references.iter().flatten();
     owners

@@ -13,16 +13,16 @@ pub const LABEL_OS: &str = "kubernetes.io/os";
 pub const LABEL_ARCH: &str = "kubernetes.io/arch";
 /// On a node: the runtimes it carries, one label each (`runtime.mayfly.dev/wasm: "true"`).
 pub const LABEL_RUNTIME_PREFIX: &str = "runtime.mayfly.dev/";
-/// What stands in such a label for the runtime of pods without a `runtimeClassName`: ordinary containers.
+/// The value of such a label for the runtime of pods without a `runtimeClassName`: ordinary containers.
 pub const RUNTIME_OCI: &str = "oci";
 
-/// On a Function: the number of the newest revision, so that names never come back.
+/// On a Function: the number of the newest revision, so that names are not reused.
 pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
 
 /// On a pod of wasm components: destinations that they may call, separated by commas, as in a function's
 /// `spec.egress`.
 pub const ANNOTATION_EGRESS: &str = "mayfly.dev/egress";
-/// What `kubectl apply` (not `--server-side`) last applied, as JSON text.
+/// The object last applied by `kubectl apply` (not `--server-side`), as JSON text.
 pub const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// `spec.runtimeClassName` of pods for the wasm host.

@@ -52,7 +52,7 @@ pub struct WorkflowSpec {
     /// namespace default, `namespace.name` elsewhere. It never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_machine: Option<String>,
-    /// What starts executions by itself: each of them at times (`schedule`) or when something happens (`event`).
+    /// The triggers of executions: by time (`schedule`) or by events (`event`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Trigger>,
 }
@@ -111,13 +111,13 @@ pub struct Schedule {
     /// An IANA time zone: `Europe/Berlin`. Default UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// What happens while an earlier execution of this trigger is still running.
+    /// The policy for a start while an earlier execution of this trigger is running.
     #[serde(default)]
     pub overlap: Overlap,
-    /// How many of the starts that were missed (the server was down) are made up for, newest first. Default 1.
+    /// The number of missed starts (while the server was down) that are made up for, newest first. Default 1.
     #[serde(default = "one")]
     pub catch_up: u32,
-    /// How late a start may be. Default: as late as it takes.
+    /// The maximum delay of a start. Default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starting_deadline: Option<Span>,
     /// Starts are put off by up to this time, always by the same for the same start.
@@ -129,7 +129,7 @@ fn one() -> u32 {
     1
 }
 
-/// What happens while an earlier execution of the trigger is still running.
+/// The policy for a start while an earlier execution of the trigger is running.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// Both run.
@@ -157,12 +157,12 @@ pub struct InputTransform {
     /// Names for parts of the event: `order: $.detail.order`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub paths: BTreeMap<String, String>,
-    /// The input, with `<order>` where the part belongs: an object whose texts have such places, or JSON text.
+    /// The input, with `<order>` as the place of a part: an object whose texts have such places, or JSON text.
     #[schemars(schema_with = "anything")]
     pub template: Value,
 }
 
-/// What became of a workflow.
+/// The observed state of a workflow.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkflowStatus {
@@ -186,13 +186,13 @@ pub struct WorkflowStatus {
     pub triggers: Vec<TriggerStatus>,
 }
 
-/// How a trigger stands.
+/// The state of a trigger.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TriggerStatus {
     /// The trigger's.
     pub name: String,
-    /// The schedule that the times belong to; another one begins anew.
+    /// The schedule of the recorded times; another schedule starts without them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
     /// Nothing before this is started: when the trigger, or its schedule, came to be, or was resumed.
@@ -207,7 +207,7 @@ pub struct TriggerStatus {
     /// When it last started something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_start_time: Option<Time>,
-    /// What it started last.
+    /// The execution that it started last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_execution: Option<String>,
     /// Executions it started that may still run.
@@ -254,7 +254,7 @@ pub struct ExecutionSpec {
     pub input: Option<String>,
 }
 
-/// How an execution stands.
+/// The observed state of an execution.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecutionStatus {
@@ -274,10 +274,10 @@ pub struct ExecutionStatus {
     /// The error's cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// How often it was taken up again.
+    /// The number of times it was redriven.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub redrive_count: u32,
-    /// What happened, a line for each event; only when one execution is asked for.
+    /// The history, a line for each event; only in the answer to a request for one execution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<String>,
 }

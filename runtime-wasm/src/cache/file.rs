@@ -23,7 +23,7 @@ use crate::World;
 pub(super) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"mayfly-1";
 const SEAL_BYTES: usize = 24;
-/// Files whose checksum is remembered; beyond it all are checked again.
+/// The maximum number of files whose checksum is remembered; beyond it all are checked again.
 const REMEMBERED_MAX: usize = 100_000;
 
 /// A file that is whole and ours.

@@ -15,8 +15,8 @@ use wasmparser::{
     MemorySectionReader, MemoryType, Operator, TypeRef, TypeSectionReader,
 };
 
-/// What one instruction may fill or copy, in bytes: some ten microseconds, or a hundred when its pages are touched for
-/// the first time.
+/// The maximum number of bytes of one instruction: ten microseconds, or a hundred when its pages are touched for the
+/// first time.
 const PIECE_BYTES: u32 = 256 << 10;
 
 /// Magic number and version.
@@ -111,7 +111,7 @@ impl BulkOp {
     }
 }
 
-/// What a module's helper functions need to know of it.
+/// The parts of a module that its helper functions depend on.
 #[derive(Default)]
 struct Indices {
     types: u32,

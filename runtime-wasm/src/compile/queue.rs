@@ -13,7 +13,7 @@ use tokio::time::Instant;
 const SLOW_AFTER: Duration = Duration::from_secs(2);
 pub(super) const RUNNING_MAX: usize = 4;
 const NAMESPACE_RUNNING_MAX: usize = 2;
-/// How long a component has to have waited to go before one that is so much smaller and came just now.
+/// The weight of size against waiting: a component of one MiB more counts as having waited for one second less.
 const WAIT_PER_MIB: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ impl CompileQueue {
         self.waiting.len()
     }
 
-    /// How long a component has been compiled, if it is.
+    /// The duration of a running compilation; `None` if the component is not being compiled.
     pub(super) fn running_for(&self, number: u64, now: Instant) -> Option<Duration> {
         let running = self.running.iter().find(|running| running.number == number)?;
         Some(now.saturating_duration_since(running.started))

@@ -23,16 +23,16 @@ const EXIT_INVALID: u8 = 3;
 const EXIT_LOST: u8 = 4;
 /// The exit status of a worker that was started without what it needs.
 const EXIT_USAGE: u8 = 2;
-/// How many times its timeout a worker may take in all, when the processor is busy with others.
+/// The maximum duration of a worker on a busy processor, as a multiple of its timeout.
 const TIMEOUTS_MAX: u32 = 6;
 /// Signals by which others end a process. Those of its own doing (it aborts, it touches what it must not) are the
 /// component's: it would come to the same again.
 const ENDED_BY: [Signal; 6] =
     [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::XCPU];
-/// What is read of a worker's standard error, in bytes.
+/// The maximum number of bytes that are read of a worker's standard error.
 const MESSAGE_BYTES_MAX: u64 = 16 << 10;
 
-/// How a compiler process is started.
+/// The command that starts a compiler process.
 pub(super) struct CompilerProcess {
     /// Called as `PROGRAM compile ARG…`; must hand the arguments to [`run_worker`].
     pub(super) program: PathBuf,

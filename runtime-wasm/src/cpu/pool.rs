@@ -19,8 +19,8 @@ use super::{
     thread_time,
 };
 
-/// How much nicer than the process the pool's threads are: about a sixth of a core that serving threads want for
-/// themselves, and all that they leave. The control plane, at 5, comes first.
+/// The niceness of the pool's threads relative to the process: they get about a sixth of a core under contention with
+/// serving threads, and all idle time. The control plane, at 5, comes first.
 const NICENESS: i32 = 8;
 /// The kernel's largest nice value.
 const NICENESS_MAX: i32 = 19;
@@ -41,7 +41,7 @@ pub(crate) struct FairPool {
 struct State {
     ready: Mutex<Ready>,
     changed: Condvar,
-    /// What a turn is expected to take.
+    /// The expected duration of a turn.
     slice: Duration,
 }
 
@@ -104,7 +104,7 @@ impl FairPool {
         let worker = move || {
             // A thread inherits the niceness of the one that made it, which may be any: the process's own counts.
             let own = process_niceness();
-            // Where it is not allowed, these threads are equal to the others.
+            // Without the permission, these threads have the same priority as the others.
             rustix::process::setpriority_process(None, own.saturating_add(NICENESS).min(NICENESS_MAX)).ok();
             state.work();
         };

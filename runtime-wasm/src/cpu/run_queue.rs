@@ -62,7 +62,7 @@ impl<S: Default> Level<S> {
         &mut share.content
     }
 
-    /// The ready share that consumed least; of several, the one whose last turn is longest ago.
+    /// The ready share with the least consumed time; among equals, the one whose last turn is longest ago.
     fn next(&mut self) -> Option<(Arc<str>, &mut S)> {
         let ready = self.shares.iter_mut().filter(|(_, share)| share.queued > 0);
         let (name, share) = ready.min_by_key(|(_, share)| (share.consumed, share.last_turn))?;
@@ -79,8 +79,8 @@ impl<S: Default> Level<S> {
         Some(&mut share.content)
     }
 
-    /// An idle share whose account is behind the clock would re-enter like a new one. Of the others, those that consumed
-    /// most are kept.
+    /// Removes idle shares that would re-enter like new ones. Of the others, those with the most consumed time are
+    /// kept.
     fn forget_idle(&mut self) {
         if self.shares.len() <= 2 * IDLE_SHARES_KEPT {
             return;

@@ -41,7 +41,7 @@ impl EpochClock {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// How long so many ticks are.
+    /// The duration of a number of ticks.
     pub(crate) fn time(&self, ticks: u64) -> Duration {
         self.tick.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
     }

@@ -1,13 +1,12 @@
-//! How much of the processor the calls of one revision take on average.
+//! The average processor time of the calls of one revision.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
-/// A function whose calls take longer than this on average starts in the pool. Sixty calls of this length, one after
-/// the other on a serving thread, are what another request waits for in the worst case between two looks at the
-/// sockets of that thread.
+/// The average above which a function's calls start in the pool. In the worst case, another request waits for sixty
+/// calls of this length on a serving thread, between two polls of that thread's sockets.
 const HEAVY_US: u32 = 250;
 /// The average is over about so many calls.
 const CALLS: u32 = 64;

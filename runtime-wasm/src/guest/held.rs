@@ -22,17 +22,18 @@ use crate::capability::response_body;
 pub(super) const HANDLES_MAX: usize = 8192;
 /// The largest number of concurrent tasks, streams and futures of a 0.3 component.
 pub(crate) const CONCURRENT_MAX: usize = 16 << 10;
-/// Headers of one message, with what the host needs to order them, in bytes. A guest that exceeds it is ended, so it is
-/// twice the largest head that the gateway lets through: whoever passes on what came must not meet it.
+/// The maximum size of one message's headers, with the host's overhead, in bytes. A guest that exceeds it is ended,
+/// so it is twice the largest head that the gateway accepts: a guest that forwards a request's headers must not reach
+/// it.
 pub(super) const FIELD_BYTES_MAX: usize = 128 << 10;
-/// What a guest may hand over of a body in one write, in bytes.
+/// The maximum number of bytes in one write of a body by a guest.
 pub(crate) const BODY_CHUNK_BYTES_MAX: usize = 64 << 10;
 
-/// What one body may have on its way: the chunk that is being sent, and the next.
+/// The maximum number of bytes in flight of one body: the chunk that is being sent, and the next.
 const BODY_BYTES: usize = 2 * BODY_CHUNK_BYTES_MAX;
-/// What any handle takes: its place in the table, and a small value on the heap.
+/// The size of a handle: its place in the table, and a small value on the heap.
 const HANDLE_BYTES: usize = 256;
-/// What a header takes beside its name and its value.
+/// The overhead of a header beside its name and its value.
 const HEADER_BYTES: usize = 64;
 /// Requests under way that are not charged for a body: few have one, and connections are limited by themselves.
 const PENDING_FREE: usize = 256;

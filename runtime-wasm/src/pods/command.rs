@@ -53,7 +53,7 @@ pub(super) async fn start(
     Ok(RunningTask::spawn(pods, spec.id, meter, work, move || log.write_capture()))
 }
 
-/// What the program gets: its name, or the container's command, and the arguments.
+/// The program's configuration: its name, or the container's command, and the arguments.
 fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<GuestProgram, RuntimeError> {
     let shared = &pods.shared;
     let mut args = spec.command.clone();

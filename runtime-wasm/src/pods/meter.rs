@@ -1,4 +1,4 @@
-//! What a container's task uses.
+//! The usage of a container's task.
 
 use std::{
     pin::Pin,

@@ -137,7 +137,7 @@ async fn serve(
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         open.spawn(async move {
-            // What a client does to its connection is its own matter.
+            // Errors of a client's connection are not errors of the pod.
             connection.await.ok();
             drop(permit);
         });
@@ -147,8 +147,8 @@ async fn serve(
     ContainerExit::completed()
 }
 
-/// The kernel ends a connection whose peer takes nothing of its answer for too long, though it lives. What cannot be
-/// set costs latency, or a place for as long as such a peer likes.
+/// Sets the kernel's timeout for a peer that leaves its answer unread, and disables Nagle's algorithm. A failure
+/// costs latency, or a connection for as long as such a peer keeps it.
 fn prepare(stream: &TcpStream, stall_timeout: Duration) {
     stream.set_nodelay(true).ok();
     let timeout_ms = u32::try_from(stall_timeout.as_millis()).unwrap_or(u32::MAX);

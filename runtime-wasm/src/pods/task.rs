@@ -10,7 +10,7 @@ use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use super::{EXIT_KILLED, Meter, Pods};
 
-/// How a container ended.
+/// The result of a container.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerExit {
     pub(super) code: i32,
@@ -103,7 +103,7 @@ impl RunningTask {
         &self.meter
     }
 
-    /// How the task ended, if it has.
+    /// The task's result, if it has ended.
     pub(super) fn exit(&self) -> Option<ContainerExit> {
         self.exit.get().cloned()
     }

@@ -25,15 +25,15 @@ pub const REGION: &str = "us-east-1";
 pub const ACCOUNT: &str = "000000000000";
 /// The role of state machines without one: it is not used here, but the API requires a value.
 pub const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
-/// What the ARNs of state machines that are made from objects begin with.
+/// The prefix of the ARNs of state machines that are created from objects.
 pub const STATE_MACHINE_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:";
 /// The prefix of execution ARNs, independent of the region and account of their state machine.
 pub const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
 /// Longest name of a state machine (API reference, CreateStateMachine).
 pub const STATE_MACHINE_CHARACTERS_MAX: usize = 80;
-/// What an escaped name begins with.
+/// The prefix of an escaped name.
 const ESCAPED: &str = "x--";
-/// What a digest in a name's place begins with.
+/// The prefix of a digest that replaces a name.
 const DIGESTED: &str = "h--";
 
 /// The ARN of a workflow's state machine.
@@ -71,14 +71,14 @@ pub fn workflow_of(arn: &str, is_namespace: impl Fn(&str) -> bool) -> (ObjectKey
     workflow_of_digest(arn)
 }
 
-/// The object of a state machine whose name says nothing, or is taken.
+/// The object of a state machine whose name cannot be an object's, or is taken.
 pub fn workflow_of_digest(arn: &str) -> (ObjectKey, Option<String>) {
     let name = arn.rsplit(':').next().unwrap_or(arn);
     let asked = arn.strip_prefix(STATE_MACHINE_PREFIX).unwrap_or(arn);
     (ObjectKey::new(NAMESPACE_DEFAULT, slug(name, asked)), Some(asked.to_owned()))
 }
 
-/// A label that begins like `name` and is told apart by a digest of `whole`.
+/// A label that starts with `name` and ends with a digest of `whole`.
 fn slug(name: &str, whole: &str) -> String {
     const DIGEST_BYTES: usize = 4;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
@@ -103,8 +103,8 @@ pub fn execution(workflow: &str, name: &str) -> String {
     format!("{workflow}.{DIGESTED}{}", hex::encode(&Sha256::digest(name)[..16]))
 }
 
-/// What an execution's object name says: the workflow, and the execution's own name. `None` for the latter
-/// where a digest stands for it.
+/// The workflow, and the execution's own name, in the object name of an execution. `None` for the own name if a
+/// digest replaces it.
 pub fn parse_execution(object: &str) -> Option<(&str, Option<String>)> {
     let (workflow, rest) = object.split_once('.')?;
     if let Some(escaped) = rest.strip_prefix(ESCAPED) {

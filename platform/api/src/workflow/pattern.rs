@@ -20,7 +20,7 @@ const RULES_MAX: usize = 1_000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(Vec<Condition>);
 
-/// What is wrong with a pattern: where (`detail.state`), and what.
+/// An error in a pattern: its path (`detail.state`), and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub path: String,

@@ -53,7 +53,7 @@ impl Times {
     pub fn after(&self, instant: Timestamp) -> Option<Timestamp> {
         let zoned = instant.to_zoned(self.zone.clone());
         let found = self.cron.find_next_occurrence(&zoned, false).ok()?.timestamp();
-        // What is between two seconds is before the next.
+        // Fractions of a second belong to the second before.
         let whole = Timestamp::from_second(found.as_second()).ok()?;
         (whole > instant).then_some(whole)
     }

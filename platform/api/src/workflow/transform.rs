@@ -159,7 +159,7 @@ fn plain(part: &Value) -> String {
     }
 }
 
-/// Puts parts into their places; what names no part stays. `shown` is told what stands before the place.
+/// Replaces places by parts; a place that names no part is kept. `shown` receives the text before the place.
 fn replace(template: &str, parts: &BTreeMap<&str, Value>, shown: impl Fn(&Value, &str) -> String) -> String {
     let (mut out, mut rest) = (String::new(), template);
     while let Some(start) = rest.find('<') {

@@ -1,4 +1,4 @@
-//! What makes a Workflow valid, but for its definition: that is the language's to say.
+//! The validation of Workflows, except for the definition, which the language validates.
 
 use std::collections::{BTreeMap, HashSet};
 
