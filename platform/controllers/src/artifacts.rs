@@ -24,8 +24,8 @@ const UNNAMED_MAX: usize = 4096;
 pub struct Config {
     /// The interval of its rounds.
     pub every: Duration,
-    /// How long an upload may wait for the function that names it, and how long a component outlives the
-    /// last function or revision that does.
+    /// The time that an unreferenced upload is kept for a function to reference it, and that a component is kept
+    /// after its last function or revision.
     pub grace: Duration,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct ArtifactCollector {
     client: Client,
     functions: Informer<Function>,
     revisions: Informer<Revision>,
-    /// What an object named until now.
+    /// Digests that an object referenced until its change.
     unnamed: mpsc::Receiver<Digest>,
 }
 

@@ -24,13 +24,13 @@ pub(crate) use act::AutoscalerController;
 /// Settings of the pod autoscaler. Upstream's defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often each autoscaler is evaluated.
+    /// The interval of evaluations of each autoscaler.
     pub every: Duration,
     /// The largest number of autoscalers that are evaluated at the same time.
     pub workers_max: usize,
     /// A ratio of usage to target that differs from one by no more than this changes nothing.
     pub tolerance: f64,
-    /// How long after its start a pod's CPU usage is ignored while the pod is not ready.
+    /// The time after a pod's start for which its CPU usage is ignored while it is not ready.
     pub cpu_initialization: Duration,
     /// A pod that turned unready within this time after its start was never ready.
     pub initial_readiness_delay: Duration,

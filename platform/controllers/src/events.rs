@@ -19,7 +19,7 @@ use crate::{metadata::is_gone, resync::ResyncTicker};
 pub struct Config {
     /// The interval of its rounds.
     pub every: Duration,
-    /// How long an event is kept after it last happened. Upstream's value.
+    /// The time for which an event is kept after its last occurrence. Upstream's value.
     pub keep_for: Duration,
     /// Events that are kept.
     pub events_max: usize,

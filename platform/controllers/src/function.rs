@@ -29,7 +29,7 @@ use tokio::sync::watch;
 /// The settings of the function controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the gateway answers, without a slash at the end: `http://127.0.0.1:8080`.
+    /// The URL of the gateway, without a slash at the end: `http://127.0.0.1:8080`.
     pub gateway_url: String,
     /// Revisions without traffic that are kept for a function.
     pub history_max: usize,
@@ -37,7 +37,7 @@ pub struct Config {
     pub workers_max: usize,
     /// Asked before a function is called Ready; without it, being able to answer is enough.
     pub routes: Option<Routes>,
-    /// Where components of `spec.source.oci` are fetched from; without it there are none.
+    /// The client for components of `spec.source.oci`; without it they are not supported.
     pub registries: Option<RegistryClient>,
     /// Whether nodes run containers, which functions with `spec.source.image` need.
     pub containers: bool,

@@ -27,7 +27,7 @@ pub(crate) use run::GarbageCollector;
 pub struct Config {
     /// The largest number of objects that are checked at the same time.
     pub workers_max: usize,
-    /// How often to ask the API which kinds it serves.
+    /// The interval of discovery of served kinds.
     pub rediscover_every: Duration,
     /// Owners remembered as absent.
     pub absent_max: usize,

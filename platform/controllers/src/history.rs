@@ -29,7 +29,7 @@ pub(crate) struct RevisionHistory {
     revisions: Vec<Arc<ControllerRevision>>,
 }
 
-/// What to do so that the newest revision is the current template.
+/// The steps that make the current template the newest revision.
 #[derive(Debug)]
 pub(crate) enum Newest {
     Known(Arc<ControllerRevision>),

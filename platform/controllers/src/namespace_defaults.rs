@@ -1,5 +1,5 @@
-//! What every namespace has: the ServiceAccount `default`, and the ConfigMap `kube-root-ca.crt` with the
-//! certificate by which pods know the API server.
+//! The objects of every namespace: the ServiceAccount `default`, and the ConfigMap `kube-root-ca.crt` with the
+//! certificate by which pods verify the API server.
 //!
 //! (Behaviour: upstream `pkg/controller/serviceaccount`, `pkg/controller/certificates/rootcacertpublisher`.)
 
@@ -59,7 +59,7 @@ struct Known {
     root_cas: Informer<ConfigMap>,
 }
 
-/// What a namespace lacks.
+/// The missing objects of a namespace.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     CreateAccount,

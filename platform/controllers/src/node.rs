@@ -24,9 +24,9 @@ pub(crate) use act::NodeController;
 pub struct Config {
     /// The interval of its checks.
     pub every: Duration,
-    /// How long a Lease may stay without renewal.
+    /// The longest time between renewals of a node's Lease.
     pub grace: Duration,
-    /// How long pods without a toleration of their own stay on a node that is not ready. Upstream's value.
+    /// The time for which pods without a toleration of their own stay on a node that is not ready. Upstream's value.
     pub eviction_after: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! How fast and how soon replicas may change; pure. (Upstream: `horizontal.go`, the parts about `behavior`.)
+//! Limits of the speed of scaling; pure. (Upstream: `horizontal.go`, the parts about `behavior`.)
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ const HISTORY_MAX: usize = 3600;
 /// Upstream's default of `scaleDown.stabilizationWindowSeconds`.
 const DOWN_WINDOW_SECONDS: i32 = 300;
 
-/// What one autoscaler proposed and did lately.
+/// The recent recommendations and scale events of one autoscaler.
 #[derive(Debug, Default)]
 pub(super) struct ScalingHistory {
     recommendations: VecDeque<(Timestamp, i32)>,

@@ -45,7 +45,7 @@ pub(super) struct Target<'a> {
 /// A metric that was evaluated.
 pub(super) struct Evaluated {
     pub(super) proposal: Proposal,
-    /// What it is called in messages.
+    /// The metric's name in messages.
     pub(super) name: String,
     pub(super) status: MetricStatus,
 }

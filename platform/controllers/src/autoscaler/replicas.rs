@@ -1,4 +1,4 @@
-//! How many replicas one metric calls for; pure. (Upstream: `replica_calculator.go`.)
+//! The number of replicas that one metric requires; pure. (Upstream: `replica_calculator.go`.)
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -59,7 +59,7 @@ struct Groups {
     samples: BTreeMap<String, u64>,
 }
 
-/// What is known of a target's pods at one evaluation.
+/// The state of a target's pods at one evaluation.
 #[derive(Clone, Copy)]
 pub(super) struct MetricUsage<'a> {
     pub(super) current: i32,
@@ -225,7 +225,7 @@ fn is_initializing(pod: &Pod, sample: &MetricSample, config: &Config, now: Times
     unready && later(start.0, signed(config.initial_readiness_delay)) > since
 }
 
-/// What each pod requests of a resource, in thousandths.
+/// The requests of each pod for a resource, in thousandths.
 fn requests(
     pods: &[Arc<Pod>],
     resource: &str,

@@ -1,4 +1,4 @@
-//! What to do for a CronJob: the object, its Jobs and the time in; pure.
+//! Plans a CronJob from the object, its Jobs and the time; pure.
 
 use std::{sync::Arc, time::Duration};
 

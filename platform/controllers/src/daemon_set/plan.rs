@@ -19,7 +19,7 @@ use crate::{
     scaled_value::resolve,
 };
 
-/// How old a failed pod has to be before it is replaced, so that one that fails at once does not busy the node.
+/// The age at which a failed pod is replaced, so that a pod that fails at once does not load the node.
 const FAILED_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Debug, Default)]

@@ -26,7 +26,7 @@ pub(super) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     pod
 }
 
-/// What upstream's pods of DaemonSets tolerate, so that a node in trouble keeps its daemons.
+/// Adds upstream's tolerations for pods of DaemonSets, which keep running on a node with problems.
 fn with_tolerations(mut pod: Pod) -> Pod {
     let spec = pod.spec.get_or_insert_default();
     let mut tolerations = vec![

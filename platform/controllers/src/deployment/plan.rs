@@ -1,4 +1,4 @@
-//! What to do for a Deployment: the object, its ReplicaSets and the time in; pure.
+//! Plans a Deployment from the object, its ReplicaSets and the time; pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     status,
 };
 
-/// What to write, in this order. At most one of the parts that change ReplicaSets' sizes is filled.
+/// The writes, in this order. At most one of the parts that change ReplicaSets' sizes is set.
 #[derive(Debug, Default)]
 pub(super) struct DeploymentPlan {
     /// Annotations and readiness time that the new ReplicaSet lacks.

@@ -1,4 +1,4 @@
-//! How many pods each ReplicaSet of a Deployment should have: numbers in, numbers out.
+//! The number of pods of each ReplicaSet of a Deployment; pure.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::scaled_value::resolve;
 /// A ReplicaSet and the number of pods it should have.
 pub(super) type Resize = (Arc<ReplicaSet>, i32);
 
-/// How far a rollout may deviate from the number of replicas.
+/// The permitted deviations from the number of replicas during a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) replicas: i32,

@@ -48,7 +48,7 @@ fn with_image(mut deployment: Deployment, image: &str) -> Deployment {
     deployment
 }
 
-/// ReplicaSets that do at once what they are told, except that at most `ready_max` pods of each become available.
+/// Simulated ReplicaSets that apply each change at once; at most `ready_max` pods of each become available.
 #[derive(Default)]
 struct Model {
     sets: Vec<ReplicaSet>,

@@ -18,11 +18,12 @@ use crate::{
     scaled_value::resolve,
 };
 
-/// How long an eviction that was granted counts against the budget while its pod shows no deletion. Upstream's value.
+/// The time for which a granted eviction counts against the budget while its pod is not marked for deletion.
+/// Upstream's value.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 const DISRUPTION_ALLOWED: &str = "DisruptionAllowed";
 
-/// What scales a pod's siblings.
+/// The object whose `scale` gives the expected number of pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scaled {
     By {

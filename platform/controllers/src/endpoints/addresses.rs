@@ -68,7 +68,7 @@ impl Port {
     }
 }
 
-/// What the endpoints of one slice have in common.
+/// The family and ports that the endpoints of one slice share.
 pub(super) type Group = (Family, Vec<Port>);
 /// All endpoints of a Service.
 pub(super) type Grouped = BTreeMap<Group, Vec<Endpoint>>;

@@ -32,10 +32,11 @@ use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
 /// The pause before another check for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
-/// How soon to ask a registry again that did not give a component.
+/// The pause before a component is requested again from a registry.
 const SOURCE_RECHECK: Duration = Duration::from_secs(10);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
-/// How long a ready function may lack its route before the status says so, and the pause before the next check.
+/// The time for which a ready function may lack its route before the status reports it, and the pause before the next
+/// check.
 const ROUTE_WAIT: Duration = Duration::from_millis(200);
 const ROUTE_RECHECK: Duration = Duration::from_millis(100);
 
@@ -234,7 +235,7 @@ impl Reconciler {
         let lost_hosts = self.lost_hosts(key, &function);
         let mut snapshot =
             FunctionSnapshot { function, revisions, orphans, name_taken: false, lost_hosts, fetched: None };
-        // A number that is taken, and whose revision is not observed: just created, or deleted since.
+        // An allocated number whose revision is not observed: it was just created, or is deleted.
         let taken = snapshot.number_taken();
         if snapshot.needs_revision() && taken > snapshot.newest_number() {
             let live = self.revision_api(key).get_opt(&revision_name(&key.name, taken)).await?;

@@ -1,4 +1,4 @@
-//! Components of functions whose source is an artifact of a registry: resolved, and copied into the artifact store.
+//! Fetches the components of functions whose source is an artifact of a registry into the artifact store.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::presence::Presence;
 const FETCHES_MAX: usize = 4;
 /// Largest component, in bytes: it is in memory for a moment. (The artifact store's own limit is lower by default.)
 const COMPONENT_BYTES_MAX: usize = 256 << 20;
-/// How long one may take.
+/// The timeout of one fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest part of a refusal that is repeated, in bytes.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! What to do about a function: pure, from a snapshot to steps.
+//! Plans a function: from a snapshot to steps; pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -67,7 +67,7 @@ pub(super) enum Readiness {
     },
     /// The component exists and is being compiled.
     Compiling {
-        /// How far it is, when it takes long.
+        /// The progress, if compiling takes long.
         message: Option<String>,
     },
     /// A ConfigMap or Secret that its environment names is not there, or lacks the key.
@@ -125,7 +125,7 @@ impl FunctionSnapshot {
         self.revisions.get(&revision_number(self.name(), name)?).filter(|state| state.name() == name)
     }
 
-    /// Where traffic goes, the default spelled out.
+    /// The traffic targets, with the default made explicit.
     pub(super) fn targets(&self) -> Vec<TrafficTarget> {
         if self.function.spec.traffic.is_empty() {
             return vec![TrafficTarget {
@@ -350,8 +350,8 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
     })
 }
 
-/// A replica's environment. A container is also told what Knative's container contract tells one: the port it must
-/// listen on, and which service and revision it belongs to. A variable of the spec with such a name wins.
+/// The environment of a replica. A container also gets the variables of Knative's container contract: the port to
+/// listen on, its service and its revision. A variable of the spec with the same name takes precedence.
 fn environment(revision: &Revision, name: &str, port: u16) -> Option<Vec<EnvVar>> {
     let spec = &revision.spec;
     let mut env = Vec::new();

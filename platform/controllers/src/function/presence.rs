@@ -8,7 +8,7 @@ use mayfly_api::Digest;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a component that was there is believed to be there.
+/// The time for which the presence of a component is cached.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 /// Components remembered at most.
 const REMEMBERED_MAX: usize = 20_000;

@@ -95,9 +95,9 @@ fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
             snapshot(function(json!({})), &[(1, "", Ready), (2, "OLD", Ready)]),
             vec!["take 3", "create hello-00003"],
         ),
-        // Numbers of deleted revisions do not come back.
+        // Numbers of deleted revisions are not reused.
         (snapshot(annotated("7"), &[(2, "OLD", Ready)]), vec!["take 8", "create hello-00008"]),
-        // A number that somebody made up.
+        // An invalid number in the annotation.
         (snapshot(annotated("4294967295"), &[(2, "OLD", Ready)]), vec!["take 3", "create hello-00003"]),
     ] {
         assert_eq!(told(&plan::plan(&given, 10)), expected);

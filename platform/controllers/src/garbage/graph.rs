@@ -1,8 +1,8 @@
-//! Who owns whom: a plain struct, keyed by uid.
+//! The graph of owners and dependents, keyed by uid.
 //!
-//! An owner that a dependent names and nobody has seen is *virtual*: it has the identity that the
-//! dependent gave it, and somebody has to ask the API about it. Two dependents may disagree about an
-//! owner's identity; a "not there" for one identity does not remove a node that was seen under another.
+//! An owner that a dependent names and that was not observed is *virtual*: it has the identity that the dependent
+//! gave it, and has to be looked up at the API. Two dependents may name different identities of an owner; a "not
+//! found" for one identity does not remove a node that was observed under another.
 
 use std::collections::{BTreeSet, HashMap};
 

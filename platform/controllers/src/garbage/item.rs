@@ -29,7 +29,7 @@ use crate::metadata::is_gone;
 /// An object's metadata, as the API has it now.
 pub(super) type Live = PartialObjectMeta<DynamicObject>;
 
-/// What workers share.
+/// The state that workers share.
 pub(super) struct CollectorContext {
     pub(super) client: Client,
     pub(super) graph: Mutex<Graph>,
@@ -80,7 +80,7 @@ pub(super) enum Error {
     Changed(String),
 }
 
-/// What became of an owner.
+/// The state of an owner.
 #[derive(Debug, PartialEq, Eq)]
 enum OwnerState {
     /// The owner exists.
@@ -206,8 +206,8 @@ impl CollectorContext {
         self.delete(identity, policy, version).await
     }
 
-    /// Asks about every owner. An owner whose kind is not served cannot be judged: that is an error, but
-    /// one that does not hide an owner that is there.
+    /// Looks up every owner. An owner whose kind is not served has no known state: that is an error, which does not
+    /// hide another owner that exists.
     async fn classify(
         &self,
         identity: &ObjectIdentity,
@@ -268,9 +268,9 @@ impl CollectorContext {
         self.graph.lock().dependents(&identity.uid).next().is_some()
     }
 
-    /// When a dependent is itself waiting for its dependents, this may be a circle: nobody would go first.
-    /// The object stops blocking its owners (upstream accepts that this may hit chains that are none). Says whether
-    /// it was changed.
+    /// If a dependent is itself waiting for its dependents, the wait may be circular. The object stops blocking its
+    /// owners then (upstream accepts that this may affect chains that are not circular). Returns whether the object
+    /// was changed.
     async fn break_circle(&self, identity: &ObjectIdentity, live: &Live) -> Result<bool, Error> {
         let circle = self.graph.lock().dependents(&identity.uid).any(|node| node.deleting_dependents);
         if !circle {

@@ -29,7 +29,7 @@ use super::{
 /// Pauses after failures: of a watch, and of an object that could not be judged.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(30) };
 
-/// Collects objects whose owners are gone.
+/// Deletes objects whose owners are deleted.
 pub(crate) struct GarbageCollector {
     config: Config,
     client: Client,
@@ -155,7 +155,7 @@ fn observe(shared: &CollectorContext, kind: &CollectedKind, object: &Live) {
     shared.enqueue(work);
 }
 
-/// What a complete list does not have any more is gone.
+/// Removes the nodes of objects that a complete list lacks.
 fn forget_unseen(shared: &CollectorContext, kind: &CollectedKind, seen: &HashSet<String>) {
     let mut graph = shared.graph.lock();
     let known = graph.of_kind(&kind.resource.api_version, &kind.resource.kind);

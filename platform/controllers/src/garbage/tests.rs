@@ -146,7 +146,7 @@ proptest! {
         }
     }
 
-    /// Wherever an object's last owner goes, somebody is told to look at the object.
+    /// The removal of an object's last owner always enqueues the object.
     #[test]
     fn nobody_is_forgotten(owners in prop::collection::vec(0..4usize, 1..4), order in Just(NAMES).prop_shuffle()) {
         let mut graph = Graph::default();

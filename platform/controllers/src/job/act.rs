@@ -44,7 +44,7 @@ pub(crate) struct JobController {
     /// The resource version that this controller's last write gave a Job: an older copy must not be acted
     /// on, since a pod that is counted in the newer one may look as if it had never been.
     written: Mutex<HashMap<ObjectKey, u64>>,
-    /// What was said of pods that do not start.
+    /// The last events about pods that do not start.
     stuck: Mutex<HashMap<ObjectKey, String>>,
 }
 

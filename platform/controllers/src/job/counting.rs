@@ -20,7 +20,7 @@ use super::{
 };
 use crate::metadata::uid;
 
-/// What is known after the pods were looked at.
+/// The counts after an evaluation of the pods.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     /// The numbers that are final.
@@ -71,7 +71,7 @@ pub(super) fn count_pods(
 ) -> Counted {
     let tracked: HashSet<&str> = pods.iter().filter(|pod| is_tracked(pod)).map(|pod| uid(&**pod)).collect();
     let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();
-    // Pods whose finalizer is removed are added to the counts.
+    // Pods whose finalizer was removed are added to the counts.
     let split = |list: Option<Vec<String>>| -> (Vec<String>, i32) {
         let (still, gone): (Vec<_>, Vec<_>) =
             list.unwrap_or_default().into_iter().partition(|uid| tracked.contains(uid.as_str()));

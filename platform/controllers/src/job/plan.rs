@@ -1,4 +1,4 @@
-//! What to do for a Job: the object, its pods and the time in; pure.
+//! Plans a Job from the object, its pods and the time; pure.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -44,7 +44,7 @@ pub(super) struct JobPlan {
     pub(super) stuck: Option<String>,
 }
 
-/// What to do with the pods themselves.
+/// The actions on the pods.
 #[derive(Debug, Default)]
 pub(super) enum JobPods {
     #[default]
@@ -291,7 +291,7 @@ fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
     ranked
 }
 
-/// What is left of the pause after the pods that failed in a row.
+/// The rest of the pause after consecutive failures.
 fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -> Option<Duration> {
     let counts = |pod: &&Arc<Pod>| match standing(pod) {
         Standing::Succeeded => true,

@@ -10,7 +10,7 @@ use mayfly_api::{
 
 use super::{COMPLETION_INDEX, FINALIZER};
 
-/// Where a pod is, as its Job counts.
+/// The state of a pod in the counts of its Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Active,
@@ -25,14 +25,14 @@ pub(super) fn standing(pod: &Pod) -> Standing {
     match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
         Some("Succeeded") => Standing::Succeeded,
         Some("Failed") => Standing::Failed,
-        // Nobody stops it any more: it never ran, its node is gone, or it was removed by force.
+        // No kubelet will stop it: it never ran, its node is lost, or its deletion was forced.
         _ if deleting && pod.metadata.deletion_grace_period_seconds == Some(0) => Standing::Failed,
         _ if deleting => Standing::Terminating,
         _ => Standing::Active,
     }
 }
 
-/// Whether it was not counted yet.
+/// Whether the pod is not counted yet.
 pub(super) fn is_tracked(pod: &Pod) -> bool {
     pod.metadata.finalizers.as_ref().is_some_and(|finalizers| finalizers.iter().any(|name| name == FINALIZER))
 }
@@ -76,7 +76,7 @@ pub(super) fn restarts(pod: &Pod) -> i32 {
     statuses.map(|status| status.restart_count).fold(0, i32::saturating_add)
 }
 
-/// What became of a pod that has ended.
+/// The result of a pod that has ended.
 pub(super) fn outcome(pod: &Pod) -> Outcome {
     let status = pod.status.clone().unwrap_or_default();
     let end = ends(pod).find(|(_, end)| end.exit_code != 0).or_else(|| ends(pod).next()).map(|(_, end)| end);

@@ -7,7 +7,7 @@ use mayfly_api::k8s::api::{
 
 use super::pods::ends;
 
-/// What a failed pod means for its Job.
+/// The effect of a failed pod on its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodFailureVerdict {
     /// One more towards `backoffLimit`.

@@ -250,8 +250,9 @@ fn a_success_policy_ends_the_job_before_all_indexes_have_succeeded() {
 }
 
 proptest! {
-    /// Pods end as they like, the controller is told late and forgets everything between two looks: the
-    /// Job ends, with exactly as many as it was asked for, never more at a time, and fails just past its limit.
+    /// With pods that end in any order, and a controller that is notified late and restarts between evaluations, the
+    /// Job ends with exactly its number of completions, never runs more pods than its parallelism, and fails just
+    /// past its limit.
     #[test]
     fn a_job_comes_to_its_end(
         completions in 1..8_i32, parallelism in 1..5_i32, limit in 0..4_i32,

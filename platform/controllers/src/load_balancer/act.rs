@@ -61,7 +61,7 @@ impl LoadBalancerController {
     async fn reconcile(&self, pool: Ipv4Net, events: &EventRecorder) -> Result<Outcome, kube::Error> {
         let services = self.services.list();
         let mut refused = HashSet::new();
-        // A Service whose status cannot be written does not keep the others from their addresses.
+        // A failed write of one Service's status does not delay the addresses of others.
         let mut failure = None;
         for step in plan(services.iter().map(|service| &**service), pool) {
             match step {

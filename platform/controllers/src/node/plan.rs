@@ -150,7 +150,7 @@ fn must_go(pod: &Pod, state: NodeState, unwell: Duration, config: &Config) -> bo
     is_active(pod) && tolerated_for(pod, key, config).is_some_and(|limit| unwell >= limit)
 }
 
-/// How long a pod stays under a NoExecute taint; `None`: for ever.
+/// The time for which a pod tolerates a NoExecute taint; `None`: without limit.
 fn tolerated_for(pod: &Pod, key: &str, config: &Config) -> Option<Duration> {
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_ref());
     let mut matching = tolerations.into_iter().flatten().filter(|toleration| {
