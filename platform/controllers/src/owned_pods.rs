@@ -58,7 +58,7 @@ pub(crate) trait PodOwner:
     /// Which pods may be its own. An absent selector selects nothing: the API requires one.
     fn selector(&self) -> Result<Selector, InvalidSelector>;
 
-    /// What its pods are made from.
+    /// The template of the pods.
     fn template(&self) -> PodTemplateSpec;
 }
 

@@ -24,7 +24,7 @@ pub(crate) use act::PersistentVolumeController;
 /// Settings of the PersistentVolume controller.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Where the data of local volumes lies; without it the class `local` is not made, and none is provisioned.
+    /// The folder of local volumes; without it, the class `local` is not created and no volume is provisioned.
     pub local: Option<LocalVolumes>,
 }
 

@@ -21,8 +21,7 @@ pub struct Config {
     pub every: Duration,
     /// Finished pods that are kept.
     pub finished_max: usize,
-    /// How long a pod may be bound to a node that does not exist, before it is removed: the node may just
-    /// be registering.
+    /// The time for which a pod may be bound to a node that does not exist: the node may be registering.
     pub orphaned_after: Duration,
 }
 

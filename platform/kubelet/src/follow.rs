@@ -20,7 +20,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::{http::Logs, pod::container::log_path};
 
-/// How often the pod behind a followed log is looked at.
+/// The interval of checks of the pod behind a followed log.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Checks without a new line after which the log of a container that has ended is complete: lines are written with a
 /// delay.
@@ -100,7 +100,7 @@ impl Followed {
         if is_anothers {
             self.lines = None;
         } else if self.lines.is_none() && !self.is_over {
-            // What was written before is in the other's log.
+            // Earlier lines are in the log of the previous container.
             let options = LogOptions { tail_lines: Some(0), ..self.options.clone() };
             self.lines = Some(open(&self.logs, &self.pod, &self.id, options).await?);
         }

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How often a followed function is looked at for new revisions.
+/// The interval of checks of a followed function for new revisions.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The interval of the search for logs whose revision was deleted unseen.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);

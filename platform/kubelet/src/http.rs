@@ -34,7 +34,7 @@ use crate::{
     usage::Meters,
 };
 
-/// Where the logs are.
+/// The locations of logs.
 #[derive(Clone)]
 pub(crate) struct Logs {
     pub(crate) node: String,

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 const NODE_IMAGES_MAX: usize = 50;
 /// The interval of the image scan, which bounds the age of the node status's list.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How often unused ones are removed (upstream's period).
+/// The interval of the removal of unused images (upstream's).
 const COLLECT_EVERY: Duration = Duration::from_secs(300);
 
 /// When images are removed.

@@ -29,7 +29,7 @@ use mayfly_runtime::{ContainerFiles, Mount, PodUid};
 
 pub(crate) use collect::{Ended, collect};
 
-/// Where jobs get their inputs and leave their outputs.
+/// The folders of jobs' inputs and outputs.
 #[derive(Clone)]
 pub struct JobFiles {
     pub artifacts: Artifacts,
@@ -37,7 +37,7 @@ pub struct JobFiles {
     pub folder: PathBuf,
     /// The largest artifact that is collected, and the largest folder that is unpacked, in bytes.
     pub artifact_bytes_max: u64,
-    /// What one pod may leave on the node's disk, in bytes; one that leaves more is ended.
+    /// The maximum size of one pod's outputs on the node's disk, in bytes; a pod that exceeds it is ended.
     pub out_bytes_max: u64,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Debug for JobFiles {
 }
 
 impl JobFiles {
-    /// What is meant to be the rule: 1 GiB.
+    /// The default: 1 GiB.
     pub const ARTIFACT_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
     /// Room for a few of the largest artifacts: 4 GiB.

@@ -35,7 +35,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// The interval of the measurement of jobs' files on the disk.
 const WEIGH_EVERY: Duration = Duration::from_secs(2);
-/// How often the files of volumes are compared with their sources (upstream: a minute).
+/// The interval of comparing the files of volumes with their sources (upstream: a minute).
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 /// The interval of the search for leftovers of deleted pods.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -55,13 +55,13 @@ pub struct Config {
     pub version: String,
     /// The largest number of pods that are reconciled at the same time.
     pub workers_max: usize,
-    /// Where jobs get their inputs and leave their outputs; without it this node runs none that has any.
+    /// The folders of jobs' inputs and outputs; without them, this node runs no such jobs.
     pub jobs: Option<JobFiles>,
-    /// Where archives of images lie while they are imported.
+    /// The folder of image archives during their import.
     pub upload_folder: PathBuf,
-    /// Where volumes of pods lie; without it this node runs no pod that has any.
+    /// The folder of the pods' volumes; without it, this node runs no pods with volumes.
     pub volumes: Option<PathBuf>,
-    /// Where FlexVolume drivers are looked for.
+    /// The folder of FlexVolume drivers.
     pub volume_plugins: PathBuf,
     /// When unused images are removed.
     pub image_collection: ImageCollection,
@@ -74,7 +74,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Where installers of FlexVolume drivers put them (upstream's default).
+    /// The folder into which installers of FlexVolume drivers put them (upstream's default).
     pub const VOLUME_PLUGINS_DEFAULT: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
     pub const PODS_MAX_DEFAULT: u32 = 10_000;
     /// As many as pods: one that is being stopped holds its worker for its grace period.

@@ -28,10 +28,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Config, pod::status::HOST_ADDRESS, pressure::PressureSignal};
 
-/// How often the lease is renewed, and how long it lasts (upstream's values).
+/// The interval of the lease's renewal, and its duration (upstream's values).
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: i32 = 40;
-/// How often an unchanged status is written again.
+/// The interval of writes of an unchanged status.
 const STATUS_EVERY: Duration = Duration::from_secs(300);
 /// The shortest pause between corrections of a status that another client wrote.
 const CORRECT_EVERY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What the node is short of: memory, disk, process numbers. It is measured, shown as conditions of the node, and a
+//! Shortages of the node: memory, disk, process ids. They are measured, shown as conditions of the node, and a
 //! shortage of memory ends pods (upstream's `pkg/kubelet/eviction`).
 //!
 //! [`SignalState`] and [`victim`] are pure; [`measure`] reads the kernel.
@@ -9,9 +9,9 @@ use mayfly_api::{k8s::api::core::v1::Pod, quantity};
 use mayfly_runtime::PodUid;
 use tokio::time::Instant;
 
-/// How often the node is measured (upstream: 10 s).
+/// The interval of measurements (upstream: 10 s).
 pub(crate) const MEASURE_EVERY: Duration = Duration::from_secs(10);
-/// How long a shortage must be over before its condition is (upstream's transition period).
+/// The time after the end of a shortage for which its condition stays (upstream's transition period).
 const TRANSITION: Duration = Duration::from_secs(300);
 /// Memory that must be available, in bytes (upstream's `memory.available<100Mi`).
 const MEMORY_BYTES_MIN: u64 = 100 << 20;
@@ -24,7 +24,7 @@ const INODES_PERCENT_MIN: u64 = 5;
 /// Share of the process numbers that must be free.
 const PIDS_PERCENT_MIN: u64 = 5;
 
-/// What may be short.
+/// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PressureSignal {
     Memory,
@@ -60,7 +60,7 @@ impl PressureSignal {
     }
 }
 
-/// What a node has left. What could not be read counts as plenty.
+/// The free resources of a node. A value that cannot be read counts as plenty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeHeadroom {
     pub(crate) memory_bytes: u64,

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-/// How often the folder is read (upstream: 20 s).
+/// The interval of reading the folder (upstream: 20 s).
 const SCAN_EVERY: Duration = Duration::from_secs(2);
 /// Manifests that are read, and the bytes of each: more than a person writes.
 const FILES_MAX: usize = 256;
@@ -36,7 +36,7 @@ pub(crate) struct StaticPods {
     pub(crate) pods: Informer<Pod>,
 }
 
-/// What to do about one pod.
+/// The action for one pod.
 #[derive(Clone, Debug, PartialEq)]
 enum StaticPodStep {
     Create(Box<Pod>),

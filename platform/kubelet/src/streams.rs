@@ -32,13 +32,13 @@ mod spdy;
 const STREAMS_MAX: usize = 1000;
 /// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// What a WebSocket handshake's key is hashed with (RFC 6455, section 1.3).
+/// The constant that is hashed with the key of a WebSocket handshake (RFC 6455, section 1.3).
 const HANDSHAKE_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// A connection that speaks WebSocket.
 type WebSocket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
-/// What the streams of a node need.
+/// The dependencies of a node's streams.
 #[derive(Clone)]
 pub(crate) struct PodStreams {
     pub(crate) node: String,

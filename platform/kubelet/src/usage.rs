@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::process;
 
-/// How often processor time is looked at. A rate is over one to two of these.
+/// The interval of samples of processor time. A rate covers one to two intervals.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
 /// Measures this node.

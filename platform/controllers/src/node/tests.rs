@@ -32,7 +32,7 @@ fn pod(name: &str, tolerations: serde_json::Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
-/// What is done, in short.
+/// The steps in a short form.
 fn told(steps: &[Step]) -> Vec<String> {
     let tell = |step: &Step| match step {
         Step::MarkUnknown { node } => format!("unknown {node}"),

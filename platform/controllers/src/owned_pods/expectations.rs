@@ -1,4 +1,4 @@
-//! What was created and deleted, and not seen yet: a plain struct.
+//! Creations and deletions that are not observed yet; pure.
 
 use std::{
     collections::{HashMap, HashSet},

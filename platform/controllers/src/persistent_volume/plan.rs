@@ -1,4 +1,4 @@
-//! What to do next about all claims and volumes. Pure.
+//! Plans the next step of all claims and volumes; pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -420,7 +420,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Handles a volume whose claim is gone.
+    /// Handles a volume whose claim is deleted.
     fn released(&mut self, volume: &Arc<PersistentVolume>) {
         let phase = volume_phase(volume);
         if phase != "Released" && phase != "Failed" {
@@ -442,7 +442,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What a folder on one node cannot be.
+/// The feature that a claim requests and that a folder on one node does not have.
 fn cannot_be_local(claim: &PersistentVolumeClaim) -> Option<&'static str> {
     let spec = claim.spec.as_ref()?;
     let many: BTreeSet<_> = ["ReadOnlyMany", "ReadWriteMany"].into();

@@ -1,4 +1,4 @@
-//! How many pods to create or which to delete, and what to report: pure.
+//! Plans the creations and deletions of pods, and the status; pure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ pub(super) enum Scale {
     Delete(Vec<Arc<Pod>>),
 }
 
-/// What to do with the pods that a ReplicaSet owns.
+/// The changes of the pods that a ReplicaSet owns.
 pub(super) fn scale(set: &ReplicaSet, owned: &[Arc<Pod>], burst_max: usize) -> Scale {
     if set.metadata.deletion_timestamp.is_some() {
         return Scale::Nothing;

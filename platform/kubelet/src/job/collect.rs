@@ -20,7 +20,7 @@ use tokio_util::io::ReaderStream;
 
 use super::{JobFiles, PodFolder, blocking, io_message, tree};
 
-/// How the container ended.
+/// The result of the container.
 pub(crate) struct Ended {
     pub(crate) exit_code: i32,
     pub(crate) reason: String,
@@ -29,7 +29,7 @@ pub(crate) struct Ended {
     pub(crate) finished: Timestamp,
 }
 
-/// What lies in a pod's folder.
+/// The contents of a pod's folder.
 struct Found {
     result: Value,
     result_truncated: bool,
@@ -132,7 +132,7 @@ async fn store(
     Ok(files.artifacts.upload(None, limit, ReaderStream::new(file)).await?)
 }
 
-/// Looks through a pod's folder. Blocks. Nobody writes there any more.
+/// Reads a pod's folder, which no process writes any more. Blocks.
 fn find(folder: &PodFolder) -> Found {
     let read = |name: &str| fs::read(folder.capture().join(name)).unwrap_or_default();
     let mut found = Found {

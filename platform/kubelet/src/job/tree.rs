@@ -9,7 +9,7 @@ use tar::{Archive, Builder, EntryType, Header, HeaderMode};
 
 /// Entries that one folder may have.
 const ENTRIES_MAX: usize = 100_000;
-/// What an entry counts besides its content, so that a million empty files count as well.
+/// The size that an entry counts in addition to its content, so that a million empty files count as well.
 const ENTRY_BYTES: u64 = 4096;
 
 fn refused(why: impl Into<String>) -> io::Error {
@@ -99,7 +99,7 @@ pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// What a folder takes of the disk, roughly: its files' lengths, and something for every entry.
+/// The approximate size of a folder on the disk: the lengths of its files, and a constant for every entry.
 pub(super) fn bytes(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of_entry = |entry: fs::DirEntry| match entry.metadata() {

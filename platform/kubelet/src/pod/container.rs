@@ -88,7 +88,7 @@ fn memory_bytes() -> u64 {
     system.totalram.saturating_mul(u64::from(system.mem_unit))
 }
 
-/// Where a container's lines go: a function's replica writes into its revision's file.
+/// The log file of a container: a function's replica writes into its revision's file.
 pub(crate) fn log_path(pod: &Pod, id: &ContainerId, logs: &LogLayout) -> std::path::PathBuf {
     let labels = pod.metadata.labels.as_ref();
     let label = |name: &str| labels.and_then(|labels| labels.get(name));

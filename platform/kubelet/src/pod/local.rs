@@ -30,7 +30,8 @@ pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
 /// The waiting reason of a container whose environment refers to something that does not exist.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
-/// How a container ended that ran when the node's agent went away, and is unknown to its host since.
+/// The reason for the end of a container that ran when the node's agent stopped, and that its runtime does not have
+/// any more.
 pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
 
 /// A moment on two clocks. Times in objects, which outlive this process, are of the wall clock; pauses are measured
@@ -47,7 +48,7 @@ impl Moment {
     }
 }
 
-/// How a container ended.
+/// The result of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Exit {
     pub(crate) started: Timestamp,
@@ -57,7 +58,7 @@ pub(crate) struct Exit {
     pub(crate) message: String,
 }
 
-/// Where a container is.
+/// The state of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Now {
     /// Not started (again) yet; the reason is what `kubectl get pods` shows.
@@ -71,7 +72,7 @@ pub(crate) enum Now {
     Exited(Exit),
 }
 
-/// What the probes of a container's current attempt found; `None`: nothing yet.
+/// The results of the probes of a container's current attempt; `None`: no result yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProbeVerdicts {
     pub(crate) startup: Option<bool>,
@@ -83,7 +84,7 @@ pub(crate) struct ProbeVerdicts {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LocalContainer {
     pub(crate) now: Now,
-    /// How the attempt before the current one ended.
+    /// The result of the previous attempt.
     pub(crate) last: Option<Exit>,
     /// The number of the current attempt, which is also the restart count.
     pub(crate) attempt: u32,
@@ -105,7 +106,7 @@ pub(crate) struct LocalPod {
     pub(crate) containers: BTreeMap<String, LocalContainer>,
     /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
     pub(crate) ended: Option<(&'static str, String)>,
-    /// What it left was collected, and is named on its object.
+    /// Whether its outputs are collected, and named on its object.
     pub(crate) collected: bool,
     /// Failures in succession to create the sandbox, and the time of the next attempt.
     sandbox_failures: u32,
@@ -178,13 +179,13 @@ impl LocalPod {
         }
     }
 
-    /// What it left could not be stored: tried again after a pause.
+    /// Its outputs could not be stored: retried after a pause.
     pub(crate) fn collect_failed(&mut self, now: Instant) {
         self.collect_failures = self.collect_failures.saturating_add(1);
         self.collect_not_before = Some(now + START.full(self.collect_failures));
     }
 
-    /// Lets containers whose environment could not be made be tried again at once. Returns whether there are any.
+    /// Retries containers whose environment could not be resolved at once. Returns whether there are any.
     pub(crate) fn retry_environment(&mut self) -> bool {
         let mut any = false;
         for container in self.containers.values_mut() {
@@ -244,7 +245,7 @@ impl LocalContainer {
         } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
             let started = running.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             container.now = Now::Running { started };
-            // What its probes found holds until they find something else.
+            // The last results of its probes stay valid until new ones.
             container.probes.startup = status.started.filter(|started| *started);
             container.probes.readiness = Some(status.ready);
             if !known_to_host {

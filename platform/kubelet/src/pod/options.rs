@@ -16,7 +16,7 @@ const HOSTNAME_BYTES_MAX: usize = 63;
 const OOM_SCORE_GUARANTEED: i32 = -997;
 const OOM_SCORE_BEST_EFFORT: i32 = 1000;
 
-/// What the sandbox takes from its host.
+/// The host's namespaces that the sandbox uses.
 pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> SandboxHost {
     let Some(spec) = &pod.spec else { return SandboxHost::default() };
     let name = pod.metadata.name.as_deref().unwrap_or_default();

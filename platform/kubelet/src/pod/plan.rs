@@ -335,13 +335,13 @@ fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
     }
 }
 
-/// What is left of a pause; none when it is over.
+/// The rest of a pause; `None` when it is over.
 fn rest(not_before: Option<Instant>, now: Moment) -> Option<Duration> {
     not_before?.checked_duration_since(now.steady).filter(|rest| !rest.is_zero())
 }
 
-/// What is left of the grace period. The API sets the deletion time to the moment the grace ends; a clock that was set
-/// back since makes it no longer.
+/// The rest of the grace period. The API sets the deletion time to the end of the grace; a clock that was set back
+/// since does not prolong it.
 pub(super) fn grace(pod: &Pod, now: Timestamp) -> Duration {
     let ends = pod.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
     let left = Duration::try_from(ends.duration_since(now)).unwrap_or_default();
@@ -350,7 +350,7 @@ pub(super) fn grace(pod: &Pod, now: Timestamp) -> Duration {
     seconds.map(Duration::from_secs).map_or(left, |whole| left.min(whole))
 }
 
-/// How long it may still be active, where that is limited. It began in an earlier process, maybe.
+/// The rest of the active deadline, if there is one. The pod may have started in an earlier process of the agent.
 fn active_for(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
     let started = pod.status.as_ref()?.start_time.as_ref()?.0;

@@ -14,7 +14,7 @@ use super::{local::LocalPod, options::pull_policy, worker::Worker};
 const SECRET_TYPES: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
 
-/// What to do about an image.
+/// The action for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ImageStep {
     Use,
@@ -144,8 +144,8 @@ impl Worker {
         container.start_failed(reason, message, Instant::now());
     }
 
-    /// The logins of `spec.imagePullSecrets` (admission put the service account's there). One that is missing is
-    /// told and left out, as upstream does.
+    /// The credentials in `spec.imagePullSecrets` (admission added those of the service account). A missing Secret is
+    /// reported and left out, as upstream does.
     async fn pull_secrets(&self, pod: &Pod) -> Vec<PullSecret> {
         let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
         let names: Vec<&str> = names.map(|reference| reference.name.as_str()).collect();

@@ -29,9 +29,9 @@ use crate::{
 
 /// A start that takes longer than this is reported in the status before it has ended.
 const SLOW_START: Duration = Duration::from_millis(100);
-/// What `kubectl get pods` shows while the plugin of a device is away.
+/// The reason in `kubectl get pods` while the plugin of a device is not available.
 const REASON_DEVICES: &str = "WaitingForDevices";
-/// How long to wait for a runtime class that this node does not have.
+/// The pause before a pod of an unknown runtime class is tried again.
 const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
 
 impl Worker {
@@ -302,7 +302,7 @@ impl Worker {
     }
 }
 
-/// What `kubectl get pods` shows of a container that could not be started.
+/// The reason in `kubectl get pods` for a container that could not be started.
 fn waiting_reason(error: &RuntimeError) -> &'static str {
     match error {
         RuntimeError::ImageMissing(_) => REASON_PULL,

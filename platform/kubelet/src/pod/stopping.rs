@@ -26,8 +26,8 @@ use super::{
     worker::Worker,
 };
 
-/// What every container has to end after its hook and those before it, within a grace period that is not zero
-/// (upstream's `minimumGracePeriodInSeconds`).
+/// The least time that a container has to end after its hook and the containers before it, within a grace period that
+/// is not zero (upstream's `minimumGracePeriodInSeconds`).
 const GRACE_MIN: Duration = Duration::from_secs(2);
 
 /// Which containers end together, in the order of the groups: all but the sidecars, then each sidecar, the last one
@@ -189,7 +189,7 @@ impl Worker {
     }
 }
 
-/// What is left of a grace period.
+/// The rest of a grace period.
 fn rest(ends: Instant, grace: Duration) -> Duration {
     match grace.is_zero() {
         true => Duration::ZERO,

@@ -33,7 +33,7 @@ use crate::{
 /// Steps for one pod in succession; a pod that needs more is queued again at once.
 const STEPS_MAX: usize = 64;
 
-/// What all pods of the node share.
+/// The state that all pods of the node share.
 pub(crate) struct Worker {
     pub(crate) node: String,
     pub(crate) client: Client,

@@ -22,7 +22,7 @@ pub(crate) struct ProbeTarget {
     pub(crate) runtime: Arc<dyn Runtime>,
 }
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
     Success,

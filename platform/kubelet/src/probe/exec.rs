@@ -8,10 +8,11 @@ use tokio::io::AsyncReadExt as _;
 /// Bytes of output that are kept (upstream's `maxReadLength`); the rest is read and dropped, so that the command does
 /// not block on a full pipe.
 const OUTPUT_BYTES_MAX: usize = 10 << 10;
-/// How long to read after the command has ended: a process that it left behind may hold its outputs open.
+/// The time for which outputs are read after the command's end: a background process of the command may hold them
+/// open.
 const DRAIN: Duration = Duration::from_millis(500);
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CommandOutput {
     pub(crate) exit_code: i32,
@@ -42,7 +43,7 @@ pub(crate) async fn output(
     let exit_code = tokio::select! {
         biased;
         code = &mut exit => {
-            // What is not read by then is not missed: the exit code counts.
+            // Later output is ignored: the exit code decides.
             let _ = tokio::time::timeout(DRAIN, &mut read).await;
             code
         }

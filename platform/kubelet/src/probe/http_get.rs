@@ -113,7 +113,7 @@ impl HttpGet {
         Err(format!("Get \"{url}\": stopped after {REDIRECTS_MAX} redirects"))
     }
 
-    /// What is said when no answer came in time.
+    /// The message of a timeout.
     pub(crate) fn timed_out(&self) -> String {
         let url = &self.url;
         format!("Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)")

@@ -97,7 +97,7 @@ impl ProbeTasks {
         }
     }
 
-    /// What the probes of a pod found so far: container, attempt, kind, verdict.
+    /// The results of a pod's probes so far: container, attempt, kind, verdict.
     pub(crate) fn verdicts(&self, uid: &PodUid) -> Vec<(String, u32, ProbeKind, bool)> {
         let tasks = self.tasks.lock();
         let of_pod = tasks.get(uid).into_iter().flatten();

@@ -10,7 +10,7 @@ const TIMEOUT_SECONDS: u32 = 1;
 const SUCCESS_THRESHOLD: u32 = 1;
 const FAILURE_THRESHOLD: u32 = 3;
 
-/// What a probe decides about.
+/// The purpose of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProbeKind {
     Startup,

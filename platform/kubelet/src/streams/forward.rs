@@ -32,7 +32,7 @@ const PIECES_MAX: usize = 16;
 /// The largest number of connections of one client.
 const CONNECTIONS_MAX: usize = 256;
 
-/// How the bytes of a connection are sent to the client.
+/// The encoding of a connection's bytes for the client.
 trait Framing: Send + Sync + 'static {
     fn data(&self, bytes: &[u8]) -> Message;
     fn end(&self) -> Option<Message>;
@@ -204,7 +204,7 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
 struct Tunnel {
     /// Error streams whose data stream has not been opened yet, by request.
     waiting: HashMap<String, u32>,
-    /// Where the data of a stream goes.
+    /// The receivers of streams' data.
     open: HashMap<u32, mpsc::Sender<Bytes>>,
 }
 
@@ -274,7 +274,7 @@ async fn tunnel(
     }
 }
 
-/// What to do with a stream that the client opens.
+/// The handling of a stream that the client opens.
 #[derive(Debug, PartialEq, Eq)]
 enum Opening {
     /// An error stream; the data stream of the same request follows.

@@ -1,4 +1,4 @@
-//! The files of volumes that are made of objects and of the pod itself: configMap, secret, downwardAPI, projected.
+//! The files of volumes that are generated from objects and from the pod: configMap, secret, downwardAPI, projected.
 
 use mayfly_api::{
     ObjectKey,

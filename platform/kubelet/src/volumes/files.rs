@@ -21,7 +21,7 @@ pub(super) struct VolumeFile {
 /// Files by their path in the volume.
 pub(super) type VolumeFiles = BTreeMap<String, VolumeFile>;
 
-/// Writes the files; does nothing when they are there already. Blocks.
+/// Writes the files; does nothing if they are up to date. Blocks.
 pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for path in files.keys() {

@@ -40,7 +40,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The journal of a volume in its pod's folder.
 const JOURNAL_PREFIX: &str = ".flex-";
-/// Where devices are mounted, beside the folders of pods.
+/// The folder of mounted devices, beside the folders of pods.
 pub(super) const DEVICES: &str = ".flex";
 
 /// The FlexVolume drivers of a node.
@@ -54,7 +54,7 @@ pub(crate) struct FlexDrivers {
     devices: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// What `init` answered, for the program file that was there.
+/// The answer of `init`, for the program file that was called.
 #[derive(Clone, Debug)]
 struct KnownDriver {
     file: (u64, u64, i64),
@@ -129,7 +129,7 @@ struct FlexRecord {
     driver: String,
     name: String,
     target: PathBuf,
-    /// Where the device is mounted, of a driver that attaches.
+    /// The mount point of the device, for a driver that attaches.
     device_mount: Option<PathBuf>,
 }
 
@@ -156,7 +156,7 @@ impl FlexDrivers {
         Ok(self.plugins.join(driver.replace('/', "~")).join(name))
     }
 
-    /// What a driver can do. `init` is called when the driver is new, or its file another one.
+    /// The capabilities of a driver. `init` is called for a new driver, and when its file was replaced.
     async fn capabilities(&self, driver: &str) -> Result<DriverCapabilities, FlexError> {
         let program = self.program(driver)?;
         let no_driver = |error: io::Error| FlexError::NoDriver {
@@ -348,7 +348,7 @@ impl FlexDrivers {
             let path = record.target.to_string_lossy().into_owned();
             self.call_if_there(&record.driver, "unmount", &[&path]).await?;
         }
-        // What the driver does not unmount (a bind mount of ours, or a call it does not support).
+        // Unmounts mounts that the driver does not (our bind mounts, or calls that it does not support).
         if is_mount_point(&record.target) {
             umount2(&record.target, MntFlags::MNT_DETACH).map_err(|error| node_error(error.into()))?;
         }

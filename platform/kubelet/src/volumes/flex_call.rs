@@ -12,11 +12,11 @@ use tokio::{
     process::Command,
 };
 
-/// What is read of each output, in bytes: answers are short.
+/// The maximum number of bytes that are read of each output: answers are short.
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
-/// What is shown of an output in an error, in characters.
+/// The maximum number of characters of an output in an error.
 const OUTPUT_SHOWN: usize = 500;
-/// How long outputs are read after the driver's end: a process that it left behind may hold them open.
+/// The time for which outputs are read after the driver's end: a background process of the driver may hold them open.
 const OUTPUT_REST: Duration = Duration::from_secs(1);
 
 /// A driver's output, of which the last line is the result.
@@ -91,7 +91,7 @@ pub(super) async fn call(
 async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
     let mut text = Vec::new();
     if let Some(mut output) = output {
-        // What was read before a failure counts.
+        // The bytes before a read error are used.
         let _ = (&mut output).take(OUTPUT_BYTES_MAX).read_to_end(&mut text).await;
         // The rest is thrown away, so that the driver is not blocked.
         let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
@@ -109,7 +109,7 @@ async fn rest(mut reading: tokio::task::JoinHandle<String>) -> String {
     }
 }
 
-/// What an exit code and outputs mean.
+/// Interprets an exit code and the outputs.
 fn judge(
     driver: &str,
     call: &str,

@@ -1,4 +1,4 @@
-//! Volumes whose data outlives the pod: those of claims, and those that a pod's spec names directly.
+//! Volumes whose data outlive the pod: those of claims, and those that a pod's spec names directly.
 
 use std::{
     fs, io,

@@ -20,7 +20,7 @@ const EXPIRATION_SECONDS_DEFAULT: i64 = 3600;
 const RENEW_AT_PERCENT: i64 = 80;
 const AGE_MAX: Duration = Duration::from_hours(24);
 
-/// What a token is for: an audience (empty: the API server) and a lifetime in seconds.
+/// The audience (empty: the API server) and the lifetime in seconds of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TokenUse {
     audience: String,
