@@ -94,13 +94,13 @@ impl Catalog {
         self.changed.subscribe()
     }
 
-    /// What there is now.
+    /// The current content.
     pub fn read(&self) -> RwLockReadGuard<'_, CatalogState> {
         self.book.read()
     }
 
-    /// Plans a change against what there is, makes it durable, then visible. One change at a time; the
-    /// plan's answer comes back once its change is on disk.
+    /// Plans a change of the current content, makes it durable, then visible. One change at a time; returns the
+    /// plan's result once its change is on disk.
     pub fn change<T, E: From<CatalogError>>(
         &self,
         plan: impl FnOnce(&CatalogState) -> Result<(Vec<CatalogChange>, T), E>,

@@ -1,9 +1,8 @@
-//! Actions carried out. The machine has decided; here nothing is chosen.
+//! Executes effects. The machine has decided; no decisions are made here.
 //!
-//! [`fair`] says whose effect is next and keeps their number bounded;
-//! [`tasks`] calls functions, other workflows, HTTP endpoints and the services that the
-//! server adds, [`endpoint`] speaks to AWS's services elsewhere, [`mocked`]
-//! asks a script instead; [`files`] reads a Map's items and writes its results.
+//! [`fair`] chooses the next effect and bounds their number; [`tasks`] calls functions, other workflows, HTTP
+//! endpoints and the services that the server adds, [`endpoint`] calls AWS's services elsewhere, [`mocked`] calls a
+//! script instead; [`files`] reads a Map's items and writes its results.
 
 pub(crate) mod activities;
 pub(crate) mod endpoint;

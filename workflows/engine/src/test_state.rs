@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::Engine;
 
-/// What is known of the world where the test runs.
+/// The environment of the test.
 pub struct TestOptions<'a> {
     pub engine: &'a Engine,
     /// Milliseconds since the epoch.
@@ -56,7 +56,7 @@ pub async fn answer(request: &Request, around: &TestOptions<'_>) -> Result<Value
     Ok(Value::Object(fields))
 }
 
-/// How a test ended.
+/// The status of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Succeeded,

@@ -1,4 +1,4 @@
-//! What is to be done. The executor does it; it has no choices left.
+//! Calls that the machine requests. The executor performs them without further decisions.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub enum Action {
     Effect {
         /// The machine's number for it.
         n: u32,
-        /// What.
+        /// The call.
         call: Call,
     },
     /// No state waits for this effect any more.
@@ -53,7 +53,7 @@ pub enum Action {
     End,
 }
 
-/// How an execution ended.
+/// The result of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExecutionOutcome {
     /// Never running.
@@ -82,13 +82,13 @@ pub struct ChildStart {
     pub run_arn: Arc<str>,
     /// `machine/label`, the name of the children's state machine.
     pub machine_name: Arc<str>,
-    /// What it runs: a flow of the parent's definition.
+    /// The flow of the parent's definition that it runs.
     pub flow: FlowId,
     /// Express executions are not journalled.
     pub express: bool,
     /// Its input.
     pub input: Value,
-    /// How many items are in it.
+    /// The number of its items.
     pub items: u64,
     /// It may have ended before: then it is taken up again.
     pub redrive: bool,
@@ -129,15 +129,15 @@ pub enum Call {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
 pub struct TaskCall {
-    /// Who does it.
+    /// The resource that performs it.
     pub resource: Resource,
     /// The resource as it is written.
     pub arn: Arc<str>,
-    /// What it is given.
+    /// The arguments.
     pub arguments: Value,
     /// The party that reports the task's end, if it is not the called service.
     pub token: Arc<str>,
-    /// What the service answered when it took the task, once it has.
+    /// The service's answer when it accepted the task, if it has.
     pub submitted: Option<Value>,
 }
 
@@ -147,7 +147,7 @@ pub struct ChildResult {
     /// The child's ARN.
     #[serde(with = "super::checkpoint::shared")]
     pub arn: Arc<str>,
-    /// How it ended.
+    /// The result of the execution.
     pub outcome: ExecutionOutcome,
     /// Its input.
     #[serde(with = "super::checkpoint::shared")]

@@ -165,7 +165,7 @@ pub(super) mod maybe_shared {
     }
 }
 
-/// How a map run's children ended.
+/// The results of a map run's children.
 pub(super) mod results {
     use std::sync::Arc;
 

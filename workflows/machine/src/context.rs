@@ -8,14 +8,14 @@ use mayfly_workflows_language::value::Value;
 
 use super::state::{Facts, Item};
 
-/// What a state adds to the context.
+/// The fields that a state adds to the context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StateContext<'a> {
     /// Its name.
     pub name: &'a Arc<str>,
     /// When it was entered.
     pub entered_ms: i64,
-    /// How often it was retried; `None` for states that cannot be.
+    /// The number of retries; `None` for states without retriers.
     pub retries: Option<u32>,
     /// The innermost iteration around it.
     pub item: Option<&'a Item>,

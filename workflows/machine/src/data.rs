@@ -227,7 +227,7 @@ impl Turn<'_> {
         Ok(StateOutput { output, assigned })
     }
 
-    /// What a catcher makes of an error.
+    /// Applies a catcher to an error.
     pub(super) fn finish_caught(
         &self,
         number: u32,

@@ -1,4 +1,4 @@
-//! What the SDK puts around an answer of an AWS service: its request's number, its headers.
+//! The members that the SDK adds to an answer of an AWS service: the request's id, its headers.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, LazyLock};
@@ -223,7 +223,7 @@ mod tests {
             assert_eq!(metadata[headers].get(EXECUTED_VERSION), None);
             assert!(metadata[headers].get(TRACE_ID).is_some());
         }
-        // What an earlier version wrote down reads as it did.
+        // Records of an earlier version keep their meaning.
         let before = of_function("null", 202, LATEST, 0, id).to_serde();
         assert_eq!(
             (&before["SdkHttpMetadata"]["HttpStatusCode"], &before["ExecutedVersion"]),

@@ -1,4 +1,4 @@
-//! What comes from outside. Everything here is journalled before it counts.
+//! Events from outside. Each is written to the journal before it takes effect.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub enum Event {
     Began {
         /// The effect.
         n: u32,
-        /// Who.
+        /// The worker's name.
         worker: Option<String>,
     },
     /// The service took the task; its end is reported later.
@@ -46,7 +46,7 @@ pub enum Event {
     Submitted {
         /// The effect.
         n: u32,
-        /// What the service answered.
+        /// The service's answer.
         output: Payload,
     },
     /// The effect has a result.
@@ -63,7 +63,7 @@ pub enum Event {
     Answered {
         /// The effect.
         n: u32,
-        /// What the function answered.
+        /// The function's answer.
         output: Payload,
         /// The call's HTTP status.
         status: u16,
@@ -88,7 +88,7 @@ pub enum Event {
         run: u32,
         /// Which child.
         index: u32,
-        /// How.
+        /// The final status.
         status: RunStatus,
         /// Its output.
         output: Option<Payload>,
@@ -109,7 +109,7 @@ pub enum Event {
         /// New `toleratedFailurePercentage`.
         tolerated_failure_percentage: Option<f64>,
     },
-    /// Goes on after having run for so many states that others had to have a turn.
+    /// Continues after a pause for other executions.
     #[serde(rename = "continue")]
     Continue,
     /// A request to stop the execution.

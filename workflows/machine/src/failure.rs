@@ -1,4 +1,4 @@
-//! What a state fails with.
+//! Failures of states.
 
 use std::sync::Arc;
 

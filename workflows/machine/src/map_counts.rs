@@ -46,7 +46,7 @@ impl MapRunState {
                     Some(RunStatus::Failed) => &mut counts.failed,
                     Some(RunStatus::TimedOut) => &mut counts.timed_out,
                     Some(_) => &mut counts.aborted,
-                    // What was never started stays pending when the run ends (measured: floci-io/floci#2694).
+                    // Items that were never started stay pending when the run ends (measured: floci-io/floci#2694).
                     None if index >= self.next => &mut counts.pending,
                     None if self.status == RunStatus::Running => &mut counts.running,
                     None => &mut counts.aborted,

@@ -342,7 +342,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Cancels the work of a run whose Map state is not waited for any more.
+    /// Cancels the work of a run whose Map state does not wait for it any more.
     pub(super) fn cancel_run(&mut self, phase: &RunPhase) {
         if let Some((effect, _)) = &phase.effect
             && self.m.effects.remove(effect).is_some()

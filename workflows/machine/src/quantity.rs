@@ -21,7 +21,7 @@ use mayfly_workflows_language::value::Value;
 
 use super::state::TaskSeconds;
 
-/// What an expression gives may be negative.
+/// The bounds of an expression's result, which may be negative.
 const SECONDS_MAX: i64 = definition::SECONDS_MAX.cast_signed();
 
 /// The whole number that a JSONata expression gave, which may write it as `3.0`.
@@ -41,7 +41,7 @@ fn whole(expression: &Expression, field: &str, value: &Value) -> Result<i64, Sta
     })
 }
 
-/// What a JSONata expression gives for a field in seconds.
+/// The value of a JSONata expression in a field of seconds.
 fn evaluated_seconds(
     scope: &Scope<'_>,
     expression: &Expression,
@@ -202,7 +202,7 @@ pub fn credentials(scope: &Scope<'_>, task: &Task) -> Result<Option<Value>, Stat
     template.map(|template| template.evaluate(scope, "Credentials")).transpose()
 }
 
-/// What a Map that reads no file takes its items from, before it is known to be a list.
+/// The source of the items of a Map without a file, before it is checked to be a list.
 pub fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, StateError> {
     match &map.items {
         Items::Whole => Ok(scope.input.clone()),

@@ -9,14 +9,14 @@ pub(crate) enum Decision {
     Retry {
         /// Which retrier.
         retrier: usize,
-        /// How long.
+        /// The pause in milliseconds.
         wait_ms: i64,
     },
     /// None of them takes it, or the one that does has used up its attempts.
     GiveUp,
 }
 
-/// What a retrier or a catcher may call a missed heartbeat.
+/// The name of a missed heartbeat for retriers and catchers.
 pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
 
 /// Whether a list of `ErrorEquals` matches an error.

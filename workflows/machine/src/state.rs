@@ -12,7 +12,7 @@ use super::call::{Action, Call, ChildResult, ExecutionOutcome};
 use crate::history::HistoryEvent;
 use mayfly_workflows_language::execution::RunStatus;
 
-/// What an execution is born with; never changes.
+/// The constant facts of an execution.
 #[derive(Debug)]
 pub struct Facts {
     /// The journal's number.
@@ -119,11 +119,11 @@ pub struct Machine {
     /// The last redrives that were named, and when they were, oldest first.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) redrive_tokens: VecDeque<(String, i64)>,
-    /// What a redrive takes up again.
+    /// The state that a redrive resumes.
     pub(super) failed_snapshot: Option<FailureSnapshot>,
 }
 
-/// What stood when an execution failed: a redrive begins there.
+/// The state at an execution's failure, from which a redrive resumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FailureSnapshot {
     pub(super) threads: BTreeMap<u32, Thread>,
@@ -145,7 +145,7 @@ pub(super) struct Thread {
     pub(super) next: Option<(StateId, Value)>,
 }
 
-/// Where a thread's result goes.
+/// The destination of a thread's result.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct ParentSlot {
     pub(super) thread: u32,
@@ -177,7 +177,7 @@ pub(super) struct Active {
     pub(super) phase: Phase,
 }
 
-/// What a state waits for.
+/// The event that a state waits for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Phase {
     /// Nothing: it is being run.
@@ -233,7 +233,7 @@ pub(super) struct TaskSeconds {
 pub(super) struct MapPhase {
     #[serde(with = "super::checkpoint::all")]
     pub(super) items: Arc<Vec<Value>>,
-    /// What the item selector sees as `$`.
+    /// The item selector's `$`.
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) next: usize,
@@ -274,7 +274,7 @@ pub struct MapRunState {
     pub tolerated_count: Option<u64>,
     /// Part of the items that may fail, 0 to 100, if one was given.
     pub tolerated_percentage: Option<f64>,
-    /// How often it was redriven.
+    /// The number of redrives.
     pub redrive_count: u32,
     /// When it was last redriven.
     pub redrive_ms: Option<i64>,
@@ -300,7 +300,7 @@ pub(super) struct Child {
     pub(super) result: Option<ChildResult>,
 }
 
-/// What a timer wakes.
+/// The receiver of a timer.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Timer {
     pub(super) at_ms: i64,
@@ -316,7 +316,7 @@ pub(super) enum Wakes {
     Execution,
 }
 
-/// What came out of one [`Machine::apply`].
+/// The result of one [`Machine::apply`].
 #[derive(Debug, Default)]
 pub struct Output {
     /// To be done, in order.
@@ -327,7 +327,7 @@ pub struct Output {
     pub transitions: u64,
     /// Evaluations that the wall clock ended.
     pub verdicts: Vec<Verdict>,
-    /// Given by who applies an event again: those that it ended the first time.
+    /// Set when an event is applied again: the evaluations that it ended the first time.
     pub again: Option<Vec<Verdict>>,
 }
 
@@ -352,22 +352,22 @@ impl Machine {
         }
     }
 
-    /// What it was born with.
+    /// The constant facts.
     pub fn facts(&self) -> &Arc<Facts> {
         &self.facts
     }
 
-    /// What it runs.
+    /// The definition that it runs.
     pub fn definition(&self) -> &Arc<StateMachine> {
         &self.definition
     }
 
-    /// How it ended, once it has.
+    /// The result, once it has ended.
     pub fn outcome(&self) -> Option<&ExecutionOutcome> {
         self.outcome.as_ref()
     }
 
-    /// How often it was redriven, and when last.
+    /// The number of redrives, and the time of the last one.
     pub fn redrives(&self) -> (u32, Option<i64>) {
         (self.redrive_count, self.redrive_ms)
     }

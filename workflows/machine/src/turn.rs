@@ -25,7 +25,7 @@ pub(super) struct Turn<'a> {
     pub(super) queue: VecDeque<u32>,
     /// A Parallel or Map is failing because of one of its parts.
     pub(super) parts_failed: bool,
-    /// What ran beside the part that failed has not said yet that it was given up.
+    /// Whether the parts beside a failed one have to report that they were aborted.
     pub(super) parts_to_tell: bool,
 }
 
@@ -385,7 +385,7 @@ pub(super) fn milliseconds(seconds: u64) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX / 2000).min(i64::MAX / 2000) * 1000
 }
 
-/// `error` and `cause`, as far as they are there.
+/// `error` and `cause`, if they are present.
 pub(super) fn failure_details(member: &'static str, failure: &Failure) -> Details {
     Details::new(member).maybe("cause", failure.cause.as_deref()).maybe("error", failure.error.as_deref())
 }

@@ -35,9 +35,9 @@ pub enum CatalogRejection {
     /// The revision named is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
-        /// What the caller thinks is current.
+        /// The revision that the request names as the current one.
         asked: String,
-        /// What is.
+        /// The current revision.
         current: String,
     },
     /// An alias of the same name with other routes.
@@ -65,7 +65,7 @@ pub struct NewMachine {
     pub name: String,
     /// STANDARD or EXPRESS.
     pub kind: StateMachineType,
-    /// What it does.
+    /// The first revision.
     pub revision: Revision,
     /// Publishes it as version 1.
     pub publish: Option<Publication>,
@@ -73,7 +73,7 @@ pub struct NewMachine {
     pub tags: BTreeMap<String, String>,
 }
 
-/// What changes in a machine.
+/// The changes of a machine.
 pub struct UpdateMachine {
     /// The machine.
     pub arn: String,
@@ -120,7 +120,7 @@ pub struct NewAlias {
     pub machine_arn: String,
     /// The alias's name.
     pub name: String,
-    /// What it is for.
+    /// The alias's description.
     pub description: Option<String>,
     /// Checked routes.
     pub routes: Vec<Route>,
@@ -128,7 +128,7 @@ pub struct NewAlias {
     pub now: i64,
 }
 
-/// What changes in an alias.
+/// The changes of an alias.
 pub struct UpdateAlias {
     /// The alias's machine.
     pub machine_arn: String,

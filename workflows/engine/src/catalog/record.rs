@@ -1,4 +1,4 @@
-//! What the catalog keeps.
+//! The records of the catalog.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ pub struct Revision {
     pub encryption: Value,
     /// When this revision came to be.
     pub updated: i64,
-    /// What the engine runs; made when first needed.
+    /// The compiled definition; created at the first use.
     #[serde(skip)]
     pub compiled: OnceLock<Arc<engine::StateMachine>>,
 }
@@ -89,7 +89,7 @@ pub struct Machine {
     pub kind: StateMachineType,
     /// When it was created.
     pub created: i64,
-    /// What it does now.
+    /// The newest revision.
     pub revision: Revision,
     /// The number that the next version gets; numbers are never given twice.
     pub next_version: u64,
@@ -135,11 +135,11 @@ pub struct Version {
     pub machine_arn: String,
     /// From 1.
     pub number: u64,
-    /// What its publisher said of it.
+    /// The version's description.
     pub description: Option<String>,
     /// When it was published.
     pub created: i64,
-    /// What it does.
+    /// The published revision.
     pub revision: Revision,
 }
 
@@ -161,7 +161,7 @@ pub struct Alias {
     pub machine_arn: String,
     /// Unique in its machine.
     pub name: String,
-    /// What its creator said of it.
+    /// The alias's description.
     pub description: Option<String>,
     /// One route or two; the weights sum up to 100.
     pub routes: Vec<Route>,
@@ -205,7 +205,7 @@ pub enum Record {
 }
 
 impl Record {
-    /// What identifies it.
+    /// The ARN that identifies it.
     pub fn arn(&self) -> &str {
         match self {
             Record::Machine(machine) => &machine.arn,
@@ -242,7 +242,7 @@ impl CatalogState {
         self.machines.get(arn)
     }
 
-    /// Machines whose ARN begins with `prefix`, by name.
+    /// Machines whose ARN has the prefix, by name.
     pub fn machines(&self, prefix: &str) -> impl Iterator<Item = &Arc<Machine>> {
         within(&self.machines, prefix)
     }
@@ -282,7 +282,7 @@ impl CatalogState {
         self.activities.get(arn)
     }
 
-    /// Activities whose ARN begins with `prefix`, by name.
+    /// Activities whose ARN has the prefix, by name.
     pub fn activities(&self, prefix: &str) -> impl Iterator<Item = &Arc<Activity>> {
         within(&self.activities, prefix)
     }

@@ -15,7 +15,7 @@ use mayfly_workflows_journal::ExecutionRow;
 /// Changes that a listener may be behind before it loses the oldest.
 const BEHIND_MAX: usize = 4_096;
 
-/// What happened to an execution.
+/// A change of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutionChange {
     /// It began.
@@ -28,7 +28,7 @@ pub enum ExecutionChange {
 /// listener.
 #[derive(Debug, Clone)]
 pub struct ExecutionChanged {
-    /// What happened.
+    /// The change.
     pub change: ExecutionChange,
     /// The execution now.
     pub execution: Arc<Description>,

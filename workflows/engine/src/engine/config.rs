@@ -1,4 +1,4 @@
-//! Where an engine lives and what bounds it.
+//! The location and the limits of an engine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const ACCOUNT_DEFAULT: &str = "000000000000";
 /// An engine's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the journal is; in memory when absent.
+    /// The folder of the journal; `None` for a journal in memory.
     pub data_dir: Option<PathBuf>,
     /// First part of ARNs, `aws`.
     pub partition: String,
@@ -53,12 +53,11 @@ pub struct Limits {
     pub effects: usize,
     /// The same, of one execution.
     pub effects_per_execution: usize,
-    /// How long a worker's question for work stays open: AWS's minute.
+    /// The duration of a worker's poll for work: AWS's minute.
     pub activity_poll: Duration,
-    /// How long an ended execution may be redriven: AWS's fortnight.
+    /// The time after its end for which an execution can be redriven: AWS's fortnight.
     pub redrive_window: Duration,
-    /// How long an execution that only waits stays in memory; then its timers
-    /// are all that is left of it there.
+    /// The time for which an execution that only waits stays in memory; after it, only its timers do.
     pub idle_in_memory: Duration,
     /// Records after which an execution's state is written down: resuming computes
     /// at most about so many again.
@@ -66,7 +65,7 @@ pub struct Limits {
     /// Bytes of the files that a distributed Map reads its items from; all items are in memory at once. For a longer
     /// file, `MaxItems` selects the beginning.
     pub item_bytes: usize,
-    /// How long an ended execution is kept: AWS's 90 days.
+    /// The time for which an ended execution is kept: AWS's 90 days.
     pub retention: Duration,
     /// State machines kept compiled.
     pub machines_cached: usize,

@@ -1,4 +1,4 @@
-//! How many executions began and ended, for metrics.
+//! Counters of started and ended executions, for metrics.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
@@ -16,7 +16,7 @@ struct OfKind {
     ended: [AtomicU64; ENDS.len()],
 }
 
-/// How an execution ends.
+/// The final statuses of an execution.
 const ENDS: [RunStatus; 4] =
     [RunStatus::Succeeded, RunStatus::Failed, RunStatus::TimedOut, RunStatus::Aborted];
 
@@ -52,12 +52,12 @@ impl ExecutionCounters {
 }
 
 impl Engine {
-    /// How many executions are open: running, in memory or evicted.
+    /// The number of open executions: running, in memory or evicted.
     pub fn open_executions(&self) -> usize {
         self.inner.open.load(Ordering::Relaxed)
     }
 
-    /// How many executions began and ended.
+    /// The numbers of started and ended executions.
     pub fn executions_so_far(&self) -> [Executions; 2] {
         [StateMachineType::Standard, StateMachineType::Express].map(|kind| {
             let of = self.inner.tally.of(kind);

@@ -1,4 +1,4 @@
-//! What the engine needs from outside, each behind one small door.
+//! The engine's dependencies, each behind one small trait.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct FunctionCall {
     pub idempotency_key: String,
 }
 
-/// What a function answered.
+/// The answer of a function.
 #[derive(Debug, Clone)]
 pub struct FunctionOutput {
     /// JSON text.
@@ -35,7 +35,7 @@ pub struct FunctionOutput {
     pub executed_version: String,
 }
 
-/// Whose task a call is, by ARNs.
+/// The task of a call, by ARNs.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     /// The state machine's.
@@ -151,7 +151,7 @@ pub struct IntegrationCall {
     pub task_token: String,
     /// Equal for all attempts of one call.
     pub idempotency_key: String,
-    /// Whose task it is.
+    /// The task of the call.
     pub origin: Origin,
     /// Receives the details for the history event `TaskSubmitted` once, for a call that has begun and continues;
     /// `None` when the history has the event already.
@@ -162,7 +162,7 @@ pub struct IntegrationCall {
 /// tested offline. Items and results of distributed maps still go through
 /// [`Objects`].
 pub trait Mocks: Send + Sync {
-    /// What this task's service does. Asked once for each try of a task.
+    /// The behaviour of this task's service. Called once for each attempt of a task.
     fn answer(&self, call: MockCall) -> MockAnswer;
 }
 
@@ -175,16 +175,16 @@ pub struct MockCall {
     pub resource: String,
     /// The task's arguments.
     pub arguments: serde_json::Value,
-    /// How often the state was retried before in this visit.
+    /// The number of earlier retries in this visit of the state.
     pub retries: u32,
 }
 
-/// What a mock does with a task.
+/// The behaviour of a mocked task.
 #[derive(Debug, Clone)]
 pub struct MockAnswer {
-    /// How long it takes, by the engine's clock.
+    /// The duration, by the engine's clock.
     pub after: std::time::Duration,
-    /// How often it gives a sign of life meanwhile.
+    /// The interval of heartbeats until then.
     pub heartbeat: Option<std::time::Duration>,
     /// JSON text or an error; `None`: it never answers.
     pub outcome: Option<Result<String, FunctionError>>,

@@ -119,7 +119,7 @@ impl Reporter {
         &self.running.arn
     }
 
-    /// What it runs.
+    /// The state machine that it runs.
     pub(crate) fn state_machine(&self) -> &Arc<super::types::StateMachine> {
         &self.running.state_machine
     }
@@ -234,7 +234,7 @@ fn retry_wait(attempt: u32) -> Duration {
     RETRY_MIN.saturating_mul(2_u32.saturating_pow(attempt)).min(RETRY_MAX)
 }
 
-/// How an effect came out.
+/// The result of an effect.
 enum Ending {
     Event(Event),
     /// Another event reports the outcome later.

@@ -1,4 +1,4 @@
-//! What can go wrong at the engine's door. The API maps these to AWS's names.
+//! Errors of the engine's operations. The API maps them to AWS's names.
 
 /// Starting failed; nothing was started.
 #[derive(Debug, thiserror::Error)]

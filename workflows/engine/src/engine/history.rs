@@ -12,7 +12,7 @@ use mayfly_workflows_machine::history::HistoryEvent;
 
 /// Histories that are cached: the number of clients that can page through one each.
 const KEPT_MAX: usize = 4;
-/// How long a history stays cached after its last use.
+/// The time for which a history stays cached after its last use.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Histories of ended executions that clients read page by page: they do not change, and computing one for each

@@ -26,16 +26,16 @@ pub(super) struct ResidentExecution {
     pub(super) cell: Mutex<Cell>,
     /// Acknowledgements of the journal that came while the state was locked, in the journal's order.
     acknowledgements: Mutex<VecDeque<Acknowledge>>,
-    /// What the children of its map runs run, made once for each Map. Locked alone.
+    /// The state machines of its map runs' children, created once for each Map. Locked separately.
     pub(super) child_machines: Mutex<Vec<Arc<StateMachine>>>,
     /// Effects being carried out. Locked after the cell, never before.
     pub(super) effects: Mutex<HashMap<u32, AbortHandle>>,
 }
 
-/// What follows from a durable event, or from its loss.
+/// The continuation after an event is durable, or lost.
 type Acknowledge = Box<dyn for<'a> FnOnce(MutexGuard<'a, Cell>) + Send>;
 
-/// What changes of it.
+/// The mutable part of an execution.
 pub(super) struct Cell {
     pub(super) machine: Machine,
     /// The journal's row; its outcome is kept up to date.
@@ -52,7 +52,7 @@ pub(super) struct Cell {
     pub(super) evicted: bool,
     /// Waiters for the start to be durable or to fail; dropping the senders wakes them.
     pub(super) begun: Vec<oneshot::Sender<Infallible>>,
-    /// Who waits for its end.
+    /// The callers that wait for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
 }
 

@@ -22,7 +22,7 @@ const START_RETRY_MAX: Duration = Duration::from_secs(4);
 /// Numbers of a run's items or children by status.
 pub use mayfly_workflows_machine::MapRunCounts;
 
-/// What `DescribeMapRun` answers from.
+/// The content of the answer of `DescribeMapRun`.
 #[derive(Debug, Clone)]
 pub struct MapRunDescription {
     /// The run's ARN.
@@ -47,7 +47,7 @@ pub struct MapRunDescription {
     pub item_counts: MapRunCounts,
     /// By children.
     pub execution_counts: MapRunCounts,
-    /// How often it was redriven.
+    /// The number of redrives.
     pub redrive_count: u32,
     /// When last.
     pub redrive_date: Option<Timestamp>,
@@ -345,7 +345,7 @@ fn run_waits(parent: &ResidentExecution, run: u32, child: u32) -> bool {
     cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
 }
 
-/// Who an execution was started for.
+/// The task or map run for which an execution was started.
 enum Dependency {
     ByTask(WaitedBy),
     ByRun(ChildOf),

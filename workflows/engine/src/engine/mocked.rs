@@ -13,7 +13,7 @@ use super::inner::{Busy, Inner};
 /// The number that no execution has: alarms lie in the wheel under it.
 pub(super) const NO_EXECUTION: u64 = 0;
 
-/// Who waits for which moment.
+/// The waiters of a virtual clock, by time.
 #[derive(Default)]
 pub(super) struct Alarms {
     last: u32,

@@ -87,7 +87,7 @@ impl Objects for Divided {
     }
 }
 
-/// What is in an object, bit by bit.
+/// The content of an object, as a stream.
 pub type ObjectBody = BoxStream<'static, Result<Bytes, ObjectError>>;
 
 /// An operation that a task requests.
@@ -107,7 +107,7 @@ pub struct ObjectCall {
 pub struct ObjectPage {
     /// The objects, by key.
     pub entries: Vec<ObjectEntry>,
-    /// Where the next page begins, if there is one.
+    /// The token of the next page, if there is one.
     pub next: Option<String>,
 }
 

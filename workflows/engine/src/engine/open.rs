@@ -30,7 +30,7 @@ const JOURNAL_FILE: &str = "workflows.db";
 const WAKE_RETRY_MS: i64 = 2_000;
 /// Timers of executions with JSONata that are delivered at the same time: twice the evaluator's threads.
 const EVALUATIONS_MAX: usize = 8;
-/// How long a virtual clock lets things settle before it jumps.
+/// The pause of a virtual clock before it advances, in which running tasks settle.
 const SETTLE: Duration = Duration::from_millis(1);
 
 impl Engine {
@@ -209,8 +209,8 @@ impl Engine {
     }
 }
 
-/// How long [`Inner::load_open`] pauses when every execution that is left is being read by another task, which takes
-/// about as long.
+/// The pause of [`Inner::load_open`] while every remaining execution is being read by another task, which takes about
+/// as long.
 const RESERVED_RETRY: Duration = Duration::from_millis(1);
 
 /// The result of reading an execution into memory.
@@ -426,5 +426,5 @@ async fn run_timers(engine: std::sync::Weak<Inner>) {
     }
 }
 
-/// How often the timer task checks whether its engine still exists.
+/// The interval at which the timer task checks whether its engine exists.
 const ENGINE_CHECK: Duration = Duration::from_secs(5);

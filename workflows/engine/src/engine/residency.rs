@@ -12,7 +12,7 @@ use super::inner::Inner;
 use super::live::ResidentExecution;
 use super::open::LoadedExecution;
 
-/// How often sleepers are looked for.
+/// The interval of the search for executions that only wait.
 const ROUND: Duration = Duration::from_secs(2);
 
 impl Inner {

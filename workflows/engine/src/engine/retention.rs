@@ -7,7 +7,7 @@ use super::Engine;
 use super::inner::Inner;
 use mayfly_workflows_journal::{Batch, JournalChange, JournalError};
 
-/// How often old executions are looked for.
+/// The interval of the search for old executions.
 const ROUND: Duration = Duration::from_secs(600);
 /// The delay of the first round, so that it does not compete with the start.
 const FIRST: Duration = Duration::from_secs(30);

@@ -209,7 +209,7 @@ impl Inner {
     /// Removes an execution whose start the journal refused. A task that still holds it writes nothing, and the name
     /// is free again even if no caller waits for the start.
     pub(super) fn abort_start(&self, running: &Arc<ResidentExecution>, cell: &mut Cell) {
-        // What came to it before it was durable is refused as well.
+        // Events that arrived before the start was durable are refused as well.
         if std::mem::replace(&mut cell.evicted, true) {
             return;
         }

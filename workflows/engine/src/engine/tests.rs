@@ -177,7 +177,7 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> Deps {
 }
 
 impl World {
-    /// Until nothing is under way that goes on by itself.
+    /// Waits until no work is in progress that continues without an event.
     pub(super) async fn settled(&self) {
         until("nothing is under way", || self.engine.inner.busy.load(Ordering::Acquire) == 0).await;
     }

@@ -27,15 +27,14 @@ pub struct StateMachine {
     /// The catalog's own facts (revision, logging, tracing…): opaque here,
     /// given back by [`super::Engine::snapshot`].
     pub details: serde_json::Value,
-    /// What an execution runs of it: all when absent, a Map's processor for a
-    /// map run's children.
+    /// The executed part of the definition: all of it if absent, a Map's processor for the children of a map run.
     pub flow: Option<definition::FlowId>,
 }
 
 /// Starts one execution.
 #[derive(Debug, Clone)]
 pub struct StartRequest {
-    /// What to run.
+    /// The state machine to run.
     pub state_machine: Arc<StateMachine>,
     /// The execution's name; a random UUID when absent.
     pub name: Option<String>,
@@ -69,7 +68,7 @@ pub enum RedriveStatus {
     RedrivableByMapRun,
 }
 
-/// What `DescribeExecution` answers from.
+/// The content of the answer of `DescribeExecution`.
 #[derive(Debug, Clone)]
 pub struct Description {
     /// The execution's ARN.
@@ -102,9 +101,9 @@ pub struct Description {
     pub alias_arn: Option<String>,
     /// The map run that this child belongs to.
     pub map_run_arn: Option<String>,
-    /// How many items this child was given.
+    /// The number of items that this child processes.
     pub item_count: Option<u64>,
-    /// How often it was redriven.
+    /// The number of redrives.
     pub redrive_count: u32,
     /// When it was last redriven.
     pub redrive_date: Option<Timestamp>,
@@ -115,13 +114,13 @@ pub struct Description {
 /// One page of a longer list.
 #[derive(Debug, Clone)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The items of the page.
     pub items: Vec<T>,
-    /// Where the next one begins; absent on the last.
+    /// The token of the next page; absent on the last.
     pub next: Option<String>,
 }
 
-/// Whose executions are listed.
+/// The owner of listed executions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
     /// All executions except the children of map runs.
@@ -139,13 +138,13 @@ pub enum Of {
 /// A question for [`super::Engine::list`]; answers come newest first.
 #[derive(Debug, Clone)]
 pub struct ListQuery {
-    /// Whose.
+    /// The owner of the executions.
     pub of: Of,
     /// Only executions of this status.
     pub status: Option<RunStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.
     pub redriven: Option<bool>,
-    /// How many on a page.
+    /// The maximum number of items on a page.
     pub limit: usize,
     /// [`Page::next`] of the page before.
     pub from: Option<String>,
@@ -158,7 +157,7 @@ pub struct HistoryQuery {
     pub reverse: bool,
     /// Inputs and outputs too.
     pub include_data: bool,
-    /// How many on a page.
+    /// The maximum number of items on a page.
     pub limit: usize,
     /// [`Page::next`] of the page before.
     pub from: Option<String>,

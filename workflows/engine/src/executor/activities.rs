@@ -26,7 +26,7 @@ struct ActivityQueue {
     workers: VecDeque<oneshot::Sender<Handed>>,
 }
 
-/// Where work joins its line.
+/// The end of the queue at which work is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Front,
@@ -42,7 +42,7 @@ pub(crate) struct Handed {
 }
 
 impl Handed {
-    /// What is to be done; `None` once it was taken.
+    /// The work; `None` once it was taken.
     pub(crate) fn work(&self) -> Option<&Work> {
         self.work.as_ref()
     }
@@ -140,7 +140,7 @@ mod tests {
         let gone = lines.ask("a").expect_err("no work yet");
         lines.offer(work(1));
         lines.offer(work(2));
-        // It was sent to this worker, who never looks.
+        // It was sent to a worker that does not receive it.
         drop(gone);
         let handed = lines.ask("a").expect("the first is back in front");
         assert_eq!(handed.work().map(|work| work.effect), Some(1));

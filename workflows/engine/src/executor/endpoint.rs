@@ -38,7 +38,7 @@ pub(crate) use lambda::invoke as invoke_function;
 pub(crate) use s3::S3;
 use services::Service;
 
-/// How long a service may take to answer: AWS's own limit for a call.
+/// The timeout of a service's answer: AWS's own limit for a call.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Endpoints of services, and the credentials that sign requests.
@@ -56,7 +56,7 @@ pub struct Credentials {
     pub access_key_id: String,
     /// The key.
     pub secret_access_key: String,
-    /// What goes with a key that was lent for a while.
+    /// The session token of temporary credentials.
     pub session_token: Option<String>,
 }
 
@@ -72,15 +72,15 @@ pub enum EndpointError {
     /// Not a service of the table.
     #[error("tasks of the service {service:?} cannot be sent to an endpoint; those that can: {known}")]
     Service {
-        /// What was named.
+        /// The service in the setting.
         service: String,
-        /// What could be.
+        /// The known services.
         known: String,
     },
     /// Not a URL one can send to.
     #[error("{url:?} is no endpoint: write http://host:port or https://host:port, with a path if need be")]
     Url {
-        /// What was given.
+        /// The URL in the setting.
         url: String,
     },
 }

@@ -1,5 +1,5 @@
-//! Whose effect is next: in turn over the executions, bounded in all and each.
-//! A plain struct, no lock, no clock.
+//! Chooses the next effect: in turn over the executions, with bounds in total and per execution. A plain struct,
+//! without lock and clock.
 
 use std::collections::{HashMap, VecDeque};
 

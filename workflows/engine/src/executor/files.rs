@@ -39,7 +39,7 @@ pub(crate) fn items_in(value: &Value) -> Option<Vec<Value>> {
     }
 }
 
-/// What a JSON pointer names.
+/// The value at a JSON pointer.
 pub(crate) fn at_pointer(value: &Value, pointer: &str) -> Option<Value> {
     let steps = pointer.strip_prefix('/')?;
     let mut here = value;

@@ -100,7 +100,7 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_text(), str::to_owned)
 }
 
-/// How a form holds an array: `Transform.RequestEncodingOptions.ArrayFormat`.
+/// The encoding of an array in a form: `Transform.RequestEncodingOptions.ArrayFormat`.
 #[derive(Clone, Copy)]
 enum ArrayFormat {
     /// `a[0]=x&a[1]=y`

@@ -21,7 +21,7 @@ use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::envelope::{self, Envelope};
 use mayfly_workflows_machine::{Event, TaskCall, time_text};
 
-/// How an effect came out.
+/// The result of an effect.
 pub(crate) enum Finished {
     /// With a result.
     Result(Value),
@@ -271,7 +271,7 @@ async fn start_execution(
     Ok((answer, arn))
 }
 
-/// How long the service's answer is: it writes times as `1.688136138721E9`.
+/// The length of the service's answer: it writes times as `1.688136138721E9`.
 fn service_bytes(answer: &serde_json::Value, arn: &str) -> usize {
     let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
     format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()

@@ -70,7 +70,7 @@ pub(super) fn parse_context(text: &str, waits: bool) -> Result<Value, String> {
     Ok(context)
 }
 
-/// What a state sees when the caller gave no context.
+/// The context of a test without one in its request.
 pub(super) struct TestContext<'a> {
     pub execution_arn: String,
     pub execution_name: String,

@@ -1,4 +1,4 @@
-//! What becomes of an error: retriers first, then catchers.
+//! The handling of an error: retriers first, then catchers.
 
 use mayfly_workflows_language::dataflow;
 use mayfly_workflows_language::definition::{Catcher, QueryLanguage, State};

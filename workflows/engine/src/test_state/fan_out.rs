@@ -52,7 +52,7 @@ impl TestRun<'_> {
         }
     }
 
-    /// Where the items come from, and what each iteration is given.
+    /// The source of the items, and the input of each iteration.
     fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
         let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
         let items = match &map.item_reader {

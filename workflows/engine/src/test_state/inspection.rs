@@ -1,4 +1,4 @@
-//! What lies between a state's stages, as TestState shows it.
+//! The data between a state's stages, as TestState shows them.
 
 use mayfly_workflows_language::value::Value;
 use serde_json::{Map, json};

@@ -9,7 +9,7 @@ use serde_json::Value as Params;
 
 use super::{context, schema};
 
-/// The name of a state whose definition comes without one.
+/// The name of a state whose definition has none.
 const NAMELESS: &str = "TestState";
 
 /// Why a test is not run.
@@ -29,7 +29,7 @@ fn validation<T>(message: impl Into<String>) -> Result<T, TestRejection> {
     Err(TestRejection::Validation(message.into()))
 }
 
-/// How much is shown.
+/// The level of detail of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Info,
@@ -47,14 +47,14 @@ impl Level {
     }
 }
 
-/// What the state's work is replaced with.
+/// The replacement of the state's work.
 #[derive(Debug)]
 pub enum Mock {
     Result(Value),
     Error { error: Option<String>, cause: Option<String> },
 }
 
-/// What is assumed to have happened before (`stateConfiguration`).
+/// The assumed earlier events (`stateConfiguration`).
 #[derive(Debug, Default)]
 pub struct Configuration {
     pub retries: Option<u64>,

@@ -21,7 +21,7 @@ use super::{Status, TestOptions, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
 use mayfly_workflows_machine::time_text;
 
-/// How a test ended.
+/// The result of a test.
 pub(super) struct TestOutcome {
     pub(super) status: Status,
     pub(super) output: Option<Value>,
@@ -31,7 +31,7 @@ pub(super) struct TestOutcome {
     pub(super) inspection: Inspection,
 }
 
-/// What the test stands on, owned: it outlives the wait for a task's work.
+/// The environment of the test, owned: it outlives the wait for a task's work.
 struct TestEnv {
     context: Value,
     variables: Variables,
@@ -54,7 +54,7 @@ impl TestEnv {
     }
 }
 
-/// What every evaluation of the test sees.
+/// The inputs of every evaluation of the test.
 pub(super) struct StageEvaluator<'a> {
     pub(super) context: &'a Value,
     pub(super) variables: &'a Variables,
@@ -74,7 +74,7 @@ impl StageEvaluator<'_> {
     }
 }
 
-/// What a state leaves behind when nothing failed.
+/// The output of a state that did not fail.
 pub(super) struct TestOutput {
     pub(super) output: Value,
     pub(super) next: Option<String>,
@@ -150,8 +150,7 @@ fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
     .context()
 }
 
-/// A task's work: its mock, or the real thing as an express execution of this task alone, whose input is
-/// the task's arguments.
+/// A task's work: its mock, or an express execution of this task alone, whose input is the task's arguments.
 async fn work(
     request: &Request,
     task: &Task,

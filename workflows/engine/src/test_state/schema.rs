@@ -82,12 +82,12 @@ impl Bounds {
     }
 }
 
-/// How strictly a mock is compared with the service's model.
+/// The strictness of comparing a mock with the service's model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Required fields are there, and what is there has the right type.
+    /// Required fields are present, and present fields have the right type.
     Strict,
-    /// What is there has the right type.
+    /// Present fields have the right type.
     Present,
     /// Not at all.
     None,
@@ -100,7 +100,7 @@ pub(super) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(
         Resource::LambdaInvoke(_) => ("lambda", "invoke", true),
         Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
         Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
-        // A result that comes back through a token has any shape.
+        // A result that is returned with a token has no model.
         Resource::Integration { pattern: Pattern::RequestResponse, service, action, kind, .. } => {
             (&**service, &**action, *kind == IntegrationKind::Optimised)
         }

@@ -1,4 +1,4 @@
-//! What a Wait state would wait for, checked as the machine checks it.
+//! The duration of a Wait state, with the checks of the machine.
 
 use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::Wait;

@@ -1,4 +1,4 @@
-//! Where time comes in.
+//! The source of time.
 
 use std::time::Duration;
 

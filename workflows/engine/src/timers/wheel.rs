@@ -56,7 +56,7 @@ impl Wheel {
         }
     }
 
-    /// How many timers wait.
+    /// The number of waiting timers.
     pub fn len(&self) -> usize {
         self.index.len()
     }

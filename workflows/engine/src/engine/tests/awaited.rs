@@ -132,8 +132,8 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
     }
 }
 
-/// A world that dies after the end of its first execution is written, if it is `dying`: nothing is written then, and
-/// `dead` is told.
+/// A world that stops writing after the end of its first execution is durable, if it is `dying`; `dead` is notified
+/// then.
 async fn dying_world(
     journal: &Arc<dyn Journal>,
     dying: &Arc<AtomicBool>,

@@ -26,7 +26,7 @@ async fn counted(world: &World, rounds: u64) -> String {
     arn
 }
 
-/// Resumes an execution of so many rounds; how many records that read, and how long it took.
+/// Resumes an execution of `rounds` rounds; returns the number of read records, and the duration.
 async fn resumed(rounds: u64, checkpoint_records: u64) -> (u64, std::time::Duration) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
@@ -117,7 +117,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     assert!(journal.machine(&definition).expect("read").is_none(), "so did its definition");
     let kept = world.engine.inner.digest_of(&waiting);
     assert!(journal.machine(&kept).expect("read").is_some(), "one that another has stays");
-    // Started again it is written again: who opens the journal finds it.
+    // After a new start it is written again: the next process that opens the journal finds it.
     let again = world.start(&passing, "2").await;
     world.engine.wait(&again).await.expect("read").expect("there");
     assert!(journal.machine(&definition).expect("read").is_some());

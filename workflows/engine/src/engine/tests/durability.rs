@@ -7,8 +7,7 @@ use super::watched::Watched;
 use super::*;
 use mayfly_workflows_journal::{JournalChange, JournalError, MemoryJournal};
 
-/// Takes `left` batches with records and then nothing any more, as a process
-/// that was killed: what was taken is there, nothing after it.
+/// A journal that accepts `left` batches with records and then none, as of a killed process.
 fn killed(journal: Arc<dyn Journal>, left: u64, dead: Arc<tokio::sync::Notify>) -> Watched {
     let left = Mutex::new(left);
     Watched::new(journal, move |batch| {
@@ -56,11 +55,11 @@ fn in_memory() -> impl Fn(u64) -> Arc<dyn Journal> {
     }
 }
 
-/// A file for each kill, opened anew when asked again.
+/// One file for each kill, opened again by the next process.
 fn in_files(folder: &std::path::Path) -> impl Fn(u64) -> Arc<dyn Journal> {
     let before: Mutex<Option<Arc<dyn Journal>>> = Mutex::default();
     move |left| {
-        // What the first had taken is on disk; it writes nothing more.
+        // The batches that the first process wrote are on disk; it writes no more.
         if let Some(before) = before.lock().take() {
             before.close();
         }

@@ -3,7 +3,7 @@
 use super::watched::Watched;
 use super::*;
 
-/// Two tasks at once, and a place for one: the second stands in line.
+/// Two tasks at the same time with capacity for one: the second is queued.
 async fn one_in_line() -> (World, String) {
     let limits = Limits { effects_per_execution: 1, ..Limits::default() };
     let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
@@ -16,7 +16,7 @@ async fn one_in_line() -> (World, String) {
     (world, arn)
 }
 
-/// The functions that were called, when everything that can go on has gone on.
+/// The functions that were called, after all work has settled.
 async fn called(world: &World) -> Vec<String> {
     world.settled().await;
     world.functions.calls.lock().iter().map(|(name, _)| name.clone()).collect()

@@ -1,4 +1,4 @@
-//! Expressions that take seconds: other executions go on meanwhile.
+//! Expressions that take seconds do not delay other executions.
 
 use std::time::Instant;
 

@@ -1,5 +1,4 @@
-//! What only waits leaves memory, and comes back for a timer, a token, a
-//! worker or a question.
+//! Executions that only wait leave memory, and return for a timer, a token, a worker or a request.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -130,7 +129,7 @@ async fn who_reads_it_too_late_does_not_bring_it_back() {
     let (has_stopped, stopped) = mpsc::channel();
     *journal.read.lock() = Some(Box::new(move || {
         has_read.send(()).expect("somebody waits");
-        // It cannot be stopped while it is being read: the loop goes on by itself.
+        // It cannot be stopped while it is being read: the loop continues.
         let _ = stopped.recv_timeout(Duration::from_millis(100));
     }));
     let inner = world.engine.inner.clone();

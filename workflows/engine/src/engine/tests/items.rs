@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use super::*;
 
-/// What a Map that hands its items through gives for these files; or why it does not.
+/// The result of a Map that passes its items through, for these files; or its error.
 async fn items(
     reader: serde_json::Value,
     files: &[(&str, bytes::Bytes)],

@@ -37,7 +37,7 @@ async fn an_answer_is_told_alike_whenever_it_is_told() {
     assert_eq!((&told["StatusCode"], &told["ExecutedVersion"]), (&json!(200), &json!("$LATEST")));
     let headers = &told["SdkHttpMetadata"]["HttpHeaders"];
     assert_eq!(headers["x-amzn-RequestId"], told["SdkResponseMetadata"]["RequestId"]);
-    // What stands around the answer is computed, not written.
+    // The envelope of the answer is computed, not stored.
     let id = journal.execution_by_arn(&arn).expect("read").expect("there").id;
     let records = journal.records(id, 0).expect("read");
     let bytes = records.iter().map(|record| record.body.len()).sum::<usize>();
@@ -327,7 +327,7 @@ async fn executions_are_counted_by_type_and_end() {
     assert_eq!(world.engine.open_executions(), 0);
 }
 
-/// It is told by the one name and taken by both; a task that is late is no missed heartbeat.
+/// The event has one name and catchers accept both; a task that is late is no missed heartbeat.
 #[tokio::test]
 async fn a_missed_heartbeat_has_two_names() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! A journal whose writes a test sees, and may swallow.
+//! A journal whose writes a test observes, and can drop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(super) struct Watched {
     see: Box<See>,
     /// Records that were read.
     pub(super) records_read: AtomicU64,
-    /// Called by the next who reads an execution's records, after it has them.
+    /// Called by the next reader of an execution's records, after it has read them.
     pub(super) read: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// So many of the next questions for an execution by its number fail.
     pub(super) refused_reads: AtomicU64,

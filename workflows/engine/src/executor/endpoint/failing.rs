@@ -9,7 +9,7 @@ use super::model::Operation;
 use super::services::{Protocol, Service};
 use crate::engine::{FunctionError, ObjectError};
 
-/// Whose errors, in which kind of integration.
+/// The service and the integration whose errors are named.
 pub(super) struct Naming<'a> {
     pub(super) service: &'a Service,
     pub(super) kind: IntegrationKind,

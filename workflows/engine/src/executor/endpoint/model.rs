@@ -1,5 +1,5 @@
-//! What operations take and give, of services that speak XML: S3 and SNS. Source: their public service models,
-//! as far as these operations need them.
+//! The inputs and outputs of operations of services with XML protocols: S3 and SNS. Source: their public service
+//! models, reduced to these operations.
 
 use std::sync::LazyLock;
 
@@ -70,7 +70,7 @@ pub(super) enum ShapeType {
     Timestamp,
 }
 
-/// Where a member is, when not among the elements of the body.
+/// The location of a member that is not an element of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum MemberLocation {
@@ -84,7 +84,7 @@ pub(super) enum MemberLocation {
     Uri,
 }
 
-/// How a time is written, when not as is usual in its place.
+/// The format of a time, if it differs from the default of its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Format {
@@ -114,7 +114,7 @@ pub(super) fn argument<'a>(arguments: &'a Map, member: &str) -> Option<&'a Value
     found.filter(|value| !value.is_null())
 }
 
-/// What is missing, or not known to the operation.
+/// Reports missing and unknown arguments of an operation.
 pub(super) fn check(operation: &Operation, arguments: &Map) -> Result<(), String> {
     for name in &operation.required {
         if argument(arguments, name).is_none() {

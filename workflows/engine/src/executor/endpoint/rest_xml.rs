@@ -130,7 +130,7 @@ pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -
             Some((name, shape)) => members.push((sdk_spelling(name).into(), xml::value(root, shape))),
             None => members.extend(xml::members(root, &operation.output)),
         }
-        // Where a bucket is: the root is the answer's one member.
+        // For the location of a bucket, the root is the answer's only member.
         let alone = operation.output.get_key_value(root.tag_name().name());
         if let Some((name, shape)) = alone.filter(|(_, shape)| shape.kind == ShapeType::String) {
             members.push((sdk_spelling(name).into(), xml::value(root, shape)));

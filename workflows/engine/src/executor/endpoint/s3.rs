@@ -55,7 +55,7 @@ impl S3 {
             return Err(ObjectError::too_large());
         }
         let body = collected(body, bytes_max).await?;
-        // What takes long may fail after the service has said that all is well.
+        // Long operations may fail after the service has sent status 200.
         if MAY_FAIL_LATE.contains(&name) && failing::is_error(&body) {
             let mut failed = Response::new(body);
             *failed.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;

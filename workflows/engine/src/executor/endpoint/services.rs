@@ -43,7 +43,7 @@ pub(super) struct Optimised {
     pub(super) prefix: &'static str,
     /// `AmazonDynamoDBv2` in the cause.
     pub(super) service: &'static str,
-    /// What an error is called that the service's model does not name.
+    /// The name of errors that the service's model lacks.
     pub(super) generic: &'static str,
 }
 

@@ -12,7 +12,7 @@ use crate::executor::sdk::{capital, small};
 use mayfly_workflows_machine::envelope::Envelope;
 use mayfly_workflows_machine::time_text;
 
-/// Members whose own members are named by the user: their spelling is kept.
+/// Members whose own members are named by the user: their case is kept.
 const MAPS: &[&str] =
     &["Parameters", "Tags", "DockerLabels", "Options", "LogOptions", "DriverOpts", "Labels", "Attributes"];
 /// Arguments of optimised integrations that may be JSON and are text on the wire.

@@ -32,7 +32,7 @@ fn member(parent: Node<'_, '_>, name: &str, shape: &Shape) -> Option<Value> {
     }
 }
 
-/// What an element holds.
+/// The value of an element.
 pub(super) fn value(node: Node<'_, '_>, shape: &Shape) -> Value {
     let elements = || node.children().filter(Node::is_element);
     match (shape.kind, &shape.item, &shape.key, &shape.value) {

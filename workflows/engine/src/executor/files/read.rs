@@ -177,7 +177,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// What Athena's UNLOAD wrote: a manifest that is a list of addresses.
+    /// The output of Athena's UNLOAD: a manifest that is a list of addresses.
     async fn unloaded(&mut self, bucket: &str, key: &str, version: Option<&str>) -> Result<(), String> {
         let format = Format::Csv { delimiter: b',', headers: Some(vec!["at".into()]) };
         for line in self.apart(bucket, key, version, format).await? {

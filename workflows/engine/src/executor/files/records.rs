@@ -9,14 +9,14 @@ use mayfly_workflows_language::value::Value;
 
 use super::{at_pointer, items_in};
 
-/// How a file begins that gzip wrote.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Compressed bytes that are unpacked at a time: they become a thousand times as many at most.
 const PACKED_BYTES: usize = 4096;
-/// What some editors begin a file in UTF-8 with.
+/// The byte order mark with which some editors begin a file in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Debug, Clone)]
 pub(super) enum Format {
     /// One value: a list's items, an object's members; below `pointer` where there is one.
@@ -116,7 +116,7 @@ impl Unpacked {
 pub(super) struct Records<'a> {
     key: &'a str,
     format: Format,
-    /// What is not an item yet: a file, a line, a cell.
+    /// The bytes of an incomplete item: a file, a line, a cell.
     held: Vec<u8>,
     row: Vec<String>,
     /// The line that is being read.
@@ -125,7 +125,7 @@ pub(super) struct Records<'a> {
     quote: Quote,
 }
 
-/// Where in a quoted cell.
+/// The position in a quoted cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quote {
     Outside,
@@ -196,7 +196,7 @@ impl<'a> Records<'a> {
         Ok(())
     }
 
-    /// What was held, as text.
+    /// The held bytes as text.
     fn text(&mut self) -> Result<String, String> {
         let mut held = std::mem::take(&mut self.held);
         if held.starts_with(BYTE_ORDER_MARK) {
