@@ -1,4 +1,4 @@
-//! Who signs requests to AWS's services at endpoints, found where AWS's own tools find it: `AWS_*` in the
+//! Credentials for requests to AWS's services at endpoints, from the places of AWS's own tools: `AWS_*` in the
 //! environment, else the profile's section in `~/.aws/credentials` and `~/.aws/config`.
 
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use mayfly_workflows_engine::engine::Credentials;
 
-/// What was found.
+/// The settings found in these places.
 #[derive(Debug, Default)]
 pub(crate) struct FoundCredentials {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) region: Option<String>,
 }
 
-/// The section of those who name no profile.
+/// The section without a profile.
 const DEFAULT_PROFILE: &str = "default";
 
 /// Looks everywhere. `variable` is the environment.

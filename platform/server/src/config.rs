@@ -1,6 +1,6 @@
-//! What an operator can set, and where each value comes from: a flag, else `MAYFLY_*` in the environment,
-//! else the config file, else the default. No other place reads settings from the environment; only who signs
-//! requests to AWS's services may come from where AWS's own tools keep it ([`crate::aws_credentials`]).
+//! The settings of an operator and their sources: a flag, else `MAYFLY_*` in the environment, else the config file,
+//! else the default. No other module reads settings from the environment, except for the credentials of requests to
+//! AWS's services ([`crate::aws_credentials`]).
 
 use std::{
     collections::BTreeMap,
@@ -194,12 +194,12 @@ pub(crate) struct UpConfig {
     pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
-    /// How long ended executions are kept.
+    /// The time for which ended executions are kept.
     pub(crate) workflow_retention: Duration,
     /// The most events of one execution; `None`: no limit.
     pub(crate) workflow_history_events: Option<u64>,
     pub(crate) task_endpoints: Endpoints,
-    /// A proxy in front says who the clients are.
+    /// Whether the forwarding headers of a proxy in front are trusted.
     pub(crate) trust_forwarded: bool,
     pub(crate) artifact_bytes_max: u64,
     /// `None`: half of the machine's.
@@ -327,7 +327,7 @@ impl UpArgs {
 }
 
 impl UpConfig {
-    /// What is allowed and will hardly be meant: told at the start.
+    /// A warning about a permitted but unlikely setting, logged at the start.
     pub(crate) fn doubt(&self) -> Option<String> {
         let system = rustix::system::sysinfo();
         let machine_bytes = system.totalram.saturating_mul(u64::from(system.mem_unit));

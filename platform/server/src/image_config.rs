@@ -41,7 +41,7 @@ pub(crate) struct ImageFile {
     maximum_gc_age: Option<String>,
 }
 
-/// What was set, parsed; files are not read yet.
+/// The parsed settings; files are not read yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageSettings {
     registry_config: Option<PathBuf>,

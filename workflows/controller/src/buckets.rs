@@ -30,7 +30,7 @@ pub struct Buckets {
 
 /// The bucket of the artifact store.
 const ARTIFACTS: &str = "artifacts";
-/// Where files are that are being written; no bucket's name begins with a dot.
+/// The folder of incomplete files; no bucket's name begins with a dot.
 const UNFINISHED: &str = ".unfinished";
 /// Bytes of a file that are read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -48,7 +48,7 @@ impl Buckets {
         Ok(self.folder.join(bucket))
     }
 
-    /// Where an object lies; a key never leads out of its bucket, and no two keys lead to one file.
+    /// The path of an object. A key cannot lead out of its bucket, and two keys have different paths.
     fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, ObjectError> {
         let folder = self.bucket(bucket)?;
         let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
@@ -62,7 +62,7 @@ impl Buckets {
         Ok(folder.join(key))
     }
 
-    /// Where an object may be written.
+    /// The path of an object to write.
     fn writable(&self, bucket: &str, key: &str) -> Result<PathBuf, ObjectError> {
         not_artifacts(bucket)?;
         self.path(bucket, key)
@@ -74,7 +74,7 @@ impl Buckets {
         if there { ObjectError::no_such_key() } else { ObjectError::no_such_bucket() }
     }
 
-    /// What is known of an object without reading it.
+    /// The metadata of an object.
     fn about(&self, bucket: &str, key: &str) -> Result<ObjectEntry, ObjectError> {
         let path = self.path(bucket, key)?;
         let found =
@@ -178,7 +178,7 @@ impl Objects for Buckets {
         })
     }
 
-    /// A bucket that is not there is made: results go where they are told to.
+    /// Creates a missing bucket, so that results can be written to it.
     fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
         let (bucket, key) = (bucket.to_owned(), key.to_owned());
         Box::pin(async move { self.write(&bucket, &key, body.reader()).await.map(drop) })

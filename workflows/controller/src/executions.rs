@@ -33,9 +33,9 @@ use super::objects::Directory;
 
 /// Changes that are remembered for watches.
 const REMEMBERED_MAX: usize = 4_096;
-/// Changes that are taken over at once: who reads them waits meanwhile.
+/// The maximum number of changes that are taken over under one lock, for which readers wait.
 const TOGETHER_MAX: u64 = 256;
-/// Executions that are looked through for one whose name is a digest.
+/// The maximum number of executions that are searched for one whose name is a digest.
 const LOOKED_THROUGH_MAX: usize = 10_000;
 const PAGE: usize = 500;
 /// Events of a history that are shown: the last ones.
@@ -101,7 +101,7 @@ impl Executions {
                         Err(RecvError::Lagged(_)) => recent.forget(revision),
                         Err(RecvError::Closed) => return,
                     }
-                    // Who watches is woken once for all that has come meanwhile.
+                    // Watchers are woken once for all changes of a batch.
                     if revision - first >= TOGETHER_MAX {
                         break;
                     }

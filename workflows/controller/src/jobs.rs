@@ -50,7 +50,7 @@ const RUN_SYNC: &str = "arn:aws:states:::job:run.sync";
 /// Inputs larger than this go into the artifact store, not into the Job.
 const INLINE_BYTES_MAX: usize = 32 << 10;
 
-/// What jobs as tasks need.
+/// The dependencies of jobs as tasks.
 pub struct JobsDeps {
     pub client: Client,
     pub jobs: Informer<Job>,
@@ -173,7 +173,7 @@ impl Jobs {
         }
     }
 
-    /// What could never run is refused before there is a Job of it.
+    /// Refuses a Job that could never run before it is created.
     async fn check(&self, arguments: &Arguments) -> Result<(), FunctionError> {
         let missing = |what: &str, digest: &Digest| {
             format!("{what} {digest} is not in the store: mayfly artifact push FILE")
@@ -241,7 +241,7 @@ impl Jobs {
         Ok(Ended { job, pods })
     }
 
-    /// What a pod left. Nothing when it was not collected, or has gone from the store since.
+    /// The outputs of a pod; `None` if they were not collected, or were removed from the store.
     async fn outputs(&self, outcome: &Outcome) -> Option<Outputs> {
         let path = self.deps.artifacts.path(&outcome.outputs.as_ref()?.document)?;
         let content = tokio::fs::read(path).await.ok()?;
@@ -271,7 +271,7 @@ impl Drop for Forget<'_> {
     }
 }
 
-/// A Job whose task is under way: dropped, the Job is left, unless it is to be kept.
+/// A Job whose task is in progress: dropping it deletes the Job unless it is to be kept.
 struct JobGuard {
     key: ObjectKey,
     task: String,

@@ -62,7 +62,7 @@ impl Directory {
         objects
     }
 
-    /// Where a state machine's object is, or would be; and what it has to name.
+    /// The key of a state machine's object, and the name that it has to contain.
     pub fn place(&self, arn: &str) -> (ObjectKey, Option<String>) {
         if let Some(object) = self.objects(arn).first() {
             return (ObjectKey::of(&**object), object.spec.state_machine.clone());

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::objects::scope;
 
-/// How a start came out.
+/// The result of a start.
 #[derive(Debug)]
 enum Start {
     /// It runs; its ARN.

@@ -33,8 +33,8 @@ pub use row::{
 };
 pub use sqlite::SqliteJournal;
 
-/// Batches that may wait for the disk before starts are refused. All other changes are accepted: they belong to the
-/// open executions, whose number is bounded.
+/// The maximum number of batches that wait for the disk before starts are refused. All other changes are accepted:
+/// they belong to the open executions, whose number is bounded.
 const QUEUE_BATCHES_MAX: usize = 65_536;
 
 /// The journal could not read or write.
@@ -46,7 +46,7 @@ pub enum JournalError {
     /// A row cannot be decoded.
     #[error("row of {table} is damaged: {reason}")]
     RowDamaged {
-        /// Where.
+        /// The table.
         table: &'static str,
         /// Why.
         reason: String,
@@ -143,7 +143,7 @@ pub trait Journal: Send + Sync {
     /// the execution that has the run.
     fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError>;
 
-    /// What keeps the journal from taking writes, if anything does.
+    /// The error that prevents writes, if there is one.
     fn health(&self) -> Result<(), WriteFault> {
         Ok(())
     }

@@ -25,7 +25,7 @@ pub struct ExecutionRow {
     pub alias_arn: Option<String>,
     /// The map run it is a child of.
     pub map_run_arn: Option<String>,
-    /// What the machine needs to begin: see [`Birth`].
+    /// The data with which the machine begins: see [`Birth`].
     pub birth: Birth,
     /// The input, as it was written.
     pub input: Payload,
@@ -35,7 +35,7 @@ pub struct ExecutionRow {
     pub outcome: OutcomeRow,
 }
 
-/// What an execution is born with, beside its input.
+/// The constant data of an execution beside its input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Birth {
     /// Seeds everything random in it, task tokens too.
@@ -77,14 +77,14 @@ pub struct ChildOf {
     pub run: u32,
     /// Which child.
     pub index: u32,
-    /// How many items it was given.
+    /// The number of its items.
     pub items: u64,
 }
 
 /// The status and result of an execution; rewritten when it ends and when it is redriven.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutcomeRow {
-    /// Where it stands.
+    /// The status.
     pub status: RunStatus,
     /// When it ended.
     pub stop_ms: Option<i64>,
@@ -94,7 +94,7 @@ pub struct OutcomeRow {
     pub error: Option<String>,
     /// The error's cause.
     pub cause: Option<String>,
-    /// How often it was redriven.
+    /// The number of redrives.
     pub redrive_count: u32,
     /// When it was last redriven.
     pub redrive_ms: Option<i64>,
@@ -126,7 +126,7 @@ pub struct RecordRow {
     pub body: Vec<u8>,
 }
 
-/// Whose executions are listed.
+/// The owner of listed executions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecutionOwner {
     /// All executions except the children of map runs.
@@ -144,7 +144,7 @@ pub enum ExecutionOwner {
 /// A page of a list, newest first.
 #[derive(Debug, Clone)]
 pub struct ListRows {
-    /// Whose.
+    /// The owner of the executions.
     pub owner: ExecutionOwner,
     /// Only with this status.
     pub status: Option<RunStatus>,
@@ -179,14 +179,14 @@ pub enum JournalChange {
     Record {
         /// Which.
         execution: u64,
-        /// What.
+        /// The record.
         row: RecordRow,
     },
     /// An execution ended or was taken up again.
     Outcome {
         /// Which.
         execution: u64,
-        /// How it stands now.
+        /// The new outcome.
         row: Box<OutcomeRow>,
     },
     /// The state of an execution after one of its records, in place of the one before.

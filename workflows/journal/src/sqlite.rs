@@ -19,15 +19,15 @@ use super::{Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_
 
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
-/// A group waits for as long as a commit takes: executions whose steps were just written down tend to be back with
-/// the next ones, and when there is much to do that halves the number of commits. (The store waits less: who writes
-/// there does nothing else meanwhile.)
+/// The time for which a group gathers batches, as a multiple of a commit's duration: executions whose steps were just
+/// written tend to write the next ones soon, and under load this halves the number of commits. (The store gathers for
+/// less, since its writers wait for each write.)
 const GATHER_SHARE: u32 = 1;
 /// The longest a group waits for more batches.
 const GATHER_MAX: Duration = Duration::from_millis(2);
-/// How long to wait before a full disk is tried again.
+/// The pause before a write to a full disk is repeated.
 const STALL_RETRY: Duration = Duration::from_millis(250);
-/// How often a file that does not read as a journal is opened again before it is given up.
+/// The number of attempts to reopen a file that cannot be read as a journal.
 const REOPEN_TRIES_MAX: u32 = 20;
 /// Of the journal's file.
 pub(super) const FORMAT: DatabaseFormat = DatabaseFormat {
@@ -68,7 +68,7 @@ struct WriterState {
 #[derive(Default)]
 struct Queue {
     batches: Vec<Batch>,
-    /// How many batches the writer waits for; it is not woken for fewer.
+    /// The number of batches for which the writer is woken.
     wanted: usize,
     closed: bool,
     /// The disk is full or unavailable: queued batches wait, new starts are refused.
@@ -77,7 +77,7 @@ struct Queue {
 }
 
 impl WriterState {
-    /// What a test has the next write fail with.
+    /// The injected error of the next write.
     fn injected(&self) -> Option<rusqlite::Error> {
         #[cfg(test)]
         return self.faults.lock().pop_front();
@@ -140,7 +140,7 @@ impl SqliteJournal {
     }
 }
 
-/// What the writing thread has.
+/// The state of the writing thread.
 struct Writer {
     path: PathBuf,
     db: Connection,

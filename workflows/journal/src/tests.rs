@@ -96,7 +96,7 @@ fn artifact(name: &str) -> (String, ContentDigest) {
     (format!("{{\"file\":\"sha256:{digest:?}\"}}"), digest)
 }
 
-/// What an open execution names is in use: by its input, a record, a large payload, its definition.
+/// Artifacts that an open execution references are in use: by its input, a record, a large payload, its definition.
 fn artifacts(journal: &dyn Journal) {
     let user = |name: &str| journal.user_of(&artifact(name).1).expect("read");
     let outcome = |execution, status, stop_ms| JournalChange::Outcome {
@@ -259,7 +259,7 @@ fn a_payload_goes_with_the_last_that_has_it() {
     assert!(journal.part(&digests[0]).expect("read").is_none());
 }
 
-/// Writes more than may wait, while who is told has to wait for the writer.
+/// Writes more batches than may wait, while the callback waits for the writer.
 fn nobody_waits(journal: Arc<dyn Journal>) {
     let cell = Arc::new(parking_lot::Mutex::new(()));
     let held = cell.lock();

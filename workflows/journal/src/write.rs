@@ -36,7 +36,7 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Whose batch it is: one batch is about one execution.
+/// The execution of a batch: a batch is about one execution.
 pub(super) fn execution_of(change: &JournalChange) -> Option<u64> {
     match change {
         JournalChange::Start(row) => Some(row.id),

@@ -13,16 +13,16 @@ use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-/// What `/readyz` answers from, and what `/metrics` prints.
+/// The sources of `/readyz` and `/metrics`.
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) ready: watch::Receiver<bool>,
     pub(crate) metrics: Arc<Registry>,
-    /// Its disk may be what nothing goes on without…
+    /// Not ready while writes to the object store fail…
     pub(crate) store: Store,
     /// …and so may its journal's.
     pub(crate) workflows: Engine,
-    /// What workflows there are is written in a file of its own.
+    /// The catalog of state machines has a file of its own.
     pub(crate) catalog: Arc<Catalog>,
     /// Images and artifacts, below `/v2/`.
     pub(crate) registry: RegistryServer,

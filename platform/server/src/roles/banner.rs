@@ -1,4 +1,4 @@
-//! What `mayfly up` says on stdout when it is ready: where everything is, and what to type next.
+//! The output of `mayfly up` on stdout when it is ready: addresses, and the next commands.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What happens to a component between its upload and its first call: it is looked at, and compiled.
+//! The handling of a component between its upload and its first call: inspection and compilation.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -31,9 +31,9 @@ pub(crate) fn answers_http(content: &[u8]) -> Result<bool, String> {
     Ok(report.http().is_some())
 }
 
-/// Compiles the component of every revision as soon as the revision is there, so that no request has to
-/// wait for it; also after an update of Mayfly, when what was compiled before cannot be used any more.
-/// What came of it is written into the revision's status, and a function is ready from then on.
+/// Compiles the component of every revision as soon as the revision exists, so that no request waits for it; also
+/// after an update of Mayfly that cannot use the compiled files. The result is written into the revision's status, on
+/// which the function's readiness depends.
 pub(crate) async fn compile_ahead(
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
@@ -66,11 +66,11 @@ pub(crate) async fn compile_ahead(
     .await;
 }
 
-/// Revisions whose component is waited for at once. The host decides in which order they are compiled, and how many at
-/// once, so all that wait must have come to it.
+/// The maximum number of revisions whose component is awaited at the same time. The host orders and limits
+/// compilations, so it has to know all that are waiting.
 const COMPILED_AT_ONCE: usize = 512;
-/// A revision whose component is not there after this long says how far it is, and again each time as much later.
-/// Most are there before: none of them is written to for this.
+/// The interval of progress messages for a revision whose component is not ready. Most are ready before the first
+/// one.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// Pauses before another look at a component that is not uploaded yet, or could not be compiled just now.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(2) };

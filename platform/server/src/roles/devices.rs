@@ -18,8 +18,8 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// `None` where the folder of plugins cannot be used and nobody asked for it: a data directory may have a path that
-    /// is too long for a socket.
+    /// The device manager; `None` if the default folder of plugins cannot be used: the path of a data directory may
+    /// be too long for a socket.
     pub(super) fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Self>> {
         let folder = config.device_plugins_dir.clone();
         let folder = folder.unwrap_or_else(|| data_dir.path().join("device-plugins"));
@@ -62,7 +62,7 @@ impl Devices {
     }
 }
 
-/// The plugin on simulated GPUs. Their state outlives a restart: containers go on using it.
+/// The plugin for simulated GPUs. Its state outlives a restart: running containers keep using it.
 fn fake_gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<NvidiaPlugin> {
     let gpus = &config.fake_gpus[..];
     let limits = folder.join("limits");

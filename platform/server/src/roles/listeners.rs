@@ -29,7 +29,7 @@ impl Listeners {
         Ok(Self { api, workflows, admin: listen(config.admin_listen, "admin-listen").await? })
     }
 
-    /// Where everything is: the real ports.
+    /// The addresses of all listeners, with the actual ports.
     pub(super) fn endpoints(&self, gateway: &Gateway) -> anyhow::Result<Endpoints> {
         Ok(Endpoints {
             api: format!("https://{}", self.api.local_addr()?),

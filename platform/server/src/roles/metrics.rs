@@ -1,4 +1,4 @@
-//! What `/metrics` says of the parts that count for themselves: the object store, the workflow engine, the process.
+//! Metrics of parts that count for themselves: the object store, the workflow engine, the process.
 
 use std::fmt;
 

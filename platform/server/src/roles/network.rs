@@ -1,4 +1,4 @@
-//! How this node serves Services and names, and the network that cluster IPs come from.
+//! Chooses how this node serves Services and names, and the network of cluster IPs.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -34,16 +34,16 @@ const SERVICE_NETWORK_COUNT: u32 = 64;
 const DNS_OFFSET: u32 = 10;
 /// The node's address on which the name server listens: the last of those that endpoints may have, none of a pod.
 const DNS_LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 255));
-/// Whether rules see packets between the ports of a bridge; the file is there when the module `br_netfilter` is.
+/// Whether rules see packets between the ports of a bridge; the file exists if the module `br_netfilter` is loaded.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-/// Where the bridges of containers take their ranges.
+/// The network from which the bridges of containers take their ranges.
 const POD_NETWORK: &str = "10.212.0.0/16";
 const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// How this node serves Services.
 pub(super) struct ServiceNetworking {
     pub(super) proxy: ProxyMode,
-    /// Where cluster IPs come from.
+    /// The network of cluster IPs.
     pub(super) network: String,
     /// The name server of pods, where they can reach one.
     pub(super) dns: Option<DnsConfig>,
@@ -51,7 +51,7 @@ pub(super) struct ServiceNetworking {
     _reservation: Option<net::UnixListener>,
 }
 
-/// What decides about the proxy.
+/// The facts that decide about the proxy.
 #[derive(Clone, Copy, Debug)]
 struct NetworkFacts {
     is_root: bool,
@@ -133,7 +133,7 @@ impl ServiceNetworking {
         matches!(self.proxy, ProxyMode::Nftables { .. })
     }
 
-    /// How NetworkPolicies are enforced; `programmed` becomes true when the rules for Services are written.
+    /// The enforcement of NetworkPolicies; `programmed` becomes true when the rules for Services are written.
     fn policy_mode(&self, programmed: watch::Receiver<bool>) -> PolicyMode {
         match &self.proxy {
             ProxyMode::Nftables { table, bridged_pods, .. } => PolicyMode::Nftables {
@@ -145,7 +145,7 @@ impl ServiceNetworking {
         }
     }
 
-    /// What pods' `resolv.conf` names.
+    /// The name server in pods' `resolv.conf`.
     pub(super) fn dns_server(&self) -> Option<ClusterDnsServer> {
         let address = self.dns.as_ref()?.cluster_ip;
         Some(ClusterDnsServer { address, domain: CLUSTER_DOMAIN.to_owned() })

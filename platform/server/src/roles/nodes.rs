@@ -1,4 +1,4 @@
-//! How the API server reaches the kubelets: in one process, by a call into the router.
+//! The connection from the API server to the kubelets: in one process, a call of the router.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
-//! How many files and sockets the process may have open, and how many connections that leaves room for.
+//! The limit of open files and sockets, and the number of connections that it permits.
 //!
-//! Shells and systemd start programs with a limit of 1024, for the sake of those that still use `select`, and let a
-//! program raise it. At the limit nothing can be opened any more, in any part of the process.
+//! Shells and systemd start programs with a limit of 1024, for programs that use `select`, and let a program raise
+//! it. At the limit nothing can be opened in any part of the process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -51,7 +51,7 @@ pub(super) fn connections() -> Connections {
     room
 }
 
-/// What may be open now.
+/// Raises the limit; returns the current one.
 fn raise() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let soft = limit.current.unwrap_or(FILES_MAX);

@@ -16,8 +16,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 const CONTROL_NICENESS: i32 = 5;
 /// The nicest that the kernel knows.
 const NICENESS_MAX: i32 = 19;
-/// How long work that blocks a thread may go on at the end. Compilations under way are left: their result is
-/// made again at the next start.
+/// The time that blocking work has at the end. Running compilations are abandoned and repeated at the next start.
 const SHUTDOWN: std::time::Duration = std::time::Duration::from_secs(1);
 
 pub(super) struct Runtimes {
@@ -26,7 +25,7 @@ pub(super) struct Runtimes {
     control: Runtime,
 }
 
-/// Where to start what; the control plane's runtime is the one that a role is polled in.
+/// Handles of the runtimes; the control plane's runtime is the one that polls a role.
 #[derive(Clone)]
 pub(super) struct Handles {
     pub(super) requests: Handle,
@@ -45,7 +44,7 @@ impl Runtimes {
         let own = rustix::process::getpriority_process(None).unwrap_or(0);
         let niceness = own.saturating_add(CONTROL_NICENESS).min(NICENESS_MAX);
         control.on_thread_start(move || {
-            // Where it is not allowed, everyone shares alike.
+            // Without the permission, all threads have the same priority.
             let _ = rustix::process::setpriority_process(None, niceness);
         });
         Ok(Self { requests: requests.build()?, serving: serving.build()?, control: control.build()? })

@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// Named tasks that are expected to run until they are told to stop.
+/// Named tasks that are expected to run until they are stopped.
 pub(crate) struct Tasks {
     name: &'static str,
     runtime: Handle,
@@ -19,7 +19,7 @@ impl Tasks {
         Self { name, runtime: runtime.clone(), set: JoinSet::new(), stop: CancellationToken::new() }
     }
 
-    /// What the tasks of this group watch.
+    /// The token that stops the tasks of this group.
     pub(crate) fn token(&self) -> CancellationToken {
         self.stop.clone()
     }
@@ -34,7 +34,7 @@ impl Tasks {
         self.set.spawn_on(task, &self.runtime);
     }
 
-    /// Starts a task that cannot fail. Ending before it is told to is a failure all the same.
+    /// Starts a task that cannot fail. Its end before the stop is a failure.
     pub(crate) fn run<F>(&mut self, name: &'static str, task: F)
     where
         F: Future<Output = ()> + Send + 'static,

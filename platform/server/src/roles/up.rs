@@ -51,7 +51,7 @@ use crate::{
     logging,
 };
 
-/// How long the parts that react to objects may take to end; what they leave is done at the next start.
+/// The time that the controllers and the agent have to end; unfinished work is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Longer than the gateway's own drain, which decides.
 const GATEWAY_STOP_DEADLINE: Duration =
@@ -137,7 +137,7 @@ impl Up {
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
-        // Where something below fails, they end without a word about a server that is gone.
+        // After an error below, the informers are stopped, so that they do not log that the server is unreachable.
         let stop_informers = informers_stop.clone().drop_guard();
         let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
         let gateway_stop = CancellationToken::new();
@@ -305,7 +305,7 @@ impl Up {
         stopping.exit_on_the_next();
         let _ = std::fs::remove_file(data_dir.endpoints());
         tracing::info!("stopping; once more to stop at once");
-        // What is running goes on at the next start; it must not meet a gateway that is closed.
+        // Running executions continue at the next start; stopped first, so that they do not call a closed gateway.
         calling.stop(STOP_DEADLINE).await;
         self.gateway_stop.cancel();
         front.stop(GATEWAY_STOP_DEADLINE).await;
@@ -338,7 +338,7 @@ async fn failed(
     }
 }
 
-/// What lies in the data directory and is opened before anything listens.
+/// The files of the data directory that are opened before any listener.
 struct Files {
     store: Store,
     artifacts: Artifacts,

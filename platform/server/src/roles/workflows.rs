@@ -44,15 +44,15 @@ use self::{
 /// The largest answer of a function or of `http:invoke` that is read; a payload's own limit is smaller, and
 /// is the machine's to tell.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
-/// How long requests under way may take at a stop. A worker's question for work stays open for a minute, and
-/// no caller waits for that.
+/// The time that requests in flight have at a stop. A worker's poll for work stays open for a minute, and is not
+/// waited for.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
-/// What an operator says of workflows.
+/// The settings of workflows.
 pub(crate) struct WorkflowSettings {
-    /// Where services are that Mayfly has not.
+    /// The endpoints of services that are not part of Mayfly.
     pub(crate) endpoints: Endpoints,
-    /// How long ended executions are kept.
+    /// The time for which ended executions are kept.
     pub(crate) retention: Duration,
     /// The most events of one execution's history; `None`: no limit.
     pub(crate) history_events_max: Option<u64>,
@@ -70,7 +70,7 @@ pub(crate) struct Workflows {
     events: EventRules,
 }
 
-/// How workflows are objects too.
+/// The dependencies of workflows as Kubernetes objects.
 pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     pub(crate) workflows: Informer<Workflow>,
@@ -129,7 +129,7 @@ impl Workflows {
         Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events })
     }
 
-    /// What the API shows of executions.
+    /// The view of executions in the Kubernetes API.
     pub(crate) fn executions(&self) -> Executions {
         self.executions.clone()
     }
@@ -139,12 +139,12 @@ impl Workflows {
         self.engine.clone()
     }
 
-    /// What workflows there are.
+    /// The catalog of state machines.
     pub(crate) fn catalog(&self) -> Arc<Catalog> {
         self.catalog.clone()
     }
 
-    /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
+    /// Resumes open executions and serves the API until `stop`; the rest is resumed at the next start.
     pub(crate) async fn serve(
         self,
         port: AcceptPort,
@@ -177,7 +177,7 @@ impl Workflows {
         let routes = listen::routes(self.api, self.events);
         let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
         Box::pin(async { tokio::join!(serving, beside, interrupted, resuming) }).await;
-        // A job goes on without the server; its task finds it again.
+        // Jobs continue without the server; their tasks find them again.
         self.jobs.stop();
         engine.shutdown().await;
         Ok(())

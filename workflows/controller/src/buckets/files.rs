@@ -8,12 +8,12 @@ use std::{
 use jiff::Timestamp;
 use mayfly_workflows_engine::engine::ObjectEntry;
 
-/// What S3 calls the ordinary class.
+/// The name of S3's default storage class.
 pub(super) const STORAGE_CLASS: &str = "STANDARD";
-/// How often a folder is made for a file that is about to be written: another's removal may take it away again.
+/// The number of attempts to create a folder for a file: a concurrent removal may delete it.
 const FOLDER_TRIES: u32 = 3;
 
-/// What is known of a file; `None` when there is none.
+/// The metadata of a file; `None` if it does not exist.
 pub(super) fn entry(path: &Path, key: String) -> std::io::Result<Option<ObjectEntry>> {
     let about = match std::fs::metadata(path) {
         Ok(about) if about.is_file() => about,

@@ -34,7 +34,7 @@ impl Arguments {
         self.0.get(name).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// An argument that a folder cannot heed is refused rather than passed over.
+    /// Refuses arguments that a folder cannot implement.
     fn only(&self, known: &[&str]) -> Result<(), ObjectError> {
         match self.0.keys().find(|name| !known.contains(&name.as_str()) && !IDLE.contains(&name.as_str())) {
             Some(name) => Err(ObjectError::not_implemented(&format!("{name} of buckets that are folders"))),
@@ -45,7 +45,7 @@ impl Arguments {
 
 /// Carries out one operation.
 pub(super) async fn carry_out(buckets: &Buckets, call: ObjectCall) -> Result<Value, ObjectError> {
-    // What S3 is asked with HEAD it answers without words.
+    // Answers to HEAD have no message.
     let is_head = call.operation.starts_with("Head");
     let told = answer(buckets, call).await;
     told.map_err(|error| if is_head { ObjectError { message: String::new(), ..error } } else { error })
@@ -76,7 +76,7 @@ async fn answer(buckets: &Buckets, call: ObjectCall) -> Result<Value, ObjectErro
     }
 }
 
-/// What headers say of an object.
+/// The headers of an object.
 fn head(entry: &ObjectEntry) -> Map<String, Value> {
     let told = json!({
         "AcceptRanges": "bytes",
@@ -209,7 +209,7 @@ async fn list(buckets: &Buckets, given: &Arguments, is_second: bool) -> Result<V
     } else {
         told.entry("Marker").or_insert("".into());
     }
-    // The first listing names where it goes on only when keys are put together.
+    // The first version of the listing names its continuation only if keys are grouped.
     if let Some(next) = page.next.filter(|_| is_second || !delimiter.is_empty()) {
         told.insert(if is_second { "NextContinuationToken" } else { "NextMarker" }.into(), next.into());
     }
@@ -230,12 +230,12 @@ fn content(entry: &ObjectEntry) -> Value {
 struct Listing<'a> {
     contents: Vec<&'a ObjectEntry>,
     prefixes: Vec<&'a str>,
-    /// What was shown last, when there is more.
+    /// The last shown key, if there are more.
     next: Option<&'a str>,
 }
 
 impl<'a> Listing<'a> {
-    /// What comes after `shown`, with keys put together that are the same up to a delimiter.
+    /// The page after `shown`, with keys grouped up to a delimiter.
     fn of(all: &'a [ObjectEntry], prefix: &str, delimiter: &str, shown: &str, keys_max: u64) -> Self {
         let mut page = Self { contents: Vec::new(), prefixes: Vec::new(), next: None };
         let mut last = None;

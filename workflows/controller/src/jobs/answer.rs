@@ -1,4 +1,4 @@
-//! What a task is told of its Job's end: pure.
+//! The answer of a task at its Job's end; pure.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a task says about its Job, and the Job that comes of it: pure.
+//! The arguments of a task, and the Job that is created from them; pure.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const ANNOTATION_KEY: &str = "mayfly.dev/task";
 const ANNOTATION_EXECUTION: &str = "mayfly.dev/execution";
 /// On a Job: its task waits for its end (`"true"`), so it does not outlive its execution.
 const ANNOTATION_AWAITED: &str = "mayfly.dev/awaited";
-/// How long a Job stays after its end, with what it left, when the task does not say: a week, in seconds.
+/// The default time for which a Job and its outputs are kept after its end: a week, in seconds.
 const TTL_SECONDS_DEFAULT: i64 = 7 * 24 * 3600;
 /// The one container.
 const CONTAINER: &str = "job";
@@ -61,7 +61,7 @@ enum WrittenArtifact {
     Ref(ArtifactRef),
 }
 
-/// What runs.
+/// The program of the Job.
 #[derive(Debug, PartialEq)]
 pub(super) enum Program {
     Component(Digest),

@@ -24,7 +24,7 @@ use super::{
     arguments::{awaiting_execution, is_of},
 };
 
-/// How often to look whether the execution of a Job has ended: only what a crash left waits for it.
+/// The interval of checks whether the execution of a Job has ended: needed for leftovers of a crash only.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Jobs that are looked at at the same time.
 const PARALLEL: usize = 8;

@@ -32,7 +32,7 @@ use super::{
 
 /// Workflows looked at at the same time.
 const PARALLEL: usize = 4;
-/// How soon a refusal of the Step Functions API is tried again.
+/// The pause before a request that the Step Functions API refused is repeated.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 const READY: &str = "Ready";
 
@@ -119,7 +119,7 @@ async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
                 queue.add(arn.clone());
             }
         }
-        // What was deleted stays until its object is gone: these are few.
+        // Deleted machines are kept until their object is deleted: these are few.
         api.catalog().read().deleted().for_each(|arn| queue.add(arn.clone()));
         known = now;
         tokio::select! {
@@ -244,7 +244,7 @@ impl Reconciler {
         let forgotten = tokio::task::spawn_blocking(move || {
             api.catalog().change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
         });
-        // The catalog's own trouble is told by its health.
+        // Errors of the catalog are reported by its health.
         Ok(match forgotten.await {
             Ok(Ok(())) => Outcome::Done,
             Ok(Err(_)) | Err(_) => Outcome::RequeueAfter(RETRY_REFUSED),
@@ -267,7 +267,7 @@ impl Reconciler {
         Ok(outcome)
     }
 
-    /// Asks the Step Functions API; a refusal is told in the object's status.
+    /// Calls the Step Functions API; a refusal is reported in the object's status.
     async fn ask(
         &self,
         operation: &str,
@@ -421,7 +421,7 @@ impl Reconciler {
     }
 }
 
-/// Who changed a definition, as server-side apply names it in a conflict.
+/// The field manager of definitions that were changed through the Step Functions API.
 fn from_the_api() -> PostParams {
     PostParams { field_manager: Some("step-functions-api".into()), ..PostParams::default() }
 }

@@ -1,8 +1,8 @@
-//! What has to happen so that an object and its state machine are alike: pure.
+//! Plans the steps that make an object and its state machine equal; pure.
 
 use mayfly_api::workflow::WorkflowType;
 
-/// What is known of a state machine's object.
+/// The state of a state machine's object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectFacts {
     pub(super) leaving: bool,
@@ -53,7 +53,7 @@ impl Agreement {
     }
 }
 
-/// What is known of the state machine.
+/// The state of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MachineFacts {
     /// Deleted, while executions are still running.
@@ -75,7 +75,7 @@ impl MachineFacts {
     }
 }
 
-/// What the catalog says of the state machine.
+/// The state machine in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Machine<'a> {
     There(&'a MachineFacts),

@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use mayfly_api::workflow::{Overlap, schedule::Times};
 use sha2::{Digest as _, Sha256};
 
-/// What is not later than this is on time, and not something that was missed.
+/// The greatest delay of a start that counts as on time, not as missed.
 pub(super) const ON_TIME: SignedDuration = SignedDuration::from_secs(10);
 
 /// A schedule, compiled.
@@ -73,8 +73,8 @@ impl Rule {
     }
 }
 
-/// What to do at `now`, when everything up to `decided` was decided on; `active`: an execution of this trigger is
-/// still running.
+/// The next step at `now`, when all times up to `decided` are decided; `active`: whether an execution of this trigger
+/// is running.
 pub(super) fn plan(rule: &Rule, decided: Timestamp, active: bool, now: Timestamp) -> Step {
     let Some(first) = rule.times.after(decided) else { return Step::Wait(None) };
     let due = first.checked_add(rule.delay(first)).unwrap_or(Timestamp::MAX);
@@ -198,7 +198,7 @@ mod tests {
             let rule = Rule { catch_up, ..rule("0 * * * *") };
             assert_eq!(starts(&decide(&rule, down, false, up).0), expected, "catchUp {catch_up}");
         }
-        // What is on time is not something that was missed.
+        // A start that is on time is not a missed one.
         let rule = Rule { catch_up: 0, ..rule("0 * * * *") };
         assert_eq!(
             starts(&decide(&rule, down, false, at("2026-11-21T14:00:03Z")).0),

@@ -118,7 +118,7 @@ impl EventRules {
 
 fn of(object: &Workflow) -> Vec<Rule> {
     let triggers = object.spec.triggers.iter().filter_map(|trigger| {
-        // What cannot be parsed was refused before it came here.
+        // Invalid patterns were refused by the validation.
         let pattern = Pattern::parse(&trigger.event.as_ref()?.pattern).ok()?;
         let (workflow, machine) = (ObjectKey::of(object), state_machine_arn(object));
         Some(Rule { workflow, machine, trigger: trigger.clone(), pattern })

@@ -25,7 +25,7 @@ use super::{
     start,
 };
 
-/// How soon to look again after a start that failed for a reason of ours.
+/// The pause after a start that failed for a reason of the server.
 const RETRY: SignedDuration = SignedDuration::from_secs(5);
 /// Longest sleep: the machine's clock may be set while we sleep.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
@@ -69,7 +69,7 @@ impl Triggers {
         Self { api, engine, client, workflows, events, noted, known: HashMap::new() }
     }
 
-    /// Where events are to be told.
+    /// The receiver of events.
     pub fn events(&self) -> EventRules {
         self.events.clone()
     }
@@ -224,7 +224,7 @@ fn running(
     Running { trigger: trigger.clone(), rule, status, wake: None }
 }
 
-/// The schedule as text: another one begins anew.
+/// The schedule as text; a changed schedule starts without its earlier times.
 fn schedule_text(schedule: &Schedule) -> String {
     format!("{} {}", schedule.cron, schedule.time_zone.as_deref().unwrap_or("UTC"))
 }
@@ -233,7 +233,7 @@ fn compile(schedule: &Schedule, seed: String, now: Timestamp) -> Option<Rule> {
     let span =
         |span: mayfly_api::duration::Span| SignedDuration::try_from(span.0).unwrap_or(SignedDuration::MAX);
     Some(Rule {
-        // What cannot be parsed was refused before it came here.
+        // Invalid schedules were refused by the validation.
         times: Times::parse(&schedule.cron, schedule.time_zone.as_deref(), now).ok()?,
         overlap: schedule.overlap,
         catch_up: schedule.catch_up,
@@ -324,7 +324,7 @@ async fn forget_ended(engine: &Engine, status: &mut TriggerStatus) {
         match engine.describe(&arn).await {
             Ok(Some(found)) if found.status != RunStatus::Running => {}
             Ok(None) => {}
-            // What cannot be looked at may still run.
+            // An execution that cannot be read may be running.
             Ok(Some(_)) | Err(_) => still.push(arn),
         }
     }
@@ -358,7 +358,7 @@ mod tests {
         let hourly = trigger(json!({"name": "h", "schedule": {"cron": "0 * * * *"}}));
         let first = running(&hourly, None, String::new(), then);
         assert_eq!(first.status.since, Some(Time(then)));
-        // After a restart it goes on from where it was.
+        // After a restart it continues at the stored time.
         let again = running(&hourly, Some((&first.status, false)), String::new(), now);
         assert_eq!(again.status.since, Some(Time(then)));
         let resumed = running(&hourly, Some((&first.status, true)), String::new(), now);

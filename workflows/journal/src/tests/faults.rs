@@ -74,7 +74,7 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
         assert!(healthy.take(2_000).any(|healthy| healthy), "{:?}", journal.health());
     };
     until_healthy();
-    // What was begun waits, a map run's child too.
+    // Batches of open executions wait, a map run's child too.
     journal.inject([DiskFull; 3]);
     let record = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
     let mut child = row(3, "three");

@@ -16,15 +16,15 @@ use tokio::sync::Semaphore;
 
 use super::ANSWER_BYTES_MAX;
 
-/// The namespace of functions whose name says none.
+/// The namespace of function names without one.
 const NAMESPACE: &str = "default";
-/// What clients send along so that a function can tell a second try from a second call.
+/// The header by which a function distinguishes a retry from a second call.
 const HEADER_IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Calls under way that no execution waits for (`InvocationType: Event`).
 const DETACHED_MAX: usize = 1_024;
 
-/// How long a call that no execution waits for is tried again while its function cannot be called: as long as Lambda
-/// keeps an event.
+/// The time for which a call without a waiting execution is retried while its function cannot be called: Lambda's
+/// retention of an event.
 const DETACHED_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
 /// The pause between two such tries. No execution waits for the call, so it need not be short.
 const DETACHED_RETRY: Duration = Duration::from_secs(1);
@@ -62,8 +62,8 @@ impl FunctionArns {
     }
 }
 
-/// Where a call goes: `name`, `namespace.name`, `…:function:name` and `…:function:name:qualifier`. A
-/// qualifier other than `$LATEST` is a tag of the function's traffic.
+/// The target of a call: `name`, `namespace.name`, `…:function:name` and `…:function:name:qualifier`. A qualifier
+/// other than `$LATEST` is a tag of the function's traffic.
 #[derive(Debug, PartialEq, Eq)]
 struct FunctionName<'a> {
     namespace: &'a str,

@@ -1,5 +1,4 @@
-//! What the address of workflows answers: the Step Functions API, `PutEvents` beside it, and CloudEvents at
-//! `/events`.
+//! The listener of workflows: the Step Functions API, `PutEvents` beside it, and CloudEvents at `/events`.
 
 use axum::{
     Router,
@@ -19,7 +18,7 @@ use mayfly_workflows_controller::{events, triggers::EventRules};
 
 /// Largest request with events: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
 const BODY_BYTES_MAX: usize = 1 << 20;
-/// What the target of EventBridge's operations begins with.
+/// The prefix of the targets of EventBridge's operations.
 const EVENTS_TARGET: &str = "AWSEvents.";
 
 #[derive(Clone)]
@@ -35,14 +34,14 @@ pub(super) fn routes(api: Api, events: EventRules) -> Router {
     Router::new().route("/", root).route("/events", post(cloud_events)).with_state(doors)
 }
 
-/// For who opens the address in a browser.
+/// The answer to a browser.
 async fn not_a_call() -> Response {
     let said = "This is the AWS Step Functions API: its operations are POSTs, which an AWS SDK or the aws CLI makes \
                 (--endpoint-url with this address).\n";
     (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")], said).into_response()
 }
 
-/// AWS's services share an address and are told apart by the target.
+/// Routes by the target header: AWS's services share one address.
 async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Response {
     let target =
         request.headers().get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
