@@ -48,7 +48,7 @@ pub enum JournalError {
     RowDamaged {
         /// The table.
         table: &'static str,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// More waits for the disk than it keeps up with.

@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Admin {
     pub(crate) ready: watch::Receiver<bool>,
     pub(crate) metrics: Arc<Registry>,
-    /// Not ready while writes to the object store fail…
+    /// Not ready while writes to the object store fail.
     pub(crate) store: Store,
-    /// …and so may its journal's.
+    /// Not ready while writes to the journal fail.
     pub(crate) workflows: Engine,
-    /// The catalog of state machines has a file of its own.
+    /// Not ready while writes to the catalog of state machines fail.
     pub(crate) catalog: Arc<Catalog>,
     /// Images and artifacts, below `/v2/`.
     pub(crate) registry: RegistryServer,
