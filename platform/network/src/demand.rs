@@ -1,4 +1,4 @@
-//! What makes a node need rules in the kernel. Pure.
+//! The reasons for which a node needs rules in the kernel; pure.
 
 use std::fmt;
 

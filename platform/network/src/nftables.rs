@@ -27,13 +27,13 @@ use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
 /// The bit of a packet's mark that asks for its source address to be replaced.
 const MASQUERADE_MARK: &str = "0x4000";
-/// Clients whose affinity one endpoint remembers.
+/// The maximum number of clients in one endpoint's affinity set.
 const AFFINITY_CLIENTS_MAX: u32 = 65_536;
 /// Hexadecimal digits of a chain's digest: no two of a node's chains share them by chance.
 const DIGEST_DIGITS: usize = 16;
 /// Elements in one command: `nft` reads a long list faster than many commands.
 const ELEMENTS_PER_COMMAND: usize = 1000;
-/// How long `nft` may take for one transaction.
+/// The timeout of one transaction of `nft`.
 const NFT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why rules could not be written.
@@ -65,7 +65,7 @@ impl AddressFamily {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// What distinguishes the maps and sets of this family in a table of both.
+    /// The suffix of this family's maps and sets in a table with both families.
     pub(crate) fn suffix(self) -> &'static str {
         match self {
             Self::V4 => "",
@@ -127,7 +127,7 @@ impl Map {
     }
 }
 
-/// What a table holds beside its fixed chains.
+/// The contents of a table beside its fixed chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Content {
     /// Chains by name, with their rules. A chain refers to chains that come before it in `order`.
@@ -339,7 +339,7 @@ pub(crate) fn digest(text: &str) -> String {
     digest
 }
 
-/// A new table with its fixed chains; one that is there is replaced within the same transaction.
+/// A new table with its fixed chains; an existing one is replaced within the same transaction.
 fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, script: &mut String) {
     let (word, key) = (family.word(), family.address_type());
     let mut maps = String::new();

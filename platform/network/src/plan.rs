@@ -88,7 +88,7 @@ pub struct Backend {
     pub endpoints: Vec<SocketAddr>,
     /// A client's connections go to the same endpoint for so long after the last one.
     pub affinity: Option<Duration>,
-    /// The client's address is replaced by the node's, so that answers come back through the node.
+    /// Whether the client's address is replaced by the node's, so that answers return through the node.
     pub masquerade: bool,
     /// Clients that may connect, as CIDRs; none: all.
     pub source_ranges: Vec<String>,
@@ -278,7 +278,7 @@ enum Usability {
     None,
 }
 
-/// Unknown conditions count as upstream says: ready unless `false`, serving like ready.
+/// The usability by the endpoint's conditions, with upstream's defaults: ready unless `false`, serving like ready.
 fn usability(endpoint: &Endpoint) -> Usability {
     let conditions = endpoint.conditions.as_ref();
     let condition = |of: fn(&mayfly_api::k8s::api::discovery::v1::EndpointConditions) -> Option<bool>| {

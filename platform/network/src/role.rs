@@ -15,10 +15,10 @@ use crate::{demand::demand, nftables::NftablesProxy, plan, plan::RuleSet, usersp
 
 /// Changes within this time are carried out together: endpoints of a rollout change in bursts.
 const GATHER: Duration = Duration::from_millis(5);
-/// How often rules that failed are tried again, and the kernel's tables are looked at.
+/// The interval at which failed rules are retried and the kernel's tables are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How Services are served.
+/// The proxy for Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
     /// In the kernel, with root, in tables with this name. `bridged_pods`: as for

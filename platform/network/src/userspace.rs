@@ -30,11 +30,11 @@ const CONNECTIONS_MAX: usize = 4096;
 const UDP_CLIENTS_MAX: usize = 1024;
 /// A UDP client that sends and gets nothing for so long is forgotten (conntrack's default for streams).
 const UDP_IDLE: Duration = Duration::from_secs(120);
-/// How long a TCP connection to an endpoint may take before the next one is tried.
+/// The timeout of a TCP connection to an endpoint, after which the next one is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Endpoints that are tried for one connection.
 const CONNECT_ATTEMPTS: usize = 3;
-/// Clients whose affinity a frontend remembers.
+/// The maximum number of clients in a frontend's affinity table.
 const AFFINITY_CLIENTS_MAX: usize = 65_536;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -165,8 +165,8 @@ impl UserspaceProxy {
     }
 }
 
-/// Whether the source ranges of a backend contain a client. A range that is no CIDR contains nobody, so that a
-/// mistake in it does not open a Service.
+/// Whether the source ranges of a backend contain a client. An invalid range contains no client, so that a mistake
+/// does not open a Service.
 fn admits(backend: &Backend, client: IpAddr) -> bool {
     // A socket of both families shows IPv4 clients as mapped IPv6 addresses.
     let client = client.to_canonical();
@@ -266,7 +266,7 @@ async fn connect(backend: &Backend, chooser: &Chooser, client: IpAddr) -> Option
 
 /// Copies both ways until both sides have ended, or one of them failed.
 async fn copy(mut client: TcpStream, mut server: TcpStream, backend: &Backend) {
-    // Where it cannot be set the connection works all the same.
+    // A failure costs latency only.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
         tracing::debug!(service = %backend.service, %error, "a proxied connection ended early");
@@ -298,7 +298,7 @@ impl UdpFrontend {
             }
         };
         stop.run_until_cancelled(receiving).await;
-        // They hold the socket, whose address may be wanted again.
+        // The tasks hold the socket, whose address may be needed again.
         tasks.close();
         tasks.wait().await;
     }

@@ -1,7 +1,7 @@
-//! What a group of writes means: pure, so that it can be tested against a model.
+//! Plans a group of writes; pure, so that it can be tested against a model.
 //!
-//! The writer plans a whole group before it touches the disk. Every write is judged by the published
-//! state *plus* what the group has already accepted; a refused request leaves no trace in the plan.
+//! The writer plans a whole group before it writes to the disk. Every write is checked against the published state
+//! *plus* the writes that the group has already accepted; a refused request has no effect on the plan.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -12,9 +12,9 @@ use crate::{
 
 /// The events that one transaction will make true.
 pub(crate) struct EventBatch<F> {
-    /// What is published; it does not change while the batch is planned.
+    /// The published state; it does not change while the batch is planned.
     published: F,
-    /// What the batch made of the keys it touched.
+    /// The pending entries of the keys that the batch has written.
     pending: HashMap<Key, Option<Arc<Entry>>>,
     events: Vec<Arc<Event>>,
     revision: Revision,
@@ -86,7 +86,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
     }
 }
 
-/// What the author of a write is told about its event.
+/// The answer to the author of a write about its event.
 pub(crate) fn written(event: &Event) -> Written {
     let entry = match (event.kind, &event.previous) {
         (EventKind::Deleted, Some(previous)) => previous,

@@ -42,7 +42,7 @@ pub enum OpenError {
     Database(#[from] DatabaseError),
 }
 
-/// What was in the file.
+/// The content of the file.
 pub(crate) struct LoadedDatabase {
     pub(crate) revision: Revision,
     pub(crate) entries: Vec<Arc<Entry>>,
@@ -61,7 +61,7 @@ pub(crate) enum CommitError {
     NotWritten(String),
 }
 
-/// What each object of a commit may take of the disk beside its value, in bytes: pages of tables and indexes.
+/// The overhead of an object's commit on the disk beside its value, in bytes: pages of tables and indexes.
 const OBJECT_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Database {

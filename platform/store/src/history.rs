@@ -61,7 +61,7 @@ impl WatchHistory {
     }
 }
 
-/// What an event keeps alive at most: both states of the object, and the bookkeeping around them.
+/// The maximum memory that an event keeps alive: both states of the object, and the bookkeeping.
 fn bytes_of(event: &Event) -> usize {
     const OVERHEAD: usize = 256;
     let previous = event.previous.as_ref().map_or(0, |previous| previous.value.len());

@@ -7,7 +7,7 @@ use crate::{
     table::{Position, ResourceTable},
 };
 
-/// How much to list, and from where.
+/// The size and the start of a list.
 #[derive(Clone, Debug, Default)]
 pub struct ListOptions {
     /// At most so many entries; `None`: all.
@@ -26,9 +26,9 @@ pub struct Listing {
     pub revision: Revision,
     /// In the order of their keys.
     pub entries: Vec<Arc<Entry>>,
-    /// How many entries of the range come after this page.
+    /// The number of entries of the range after this page.
     pub remaining: usize,
-    /// Where the next page goes on; `None`: this was the last one.
+    /// The start of the next page; `None` on the last page.
     pub next: Option<Key>,
 }
 

@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-/// How often a lock that is held is tried again, and after which pause. A program that its last holder was just
-/// starting has it too, until it is another program; that takes milliseconds.
+/// The number of attempts to take a held lock, and the pause between them. A child process that the last holder was
+/// starting holds the lock until its exec, which takes milliseconds.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(10);
 

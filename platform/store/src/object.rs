@@ -57,7 +57,7 @@ pub struct Entry {
     pub value: Bytes,
     /// The revision of the write that created it.
     pub created: Revision,
-    /// The revision of the write that made it look like this.
+    /// The revision of the last write.
     pub modified: Revision,
 }
 
@@ -68,7 +68,7 @@ pub struct Range {
     pub scope: Scope,
 }
 
-/// How much of a resource.
+/// A part of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     All,
@@ -114,7 +114,7 @@ impl Scope {
     }
 }
 
-/// What a write did to an object.
+/// The effect of a write on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     Created,

@@ -1,7 +1,7 @@
-//! What is published: the index and the history of every resource, at one revision.
+//! The published state: the index and the history of every resource, at one revision.
 //!
-//! Written only by the writer, after a commit; read by everyone under a lock that is held for as
-//! long as it takes to copy a pointer or look up a key.
+//! Written by the writer only, after a commit; read under a lock that is held for as long as it takes to copy a
+//! pointer or look up a key.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -41,7 +41,7 @@ pub(crate) struct HistoryLimits {
     pub(crate) bytes: usize,
 }
 
-/// What is left to do once the lock is released: wake the watches, drop what was forgotten.
+/// The work after the lock is released: waking watches, dropping forgotten events.
 #[must_use]
 pub(crate) struct Published {
     signals: Vec<Arc<watch::Sender<Revision>>>,
@@ -118,8 +118,8 @@ impl StoreState {
         }
     }
 
-    /// What a list needs, taken out of the lock: the revision asked for, the table of now, and the
-    /// events between the two.
+    /// The data of a list, taken out of the lock: the requested revision, the current table, and the events between
+    /// them.
     pub(crate) fn snapshot(
         &self,
         range: &Range,

@@ -23,21 +23,21 @@ use crate::{
     writer::{self, QueuedWrite, WriterCommand},
 };
 
-/// Where the store is and how much it may take.
+/// The location and the limits of the store.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The data file. SQLite keeps two more beside it (`-wal`, `-shm`), `mayfly-sqlite` a `-mark`, the store a `.lock`.
     pub path: PathBuf,
-    /// Events kept for each resource. A watcher further behind is told to list again.
+    /// The maximum number of events kept for each resource. A watcher further behind has to list again.
     pub history_events_max: usize,
-    /// Bytes of values kept by the history of all resources together; beyond it, the resource
-    /// whose history is the largest forgets first.
+    /// The maximum number of bytes of values in the history of all resources; beyond it, the oldest events of the
+    /// resource with the largest history are dropped.
     pub history_bytes_max: usize,
     /// Writes waiting for the disk, as a number…
     pub queue_writes_max: usize,
     /// …and as bytes of their values.
     pub queue_bytes_max: usize,
-    /// How long a write waits for a place in the queue before it is [`WriteError::Overloaded`].
+    /// The longest wait of a write for a place in the queue before it is [`WriteError::Overloaded`].
     pub queue_wait_max: Duration,
     /// The largest value of one object.
     pub value_bytes_max: usize,
@@ -60,7 +60,7 @@ impl Config {
             queue_wait_max: Duration::from_secs(5),
             // etcd's limit for one request, which the objects of this field are made to fit.
             value_bytes_max: 3 << 19,
-            // What etcd calls a sensible quota: beyond it, something writes what belongs elsewhere.
+            // etcd's suggested quota; larger stores indicate misuse.
             file_bytes_max: 8 << 30,
             // A page that is changed often is copied once for each log, and writers wait meanwhile; yet what is
             // left of it by a crash has to be read at the next start.
@@ -79,7 +79,7 @@ pub struct Store {
     config: Arc<Config>,
 }
 
-/// What readers, watches and the writer share.
+/// The state that readers, watches and the writer share.
 pub(crate) struct StoreContext {
     pub(crate) state: RwLock<StoreState>,
     pub(crate) counters: Counters,
@@ -202,7 +202,7 @@ impl Store {
         }
     }
 
-    /// Why there is no writer any more: it was told to end, or it failed.
+    /// The reason for the writer's end: it was stopped, or it failed.
     async fn ended(&self) -> WriteError {
         let mut closed = self.shared.closed.subscribe();
         // The sender lives in `shared`, so waiting cannot fail.
@@ -230,8 +230,8 @@ impl Store {
         Watch::start(Arc::clone(&self.shared), range, after)
     }
 
-    /// Why no write is taken any more, when the disk or the writer has failed in a way that only a new start may mend:
-    /// what was acknowledged is there then. Reads still answer.
+    /// The failure of the disk or of the writer that only a restart may repair; acknowledged writes are present then.
+    /// Reads are still answered.
     pub fn failure(&self) -> Option<Arc<str>> {
         self.shared.broken.get().cloned()
     }
@@ -263,7 +263,7 @@ impl Store {
     /// Without it the same happens in the background once the last clone is gone.
     pub async fn close(&self) {
         let mut closed = self.shared.closed.subscribe();
-        // Fails only when the writer has already been told.
+        // Fails only if the writer was stopped already.
         let _ = self.commands.send(WriterCommand::Close).await;
         // The sender lives in `shared`, so waiting cannot fail.
         let _ = closed.wait_for(|closed| *closed).await;

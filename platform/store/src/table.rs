@@ -87,14 +87,14 @@ impl ResourceTable {
         }
     }
 
-    /// Where `before` turns from true to false; it must do so once along the order of the keys.
+    /// The position at which `before` turns from true to false; it must do so once in the order of the keys.
     pub(crate) fn position(&self, before: impl Fn(&Key) -> bool) -> Position {
         let chunk = self.chunks.partition_point(|chunk| chunk.last().is_some_and(|last| before(&last.key)));
         let offset = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|e| before(&e.key)));
         Position { chunk, offset }
     }
 
-    /// How many entries lie between two positions.
+    /// The number of entries between two positions.
     pub(crate) fn count(&self, from: Position, to: Position) -> usize {
         if from.chunk == to.chunk {
             return to.offset.saturating_sub(from.offset);
@@ -109,7 +109,7 @@ impl ResourceTable {
         chunks.iter().flat_map(|chunk| chunk.iter()).skip(position.offset)
     }
 
-    /// The chunk that holds the key or would: the first whose last key is not smaller, else the last.
+    /// The chunk for a key: the first whose last key is not smaller, else the last.
     fn chunk_of(&self, namespace: &str, name: &str) -> Option<usize> {
         let index = self.chunks.partition_point(|chunk| {
             chunk.last().is_some_and(|last| compare(&last.key, namespace, name) == Ordering::Less)

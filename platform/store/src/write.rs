@@ -1,4 +1,4 @@
-//! What a writer asks for, and what it is told.
+//! Write requests and their answers.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub enum WriteError {
     Conflict { current: Revision },
     #[error("the value has {bytes} bytes, more than the {limit} allowed for one object")]
     TooLarge { bytes: usize, limit: usize },
-    /// Nothing is lost, reads go on, and writes work again once there is space.
+    /// No data are lost, reads are answered, and writes work again when there is space.
     #[error("the disk is full, or the data file has reached its limit: free some space, then try again")]
     Full,
     #[error("more writes are waiting than the store can take: try again in a moment")]

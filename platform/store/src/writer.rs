@@ -56,7 +56,7 @@ struct Writer {
     gathering: GroupCommitPolicy,
 }
 
-/// Requests whose writes are in a plan, and where.
+/// The accepted requests of a plan, with their positions in it.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
 pub(crate) fn start(shared: Arc<StoreContext>, database: Database, queue: mpsc::Receiver<WriterCommand>) {
@@ -100,7 +100,7 @@ impl Writer {
         self.database.close();
     }
 
-    /// Takes what is queued, and waits a little for those who are expected.
+    /// Takes the queued requests, and waits a little for expected ones.
     fn gather(&mut self, requests: &mut Vec<QueuedWrite>) {
         let begin = Instant::now();
         loop {
@@ -120,7 +120,7 @@ impl Writer {
     fn take(&mut self, command: WriterCommand, requests: &mut Vec<QueuedWrite>) {
         match command {
             WriterCommand::Write(request) => requests.push(request),
-            // What is already queued is still written; then the queue ends.
+            // Queued requests are still written; then the queue ends.
             WriterCommand::Close => self.queue.close(),
         }
     }

@@ -40,7 +40,7 @@ enum Operator {
     Is { what: Is, wanted: bool },
 }
 
-/// What is compared; values of another kind do not match.
+/// The type of compared values; values of another type do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ComparisonType {
     String,
@@ -177,7 +177,7 @@ impl Accepts {
 }
 
 impl ComparisonType {
-    /// How the two relate; nothing when either is not of this kind.
+    /// The order of two values; `None` if either is not of this type.
     fn compare(self, left: &Value, right: &Value) -> Option<Ordering> {
         match self {
             Self::String => Some(compare_texts(left.as_str()?, right.as_str()?)),
@@ -199,7 +199,7 @@ fn compare_texts(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// Where a field of the rule at `index` stands: `Choices[0]/Output`; of the state itself when no rule matched.
+/// The path of a field of the rule at `index`: `Choices[0]/Output`; of the state itself when no rule matched.
 pub fn field_of(index: Option<usize>, field: &str) -> String {
     index.map_or_else(|| field.to_owned(), |index| format!("Choices[{index}]/{field}"))
 }

@@ -16,7 +16,7 @@ pub use variables::Variables;
 
 use crate::value::Value;
 
-/// What an evaluation sees.
+/// The inputs of an evaluation.
 #[derive(Clone, Copy)]
 pub struct Scope<'a> {
     /// JSONPath: what `$` is at this stage. JSONata: `$states.input`, always the state's whole input.

@@ -84,7 +84,7 @@ pub struct StateMachine {
     /// `Version`, the version of the language the author names.
     pub version: Option<Arc<str>>,
     pub query_language: QueryLanguage,
-    /// How long an execution may take, in seconds.
+    /// The timeout of an execution, in seconds.
     pub timeout_seconds: Option<u64>,
     pub machine_type: StateMachineType,
     flows: Vec<Flow>,
@@ -161,7 +161,7 @@ impl StateMachine {
     }
 }
 
-/// What is said of a machine besides its states.
+/// The properties of a machine besides its states.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     pub(crate) comment: Option<Arc<str>>,

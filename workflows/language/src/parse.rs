@@ -34,9 +34,9 @@ pub(crate) use flow::{Compiler, FlowDraft};
 pub const DEFINITION_BYTES_MAX: usize = 1_048_576;
 /// A state's name, in characters.
 pub const STATE_NAME_CHARS_MAX: usize = 80;
-/// How deep Parallel and Map states may lie inside each other.
+/// The maximum nesting of Parallel and Map states.
 pub const FLOW_DEPTH_MAX: usize = 50;
-/// How deep JSON may nest in a definition: enough for the deepest flows.
+/// The maximum nesting of JSON in a definition: enough for the deepest flows.
 const JSON_DEPTH_MAX: usize = 400;
 
 /// A definition that was refused.
@@ -201,7 +201,7 @@ fn python_repr(text: &str) -> String {
     quoted
 }
 
-/// What Python prints as it is: no control characters, no space but the common one.
+/// Whether Python prints the character unescaped: no control characters, no space but the common one.
 fn is_printable(letter: char) -> bool {
     letter == ' '
         || !(letter.is_control()

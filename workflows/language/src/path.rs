@@ -36,7 +36,7 @@ pub struct Path {
     definite: bool,
 }
 
-/// What `$` stands for at the beginning of a path.
+/// The value of `$` at the beginning of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Root {
     /// `$`
@@ -62,7 +62,7 @@ pub(crate) enum PathSegment {
     Filter(Filter),
     /// `..` and the step that is tried at every container.
     Descend(Box<PathSegment>),
-    /// `.length()` and the like.
+    /// `.length()` and other functions.
     Function(Function),
 }
 
@@ -130,7 +130,7 @@ impl Path {
         }
     }
 
-    /// What it was looked for in, as the messages show it: the context object for `$$`, the input otherwise.
+    /// The searched value, as the messages show it: the context object for `$$`, the input otherwise.
     pub(crate) fn searched(&self, scope: &Scope<'_>) -> String {
         match &self.root {
             Root::Context => scope.context.get().to_text(),

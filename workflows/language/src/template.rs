@@ -17,7 +17,7 @@ use crate::jsonata::Available;
 use crate::path::{Path, Root};
 use crate::value::Value;
 
-/// How deep a template may nest.
+/// The maximum nesting of a template.
 const DEPTH_MAX: usize = 200;
 
 /// A compiled template of either language.
@@ -39,7 +39,7 @@ impl Template {
         Self::compile_for(value, language, Available::ALL)
     }
 
-    /// The same for a place where only part of `$states` is there.
+    /// Like [`Self::compile`], for a field in which only a part of `$states` is available.
     pub fn compile_for(
         value: &Value,
         language: QueryLanguage,

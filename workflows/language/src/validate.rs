@@ -18,7 +18,7 @@ use crate::definition::StateMachineType;
 use crate::error::{Fault, Problem};
 use crate::parse;
 
-/// How bad a problem is.
+/// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Severity {
     /// A machine cannot be created with it.
@@ -135,7 +135,7 @@ impl Report {
         self.push(Diagnostic { severity, code, message: message.into(), location, integration: None });
     }
 
-    /// A task whose integration Mayfly does not do itself.
+    /// Reports a task whose integration Mayfly does not implement.
     pub(crate) fn integration(&mut self, location: &str, resource: &str, message: String) {
         self.push(Diagnostic {
             severity: Severity::Warning,
@@ -147,7 +147,7 @@ impl Report {
     }
 
     fn push(&mut self, found: Diagnostic) {
-        // A field may be read for two purposes; its fault is told once.
+        // A field may be read for two purposes; its problem is reported once.
         if self.diagnostics.len() < DIAGNOSTICS_MAX && !self.diagnostics.contains(&found) {
             self.diagnostics.push(found);
         }

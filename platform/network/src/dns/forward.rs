@@ -22,17 +22,17 @@ use super::server::{read_message, write_message};
 const CACHE_ENTRIES_MAX: usize = 4096;
 /// No answer is kept longer: CoreDNS's default for forwarded names.
 const CACHE_TTL_SECONDS_MAX: u32 = 30;
-/// How long one name server may take.
+/// The timeout of one name server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name servers that are used, as by the C library.
 const SERVERS_MAX: usize = 3;
-/// How often all name servers are asked in turn.
+/// The number of rounds over all name servers.
 const ROUNDS: usize = 2;
 const DNS_PORT: u16 = 53;
 /// The largest UDP answer that is read.
 const DATAGRAM_BYTES_MAX: usize = 4096;
 
-/// How a query came, and is relayed.
+/// The transport of a query, which its relay uses too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Udp,

@@ -13,7 +13,7 @@ use mayfly_api::{
 /// The value of `clusterIP` of a headless Service.
 const HEADLESS: &str = "None";
 
-/// What a Service's names lead to.
+/// The targets of a Service's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceTarget {
     ClusterIps(Vec<IpAddr>),

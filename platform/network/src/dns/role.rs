@@ -47,7 +47,7 @@ pub struct ClusterNames {
     slices_by_service: Index<EndpointSlice>,
 }
 
-/// Where the name server is reached.
+/// The addresses of the name server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
     /// The cluster IP of the Service `kube-dns`, which pods' `resolv.conf` names.

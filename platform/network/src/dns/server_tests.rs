@@ -23,7 +23,7 @@ fn query(name: &str, kind: TYPE, payload: Option<u16>) -> Vec<u8> {
     packet.build_bytes_vec().unwrap()
 }
 
-/// A name server whose forwarder asks `upstream`, on sockets of the loopback. It stops with the guard.
+/// A name server whose forwarder sends to `upstream`, on sockets of the loopback. It stops with the guard.
 async fn serve(upstream: &str) -> (SocketAddr, SocketAddr, tokio_util::sync::DropGuard, tempfile::TempDir) {
     let mut zone = Zone::new("cluster.local");
     let endpoint = |number: u8| EndpointRecord {
@@ -84,7 +84,7 @@ async fn the_zone_is_served_over_both_transports() {
         assert_eq!(answer.answers[0].rdata, RData::A(A::from(Ipv4Addr::new(10, 96, 0, 7))));
         assert_eq!(answer.answers[0].ttl, 5);
     }
-    // Negative answers say who is responsible.
+    // Negative answers have the SOA record of the zone.
     for (name, code) in
         [("no.shop.svc.cluster.local", RCODE::NameError), ("shop.svc.cluster.local", RCODE::NoError)]
     {

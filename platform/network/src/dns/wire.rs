@@ -15,7 +15,7 @@ const HEADER_BYTES: usize = 12;
 const DATAGRAM_BYTES_PLAIN: u16 = 512;
 /// UDP answers with EDNS: fits into every network's packets (DNS flag day 2020).
 const DATAGRAM_BYTES_MAX: u16 = 1232;
-/// The timers of the zone's SOA record, in seconds. Nobody transfers the zone; CoreDNS's values.
+/// The timers of the zone's SOA record, in seconds. The zone is never transferred; CoreDNS's values.
 const SOA_REFRESH_SECONDS: i32 = 7200;
 const SOA_RETRY_SECONDS: i32 = 1800;
 const SOA_EXPIRE_SECONDS: i32 = 86_400;
@@ -29,7 +29,7 @@ pub struct Question {
     /// Without the final dot. Bytes that host names do not have are replaced by `?`.
     pub name: String,
     pub kind: u16,
-    /// Where the question ends in the message.
+    /// The offset of the question's end.
     end: usize,
 }
 
@@ -49,7 +49,7 @@ impl Question {
     /// The message is no query, or not for one name of the class `IN`.
     pub fn of(message: &[u8]) -> Result<Self, Malformed> {
         let header = message.get(..HEADER_BYTES).ok_or(Malformed::Silent)?;
-        // An answer to an answer could go on for ever.
+        // Answers are not answered, which could loop without end.
         if header[2] & 0x80 != 0 {
             return Err(Malformed::Silent);
         }
@@ -230,7 +230,7 @@ fn record<'a>(of: &'a ZoneRecord, soa: &'a SoaNames) -> Option<ResourceRecord<'a
     Some(ResourceRecord::new(Name::new(&of.name).ok()?, CLASS::IN, TTL_SECONDS, data))
 }
 
-/// How many bytes a UDP answer to this query may have.
+/// The maximum size of a UDP answer to this query, in bytes.
 #[must_use]
 pub fn datagram_limit(query: &[u8]) -> u16 {
     let query = Packet::parse(query).ok();

@@ -13,7 +13,7 @@ use mayfly_api::ObjectKey;
 
 use super::records::{EndpointRecord, ServiceRecords, ServiceTarget};
 
-/// How long answers may be kept, in seconds: CoreDNS's default for the cluster's zone.
+/// The lifetime of answers in caches, in seconds: CoreDNS's default for the cluster's zone.
 pub const TTL_SECONDS: u32 = 5;
 /// The version of the specification, which `dns-version` tells.
 const SPECIFICATION_VERSION: &str = "1.1.0";
@@ -67,7 +67,7 @@ pub struct Zone {
     pointers: HashMap<IpAddr, BTreeSet<String>>,
 }
 
-/// What the zone says to a query.
+/// The answer of the zone to a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ZoneAnswer {
     Records {

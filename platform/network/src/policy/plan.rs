@@ -71,7 +71,7 @@ pub struct AllowRule {
     pub ports: Option<BTreeSet<PortRange>>,
 }
 
-/// What is allowed for a pod that at least one policy selects. `None`: no policy concerns the direction.
+/// The permitted peers of a pod that at least one policy selects. `None`: no policy applies to the direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IsolatedPod {
     pub ingress: Option<BTreeSet<AllowRule>>,
@@ -218,14 +218,14 @@ impl<'a> PortList<'a> {
     }
 }
 
-/// What policies' peers select from.
+/// The objects that policies' peers select from.
 struct PeerSource<'a> {
     pods: &'a [PodWithAddress<'a>],
     namespaces: BTreeMap<&'a str, Option<&'a BTreeMap<String, String>>>,
 }
 
 impl PeerSource<'_> {
-    /// What the rules of a policy in `namespace` let in to `pod`.
+    /// The peers that the rules of a policy in `namespace` admit to `pod`.
     fn ingress(
         &self,
         namespace: &str,
@@ -249,7 +249,8 @@ impl PeerSource<'_> {
         allowed
     }
 
-    /// What the rules of a policy in `namespace` let its pods reach. A named port is that of the pod that is reached.
+    /// The peers that the rules of a policy in `namespace` permit its pods to reach. A named port is that of the
+    /// reached pod.
     fn egress(
         &self,
         namespace: &str,

@@ -21,7 +21,7 @@ use super::{PolicyRules, PolicyTables, plan::plan};
 /// Changes within this time are carried out together; within the time that planning took, if that is longer, so that
 /// many policies and pods cost half a core at most.
 const GATHER: Duration = Duration::from_millis(5);
-/// How often rules that failed are tried again, and the kernel's tables are looked at.
+/// The interval at which failed rules are retried and the kernel's tables are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whether this node can enforce policies.

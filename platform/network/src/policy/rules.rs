@@ -254,7 +254,7 @@ impl PolicyTables {
         Self { table: table.into(), bridge, written: None }
     }
 
-    /// What an operator can do when the kernel refuses the tables.
+    /// The remedy when the kernel refuses the tables.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match self.bridge {

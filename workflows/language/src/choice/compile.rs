@@ -5,7 +5,7 @@ use crate::error::Problem;
 use crate::path::Path;
 use crate::value::{Map, Value};
 
-/// How deep And, Or and Not may nest.
+/// The maximum nesting of And, Or and Not.
 const NESTING_MAX: usize = 100;
 
 /// Fields of a rule that are no part of its test.

@@ -54,7 +54,7 @@ impl Ambient {
         self.again
     }
 
-    /// How the clock ended an evaluation the first time.
+    /// The error with which the clock ended an evaluation the first time.
     pub(crate) fn verdict(&self, evaluation: u32) -> Option<String> {
         let verdicts = self.verdicts.borrow();
         verdicts.iter().find(|verdict| verdict.evaluation == evaluation).map(|verdict| verdict.error.clone())

@@ -16,7 +16,7 @@ pub fn effective_input(field: &PathField, scope: &Scope<'_>) -> Result<Value, St
     select(field, scope)
 }
 
-/// `OutputPath`: the part that goes on. `scope.input` is what `ResultPath` made.
+/// `OutputPath`: selects the output. `scope.input` is the result of `ResultPath`.
 pub fn effective_output(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
     select(field, scope)
 }
@@ -73,9 +73,9 @@ pub fn output(
     template.map_or_else(|| Ok(default.clone()), |template| template.evaluate(scope, field))
 }
 
-/// How many bytes of JSON one `Assign` may set, as AWS documents it.
+/// The maximum number of JSON bytes that one `Assign` may set, as AWS documents it.
 pub const ASSIGN_BYTES_MAX: usize = 256 * 1024;
-/// How many bytes of JSON all variables of an execution may hold, as AWS documents it.
+/// The maximum number of JSON bytes of all variables of an execution, as AWS documents it.
 pub const VARIABLES_BYTES_MAX: usize = 10 * 1024 * 1024;
 
 /// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see

@@ -72,7 +72,7 @@ impl Variables {
         all
     }
 
-    /// How many bytes of JSON the values of all scopes come to.
+    /// The number of JSON bytes of the values of all scopes.
     pub fn text_len(&self) -> usize {
         let outer = self.outer.as_ref().map_or(0, |outer| outer.text_len());
         self.own.values().fold(outer, |size, value| size.saturating_add(value.text_len()))

@@ -1,4 +1,4 @@
-//! What the integrations that Mayfly carries out itself take as parameters.
+//! The parameters of the integrations that Mayfly implements itself.
 
 use super::Resource;
 use crate::value::Value;

@@ -1,11 +1,11 @@
-//! What a Task does: its `Resource`, parsed.
+//! The `Resource` of a Task, parsed.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::integrations;
 
-/// Who does a Task's work.
+/// The service that performs a Task's work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
     /// A function's own ARN: called with the state's effective input, its answer is the result.

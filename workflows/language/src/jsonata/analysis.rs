@@ -70,7 +70,7 @@ pub(super) fn comparison(op: BinaryOp) -> Option<&'static str> {
     }
 }
 
-/// How many nodes a cheap expression may have.
+/// The maximum number of nodes of a cheap expression.
 const LIGHT_NODES_MAX: usize = 200;
 
 /// Functions that take time in proportion to their operands.
@@ -159,7 +159,7 @@ fn light(node: &AstNode, nodes: &mut usize) -> bool {
 struct Walk {
     uses: Uses,
     bound: Vec<String>,
-    /// How many steps and predicates are around: inside them `$` is the item at hand, outside it is nothing.
+    /// The number of surrounding steps and predicates: inside them `$` is the current item, outside it is undefined.
     inside: usize,
 }
 

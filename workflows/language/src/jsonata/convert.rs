@@ -6,7 +6,7 @@ use jsonata_core::value::JValue;
 use super::limits::{RESULT_BYTES_MAX, RESULT_DEPTH_MAX};
 use crate::value::{Map, Number, Value};
 
-/// What [`from_jsonata`] says of a function or a regular expression: no value at all.
+/// The error of [`from_jsonata`] for a function or a regular expression, which is no value.
 pub(super) const UNSUPPORTED: &str = "unsupported result type";
 
 /// Ours to theirs. Numbers become doubles, as in JavaScript.

@@ -71,12 +71,12 @@ fn bounds(millis_max: Option<u64>) -> EvaluatorOptions {
 }
 
 const BROKEN: &str = "The evaluation failed.";
-/// How the text of an evaluation begins that looked at the clock itself.
+/// The prefix of the error of an evaluation that exceeded its own time limit.
 const TIMED_OUT: &str = "D1012";
 /// And of one that was given up on.
 const LATE: &str = "The evaluation took longer than";
 
-/// What an evaluation reads, taken out of its scope so that it can go to another thread.
+/// The inputs of an evaluation, taken out of its scope so that they can be sent to another thread.
 pub(super) struct Data {
     pub(super) variables: Vec<(String, Value)>,
     pub(super) states: Option<Vec<(&'static str, Value)>>,

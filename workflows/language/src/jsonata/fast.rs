@@ -11,7 +11,7 @@ use jsonata_core::ast::{AstNode, BinaryOp, PathStep};
 use crate::dataflow::Scope;
 use crate::value::{Map, Number, Value};
 
-/// How deep such an expression may nest; deeper ones are not plain.
+/// The maximum nesting of such an expression; deeper ones are not plain.
 const DEPTH_MAX: usize = 32;
 /// Longer results of `&` are left to the counted evaluation.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -287,7 +287,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-        /// What is answered at once is what `jsonata-core` answers.
+        /// The fast path has the results of `jsonata-core`.
         #[test]
         fn the_short_way_and_the_long_way_agree(source in expressions()) {
             let json = |text: &str| Value::parse(text).expect("valid JSON");

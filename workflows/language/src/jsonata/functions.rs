@@ -1,5 +1,5 @@
-//! Functions that the host gives an evaluation: those AWS adds, those whose value comes from outside (time,
-//! randomness), those that must be bounded, and the two guards that [`guard`](mod@super::guard) puts in.
+//! The functions that the host adds to an evaluation: AWS's own, those with values from outside (time, randomness),
+//! those that must be bounded, and the two guards that [`guard`](mod@super::guard) inserts.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::dataflow::Ambient;
 use crate::intrinsic::hash::hex_digest;
 use crate::value::Value;
 
-/// What may still be produced.
+/// The remaining budget of produced bytes.
 #[derive(Clone)]
 struct Budget(Rc<Cell<usize>>);
 
@@ -99,7 +99,7 @@ pub(super) fn register<'n>(
     }
 }
 
-/// What `$now` gives without a picture; with one it is rewritten to `$fromMillis`.
+/// The result of `$now` without a picture; with one it is rewritten to `$fromMillis`.
 fn now(now_ms: i64) -> JValue {
     let instant = jiff::Timestamp::from_millisecond(now_ms).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     JValue::string(instant.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string())

@@ -71,7 +71,7 @@ const BY_VALUE: [(&str, usize); 13] = [
     ("uppercase", 1),
 ];
 
-/// What the rewriting put in.
+/// The guards that the rewriting inserted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Guards {
     pub(super) functions: BTreeSet<&'static str>,
@@ -87,7 +87,7 @@ pub(super) fn rewrite(ast: AstNode) -> (AstNode, Guards) {
 
 struct Rewriting {
     guards: Guards,
-    /// How many steps, predicates and functions are around, each of which may run many times.
+    /// The number of surrounding steps, predicates and functions, each of which may run many times.
     loops: usize,
     /// Names the expression binds; they are no builtins in it.
     bound: BTreeSet<String>,

@@ -18,7 +18,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 static POOL: LazyLock<Pool> = LazyLock::new(Pool::start);
 
-/// How often who waits for a thread looks whether there are any.
+/// The interval at which waiting callers check whether there are threads.
 const THREADS_CHECK: Duration = Duration::from_secs(1);
 
 struct Pool {
@@ -31,7 +31,7 @@ struct Pool {
 #[derive(Default)]
 struct PoolStats {
     threads: AtomicUsize,
-    /// Threads whose caller gave up and which have not come back.
+    /// Abandoned threads that have not finished.
     lost: AtomicUsize,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum EvalError {
     Panicked,
 }
 
-/// What a thread tells of its work.
+/// The answer of a thread.
 enum WorkerReply<T> {
     Begun,
     Ended(T),
@@ -76,7 +76,7 @@ impl Pool {
             counts.threads.fetch_sub(1, Ordering::AcqRel);
         });
         if spawned.is_err() {
-            // Who waits tries again.
+            // Waiting callers try again.
             self.counts.threads.fetch_sub(1, Ordering::AcqRel);
         }
     }

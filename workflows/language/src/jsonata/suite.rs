@@ -14,7 +14,7 @@ use super::{Program, convert};
 use crate::dataflow::Ambient;
 use crate::value::Value;
 
-/// How many cases `jsonata-core` itself passes; our guards and functions must not lose one.
+/// The number of cases that `jsonata-core` itself passes; our guards and functions must not lose one.
 const PASSES_AT_LEAST: usize = 1668;
 
 fn folder() -> PathBuf {
@@ -52,7 +52,7 @@ fn cases(folder: &Path) -> Vec<(String, PathBuf, Value)> {
     cases
 }
 
-/// What went wrong, if anything.
+/// The difference, if there is one.
 fn check(folder: &Path, file: &Path, case: &Value) -> Result<(), String> {
     let source = match case.get("expr").and_then(Value::as_str) {
         Some(source) => source.to_owned(),

@@ -1,5 +1,5 @@
-//! The fields of one JSON object of a definition, read by kind: a field that is
-//! not what it should be becomes a diagnostic at its place, and reading goes on.
+//! Reads the fields of one JSON object of a definition by type: a field of the wrong type becomes a diagnostic at its
+//! path, and reading continues.
 
 use std::sync::Arc;
 
@@ -177,7 +177,7 @@ impl<'a> Fields<'a> {
         if (min..=max).contains(&number) {
             return Some(number);
         }
-        // A fraction's bounds are told as Java prints doubles: 100.0 (floci-io/floci#3733).
+        // The bounds of a fraction are printed as Java prints doubles: 100.0 (floci-io/floci#3733).
         let message = if number > max {
             format!("Maximum value is {max:?}")
         } else {
@@ -262,8 +262,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What of `$states` an expression in the field may read: the result in `Output` and `Assign` of states that
-    /// have one, the error in those of a catcher.
+    /// The members of `$states` that an expression in the field may read: the result in `Output` and `Assign` of
+    /// states that have one, the error in those of a catcher.
     pub(crate) fn available(&self, name: &str) -> Available {
         let late = matches!(name, "Output" | "Assign");
         let kind = self.get("Type").and_then(Value::as_str);

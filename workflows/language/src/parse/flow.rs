@@ -36,7 +36,7 @@ pub(crate) struct Compiler {
 
 /// A flow while it is made, and how its states lead to each other.
 pub(crate) struct FlowDraft {
-    /// Where the flow stands: empty for the machine.
+    /// The path of the flow: empty for the machine.
     pub(crate) at: String,
     pub(crate) start_at: Option<Arc<str>>,
     pub(crate) states: Vec<StateDraft>,
@@ -62,7 +62,7 @@ pub(crate) struct Target {
     pub(crate) at: String,
 }
 
-/// What a flow is part of.
+/// The surroundings of a flow.
 pub(super) struct FlowContext {
     pub(super) at: String,
     pub(super) parent: Option<StateId>,

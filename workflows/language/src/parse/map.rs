@@ -13,7 +13,7 @@ use super::allowed;
 use super::fields::{Fields, neither};
 use super::flow::{Compiler, FlowContext, Here};
 
-/// What an `ItemReader` can read with.
+/// The resources of an `ItemReader`.
 const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
 /// The longest label, in characters.
 const LABEL_CHARS_MAX: usize = 40;

@@ -1,4 +1,4 @@
-//! What all states have, and the small ones: Pass, Wait, Succeed, Fail, Parallel.
+//! The fields that all states share, and the small states: Pass, Wait, Succeed, Fail, Parallel.
 
 use std::sync::Arc;
 

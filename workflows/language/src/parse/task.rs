@@ -81,8 +81,8 @@ impl Compiler {
         fields.template("Credentials", &mut self.report)
     }
 
-    /// What an integration cannot do without. A JSONata expression for the whole is
-    /// only known when it has run.
+    /// Checks the required arguments of an integration. Those of a JSONata expression for the whole are known at run
+    /// time only.
     fn arguments(&mut self, resource: &Resource, arn: &str, fields: &Fields<'_>) {
         let shape = resource.parameters();
         let needed: &[&str] = match (resource, shape) {
@@ -106,7 +106,7 @@ impl Compiler {
                 self.report.schema(&fields.place(name), message);
             }
         }
-        // A field whose name ends with `.$` is only known when it has run.
+        // The value of a field whose name ends with `.$` is known at run time only.
         let written = |field: &&Arc<str>| fields.jsonata() || !field.ends_with(".$");
         let unknown = shape.filter(|_| !self.accepted).into_iter();
         let unknown =

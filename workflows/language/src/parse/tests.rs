@@ -376,7 +376,7 @@ fn doubts() {
         doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
         ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
     );
-    // Where its service is pointed at an endpoint, and what is done here.
+    // Services with an endpoint, and integrations of Mayfly itself.
     for reached in ["sqs:sendMessage", "aws-sdk:s3:getObject", "aws-sdk:sfn:listStateMachines"] {
         let task = format!(
             r#"{{"Type":"Task","Resource":"arn:aws:states:::{reached}","End":true,

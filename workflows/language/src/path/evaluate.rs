@@ -3,7 +3,7 @@
 use super::{Path, PathError, PathSegment};
 use crate::value::{Map, Number, Value};
 
-/// What `path` points at below `root`.
+/// The value at `path` below `root`.
 pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
     if path.definite {
         return definite(path, root);
@@ -86,7 +86,7 @@ fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<Option<&'v Valu
     }
 }
 
-/// What Jayway makes of the steps that follow an item that is not there.
+/// The result of the steps after a missing item, as Jayway evaluates them.
 fn after_nothing(path: &Path, at: usize) -> Result<Value, PathError> {
     match &path.steps[at] {
         PathSegment::Property(name) => Err(path.error(format!(
@@ -116,7 +116,7 @@ fn prefix(path: &Path, steps: usize) -> String {
     text
 }
 
-/// `['a','b']` at the end: an object of those that are there.
+/// `['a','b']` at the end: an object of the existing members.
 fn merged(value: &Value, names: &[std::sync::Arc<str>]) -> Value {
     let mut map = Map::new();
     for name in names {

@@ -10,9 +10,9 @@ use super::{Path, evaluate};
 use crate::error::Problem;
 use crate::value::Value;
 
-/// How deep parentheses and `!` may nest in a filter.
+/// The maximum nesting of parentheses and `!` in a filter.
 const NESTING_MAX: usize = 64;
-/// How large the compiled form of a filter's regular expression may grow, in bytes.
+/// The maximum size of a filter's compiled regular expression, in bytes.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
 /// A compiled filter.

@@ -90,7 +90,7 @@ fn dotted(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     Ok(PathSegment::Function(function))
 }
 
-/// What stands between `[` and `]`; the `[` is read.
+/// Parses the text between `[` and `]`; the `[` is read.
 fn bracket(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     cursor.skip_space();
     let step = match cursor.peek() {

@@ -1,5 +1,4 @@
-//! How states lead to each other: every target exists, every state can be reached,
-//! every flow can end.
+//! Checks the transitions between states: every target exists, every state can be reached, every flow can end.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,5 +1,4 @@
-//! What is doubtful in a sound definition. Warnings do not stop a machine from
-//! being created.
+//! Warnings about valid definitions. They do not prevent the creation of a machine.
 
 use std::collections::{HashMap, HashSet};
 

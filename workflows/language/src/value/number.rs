@@ -36,7 +36,7 @@ impl Number {
         }
     }
 
-    /// True for a number whose text had neither fraction nor exponent.
+    /// Whether the number's text has neither fraction nor exponent.
     pub fn is_integer(&self) -> bool {
         !matches!(self, Self::Float(_))
     }

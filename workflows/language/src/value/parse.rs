@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::{Map, Number, Value};
 
-/// How deep containers may nest, as in Jackson's `StreamReadConstraints`.
+/// The maximum nesting of containers, as in Jackson's `StreamReadConstraints`.
 pub const DEPTH_MAX: usize = 1000;
-/// How many characters a number may have, as in Jackson's `StreamReadConstraints`.
+/// The maximum number of characters of a number, as in Jackson's `StreamReadConstraints`.
 const NUMBER_CHARS_MAX: usize = 1000;
 const VALUES: &str = "(JSON String, Number, Array, Object or token 'null', 'true' or 'false')";
 
-/// What is wrong with a text that should have been JSON.
+/// An error in JSON text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonError {
     pub kind: JsonErrorKind,
@@ -140,7 +140,7 @@ impl<'a> Parser<'a> {
         (line, row.chars().map(char::len_utf16).sum::<usize>() + 1)
     }
 
-    /// The error for the character at hand; Jackson has read it, so the place is one further.
+    /// The error for the current character; Jackson has read it, so the column is one further.
     fn unexpected(&mut self, comment: &str) -> JsonError {
         let Some(found) = self.text[self.at..].chars().next() else {
             return self.ended("");
@@ -443,7 +443,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// How Jackson names a character.
+/// Jackson's name of a character.
 fn name_of(found: char) -> String {
     let code = u32::from(found);
     if found.is_control() {

@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// How many UTF-8 bytes the compact text takes, without writing it. AWS's payload limits count these.
+    /// The number of UTF-8 bytes of the compact text, without writing it. AWS's payload limits count these.
     pub fn text_len(&self) -> usize {
         match self {
             Self::Null | Self::Bool(true) => 4,

@@ -302,7 +302,7 @@ fn numbers_of_a_map() {
     }
 }
 
-/// What an expression may read, and the codes of those that are none (the recordings of refused expressions).
+/// The readable members of `$states`, and the codes of invalid expressions (the recordings of refused expressions).
 #[test]
 fn expressions_have_codes_of_their_own() {
     let unsupported = "UNSUPPORTED_JSONATA_EXPRESSION";
@@ -391,7 +391,7 @@ fn integrations_take_their_own_parameters() {
     for (resource, given, expected) in cases {
         let text = task(resource, given);
         assert_eq!(errors_of(&text, StateMachineType::Standard), expected, "{text}");
-        // What an earlier version accepted runs on.
+        // Definitions that an earlier version accepted still run.
         let accepted = crate::parse::compile_accepted(&text, StateMachineType::Standard);
         let missing = expected.iter().any(|error| error.contains("required"));
         assert_eq!(accepted.is_ok(), !missing, "{text}");
