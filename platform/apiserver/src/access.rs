@@ -166,7 +166,7 @@ impl Impersonation {
         }
     }
 
-    /// What has to be allowed: resource, its group, namespace and name.
+    /// The checks of an impersonation: resource, its group, namespace and name.
     fn checks(&self) -> Vec<(String, &'static str, &str, &str)> {
         let mut checks = Vec::new();
         match self.name.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':')) {

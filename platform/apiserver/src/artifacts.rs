@@ -48,11 +48,11 @@ const NAMED_BY: [&str; 5] =
 /// The type of an upload that need not be a component.
 const ANY_CONTENT: &str = "application/octet-stream";
 
-/// How a component begins: a module of wasm has another number for its layer (WebAssembly's Component Model,
+/// The first bytes of a component; a core module has another layer number (WebAssembly's Component Model,
 /// `design/mvp/Binary.md`).
 const COMPONENT_MAGIC: &[u8] = b"\0asm\x0d\0\x01\0";
 
-/// How long the rest of a refused upload is read for.
+/// The longest time for which the rest of a refused upload is read.
 pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The maximum number of concurrent uploads; further ones wait.
@@ -256,8 +256,8 @@ impl Inner {
         }
     }
 
-    /// Who names the artifact, and what to do about it. All objects that may are searched, beside the other requests:
-    /// an index would cost every write something, and removals are rare.
+    /// The object that references the artifact, with the remedy. All objects that can are searched, beside other
+    /// requests: an index would cost every write, and removals are rare.
     async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
         let (store, text) = (self.store.clone(), digest.to_string());
         let look = move || -> Result<Option<String>, ListError> {

@@ -28,11 +28,11 @@ pub struct Config {
     pub body_bytes_max: usize,
     /// Largest artifact, in bytes.
     pub artifact_bytes_max: u64,
-    /// How long a request may take, watches and logs not counted.
+    /// The timeout of a request, without watches and logs.
     pub request_timeout: Duration,
-    /// How long an upload of an artifact may take.
+    /// The timeout of an upload of an artifact.
     pub upload_timeout: Duration,
-    /// How long an upload may bring nothing.
+    /// The longest pause of an upload.
     pub upload_stall_timeout: Duration,
     /// The duration of a watch whose client asks for no shorter one. Up to half of it is added at random, so that
     /// watchers do not reconnect at the same moment.
@@ -46,7 +46,7 @@ pub struct Config {
     pub service_accounts_required: bool,
     /// Pods get a volume with a token of their service account: for nodes that can mount it.
     pub service_account_token_volumes: bool,
-    /// Where cluster IPs of Services come from.
+    /// The network of cluster IPs.
     pub service_network: ServiceNetwork,
 }
 

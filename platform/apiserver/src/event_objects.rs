@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::object::Object;
 
-/// How many objects are kept. Watches keep up with the newest events, so few are enough.
+/// The number of cached objects. Watches keep up with the newest events, so few are enough.
 const SLOTS: u64 = 256;
 
 /// An object as it was at a revision; every write has a revision of its own.

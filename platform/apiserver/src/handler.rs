@@ -48,7 +48,7 @@ pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Respon
     if is_head { without_body(response) } else { response }
 }
 
-/// What HEAD answers: to an HTTP/2 client a body there is a broken stream. (In HTTP/1.1 hyper leaves it out.)
+/// The answer to HEAD: for an HTTP/2 client, a body would be a protocol error. (In HTTP/1.1 hyper leaves it out.)
 fn without_body(response: Response) -> Response {
     let (mut parts, body) = response.into_parts();
     if let Some(bytes) = body.size_hint().exact() {
@@ -113,7 +113,7 @@ async fn route(
 
 /// An authenticated and admitted request: its user, or the answer that ends it.
 enum Allowed {
-    /// Everybody's, and answered.
+    /// A path that needs no authentication, and its answer.
     Open(Response),
     User {
         path: Vec<String>,

@@ -19,7 +19,7 @@ use crate::{
     verbs::{key, load},
 };
 
-/// The annotation that names the container whose log is shown when none is asked for.
+/// The annotation with the default container for logs.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Parameters of a log that are passed on to the node.
 const PARAMETERS: [&str; 9] = [
@@ -33,7 +33,7 @@ const PARAMETERS: [&str; 9] = [
     "stream",
     "revision",
 ];
-/// How much of a node's error is shown, in bytes.
+/// The maximum number of bytes of a node's error that are shown.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 /// Longest line that is kept together when several nodes' logs are woven into one, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;

@@ -29,7 +29,7 @@ const ANCIENT_CHANGES: &str = "ancient-changes";
 const KUBECTL: &str = "kubectl";
 /// Most managers that update; older ones are put together (upstream's `DefaultMaxUpdateManagers`).
 const UPDATE_MANAGERS_MAX: usize = 10;
-/// Metadata that nobody owns: it is the server's.
+/// Metadata without field owners: the server sets them.
 const OWN_METADATA: [&str; 9] = [
     "f:name",
     "f:namespace",
@@ -183,8 +183,8 @@ fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
     set.without_below("f:metadata", &OWN_METADATA)
 }
 
-/// Keeps `managedFields` true in a write that is no apply. `old` is `None` for a create, and `new` the object as it was
-/// sent: what admission and the kind's own rules add to it later belongs to nobody, as upstream.
+/// Updates `managedFields` in a write other than apply. `old` is `None` for a create, and `new` the object as it was
+/// sent: fields that admission and the kind's own rules add later have no owner, as upstream.
 pub(crate) fn track(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
     let mut sent = new.clone();
     request.kind.fill_defaults(&mut sent);
@@ -215,7 +215,7 @@ fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&O
     store(new, update(entries, &change, entry(request, part, Operation::Update)));
 }
 
-/// What a write changes.
+/// The fields that a write changes.
 struct Change {
     /// Added, or there before with another value.
     set: FieldSet,
@@ -236,7 +236,7 @@ impl Change {
     }
 }
 
-/// The entries after an update by one manager: what it set is its own, what it removed is nobody's.
+/// The entries after an update by one manager: it owns the fields that it set, and removed fields have no owner.
 fn update(mut entries: Vec<Entry>, change: &Change, by: Entry) -> Vec<Entry> {
     for entry in entries.iter_mut().filter(|entry| !entry.is(&by)) {
         entry.fields = entry.fields.minus(&change.set).minus(&change.removed);
@@ -325,7 +325,7 @@ pub(crate) fn apply(
     Ok(object)
 }
 
-/// Takes what an apply changes from its other owners. Returns what they would have a say in: who, and which field.
+/// Takes the fields that an apply changes from their other owners. Returns the conflicts: manager and field.
 fn take_over(entries: &mut [Entry], change: &Change, allowed: &FieldSet) -> Vec<(String, String)> {
     let mut conflicts = Vec::new();
     for entry in entries {
@@ -341,8 +341,8 @@ fn last_applied_text(object: &Object) -> &str {
     object.str_at(&["metadata", "annotations", ANNOTATION_LAST_APPLIED])
 }
 
-/// The fields that `kubectl apply` set without the server's help: `kubectl apply --server-side` may go on with
-/// them (upstream's `lastAppliedManager`).
+/// The fields that client-side `kubectl apply` set: `kubectl apply --server-side` may take them over (upstream's
+/// `lastAppliedManager`).
 fn last_applied(request: &WriteRequest, live: &Object) -> FieldSet {
     if request.manager.name != KUBECTL {
         return FieldSet::default();

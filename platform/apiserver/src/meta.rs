@@ -83,7 +83,7 @@ pub(crate) fn generate_name(base: &str) -> Option<String> {
     Some(base[..end].chars().chain(suffix).collect())
 }
 
-/// What a client cannot change is taken from the old object. A different uid is a conflict.
+/// Takes immutable fields from the old object. A different uid is a conflict.
 pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(), ApiError> {
     same_uid(new, old, kind)?;
     keep_fixed(new, old);
@@ -124,7 +124,7 @@ fn keep_fixed(new: &mut Object, old: &Object) {
     drop_empty(meta);
 }
 
-/// Where upstream keeps an object in etcd, as its errors name it.
+/// Upstream's etcd key of an object, which its errors name.
 fn storage_key(kind: &Kind, object: &Object) -> String {
     let folder = match kind.resource().as_str() {
         "services" => "services/specs".to_owned(),
@@ -141,7 +141,7 @@ fn storage_key(kind: &Kind, object: &Object) -> String {
     }
 }
 
-/// What is empty is not there, as where Go writes these fields.
+/// Removes empty fields, as Go's `omitempty` does for these fields.
 fn drop_empty(meta: &mut Map<String, Value>) {
     for map in ["labels", "annotations"] {
         if meta.get(map).and_then(Value::as_object).is_some_and(Map::is_empty) {
@@ -180,7 +180,7 @@ pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
     }
 }
 
-/// What is wrong with the metadata.
+/// Validates the metadata.
 pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let name = new.name();

@@ -1,4 +1,4 @@
-//! How many requests there were, how they ended, how long they took.
+//! Counters of requests, their results and their durations.
 
 use std::time::Instant;
 

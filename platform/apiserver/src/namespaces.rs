@@ -27,7 +27,7 @@ use crate::{
     verbs::{Change, DeleteOptions, Manager, Part, WriteRequest},
 };
 
-/// How long until contents that wait for someone else are looked at again.
+/// The pause before contents that wait for finalizers or grace are checked again.
 const RETRY: Duration = Duration::from_millis(250);
 /// The maximum number of concurrent deletions.
 const CONCURRENT_DELETES: usize = 16;
@@ -41,7 +41,7 @@ pub(crate) async fn run(server: Arc<Inner>) {
             Ok(watch) => watch,
             Err(_) => continue,
         };
-        // What changed between the sweep and the watch is seen now.
+        // Changes between the sweep and the watch are detected now.
         if server.terminating().is_empty() || waiting {
             let pause = if waiting { RETRY } else { Duration::MAX };
             tokio::select! {

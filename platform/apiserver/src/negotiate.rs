@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue, header};
 
 use crate::status::ApiError;
 
-/// How objects are shown.
+/// The representation of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Representation {
     Object,
@@ -22,7 +22,7 @@ pub(crate) enum BodyForm {
     Protobuf,
 }
 
-/// How an answer is written down.
+/// The encoding of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Json,
@@ -106,7 +106,7 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
     json.find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable_stream)
 }
 
-/// How an answer to these headers is written down.
+/// The encoding of an answer to a request with these headers.
 pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
     // The fast path of nearly every request, without parsing the ranges.
     let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
@@ -152,7 +152,7 @@ pub(crate) fn body_form(headers: &HeaderMap) -> Result<BodyForm, ApiError> {
     }
 }
 
-/// What is said of a body in an unknown form.
+/// The error for a body of an unknown type.
 pub(crate) fn unsupported_body() -> ApiError {
     ApiError::unsupported_media_type(&["application/json", "application/yaml"])
 }

@@ -10,7 +10,7 @@ use mayfly_store::{Entry, Revision};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 
-/// Where metadata opens in stored bytes.
+/// The beginning of metadata in stored bytes.
 pub(crate) const METADATA_OPENS: &[u8] = b"\"metadata\":{";
 
 /// One object, decoded.
@@ -167,7 +167,7 @@ pub(crate) fn splice_metadata(
     Ok(())
 }
 
-/// Where the fields of metadata begin in stored bytes.
+/// The offset of metadata's fields in stored bytes.
 fn metadata_at(stored: &[u8]) -> Option<usize> {
     let head = &stored[..stored.len().min(HEAD_BYTES_MAX)];
     let opens = head.windows(METADATA_OPENS.len()).position(|window| window == METADATA_OPENS);
@@ -184,7 +184,7 @@ fn splice_version(out: &mut Vec<u8>, rest: &[u8], revision: Revision) {
 /// `apiVersion` and `kind` come before metadata and are short.
 pub(crate) const HEAD_BYTES_MAX: usize = 400;
 
-/// What label selectors need of a stored object.
+/// The labels of a stored object, for label selectors.
 pub(crate) fn labels_of(stored: &[u8]) -> BTreeMap<String, String> {
     #[derive(Deserialize)]
     struct Head {

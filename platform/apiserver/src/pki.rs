@@ -25,7 +25,7 @@ use rcgen::{
 };
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// How long certificates are valid.
+/// The lifetime of certificates.
 const VALID_YEARS: i16 = 10;
 /// Bytes of randomness in the token.
 const TOKEN_BYTES: usize = 32;
@@ -293,7 +293,7 @@ mod tests {
         assert!(matches!(again(), Err(PkiError::Incomplete { .. })));
     }
 
-    /// Killed after the key was written: nobody is there to put the certificate back.
+    /// Killed after the key was written: the certificate is missing.
     #[test]
     fn a_certificate_that_was_not_written_yet_is_made_of_the_key() {
         let folder = tempfile::tempdir().unwrap();

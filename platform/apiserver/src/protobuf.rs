@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::schema::wire::{self, GoStruct, Multiplicity, Scalar, WireField};
 
-/// What upstream puts before every protobuf object.
+/// The prefix of every protobuf object of upstream.
 const MAGIC: &[u8] = b"k8s\0";
 /// Deepest nesting of messages.
 const DEPTH_MAX: u8 = 64;

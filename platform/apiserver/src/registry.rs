@@ -91,7 +91,7 @@ pub(crate) struct Kind {
     pub(crate) on_update: fn(&mut Object, &Object),
     /// `(new, old)`; `old` is `None` for a create.
     pub(crate) validate: fn(&Object, Option<&Object>) -> Vec<FieldError>,
-    /// What is allowed, but unlikely to be meant. Said in `Warning` headers.
+    /// Warnings about permitted but unlikely values, sent in `Warning` headers.
     pub(crate) warn: fn(&Object) -> Vec<String>,
     pub(crate) valid_name: fn(&str) -> Result<(), String>,
     /// The grace period of a deletion in seconds, from the object and the requested period. `None`: the object is
@@ -128,7 +128,7 @@ pub(crate) struct Conversion {
     pub(crate) from_storage: fn(&mut Object),
 }
 
-/// Where the objects of a kind come from.
+/// The source of the objects of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
     /// The store.

@@ -16,7 +16,7 @@ use crate::{
     status::ApiError,
 };
 
-/// What a table carries of each object besides its cells.
+/// The part of each object that a table has besides its cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IncludeObject {
     None,

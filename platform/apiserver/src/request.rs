@@ -102,7 +102,7 @@ pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'sta
     }
 }
 
-/// What is wrong with a `dryRun` other than `All`.
+/// The error for a `dryRun` other than `All`.
 pub(crate) fn unsupported_dry_run(value: &str) -> FieldError {
     let kind = FieldErrorKind::NotSupported { value: format!("[]string{{{value:?}}}") };
     FieldError { path: "dryRun".into(), kind, detail: "supported values: \"All\"".into() }

@@ -64,7 +64,7 @@ pub struct ApiServer {
     _stop: Arc<DropGuard>,
 }
 
-/// What requests share.
+/// The state that requests share.
 pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -91,7 +91,7 @@ pub(crate) struct Inner {
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
     pub(crate) views: Views,
-    /// What `/metrics` prints, once it is complete.
+    /// The registry that `/metrics` prints, once it is complete.
     pub(crate) exposition: std::sync::OnceLock<Arc<Registry>>,
 }
 

@@ -71,7 +71,7 @@ impl FromStr for ServiceNetwork {
     }
 }
 
-/// What Services have taken.
+/// The addresses and ports in use.
 #[derive(Debug, Default)]
 pub(crate) struct Allocations {
     ips: HashSet<Ipv4Addr>,

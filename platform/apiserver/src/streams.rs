@@ -31,7 +31,7 @@ const HANDSHAKE: [HeaderName; 7] = [
     header::SEC_WEBSOCKET_EXTENSIONS,
     header::CONTENT_TYPE,
 ];
-/// How much of a node's error is shown, in bytes.
+/// The maximum number of bytes of a node's error that are shown.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
 /// A stream into a pod.

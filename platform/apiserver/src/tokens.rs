@@ -46,7 +46,7 @@ pub(crate) struct VerifiedToken {
     pub(crate) audiences: Vec<String>,
 }
 
-/// What a token is to be made for.
+/// The parameters of a new token.
 #[derive(Debug)]
 pub(crate) struct TokenClaims<'a> {
     pub(crate) namespace: &'a str,

@@ -113,7 +113,7 @@ impl Call {
 }
 
 impl Inner {
-    /// What objects of a kind use, sorted; `name`: of this one only. Nodes that do not answer are left out.
+    /// The usage of the objects of a kind, sorted; `name` selects one. Nodes that do not answer are left out.
     async fn measure(
         &self,
         kind: &Kind,

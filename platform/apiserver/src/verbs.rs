@@ -29,7 +29,7 @@ use crate::{
     status::ApiError,
 };
 
-/// What all writes of one request have in common.
+/// The parameters that all writes of one request share.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteRequest {
     pub(crate) kind: &'static Kind,
@@ -71,7 +71,7 @@ impl Manager {
     }
 }
 
-/// What came of a write.
+/// The result of a write.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) state: State,
@@ -170,7 +170,7 @@ fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
     ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
 }
 
-/// What findings mean under a field validation: an error, or warnings, and the fields that are missing.
+/// Interprets findings under a field validation: an error, or warnings and the missing fields.
 fn check_findings(
     found: Findings,
     duplicates: Vec<String>,

@@ -79,9 +79,9 @@ pub struct ViewQuery {
 /// A page of objects.
 #[derive(Clone, Debug, Default)]
 pub struct ViewPage {
-    /// What is on it.
+    /// The objects of the page.
     pub items: Vec<Value>,
-    /// Where the next one begins.
+    /// The token of the next page.
     pub next: Option<String>,
     /// The revision from which a watch misses no change after this page.
     pub revision: u64,
@@ -90,7 +90,7 @@ pub struct ViewPage {
 /// One change.
 #[derive(Clone, Debug)]
 pub struct ViewEvent {
-    /// What happened.
+    /// The change.
     pub change: ViewChange,
     /// The revision after it.
     pub revision: u64,
@@ -98,7 +98,7 @@ pub struct ViewEvent {
     pub object: Value,
 }
 
-/// What happened to an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub enum ViewChange {
     /// It came to be.
@@ -136,7 +136,7 @@ impl From<ViewError> for ApiError {
 pub(crate) struct Views(RwLock<HashMap<&'static str, Arc<dyn KindView>>>);
 
 impl Views {
-    /// Who of any view needs this artifact.
+    /// The user of this artifact in any view.
     pub(crate) async fn user_of(&self, artifact: &Digest) -> Result<Option<String>, ViewError> {
         let views: Vec<_> = self.0.read().values().cloned().collect();
         for view in views {

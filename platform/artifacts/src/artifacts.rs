@@ -58,7 +58,7 @@ impl Artifacts {
         Ok(artifacts)
     }
 
-    /// Where a content lies, if it is here. The file is whole and never written again.
+    /// The path of a content, if it is present. The file is complete and immutable.
     pub fn path(&self, digest: &Digest) -> Option<PathBuf> {
         let path = self.content(digest);
         path.is_file().then_some(path)
@@ -75,8 +75,8 @@ impl Artifacts {
         blocking(move || artifacts.list_now()).await
     }
 
-    /// Sets a content's age to zero, as an upload of it does: a reference is about to be made, or was just removed. Says
-    /// whether it is there.
+    /// Sets a content's age to zero, as an upload of it does: a reference is about to be added, or was just removed.
+    /// Returns whether it is present.
     pub async fn renew(&self, digest: &Digest) -> io::Result<bool> {
         let (artifacts, path) = (self.clone(), self.content(digest));
         blocking(move || {

@@ -49,7 +49,7 @@ impl fmt::Display for EngineHash {
 }
 
 impl Artifacts {
-    /// What this engine made from the content, if it has.
+    /// The file that this engine derived from the content, if there is one.
     pub fn derived_path(&self, digest: &Digest, engine: &EngineHash) -> Option<PathBuf> {
         let path = self.derived_file(digest, engine);
         path.is_file().then_some(path)
@@ -112,7 +112,7 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Removes half-written files, and those whose content is gone.
+    /// Removes incomplete files, and those whose content was removed.
     pub(crate) fn sweep_derived(&self) -> io::Result<usize> {
         let mut swept = 0;
         for engine in files::entries(&self.derived())? {

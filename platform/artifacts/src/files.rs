@@ -23,7 +23,7 @@ pub(crate) fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_directory)
 }
 
-/// Lets a file's age start anew.
+/// Resets the age of a file.
 pub(crate) fn touch(path: &Path) -> io::Result<()> {
     let now = SystemTime::from(jiff::Timestamp::now());
     File::options().append(true).open(path)?.set_modified(now)

@@ -22,7 +22,7 @@ use crate::{
 
 const ASIDE_PREFIX: &str = ".aside-";
 
-/// What became of a wish to remove a content.
+/// The result of a removal.
 pub enum Removal {
     /// Lookups do not find it any more.
     SetAside(SetAside),
@@ -38,7 +38,7 @@ pub enum Removal {
 pub struct SetAside {
     artifacts: Artifacts,
     digest: Digest,
-    /// Where it lies meanwhile.
+    /// The path in quarantine.
     path: PathBuf,
     removed: bool,
 }
@@ -50,7 +50,7 @@ impl SetAside {
             let _guard = self.artifacts.changes.lock();
             files::remove(&self.path)?;
             self.removed = true;
-            // Unless it was uploaded anew meanwhile.
+            // Unless it was uploaded again meanwhile.
             if self.artifacts.path(&self.digest).is_none() {
                 self.artifacts.remove_derived(&self.digest)?;
             }
@@ -101,7 +101,7 @@ impl Artifacts {
         .await
     }
 
-    /// Removes a content and what was made from it, whoever names it; says whether it was there.
+    /// Removes a content and its derived files, regardless of references; returns whether it was present.
     pub async fn remove(&self, digest: &Digest) -> io::Result<bool> {
         match self.set_aside(digest, Timestamp::MAX).await? {
             Removal::SetAside(aside) => aside.remove().await.map(|()| true),
@@ -123,7 +123,7 @@ impl Artifacts {
     /// The caller holds `changes`, or is alone.
     fn put_back_now(&self, aside: &Path, digest: &Digest) -> io::Result<()> {
         let path = self.content(digest);
-        // It was uploaded anew meanwhile.
+        // It was uploaded again meanwhile.
         if path.is_file() {
             return files::remove(aside).map(|_| ());
         }

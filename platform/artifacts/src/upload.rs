@@ -16,13 +16,12 @@ use crate::{
     files::{blocking, publish, temporary, touch},
 };
 
-/// What became of an upload.
+/// The result of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub digest: Digest,
     pub bytes: u64,
-    /// The content was there already. Its age starts anew, so that it is not collected before its
-    /// new user has named it.
+    /// Whether the content was present. Its age is reset, so that it is not collected before it is referenced.
     pub existed: bool,
 }
 

@@ -37,9 +37,9 @@ pub(crate) struct ApplyArgs {
 const DEFINITION: &str = "CustomResourceDefinition";
 /// The kinds that are applied before all others, in this order.
 const FIRST: [&str; 2] = ["Namespace", DEFINITION];
-/// How long to wait until the server serves the kind of a definition that was applied before.
+/// The longest wait until the server serves the kind of a definition that was applied before.
 const KIND_WAIT: Duration = Duration::from_secs(10);
-/// How often to ask meanwhile.
+/// The interval of checks during that wait.
 const KIND_POLL: Duration = Duration::from_millis(50);
 
 /// The kinds of the server, read again when a definition of this run has added some.
@@ -66,7 +66,7 @@ impl Kinds<'_> {
     }
 }
 
-/// What became of one object.
+/// The result of applying one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Created,
@@ -76,7 +76,7 @@ enum Outcome {
 
 pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()> {
     let mut documents = manifest::read(&args.file, args.recursive)?;
-    // What the others need comes first; the order is kept otherwise.
+    // Definitions and namespaces first; the order is kept otherwise.
     documents
         .sort_by_key(|document| FIRST.iter().position(|kind| *kind == document.kind).unwrap_or(FIRST.len()));
     let (server, discovery) = (session.server().await?, session.discovery().await?);

@@ -35,7 +35,7 @@ pub(crate) struct BuildArgs {
     debug: bool,
 }
 
-/// What was built.
+/// The result of a build.
 #[derive(Serialize)]
 struct Built<'a> {
     name: &'a str,

@@ -20,7 +20,7 @@ pub struct DataDir {
     origin: Origin,
 }
 
-/// What named the data directory.
+/// The origin of the data directory's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Flag,
@@ -138,12 +138,12 @@ impl DataDir {
         Ok(())
     }
 
-    /// Where the server listens: an [`Endpoints`] as JSON. There while a server is, or was, ready.
+    /// The file with the server's addresses: an [`Endpoints`] as JSON. It exists while a server is, or was, ready.
     pub fn endpoints(&self) -> PathBuf {
         self.root.join("endpoints.json")
     }
 
-    /// What kubectl and the commands connect with; mode 0600.
+    /// The credentials for kubectl and the commands; mode 0600.
     pub fn kubeconfig(&self) -> PathBuf {
         self.root.join("kubeconfig")
     }
@@ -163,7 +163,7 @@ impl DataDir {
         self.root.join("workflows")
     }
 
-    /// What running jobs read and leave.
+    /// The inputs and outputs of running jobs.
     pub fn jobs(&self) -> PathBuf {
         self.root.join("jobs")
     }
@@ -199,7 +199,7 @@ impl DataDir {
 pub struct Endpoints {
     pub api: String,
     pub http: String,
-    /// Where functions and Ingresses answer over TLS.
+    /// The URL of functions and Ingresses over TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub https: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -206,7 +206,7 @@ fn is_another(uid: &str, uid_deleted: &str) -> bool {
     !uid.is_empty() && !uid_deleted.is_empty() && uid != uid_deleted
 }
 
-/// How long a server may give no answer while a deletion is waited for.
+/// The longest time without an answer of the server while waiting for a deletion.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until finalizers and graceful stops have ended. A new object of the same name ends the wait.

@@ -147,7 +147,7 @@ pub(crate) struct Deployed {
     traffic_is_pinned: bool,
 }
 
-/// What a deployment is made from.
+/// The origin of a deployment.
 pub(crate) enum Origin {
     /// A component's file, which is uploaded.
     File(PathBuf),
@@ -155,7 +155,7 @@ pub(crate) enum Origin {
     Registry(DeploySource),
 }
 
-/// What is to be deployed.
+/// The source to deploy.
 pub(crate) struct Source {
     pub(crate) origin: Origin,
     /// The function's name, unless the settings give one.
@@ -285,7 +285,7 @@ pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Resu
     let namespace = namespace(session, Some(manifest)).await?;
     let path = format!("/api/v1/namespaces/{}", segment(&namespace));
     match session.server().await?.get(&path).await {
-        // Who may not see a namespace may still deploy to it.
+        // Without the right to read a namespace, a deployment to it may be permitted.
         Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(()),
         answer => Ok(answer.map(drop)?),
     }

@@ -53,7 +53,7 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
     let directory = Project::folder(&args.directory).map_err(|error| {
         failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
     })?;
-    // What is no project will not become one by saving.
+    // Saving a file cannot make a project of the folder.
     if !directory.join("Cargo.toml").is_file() {
         Project::load(&args.directory)?;
     }

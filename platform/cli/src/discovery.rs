@@ -182,7 +182,7 @@ fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<K
     })
 }
 
-/// What the tests take for a server's kinds.
+/// The kinds of a server, for tests.
 #[cfg(test)]
 pub(crate) fn for_tests() -> Discovery {
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];

@@ -1,4 +1,4 @@
-//! What went wrong, for a person: one line what, one line what to do.
+//! Errors for people: one line about the error, one about the remedy.
 
 use std::{fmt, io, process::ExitCode};
 

@@ -36,7 +36,7 @@ struct Place {
     used: bool,
 }
 
-/// What the lookup found.
+/// The result of the lookup.
 struct Found {
     kubeconfig: Option<Kubeconfig>,
     endpoints: Option<Endpoints>,
@@ -178,7 +178,7 @@ impl Places {
         self.0.push(Place { name: name.into(), found: found.into(), used });
     }
 
-    /// Where the credentials in use came from.
+    /// The origin of the credentials.
     pub(crate) fn origin_text(&self) -> String {
         let used: Vec<_> = self.0.iter().filter(|place| place.used).map(ToString::to_string).collect();
         match used.is_empty() {

@@ -59,7 +59,7 @@ const EXPIRED: u16 = 410;
 /// Objects fetched at a time.
 const PAGE: &str = "500";
 
-/// What `KIND [NAME…]` and `KIND/NAME…` mean.
+/// Parses `KIND [NAME…]` and `KIND/NAME…`.
 pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result<Vec<Target>> {
     let Some(first) = words.first() else {
         return Err(Failure::error("no kind was named", "name one, such as functions"));
@@ -363,7 +363,7 @@ struct WatchEvent {
     object: Value,
 }
 
-/// What a watch prints.
+/// The output of a watch.
 struct Screen<'a> {
     get: &'a Get<'a>,
     kind: &'a Kind,

@@ -28,7 +28,7 @@ use super::{
 };
 use plan::{GpuAmount, GpuJobPlan};
 
-/// How often the Job and its pod are read while they are waited for.
+/// The interval of reads of the Job and its pod.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The image of a job that names none: CUDA's compiler and libraries.
 const IMAGE_DEFAULT: &str = "nvidia/cuda:12.6.2-devel-ubuntu22.04";

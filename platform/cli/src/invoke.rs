@@ -55,7 +55,7 @@ impl FromStr for Header {
     }
 }
 
-/// What `-d` takes, here and where a workflow is started.
+/// The forms of `-d`, here and for the start of a workflow.
 const DATA_FORMS: &str = "-d @FILE reads a file, -d '{}' is the JSON itself";
 
 /// The maximum number of bytes that are read of an error's body. The body of an answer is streamed.

@@ -79,7 +79,7 @@ impl Histogram {
         }
     }
 
-    /// What was counted since an earlier reading.
+    /// The counts since an earlier reading.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let before =
             |bound: f64| earlier.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, n)| *n);

@@ -1,4 +1,4 @@
-//! What one run of a command shares: the global flags, and the server once it is found.
+//! The state that one run of a command shares: the global flags, and the server once it is found.
 
 use tokio::sync::OnceCell;
 
@@ -70,7 +70,7 @@ impl Session {
                 None => return error,
             },
         };
-        // What was being done stays in front.
+        // The context of the error stays in front.
         let doing: Vec<_> =
             error.chain().take_while(|cause| !is_ours(cause)).map(ToString::to_string).collect();
         doing.into_iter().rev().fold(explained, |error, doing| error.context(doing))
@@ -132,7 +132,7 @@ fn is_about(status: &kube::core::Status, kind: &str) -> bool {
 const MISFIT: (&str, &str) = (" in version ", " cannot be handled as a ");
 /// The beginning of the API's message about a patch, which follows as quoted text.
 const BAD_PATCH: &str = "\"\" is invalid: patch: Invalid value: \"";
-/// What comes before a field that is unknown or said twice.
+/// The prefix of the error about unknown and duplicate fields.
 const STRICT: &str = "strict decoding error: ";
 
 /// The reason of a refusal, without the parts that repeat the request; and the kind of the manifest, or `None` if the
@@ -153,7 +153,7 @@ pub(crate) fn refusal(status: &kube::core::Status) -> (&str, Option<&str>) {
     (why.strip_prefix(STRICT).unwrap_or(why), Some(kind))
 }
 
-/// What follows a quoted text and a colon; `text` begins inside the quotes, where a quote is escaped.
+/// The text after a quoted text and a colon; `text` begins inside the quotes, where a quote is escaped.
 fn after_quoted(text: &str) -> Option<&str> {
     let mut escaped = false;
     let end = text.find(|letter| match (escaped, letter) {

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Asks for the Table representation; a plain object is the answer of a server that has none.
 pub(crate) const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
-/// What the server answers to [`ACCEPT`].
+/// The server's answer to [`ACCEPT`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServerTable {
@@ -51,7 +51,7 @@ impl ServerRow {
     }
 }
 
-/// How a server's table is shown.
+/// The options for printing a server's table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct View<'a> {
     pub(crate) wide: bool,

@@ -72,7 +72,7 @@ mod name {
     pub(super) const WAITING: &str = "requests_waiting";
 }
 
-/// What one function is doing.
+/// The activity of one function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FunctionRow {

@@ -16,14 +16,14 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// An answer to an upload is never larger, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// What became of an upload.
+/// The result of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upload {
     Sent,
     AlreadyThere,
 }
 
-/// What is uploaded.
+/// The type of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// The server checks the component, and refuses one that cannot run.

@@ -17,7 +17,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| problem(&error))
 }
 
-/// What is wrong, with its place and the lines around it. The library's own text gives advice to programmers.
+/// The error with its position and the lines around it. The library's own text gives advice to programmers.
 pub(crate) fn problem(error: &Error) -> String {
     let text = error.render_with_options(RenderOptions::new(&Plain));
     let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -38,7 +38,7 @@ struct Followed {
 type Listener = Box<dyn Fn(&EnvObject) + Send>;
 
 impl EnvObject {
-    /// What a variable of an object in `namespace` names.
+    /// The object that a variable of an object in `namespace` refers to.
     pub fn named(reference: Reference<'_>, namespace: &str) -> Self {
         match reference {
             Reference::ConfigMap(name) => Self::ConfigMap(ObjectKey::new(namespace, name)),
@@ -72,8 +72,8 @@ impl EnvObjects {
         followed.secrets.synced().await;
     }
 
-    /// Calls `listener` with each that is there when following begins, and with each that changes or goes
-    /// after that. It must not block.
+    /// Calls `listener` with each object that is present when following begins, and with each that changes or is
+    /// removed later. It must not block.
     pub fn listen(&self, listener: impl Fn(&EnvObject) + Send + 'static) {
         self.listeners.lock().push(Box::new(listener));
     }
@@ -103,7 +103,7 @@ fn tell<K: kube::Resource + 'static>(
     });
 }
 
-/// What is not followed is not there.
+/// Objects that are not followed count as absent.
 impl EnvSources for EnvObjects {
     fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
         self.followed.get()?.config_maps.get(&ObjectKey::new(namespace, name))

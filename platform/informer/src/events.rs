@@ -23,12 +23,11 @@ use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-/// Records that wait to be written. Past that they are dropped: events are for people, who cannot read
-/// more than this at once.
+/// The maximum number of queued records. Further ones are dropped: events are for people.
 const QUEUE_MAX: usize = 1024;
-/// Events whose repetition is recognised.
+/// The number of events whose repetition is recognised.
 const REMEMBERED_MAX: usize = 4096;
-/// How long after its last repetition an event is still the same one.
+/// The time after its last repetition for which an event counts as the same one.
 const SAME_FOR: Duration = Duration::from_secs(600);
 /// Events in a row about one object, and how often one more is allowed.
 const BURST: u32 = 25;
@@ -42,7 +41,7 @@ pub struct EventRecorder {
     records: mpsc::Sender<Record>,
 }
 
-/// How bad it is.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
     Normal,
@@ -100,7 +99,7 @@ impl EventRecorder {
     }
 }
 
-/// What makes two records the same event.
+/// The key by which two records are the same event.
 type Sameness = (String, Severity, &'static str, String);
 
 #[derive(Clone, Debug)]
@@ -111,7 +110,7 @@ struct Written {
     last: Instant,
 }
 
-/// What was written lately: a plain struct.
+/// The recently written events.
 #[derive(Default)]
 struct Memory {
     written: HashMap<Sameness, Written>,

@@ -28,12 +28,12 @@ use crate::{
     objects::Objects,
 };
 
-/// One kind's objects, shared by everyone in the process who reads them. Cheap to clone.
+/// One kind's objects, shared by all readers in the process. Cheap to clone.
 pub struct Informer<K> {
     shared: Arc<Shared<K>>,
 }
 
-/// What happened to an object. A deletion carries the last state that was seen.
+/// A change of an object. A deletion carries the last observed state.
 #[derive(Debug)]
 pub enum Change<'a, K> {
     Added(&'a Arc<K>),
@@ -167,8 +167,7 @@ impl<K> Informer<K> {
         handlers.push(Box::new(handler));
     }
 
-    /// The index called `name`, made at the first call. Everyone who asks for the same name must give the
-    /// same function.
+    /// The index called `name`, built at the first call. All callers for one name must pass the same function.
     pub fn index(
         &self,
         name: &'static str,
@@ -217,7 +216,7 @@ impl<K: Resource> Shared<K> {
         }
     }
 
-    /// Makes the copy equal to a complete list. What did not change since is not told again.
+    /// Makes the copy equal to a complete list. Unchanged objects are not reported again.
     fn replace(&self, listed: BTreeMap<ObjectKey, Arc<K>>) {
         let handlers = self.handlers.lock();
         let gone: Vec<_> =

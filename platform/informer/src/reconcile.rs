@@ -28,11 +28,11 @@ use queue::{Next, Queue};
 /// Pauses after failures, unless a reconciler has its own.
 pub const RETRY: Backoff = Backoff { first: Duration::from_millis(5), most: Duration::from_secs(60) };
 
-/// What a key is: `ObjectKey`, a uid, …
+/// The type of keys: `ObjectKey`, a uid, …
 pub trait Key: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static {}
 impl<Q: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static> Key for Q {}
 
-/// How a reconciliation ended well.
+/// The result of a successful reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing more until something changes.

@@ -54,7 +54,7 @@ pub struct Cache {
     homeless: HashMap<String, Vec<ObjectKey>>,
 }
 
-/// What a change means to pods that wait.
+/// The effect of a change on waiting pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     None,

@@ -26,7 +26,7 @@ pub struct Planner {
     start: usize,
 }
 
-/// What to do with a pod.
+/// The decision about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Place { node: String },
@@ -38,7 +38,7 @@ pub enum Decision {
 pub struct FitError {
     pub nodes: usize,
     pub reasons: BTreeMap<String, usize>,
-    /// What keeps the pod from every node, whatever the nodes are.
+    /// The reason that excludes every node, independent of the nodes.
     pub blocked: Option<String>,
 }
 
@@ -203,7 +203,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What is asked for; nothing of a resource fits everywhere.
+/// The requested amounts; zero of a resource fits everywhere.
 fn requests(amounts: &Amounts) -> impl Iterator<Item = (&str, u64)> {
     let asked = amounts.0.iter().filter(|(name, amount)| **amount > 0 && *name != "pods");
     asked.map(|(name, amount)| (name.as_str(), *amount))

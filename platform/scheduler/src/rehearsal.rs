@@ -13,7 +13,7 @@ use crate::{
     volumes::VolumeNeeds,
 };
 
-/// A scheduler that is told everything and binds nothing. Time comes in as an argument.
+/// A scheduler that receives all changes and binds nothing. Time is an argument.
 #[derive(Default)]
 pub struct Rehearsal {
     state: State,
@@ -38,7 +38,7 @@ impl Rehearsal {
         self.apply(effect, now);
     }
 
-    /// The next pod in line, if one is active, and what is decided for it.
+    /// The next pod of the queue, if one is active, and the decision about it.
     pub fn step(&mut self, now: Instant) -> Option<(ObjectKey, Decision)> {
         let popped = self.state.queue.pop(now)?;
         let decision = self.state.decide(&popped.request);

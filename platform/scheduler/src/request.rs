@@ -1,4 +1,4 @@
-//! What one pod asks for, read once from its spec.
+//! The requests of one pod, read once from its spec.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::volumes::VolumeNeeds;
 
 /// Pods for another scheduler are left to it.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
-/// What a container counts as in scores when it asks for nothing (upstream: `GetNonzeroRequests`).
+/// The assumed requests of a container without any, in scores (upstream: `GetNonzeroRequests`).
 const CPU_MILLIS_ASSUMED: u64 = 100;
 const MEMORY_BYTES_ASSUMED: u64 = 200 << 20;
 
@@ -31,9 +31,9 @@ pub struct PodRequest {
     pub host_ports: Vec<HostPort>,
     /// `namespace/revision` of a function's pod.
     pub revision: Option<Arc<str>>,
-    /// Where it may run at all; shared by all pods of a template.
+    /// The constraints on nodes; shared by all pods of a template.
     pub constraints: Arc<Constraints>,
-    /// What its claims demand; nothing until [`PodRequest::with_volumes`].
+    /// The constraints by its claims; empty until [`PodRequest::with_volumes`].
     pub volumes: Arc<VolumeNeeds>,
 }
 

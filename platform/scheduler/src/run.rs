@@ -37,7 +37,7 @@ use crate::{
     volumes::VolumeNeeds,
 };
 
-/// What the scheduler is told.
+/// The configuration of the scheduler.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Bindings on their way to the API at the same time.
@@ -46,7 +46,7 @@ pub struct Config {
     pub batch_max: usize,
     /// Failure reports on their way to the API at the same time; past that, reports wait for the next try.
     pub reports_max: usize,
-    /// How long a stop waits for bindings under way.
+    /// The longest wait of a stop for bindings in progress.
     pub drain_timeout: Duration,
 }
 
@@ -75,7 +75,7 @@ struct Bindings {
     under_way: HashMap<task::Id, (Popped, String)>,
 }
 
-/// How a binding ended.
+/// The result of a binding.
 struct Bound {
     popped: Popped,
     node: String,
@@ -141,7 +141,7 @@ impl Scheduler {
         let (mut node_changes, mut pod_changes) = (self.nodes.subscribe(), self.pods.subscribe());
         let mut storage_changes = self.storage.subscribe();
         let (mut bindings, mut reports) = (Bindings::default(), JoinSet::new());
-        // What is bound already counts before the first decision.
+        // Bound pods are counted before the first decision.
         self.take_nodes(node_changes.take());
         self.take_pods(pod_changes.take());
         loop {

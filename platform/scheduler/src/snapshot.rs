@@ -12,10 +12,10 @@ use crate::{
     request::HostPort,
 };
 
-/// Sets of constraints whose verdicts are kept. Pods of one template share one.
+/// The number of constraint sets whose verdicts are cached. Pods of one template share one.
 const VERDICTS_MAX: usize = 64;
 
-/// What the planner looks at. Equal to the cache at the time of the last [`Snapshot::update`].
+/// The planner's view of the cluster. Equal to the cache at the time of the last [`Snapshot::update`].
 #[derive(Default)]
 pub struct Snapshot {
     pub(crate) facts: Vec<Option<Arc<NodeFacts>>>,
@@ -32,7 +32,7 @@ pub struct Snapshot {
     verdicts: Vec<(Arc<Constraints>, Arc<Verdicts>)>,
 }
 
-/// How much of something a node has left, for scores: `left × inverse` is the free share.
+/// The free amount of a resource, for scores: `left × inverse` is the free share.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share {
     pub(crate) left: f32,

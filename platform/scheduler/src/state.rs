@@ -1,4 +1,4 @@
-//! What the scheduler's task owns: cache, snapshot, queue and planner, in step with each other.
+//! The state of the scheduler's task: cache, snapshot, queue and planner, kept consistent.
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 
@@ -31,8 +31,8 @@ impl State {
         effect
     }
 
-    /// Decides, and books the pod where it shall go. One whose claims have to be bound first is not booked: it is
-    /// decided again when they are.
+    /// Decides, and books the pod on its node. A pod whose claims have to be bound first is not booked, and decided
+    /// again after that.
     pub(crate) fn decide(&mut self, request: &PodRequest) -> Decision {
         self.snapshot.update(&mut self.cache);
         let decision = self.planner.plan(&mut self.snapshot, request);

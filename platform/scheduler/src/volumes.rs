@@ -24,7 +24,7 @@ const NOTHING_TO_BIND: &str = "node(s) didn't find available persistent volumes 
 const IN_USE: &str =
     "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode";
 
-/// Where claims, volumes and classes are found.
+/// The source of claims, volumes and classes.
 pub trait VolumeObjects {
     fn claim(&self, key: &ObjectKey) -> Option<Arc<PersistentVolumeClaim>>;
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
@@ -58,7 +58,7 @@ pub struct UnboundClaim {
 }
 
 impl VolumeNeeds {
-    /// What the pod's claims demand now.
+    /// The current constraints by the pod's claims.
     pub fn of(pod: &Pod, objects: &impl VolumeObjects) -> Self {
         let mut needs = Self::default();
         for claim in claims_of(pod) {

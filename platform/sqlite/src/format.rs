@@ -1,4 +1,4 @@
-//! Opening a database: whose it is, of which version, and whether it is sound.
+//! Opens a database after checking its application id, its version and its integrity.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use crate::{Log, beside, mark::MarkError};
 
-/// How long a statement waits for an operator's `sqlite3` that holds the file.
+/// The longest wait of a statement for an operator's `sqlite3` that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// SQLite takes a shorter file for a new one.
 const PAGE_BYTES_MIN: u64 = 512;
@@ -27,11 +27,11 @@ pub struct DatabaseFormat {
     /// A table of the schema. A file without an application id that has the version and this table is taken for one of
     /// an early build and gets the id; `None`: it is refused.
     pub early_table: Option<&'static str>,
-    /// What the program does without the file, as the end of a message that proposes to move the file away.
+    /// The behaviour of the program without the file, as the end of a message that proposes to move the file away.
     pub without: &'static str,
 }
 
-/// How a writing connection uses memory and disk.
+/// The use of memory and disk by a writing connection.
 #[derive(Clone, Copy, Debug)]
 pub struct WriterSettings {
     /// SQLite's page cache, in KiB.
@@ -220,7 +220,7 @@ impl DatabaseFormat {
     }
 }
 
-/// What a file's header and tables say of it.
+/// The identity of a file by its header and tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Identity {
     /// Nothing was written yet.

@@ -9,7 +9,7 @@ const MAGIC: u32 = 0x377f_0682;
 /// SQLite's largest page.
 const PAGE_BYTES_MAX: u32 = 65_536;
 
-/// What tells one log from the one that was in the file before it.
+/// The salts that distinguish a log from an earlier one in the same file.
 pub(crate) type Salts = [u8; 8];
 
 /// A header that is whole.

@@ -14,7 +14,7 @@ pub struct GroupCommitPolicy {
     wait_max: Duration,
     /// Writes of the last group, and in the queue when it was done.
     expected: usize,
-    /// What the last commit took.
+    /// The duration of the last commit.
     commit: Duration,
 }
 
@@ -36,7 +36,7 @@ impl GroupCommitPolicy {
         self.expected = group + queued;
     }
 
-    /// How many writes the next group waits for.
+    /// The number of writes for which the next group waits.
     #[must_use]
     pub fn expected(&self) -> usize {
         self.expected.min(self.group_max)

@@ -145,7 +145,7 @@ mod tests {
         drop(connection);
     }
 
-    /// SQLite itself goes on writing to a file that was removed.
+    /// SQLite itself keeps writing to a file that was removed.
     #[test]
     fn a_commit_to_a_removed_database_is_an_error() {
         let folder = tempfile::tempdir().unwrap();

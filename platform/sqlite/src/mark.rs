@@ -13,14 +13,14 @@ use crate::{
 };
 
 const MARK_BYTES: usize = 32;
-/// What a mark begins with.
+/// The first bytes of a mark.
 const MAGIC: &[u8; 8] = b"MayflyWM";
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Why a database must not be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarkError {
-    /// What was acknowledged is not in the log any more.
+    /// Acknowledged writes are missing in the log.
     #[error(
         "its write-ahead log had {acknowledged} pages when it was last written, and only the first {whole} of \
          them are whole"
@@ -42,7 +42,7 @@ pub(crate) enum MarkError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// How far a database's log has come, kept beside it (`-mark`).
+/// The acknowledged length of a database's log, kept beside it (`-mark`).
 #[derive(Debug)]
 pub(crate) struct Mark {
     database: PathBuf,
@@ -73,7 +73,7 @@ struct Files {
     mark: File,
 }
 
-/// What a mark says.
+/// The content of a mark.
 struct Reached {
     salts: Salts,
     frames: u64,
@@ -225,7 +225,7 @@ impl Mark {
     }
 }
 
-/// How many of the frames that a mark speaks of are whole; `None` when it speaks of another log.
+/// The number of the mark's frames that are complete; `None` if the mark is about another log.
 fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
     let mut file = match File::open(wal) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -262,7 +262,7 @@ mod tests {
 
     const SALTS: Salts = *b"saltsalt";
 
-    /// What [`Mark::check`] says of a log whose mark was set when it had `frames`.
+    /// The result of [`Mark::check`] for a log whose mark was set when it had `frames`.
     fn checked(then: &[u8], frames: u64, now: Option<&[u8]>) -> Result<(), (u64, u64)> {
         let folder = tempfile::tempdir().unwrap();
         let database = folder.path().join("some.db");
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(checked(&before, 4, None), Ok(()));
         assert_eq!(checked(&before, 4, Some(b"")), Ok(()));
         assert_eq!(checked(&before, 4, Some(&after)), Ok(()));
-        // Begun anew over the one before: what lies behind is of no account.
+        // A log that restarts over an earlier one: the old frames behind it do not count.
         let begun = [&after[..], &before[after.len()..]].concat();
         assert_eq!(checked(&before, 4, Some(&begun)), Ok(()));
         assert_eq!(

@@ -81,7 +81,7 @@ const VOLUMES_RESTRICTED: [&str; 8] = [
 ];
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// What a level forbids in a pod or a pod template.
+/// The violations of a level by a pod or a pod template.
 pub(super) fn violations(level: SecurityLevel, metadata: &Value, spec: &Value) -> Vec<Violation> {
     let pod = PodView { metadata, spec };
     let baseline_only = level == SecurityLevel::Baseline;
@@ -176,7 +176,7 @@ impl<'a> PodView<'a> {
         self.containers().filter(|container| bad(container)).map(name_of).collect()
     }
 
-    /// Where a security context is bad.
+    /// The places of bad security contexts.
     fn setters(&self, bad: impl Fn(&Value) -> bool) -> Setters<'a> {
         Setters {
             pod: bad(&self.spec["securityContext"]),

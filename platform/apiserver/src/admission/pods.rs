@@ -1,4 +1,4 @@
-//! What a new pod gets from other objects: its service account, priority, runtime class and default tolerations.
+//! Completes a new pod from other objects: service account, priority, runtime class and default tolerations.
 
 use serde_json::{Map, Value, json};
 
@@ -10,12 +10,12 @@ use crate::{
     verbs::WriteRequest,
 };
 
-/// Where the token of a pod's service account is mounted.
+/// The mount path of the token of a pod's service account.
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// How long such a token is valid: an hour, and some seconds by which it is known.
+/// The lifetime of such a token: upstream's hour and seven seconds.
 const TOKEN_SECONDS: i64 = 3607;
 const TOKEN_VOLUME_PREFIX: &str = "kube-api-access-";
-/// How long a pod stays on a node that is not ready or cannot be reached, in seconds.
+/// The default time that a pod stays on a node that is not ready or unreachable, in seconds.
 const TOLERATION_SECONDS: i64 = 300;
 const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 

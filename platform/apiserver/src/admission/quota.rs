@@ -173,7 +173,7 @@ pub(super) fn counts(kind: &Kind, name: &str) -> bool {
     }
 }
 
-/// What an object uses.
+/// The usage of an object.
 pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
     const ONE: u64 = 1000;
     let mut usage = QuotaUsage::from([(format!("count/{}", kind.resource()), ONE)]);

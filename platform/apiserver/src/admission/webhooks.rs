@@ -153,7 +153,7 @@ impl Inner {
                 self.call_mutating(request, operation, webhook, &mut new, old, &mut warnings).await?;
             changes.push(changed);
         }
-        // A webhook that asks for it sees once more what later ones have changed.
+        // Reinvokes webhooks whose policy asks for it after a later one has changed the object.
         for (at, webhook) in mutating.enumerate() {
             let changed_later = changes[at + 1..].iter().any(|changed| *changed);
             if webhook.reinvoke && changed_later {

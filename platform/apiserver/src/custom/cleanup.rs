@@ -16,7 +16,7 @@ use crate::{
     verbs::{Change, Part},
 };
 
-/// How long until objects that wait for their finalizers are looked at again.
+/// The pause before objects that wait for their finalizers are checked again.
 const RETRY: Duration = Duration::from_millis(250);
 /// The maximum number of concurrent deletions.
 const CONCURRENT_DELETES: usize = 16;

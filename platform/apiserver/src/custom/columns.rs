@@ -117,7 +117,7 @@ fn field(text: &str) -> (String, &str) {
     (name, "")
 }
 
-/// Where the bracket closes, quotes respected.
+/// The index of the closing bracket, with quotes respected.
 fn bracket_end(text: &str) -> Option<usize> {
     let mut quote = None;
     for (at, character) in text.char_indices() {

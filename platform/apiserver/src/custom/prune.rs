@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// What every object has beside its schema.
+/// The fields of every object beside its schema.
 const OWN_FIELDS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
 fn flag(schema: &Value, name: &str) -> bool {

@@ -36,7 +36,7 @@ pub(crate) struct CustomVersion {
     api_version: String,
 }
 
-/// Where the scale subresource finds its numbers.
+/// The paths of the scale subresource.
 #[derive(Clone, Debug)]
 pub(crate) struct ScalePaths {
     pub(crate) spec_replicas: Vec<String>,

@@ -10,7 +10,7 @@ use crate::{object::Object, registry::rules_items};
 const DEPTH_MAX: usize = 64;
 const TYPES: [&str; 6] = ["object", "array", "string", "integer", "number", "boolean"];
 
-/// What is wrong with a definition.
+/// Validates a definition.
 pub(crate) fn definition_errors(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = new.at(&["spec"]).unwrap_or(&Value::Null);

@@ -36,7 +36,7 @@ impl FieldSet {
         self.0.get(step).is_some_and(|node| node.member)
     }
 
-    /// What is below a step.
+    /// The set below a step.
     pub(crate) fn below(&self, step: &str) -> Option<&Self> {
         self.0.get(step).map(|node| &node.children).filter(|set| !set.is_empty())
     }

@@ -167,7 +167,7 @@ fn a_removed_item_takes_unowned_fields_along() {
             false,
         )
         .unwrap();
-    // Defaults, which nobody owns.
+    // Defaults, which have no owner.
     let mut live = script.live.clone().unwrap();
     live.0["spec"]["containers"][1]["imagePullPolicy"] = json!("Always");
     script.live = Some(live);
@@ -260,14 +260,15 @@ mod properties {
 
     use super::*;
 
-    /// Who applies what, one after the other.
+    /// A sequence of applies by managers.
     fn writes() -> impl Strategy<Value = Vec<(usize, BTreeMap<String, String>)>> {
         let data = btree_map("[a-d]", "[12]", 0..4);
         proptest::collection::vec((0..3usize, data), 1..12)
     }
 
     proptest! {
-        /// With force: what is applied is there; what nobody applies any more is gone; once more changes nothing.
+        /// With force: applied fields are present, fields without an applier are removed, and a second apply changes
+        /// nothing.
         #[test]
         fn forced_applies_are_a_union_of_what_is_wanted(writes in writes()) {
             let mut script = Script::new("ConfigMap");
@@ -275,7 +276,7 @@ mod properties {
             for (manager, data) in writes {
                 let name = format!("m{manager}");
                 script.apply(&name, json!({"data": data}), true).unwrap();
-                // Another value takes the key from whoever wanted it otherwise.
+                // Another value takes the key from the other owners.
                 for (other, theirs) in wanted.iter_mut().enumerate() {
                     theirs.retain(|key, value| other == manager || data.get(key).is_none_or(|new| new == value));
                 }

@@ -136,7 +136,7 @@ fn collect(shape: Shape<'static>, value: &Value, path: &mut Vec<String>, set: &m
     }
 }
 
-/// What differs between two values.
+/// The differences between two values.
 #[derive(Debug, Default)]
 pub(crate) struct FieldChanges {
     pub(crate) added: FieldSet,

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::{object::Object, registry::Kind};
 
-/// What is still in a namespace.
+/// The remaining contents of a namespace.
 #[derive(Default)]
 pub(super) struct Left {
-    /// How many of each resource, by `<plural>.<group>`.
+    /// The number of objects of each resource, by `<plural>.<group>`.
     resources: BTreeMap<String, usize>,
-    /// How many have each finalizer.
+    /// The number of objects with each finalizer.
     finalizers: BTreeMap<String, usize>,
 }
 

@@ -12,7 +12,7 @@ use crate::object::Object;
 const DATA_BYTES_MAX: usize = 1 << 20;
 /// Longest key of a ConfigMap or a Secret, in bytes.
 const DATA_KEY_BYTES_MAX: usize = 253;
-/// What a namespace carries until its contents are gone.
+/// The finalizer of a namespace until its contents are deleted.
 pub(crate) const NAMESPACE_FINALIZER: &str = "kubernetes";
 
 pub(super) fn kinds() -> Vec<Kind> {
@@ -90,7 +90,7 @@ fn secret() -> Kind {
     }
 }
 
-/// What secrets of upstream's types have to have.
+/// Checks the required keys of secrets of upstream's types.
 fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
     let has = |key: &str| new.at(&["data", key]).is_some();
     let needed: &[&str] = match new.str_at(&["type"]) {

@@ -1,5 +1,4 @@
-//! What the defaults of several kinds have in common. Defaults run on every write, so they change nothing the second
-//! time.
+//! Helpers for the defaults of several kinds. Defaults run on every write, and are idempotent.
 
 use serde_json::{Map, Value};
 

@@ -154,7 +154,7 @@ fn container_defaults(container: &mut Map<String, Value>, host_network: bool) {
             probe_defaults(probe);
         }
     }
-    // What is limited and not requested is requested.
+    // A limit without a request is also the request.
     let resources = map_at(container, "resources");
     if let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() {
         let requests = map_at(resources, "requests");
@@ -231,7 +231,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     errors
 }
 
-/// What is wrong with a pod's spec, or a template's.
+/// Validates the spec of a pod, or of a template.
 pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
     let list = |field: &str| spec.get(field).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let mut volumes = HashSet::new();

@@ -24,7 +24,7 @@ const POD_FIELDS: [&str; 12] = [
 /// Fields of a container without an effect.
 const CONTAINER_FIELDS: [&str; 6] =
     ["volumeDevices", "workingDir", "securityContext", "stdin", "stdinOnce", "tty"];
-/// Where a container may name commands, which the wasm host does not run.
+/// The paths of a container's commands, which the wasm host does not run.
 const COMMANDS: [&[&str]; 5] = [
     &["livenessProbe", "exec"],
     &["readinessProbe", "exec"],

@@ -1,4 +1,4 @@
-//! What the cells of printed tables have in common. The formats are upstream's (`kubernetes/pkg/printers`,
+//! Helpers for the cells of printed tables. The formats are upstream's (`kubernetes/pkg/printers`,
 //! `apimachinery/pkg/util/duration`).
 
 use jiff::Timestamp;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::object::Object;
 
-/// How long ago, for a column `Age`.
+/// The time since the creation, for a column `Age`.
 pub(crate) fn age(object: &Object, now: Timestamp) -> Value {
     since(object.meta_str("creationTimestamp"), now).into()
 }
@@ -60,7 +60,7 @@ pub(crate) fn or_none(text: &str) -> Value {
     if text.is_empty() { "<none>".into() } else { text.into() }
 }
 
-/// How many entries maps below the top have.
+/// The number of entries of top-level maps.
 pub(crate) fn count(object: &Object, fields: &[&str]) -> Value {
     let sizes = fields.iter().filter_map(|field| object.0.get(*field)?.as_object());
     sizes.map(serde_json::Map::len).sum::<usize>().into()

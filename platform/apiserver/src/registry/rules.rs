@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{meta, object::Object};
 
-/// What is found at a path that does not exist.
+/// The value at a path that does not exist.
 pub(super) static NOTHING: Value = Value::Null;
 
 /// The members of an object value; none for other values.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::object::{Object, map_at};
 
-/// How long a client stays with an endpoint under `sessionAffinity: ClientIP`, in seconds.
+/// The default duration of `sessionAffinity: ClientIP`, in seconds.
 const AFFINITY_SECONDS_DEFAULT: i64 = 10_800;
 /// Endpoints shown in a table before `+ N more...`.
 const ENDPOINTS_SHOWN: usize = 3;

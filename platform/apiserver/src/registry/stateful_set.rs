@@ -90,7 +90,7 @@ fn stateful_set() -> Kind {
     }
 }
 
-/// What an update of a StatefulSet may change.
+/// The fields of a StatefulSet that an update may change.
 const STATEFUL_SET_MUTABLE: [&str; 7] = [
     "replicas",
     "ordinals",

@@ -18,7 +18,7 @@ const COLUMNS: &[Column] = &[
     Column::text("Window", "What time the cores were measured over."),
 ];
 
-/// What a node uses.
+/// The usage of a node.
 #[derive(JsonSchema, Deserialize)]
 #[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
 struct NodeMetrics {
@@ -32,7 +32,7 @@ struct NodeMetrics {
     usage: BTreeMap<String, Quantity>,
 }
 
-/// What a pod's containers use.
+/// The usage of a pod's containers.
 #[derive(JsonSchema, Deserialize)]
 #[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
 struct PodMetrics {
@@ -46,7 +46,7 @@ struct PodMetrics {
     containers: Vec<ContainerMetrics>,
 }
 
-/// What a container uses.
+/// The usage of a container.
 #[derive(JsonSchema, Deserialize)]
 #[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
 struct ContainerMetrics {

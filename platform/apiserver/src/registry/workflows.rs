@@ -127,8 +127,7 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
         .collect()
 }
 
-/// What is unlikely to be meant: states that are never reached, a choice without a default, an integration that
-/// Mayfly has not yet.
+/// Warnings about a definition: unreachable states, a choice without a default, an unsupported integration.
 fn definition_warnings(workflow: &Workflow) -> Vec<String> {
     diagnostics(workflow, Severity::Warning)
         .map(|problem| {
@@ -180,7 +179,7 @@ fn triggers(object: &Object) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// How long until the next start.
+/// The time until the next start.
 fn next(object: &Object, now: Timestamp) -> Value {
     let times = print::items(object, &["status", "triggers"])
         .filter_map(|trigger| trigger["nextScheduleTime"].as_str()?.parse::<Timestamp>().ok());

@@ -14,7 +14,7 @@ use crate::registry::Kind;
 /// Deepest nesting that is looked at; the decoder's own limit is lower.
 const DEPTH_MAX: usize = 256;
 
-/// What was found on the way.
+/// The findings about an object.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// Paths of fields that the kind does not have.
@@ -158,7 +158,7 @@ impl Walk<'_> {
     fn map(&mut self, values: NodeId, map: &mut Map<String, Value>) {
         for (key, value) in map.iter_mut() {
             if value.is_null() {
-                // What Go makes of a null in a map: the zero value.
+                // Go decodes a null in a map as the zero value.
                 match self.schemas.node(values) {
                     Node::String => *value = Value::String(String::new()),
                     Node::Quantity => *value = Value::String("0".into()),

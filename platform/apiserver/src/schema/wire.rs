@@ -61,7 +61,7 @@ pub(crate) enum Scalar {
     Struct(&'static str),
 }
 
-/// What is written where a field is absent or zero.
+/// The form of a field that is absent or zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     /// A pointer with `omitempty`: present if it was given.

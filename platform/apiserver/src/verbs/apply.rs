@@ -37,7 +37,7 @@ impl Inner {
             let created = self
                 .create_change(request, Change { object, warnings: warnings.clone(), applied: true })
                 .await;
-            // Somebody else created it in between: apply to that.
+            // Created concurrently: apply to the created object.
             if !created.as_ref().is_err_and(|error| error.has_reason("AlreadyExists")) {
                 return created;
             }
@@ -50,7 +50,7 @@ impl Inner {
         .await
     }
 
-    /// What is applied, checked against its kind; fields that are left out are no mistake.
+    /// The applied object, checked against its kind; absent fields are permitted.
     fn applied_object(
         &self,
         request: &WriteRequest,

@@ -15,7 +15,7 @@ use crate::{
 };
 use tokio::sync::MutexGuard;
 
-/// How many names are tried for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
+/// The number of attempts to find a free name for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
 const NAME_ATTEMPTS: usize = 8;
 
 impl Inner {

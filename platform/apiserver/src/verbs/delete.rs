@@ -106,7 +106,7 @@ impl DeleteOptions {
     }
 }
 
-/// What a deletion does to an object as it is now.
+/// The effect of a deletion on the current object.
 enum Step {
     Remove,
     Mark(Object),
@@ -227,7 +227,7 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
         return Step::Nothing;
     }
     let meta = marked.meta_mut();
-    // What is being deleted already has the new grace from when that began.
+    // For an object that is being deleted, the new grace counts from the first deletion.
     let began = began(object).unwrap_or(now);
     let deadline = began.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
     meta.insert("deletionTimestamp".into(), meta::timestamp(deadline));

@@ -112,7 +112,7 @@ pub(crate) fn apply_json(value: &mut Value, patch: &json_patch::Patch) -> Result
     Ok(())
 }
 
-/// How long a value is as JSON.
+/// The length of a value as JSON.
 fn encoded_bytes(value: &Value) -> Result<usize, ApiError> {
     struct Count(usize);
     impl io::Write for Count {

@@ -35,7 +35,7 @@ pub(crate) enum Part {
     Whole,
 }
 
-/// What becomes of the current object.
+/// The new state of an object.
 pub(crate) struct Change {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,

@@ -12,7 +12,7 @@ use mayfly_api::{Digest, job_io::ArtifactRef};
 
 use crate::{artifact, failure::Failure, output, server::Server, upload};
 
-/// What is copied into the container.
+/// The files that are copied into the container.
 #[derive(Debug)]
 pub(super) enum Sources {
     /// Files, by their names.

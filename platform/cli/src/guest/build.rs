@@ -113,7 +113,7 @@ impl Builder {
             let mut command = self.command("rustc", dir);
             command.args(["--package", &guest.id, "--bin", &guest.target]);
             if let Way::BuildStd { libc, .. } = &self.toolchain.way {
-                // What calls `main`; a compiler with the target brings its own.
+                // The startup code that calls `main`; a compiler with the target has its own.
                 command.arg("--").arg(format!("-Clink-arg={}", libc.join("crt1-command.o").display()));
             }
             messages += &cargo::run(command, progress)?;

@@ -131,7 +131,7 @@ impl Metadata {
         })
     }
 
-    /// What becomes a component in the whole workspace.
+    /// The targets of the whole workspace that become components.
     pub(super) fn guests(&self) -> Vec<Guest> {
         let members = self.packages.iter().filter(|package| self.workspace_members.contains(&package.id));
         members.filter_map(Package::guest).collect()
@@ -161,7 +161,7 @@ impl Package {
     }
 }
 
-/// Where cargo left the wasm of a target, from its `--message-format=json` output.
+/// The path of a target's wasm file, from cargo's `--message-format=json` output.
 pub(super) fn artifact(messages: &str, guest: &Guest) -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Message {

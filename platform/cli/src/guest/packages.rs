@@ -84,7 +84,7 @@ fn hash(dir: &Dir<'_>, hasher: &mut Sha256) {
     }
 }
 
-/// How a program of a tool chain ended, and its stderr.
+/// The exit status and stderr of a program of a tool chain.
 pub(super) struct Ended {
     pub(super) status: ExitStatus,
     pub(super) stderr: String,

@@ -30,7 +30,7 @@ pub(crate) struct Project {
     pub(crate) code: Code,
 }
 
-/// What a project is built from.
+/// The source of a project's build.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
     /// A package of Rust.
@@ -125,7 +125,7 @@ impl Project {
         Ok(Project { dir, name, manifest, place, code })
     }
 
-    /// Whether it depends on the SDK that the binary carries (a project made by `mayfly new` does).
+    /// Whether it depends on the SDK in this binary (a project made by `mayfly new` does).
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
         if !matches!(self.code, Code::Cargo) {
             return Ok(false);
@@ -275,7 +275,7 @@ mod tests {
         assert!(seen > 10, "{seen}");
     }
 
-    /// What is written is known: it is still there after reading.
+    /// Checks that written fields are kept by reading.
     fn assert_kept(written: &Value, read: &Value, place: &str) {
         match (written, read) {
             (Value::Object(written), Value::Object(read)) => {

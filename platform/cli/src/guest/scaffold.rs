@@ -10,7 +10,7 @@ use mayfly_api::validation;
 
 use super::{packages, sdk};
 
-/// What a new project starts as.
+/// The template of a new project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Template {
     /// Requests in, responses out.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use include_dir::{Dir, DirEntry, include_dir};
 use sha2::{Digest as _, Sha256};
 
-/// Where a project keeps its copy, seen from the project. Its `Cargo.toml` depends on this path.
+/// The path of a project's copy of the SDK, relative to the project. Its `Cargo.toml` depends on this path.
 pub(super) const FOLDER: &str = ".mayfly/sdk";
 
 static SOURCES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/rust/src");

@@ -12,9 +12,9 @@ use std::process::Command;
 /// The oldest compiler the SDK builds with: major and minor of Rust.
 const RUST_MIN: (u32, u32) = (1, 87);
 
-/// Where Debian and its derivatives install a compiler; rustup's may come first in PATH.
+/// The folder of compilers of Debian and its derivatives; rustup's may come first in PATH.
 const SYSTEM_BIN: &str = "/usr/bin";
-/// Where wasi-libc lies, by distribution and age.
+/// The paths of wasi-libc, by distribution and version.
 const WASI_LIBC: [&str; 3] =
     ["/usr/lib/wasm32-wasi", "/usr/lib/wasm32-wasip1", "/usr/share/wasi-sysroot/lib/wasm32-wasi"];
 

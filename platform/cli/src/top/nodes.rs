@@ -27,7 +27,7 @@ struct NodeRow {
     host: Option<HostGauges>,
 }
 
-/// What the wasm host of one process holds.
+/// The usage of one process's wasm host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct HostGauges {

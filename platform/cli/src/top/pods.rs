@@ -29,7 +29,7 @@ struct PodRow {
     node: String,
     phase: String,
     restarts: i64,
-    /// What it uses; nothing is said of a pod that does not run, nor of the processors that requests take.
+    /// The usage; absent for a pod that does not run.
     #[serde(flatten)]
     usage: Usage,
     cpu_requested_millis: u64,
@@ -38,7 +38,7 @@ struct PodRow {
     started: Option<String>,
 }
 
-/// What a pod uses.
+/// The usage of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Usage {

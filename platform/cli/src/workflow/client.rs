@@ -28,13 +28,13 @@ const PAGE_ITEMS_MAX: usize = 1000;
 pub(super) struct Client {
     http: HttpClient,
     url: String,
-    /// Who named the URL.
+    /// The origin of the URL.
     origin: String,
     /// The namespace of names without a dot.
     namespace: String,
 }
 
-/// What the API answered instead of doing it.
+/// A refusal by the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// `StateMachineDoesNotExist`.

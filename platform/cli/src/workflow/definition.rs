@@ -45,7 +45,7 @@ pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// How errors name the file.
+/// The name of the file in errors.
 pub(super) fn source(path: &Path) -> String {
     if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() }
 }

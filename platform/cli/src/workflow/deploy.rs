@@ -51,7 +51,7 @@ impl Kind {
     }
 }
 
-/// What became of the workflow.
+/// The result of a deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Change {

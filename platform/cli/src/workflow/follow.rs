@@ -41,7 +41,7 @@ pub(super) async fn follow(
     }
 }
 
-/// What an event is worth saying: the time since the start, and what happened to which state.
+/// The line for an event: the time since the start, the event, and its state.
 fn line(trace: &mut Trace, event: &Event) -> Option<String> {
     let scope = trace.take(event).cloned();
     let text = match scope {
@@ -87,7 +87,7 @@ fn ending(kind: &str) -> &'static str {
     }
 }
 
-/// How an execution ended: its status and duration, then its output or its error in full.
+/// The result of an execution: its status and duration, then its whole output or error.
 pub(super) fn end(execution: &Value) -> String {
     let text = |field: &str| execution[field].as_str().unwrap_or("");
     let times = (execution["startDate"].as_f64(), execution["stopDate"].as_f64());

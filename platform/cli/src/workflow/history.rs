@@ -56,7 +56,7 @@ impl Event {
         ["Failed", "TimedOut", "Aborted"].iter().any(|end| self.kind.ends_with(end))
     }
 
-    /// `Error: cause`, as far as they are there.
+    /// `Error: cause`, as far as they are present.
     pub(super) fn error(&self) -> String {
         error(self.text("error"), self.text("cause"))
     }
@@ -86,7 +86,7 @@ impl Event {
     }
 }
 
-/// `Error: cause`, as far as they are there.
+/// `Error: cause`, as far as they are present.
 pub(super) fn error(error: &str, cause: &str) -> String {
     match (error, cause) {
         ("", cause) => cause.to_owned(),
@@ -112,16 +112,16 @@ pub(super) struct Scope {
     /// `Task`; none for an iteration.
     pub(super) kind: String,
     pub(super) since: f64,
-    /// How often its work was begun.
+    /// The number of attempts.
     pub(super) attempts: u32,
-    /// How many states and iterations are around it.
+    /// The number of surrounding states and iterations.
     pub(super) depth: usize,
     name: String,
     item: Option<u64>,
     around: Option<usize>,
 }
 
-/// What has been seen of an execution.
+/// The events of an execution so far.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     scopes: Vec<Scope>,

@@ -214,7 +214,7 @@ fn age(seconds: &Value, now: Timestamp) -> String {
     time.map_or("<unknown>".into(), |time| format::age_of_seconds(now.as_second() - time.as_second()))
 }
 
-/// How long an execution took, or has run until now.
+/// The duration of an execution, until now if it is running.
 fn took(execution: &Value, now: Timestamp) -> String {
     let start = execution["startDate"].as_f64();
     #[expect(clippy::cast_precision_loss, reason = "milliseconds are shown")]

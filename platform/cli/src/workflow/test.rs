@@ -33,7 +33,7 @@ use crate::{
     session::Session,
 };
 
-/// How deep test files are looked for.
+/// The maximum depth of the search for test files.
 const FOLDER_DEPTH_MAX: usize = 16;
 
 #[derive(Args, Debug)]

@@ -10,7 +10,7 @@ use crate::{
     registry::{Kind, rules_items as items},
 };
 
-/// What a request does to an object, in the words of AdmissionReviews.
+/// The operation of a request, with the names of AdmissionReviews.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdmissionOperation {
     Create,

@@ -33,7 +33,7 @@ pub(super) struct Rhythm {
     shutdown: CancellationToken,
 }
 
-/// What woke a watch.
+/// The reason for which a watch was woken.
 enum Wake<T> {
     Event(T),
     Bookmark,
@@ -184,13 +184,13 @@ impl Lines {
             self.transition(&event)
         };
         let Some(kind) = kind else { return };
-        // What leaves a selection is shown as it was while it was in it.
+        // An object that leaves the selection is shown with its last selected state.
         let left = kind == "DELETED" && event.kind == EventKind::Modified;
         let shown = event.previous.as_ref().filter(|_| left).unwrap_or(&event.entry);
         self.writer.line(out, kind, &shown.value, event.revision);
     }
 
-    /// What an event is for a watch with a selection: objects come into it and leave it.
+    /// The type of an event for a watch with a selection, which objects enter and leave.
     fn transition(&self, event: &Event) -> Option<&'static str> {
         let matches = |entry: &Entry| self.source.matches(&self.selection, entry);
         let before = event.previous.as_deref().is_some_and(matches);

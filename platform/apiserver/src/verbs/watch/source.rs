@@ -1,4 +1,4 @@
-//! Where a watch's events come from.
+//! The source of a watch's events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{event_objects::EventObjects, selection::Selection, status::ApiError,
 pub(crate) enum Source {
     /// The store.
     Objects { watch: Watch, decoded: Arc<EventObjects> },
-    /// Who keeps the objects of a kind elsewhere.
+    /// A view, for kinds whose objects are kept elsewhere.
     View(ViewEvents),
 }
 
@@ -47,7 +47,7 @@ impl Source {
     pub(super) fn matches(&self, selection: &Selection, entry: &Entry) -> bool {
         match self {
             Self::Objects { decoded, .. } => selection.matches_event(entry, decoded),
-            // What is decoded is remembered by the store's revisions, and a view has its own.
+            // Not cached: the cache is keyed by the store's revisions, and a view has its own.
             Self::View(_) => selection.matches(entry),
         }
     }

@@ -1,4 +1,4 @@
-//! What was expected against what came.
+//! Compares the expected with the actual result.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::run::{is_entry, text};
 use super::subject::Subject;
 
-/// What there is, in the order of the text, and what of it was reached.
+/// The states, branches and catchers in the order of the text, and those that were reached.
 pub(super) struct Coverage {
     states: Part,
     /// `Route → Ship`: rules with the same target are one branch.

@@ -1,4 +1,4 @@
-//! How tests of a definition are written.
+//! The format of tests of a definition.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,9 +15,9 @@ use super::super::ordered::Ordered;
 use super::subject::Subject;
 use crate::{failure::Failure, yaml};
 
-/// What test files end with.
+/// The suffixes of test files.
 pub(super) const ENDINGS: [&str; 3] = [".test.yaml", ".test.yml", ".test.json"];
-/// What a definition beside a test file may end with.
+/// The suffixes of a definition beside a test file.
 const DEFINITION_ENDINGS: [&str; 6] = [".yaml", ".yml", ".json", ".asl.json", ".asl.yaml", ".asl.yml"];
 /// The largest test file that is read.
 const FILE_BYTES_MAX: u64 = 8 << 20;
@@ -39,7 +39,7 @@ pub(super) struct TestFile {
     /// For all cases.
     #[serde(default)]
     pub(super) mocks: Mocks,
-    /// What the item readers of distributed maps find, by `bucket/key`.
+    /// The files for the item readers of distributed maps, by `bucket/key`.
     #[serde(default)]
     pub(super) files: HashMap<String, Value>,
     /// In order.
@@ -86,7 +86,7 @@ fn empty() -> Ordered {
     Ordered::Object(Vec::new())
 }
 
-/// What one state's tasks are answered.
+/// The answers for one state's tasks.
 #[derive(Debug)]
 pub(super) struct Mock {
     pub(super) answers: Vec<Answer>,
@@ -134,10 +134,10 @@ impl<'de> Deserialize<'de> for Mock {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "never, or an answer such as {result: {ok: true}}")]
 pub(super) struct Answer {
-    /// What the service answers, as the state sees it.
+    /// The service's answer, as the state sees it.
     #[serde(default, deserialize_with = "there")]
     pub(super) result: Option<Ordered>,
-    /// What a function answers; `lambda:invoke` puts it into its envelope.
+    /// The function's answer; `lambda:invoke` puts it into its envelope.
     #[serde(default, deserialize_with = "there")]
     pub(super) payload: Option<Ordered>,
     pub(super) error: Option<String>,
@@ -146,11 +146,11 @@ pub(super) struct Answer {
     /// It never answers: only a timeout ends the task.
     #[serde(default)]
     pub(super) never: bool,
-    /// How long it takes.
+    /// The duration.
     pub(super) after: Option<Time>,
     /// A sign of life as often as this while it takes long.
     pub(super) heartbeat: Option<Time>,
-    /// How many calls it answers.
+    /// The number of calls that it answers.
     pub(super) times: Option<u32>,
     /// Restricts the answer to calls whose arguments include this value.
     pub(super) when: Option<Value>,
@@ -203,7 +203,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// What is expected. What is not written is not looked at; without a status or an error, success is expected.
+/// The expected result. Absent fields are not compared; without a status or an error, success is expected.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Expect {
@@ -222,7 +222,7 @@ pub(super) struct Expect {
     /// Calls by Task state, retries included.
     #[serde(default)]
     pub(super) calls: BTreeMap<String, u32>,
-    /// What the last call of a Task state was given, or a part of it.
+    /// The arguments of a Task state's last call, or a part of them.
     #[serde(default)]
     pub(super) arguments: BTreeMap<String, Value>,
     pub(super) elapsed: Option<Time>,
@@ -287,7 +287,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
     Ok(file)
 }
 
-/// What is no test file but something else that lies beside one.
+/// The error for a file that is no test file but a file that belongs to one.
 fn mistaken(text: &str, source: &str) -> Option<Failure> {
     let written: Ordered = yaml::read(text).ok()?;
     let is_there = |name: &str| written.get(name).is_some();

@@ -160,7 +160,7 @@ impl CaseReport {
         }
     }
 
-    /// How a run without a test file ended.
+    /// The result of a run without a test file.
     pub(super) fn end(&self) -> String {
         let ran = &self.ran;
         let mut text = String::new();

@@ -26,7 +26,7 @@ use super::subject::Subject;
 
 /// The default start time of executions.
 const START: &str = "2026-01-01T00:00:00Z";
-/// How often the end of a case is looked for.
+/// The interval of checks for the end of a case.
 const ROUND: Duration = Duration::from_millis(2);
 /// The number of rounds without progress after which the execution is stopped.
 const IDLE_ROUNDS_MAX: u32 = 25;
@@ -34,12 +34,12 @@ const IDLE_ROUNDS_MAX: u32 = 25;
 const HISTORY_EVENTS_MAX: u64 = 25_000;
 /// The last states of a path among which those of an endless loop are looked for.
 const LOOP_STATES_MAX: usize = 200;
-/// How long a case may take on the wall's clock.
+/// The longest duration of a case on the wall clock.
 const CASE_MAX: Duration = Duration::from_secs(60);
 /// The maximum number of children of a map run whose history is read.
 const CHILDREN_MAX: usize = 10_000;
 
-/// How a case went.
+/// The result of a case.
 #[derive(Debug, Default)]
 pub(super) struct Ran {
     pub(super) status: String,

@@ -18,13 +18,13 @@ pub(super) struct Script {
 
 struct Scripted {
     answer: Answer,
-    /// How many calls it answers, when that is limited.
+    /// The number of calls that it answers, if limited.
     times: Option<u32>,
 }
 
 #[derive(Default)]
 struct Told {
-    /// How often each answer was given.
+    /// The number of uses of each answer.
     used: HashMap<(String, usize), u32>,
     calls: Vec<MockCall>,
     problem: Option<String>,
@@ -37,12 +37,12 @@ impl Script {
         Arc::new(Self { mocks, told: Mutex::default() })
     }
 
-    /// What is wrong with the mocks, once it is known.
+    /// The first problem with the mocks.
     pub(super) fn problem(&self) -> Option<String> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).problem.clone()
     }
 
-    /// What was called.
+    /// The calls so far.
     pub(super) fn calls(&self) -> Vec<MockCall> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
     }

@@ -15,7 +15,7 @@ use super::super::{definition as text, reference::Workflow};
 use super::file::{MachineKind, Mocks};
 use crate::failure::Failure;
 
-/// How long an express execution may take on AWS.
+/// The longest duration of an express execution on AWS.
 const EXPRESS_SECONDS_MAX: u64 = 300;
 
 /// A compiled definition.
@@ -82,7 +82,7 @@ impl Subject {
         self.state(name).is_some()
     }
 
-    /// Where a transition leads.
+    /// The target of a transition.
     pub(super) fn target(&self, transition: &Transition) -> Option<&str> {
         match transition {
             Transition::Next(id) => Some(&self.machine.definition.state(*id).name),
@@ -122,7 +122,7 @@ impl Subject {
         Ok(())
     }
 
-    /// What might have been meant.
+    /// A suggestion for a misspelt name.
     pub(super) fn nearest(&self, name: &str) -> String {
         let meant = self.states().iter().find(|state| state.name.eq_ignore_ascii_case(name));
         let tasks: Vec<_> = self.tasks().map(|(state, _)| state).collect();
