@@ -46,7 +46,7 @@ pub(crate) struct RunnableImage {
     pub(crate) chain: String,
 }
 
-/// What this process knows of images.
+/// The process's state of images.
 #[derive(Default)]
 pub(crate) struct UnpackedImages {
     resolved: Mutex<HashMap<String, Arc<RunnableImage>>>,
@@ -178,10 +178,10 @@ impl UnpackedImages {
     }
 }
 
-/// What containerd knows of an image; `None` for one without content.
+/// containerd's record of an image; `None` for one without content.
 async fn record(client: &Containerd, image: Image) -> Option<ImageRecord> {
     let target = image.target?;
-    // One whose content is being removed counts as empty.
+    // An image whose content is being removed counts as empty.
     let bytes = match manifest(client, &target).await {
         Ok(manifest) => {
             let layers: u64 = manifest.layers().iter().map(|layer| layer.size()).sum();

@@ -23,12 +23,12 @@ use mayfly_api::job_io::RESULT_BYTES_MAX;
 use mayfly_runtime::logs::{LogAppender, Stream};
 use serde::{Deserialize, Serialize};
 
-/// What the program is told, as JSON in a file.
+/// The configuration of the program, as JSON in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogShimConfig {
     /// The log file.
     pub log: PathBuf,
-    /// Where clients attach.
+    /// The socket for attaching clients.
     pub socket: PathBuf,
     /// The folder for the end of each output.
     pub capture: Option<PathBuf>,

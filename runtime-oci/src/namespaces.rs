@@ -21,7 +21,7 @@ use nix::{
 const SHARED: [(&str, CloneFlags); 3] =
     [("net", CloneFlags::CLONE_NEWNET), ("ipc", CloneFlags::CLONE_NEWIPC), ("uts", CloneFlags::CLONE_NEWUTS)];
 
-/// How long a connection into a pod may take.
+/// The timeout of a connection into a pod.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which namespaces a pod has for itself.
@@ -96,7 +96,7 @@ pub(crate) fn connect(netns: Option<&Path>, port: u16) -> io::Result<TcpStream> 
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let Some(netns) = netns else { return TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) };
     let namespace = fs::File::open(netns)?;
-    // A socket stays in the namespace where it was made; the thread does not come back out of it.
+    // A socket stays in the namespace in which it was created; the thread ends, since it cannot leave the namespace.
     let connected = thread::Builder::new().name("port-forward".into()).spawn(move || {
         setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
         TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)

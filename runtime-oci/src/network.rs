@@ -29,21 +29,21 @@ const INTERFACE: &str = "eth0";
 /// Pod ranges are taken from here: 256 of them.
 const RANGES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 212, 0, 0), 16);
 const RANGE_PREFIX: u8 = 24;
-/// How long a pod waits for the node's rules for Services before its start is tried again.
+/// The longest wait of a pod for the node's rules for Services before its start is retried.
 const SERVICE_RULES_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The bridge of one data directory.
 pub(crate) struct BridgeNetwork {
     plugins: PathBuf,
-    /// Where its range and its leases are kept.
+    /// The folder of its range and its leases.
     folder: PathBuf,
     /// The plugins change the same bridge and rules; one pod at a time.
     turn: Mutex<()>,
-    /// True once the node's rules for Services are written; `None`: nobody writes any.
+    /// True once the node's rules for Services are written; `None` if the node has none.
     service_rules: Option<watch::Receiver<bool>>,
 }
 
-/// What is kept of a bridge, so that a restart finds the same.
+/// The stored state of a bridge, so that a restart uses the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct BridgeConfig {
     bridge: String,
@@ -59,7 +59,7 @@ fn read_range<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Ipv4Net, D::E
     String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// What a plugin is asked.
+/// The command of a plugin call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Add,

@@ -13,7 +13,7 @@ use crate::{
     namespaces::{self, NamespaceSet},
 };
 
-/// What must be known of a sandbox to use and remove it.
+/// The facts about a sandbox that its use and its removal need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sandbox {
     pub(crate) uid: String,
@@ -68,7 +68,7 @@ impl Sandbox {
 }
 
 impl OciHost {
-    /// Makes the sandbox; one that is there already stays as it is.
+    /// Creates the sandbox; an existing one is not changed.
     pub(crate) async fn make_sandbox(&self, spec: SandboxSpec) -> Result<Vec<IpAddr>, RuntimeError> {
         if let Some(known) = self.sandboxes.lock().get(&spec.uid)
             && known.is_complete()

@@ -33,7 +33,7 @@ const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 /// The size of `/dev/shm` (Docker's default).
 const SHM_SIZE: &str = "size=65536k";
 
-/// What a container is put into.
+/// The surroundings of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerPlace<'a> {
     pub(crate) host: &'a SandboxHost,

@@ -18,7 +18,7 @@ pub struct Physical {
     bytes: u64,
     /// Handles and mappings that refer to it.
     references: u32,
-    /// Where it is mapped.
+    /// The addresses at which it is mapped.
     mapped: Vec<u64>,
 }
 

@@ -21,7 +21,7 @@ use crate::{
 /// `nvmlEventTypeXidCriticalError`, and all types that can be registered: single and double bit errors besides.
 const XID_CRITICAL: c_ulonglong = 8;
 const SUPPORTED: c_ulonglong = 1 | 2 | XID_CRITICAL;
-/// How often a waiting set looks at the state file, which other processes write.
+/// The interval at which a waiting set reads the state file, which other processes write.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub struct EventSet {

@@ -1,4 +1,4 @@
-//! What a container with GPUs gets: variables, libraries, and the file with its limits.
+//! The changes of a container with GPUs: variables, libraries, and the file with its limits.
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ use mayfly_gpu_proto::{
 /// The file of a container's limits in its folder.
 pub const LIMITS_FILE: &str = "limits";
 
-/// Where the libraries lie that containers get.
+/// The folder of the libraries for containers.
 #[derive(Clone, Debug)]
 pub struct Libraries {
     /// The folder of the shim and the simulated driver: that of the `mayfly` executable.

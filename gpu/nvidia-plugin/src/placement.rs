@@ -27,7 +27,7 @@ impl Gpu {
     }
 }
 
-/// What is in use of a GPU.
+/// The usage of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     pub whole: bool,
@@ -41,7 +41,7 @@ impl Load {
     }
 }
 
-/// What a container asks for.
+/// The request of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuShare {
     pub cores: u32,
@@ -77,7 +77,7 @@ pub fn memory_id(gpu: &str, number: u32) -> String {
     format!("{gpu}::m{number:04}")
 }
 
-/// What is in use, by the UUID of the GPU, without what `except` (pod, container) has.
+/// The usage by the UUID of the GPU, without the one of `except` (pod, container).
 pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> BTreeMap<String, Load> {
     let mut loads: BTreeMap<String, Load> = BTreeMap::new();
     for allocation in allocations {

@@ -31,18 +31,18 @@ const REGISTER_AGAIN: Duration = Duration::from_secs(1);
 /// The share up to which idle GPU time may be used, in hundredths of a GPU; gpu-manager's name is an alias.
 const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.com/vcuda-core-limit"];
 
-/// What the plugin is made of.
+/// The configuration of the plugin.
 #[derive(Clone, Debug)]
 pub struct PluginConfig {
     pub gpus: Vec<Gpu>,
     pub libraries: Libraries,
-    /// Where the limits of containers lie: a folder for each pod, a folder in it for each container.
+    /// The folder of containers' limits: in it one for each pod, with one for each container.
     pub limits: PathBuf,
     /// The folder of the kubelet's socket.
     pub sockets: PathBuf,
 }
 
-/// What containers have, as the device manager says.
+/// The allocations of containers, from the device manager.
 type Allocations = watch::Receiver<Arc<Vec<DeviceAllocation>>>;
 
 /// The plugin, bound to its sockets and not yet registered.
@@ -202,7 +202,7 @@ impl Shared {
         placement::place(&self.config.gpus, &loads, share(owner))
     }
 
-    /// What a container with these shares gets. Both resources answer the same.
+    /// The grant for a container with these shares. The answers of both resources are equal.
     fn grant(
         &self,
         owner: &DeviceOwner,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::LimitsFile;
 
-/// What one container did on a device in the last period, in percent of the period.
+/// The activity of one container on a device in the last period, in percent of the period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaDemand {
     pub core_percent: u32,
@@ -47,7 +47,7 @@ pub struct ElasticBalancer {
     uuid: String,
 }
 
-/// What was measured of one container at the end of the last period.
+/// The measurements of one container at the end of the last period.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct UsageSample {
     gpu_ns: u64,

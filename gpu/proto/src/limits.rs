@@ -36,7 +36,7 @@ pub enum LimitsError {
     NoDevice(String),
 }
 
-/// What a container may use of one device.
+/// The limits of a container on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceLimit {
     /// As NVML gives it: `GPU-…` or `MIG-…`.
@@ -49,7 +49,7 @@ pub struct DeviceLimit {
     pub elastic_percent: u32,
 }
 
-/// What a container uses of one device.
+/// The usage of a container on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceUsage {
     pub limit: DeviceLimit,
@@ -226,7 +226,7 @@ impl LimitsFile {
         Ok(())
     }
 
-    /// What the container uses, device by device.
+    /// The container's usage of each device.
     pub fn usage(&self) -> Vec<DeviceUsage> {
         let region = self.region();
         let devices = region.devices().iter().enumerate();

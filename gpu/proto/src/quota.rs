@@ -47,7 +47,7 @@ impl DeviceRecord {
         let _ = self.gpu_ns.fetch_update(Relaxed, Relaxed, |total| Some(total.saturating_add_signed(ns)));
     }
 
-    /// How long a launch has to wait before it asks again; `None`: it may go.
+    /// The pause before a launch may be tried again; `None` if it may start.
     pub fn delay(&self, now: u64) -> Option<u64> {
         let share = self.share()?;
         self.refill(share, now);

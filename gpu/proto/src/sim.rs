@@ -220,7 +220,7 @@ impl SimFile {
         list.split(',').map_while(named).collect()
     }
 
-    /// What the device is.
+    /// The properties of the device.
     pub fn describe(&self, index: usize) -> FakeGpu {
         let device = self.device(index);
         let model = usize::try_from(device.model.load(Relaxed)).unwrap_or(0);

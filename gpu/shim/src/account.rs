@@ -23,7 +23,7 @@ use mayfly_gpu_proto::{
 
 use crate::{DriverCode, OUT_OF_MEMORY, SUCCESS, view};
 
-/// What a number in the books stands for; addresses and handles are different name spaces.
+/// The type of a number in the accounting; addresses and handles are different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum BookingKey {
     Address(u64),

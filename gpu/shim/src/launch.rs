@@ -29,7 +29,7 @@ const MEASURED_FIRST: u64 = 16;
 const SAMPLE_EVERY: u64 = 8;
 /// Measurements under way in a process; with more the launch is not measured.
 const PENDING_MAX: usize = 64;
-/// Functions with an average; a program with more starts anew.
+/// The number of functions with an average; a program with more starts again.
 const FUNCTIONS_MAX: usize = 4096;
 /// A function that was never measured waits this long at most for the measurement of its first launches.
 const FIRST_WAIT_NS_MAX: u64 = 1_000_000_000;
@@ -42,7 +42,7 @@ pub(crate) struct Launches {
     spare: Vec<(u64, u64, u64)>,
 }
 
-/// What launches of the same cost have in common.
+/// The key of launches with the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct LaunchKey {
     handle: u64,

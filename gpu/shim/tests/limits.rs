@@ -16,7 +16,7 @@ use mayfly_gpu_proto::{
 };
 
 const MIB: u64 = 1 << 20;
-/// How programs find the driver's functions.
+/// The ways in which programs find the driver's functions.
 const LOADINGS: [&str; 3] = ["linked", "dlsym", "address"];
 
 /// A container on two fake GPUs of which the first is limited.

@@ -6,7 +6,7 @@ use std::{collections::HashMap, net::IpAddr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
-/// How a connection is used at the moment of a decision.
+/// The use of a connection at the moment of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionUsage {
     /// It has a request under way, or was taken over by a protocol upgrade.

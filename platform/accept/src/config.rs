@@ -13,11 +13,11 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// From there to the end of the first request's head, and from the first byte of a later head to its end.
     pub head_timeout: Duration,
-    /// How long a connection may have no request.
+    /// The longest time without a request on a connection.
     pub idle_timeout: Duration,
-    /// How long the rest of a request's body, or a client that has to take its response, may make no progress.
+    /// The longest time without progress of a request's body, or of a client that reads its response.
     pub stall_timeout: Duration,
-    /// How long requests under way may go on after a shutdown began.
+    /// The time that requests in flight have after a shutdown began.
     pub drain_timeout: Duration,
     /// Requests at the same time on one HTTP/2 connection.
     pub h2_streams_max: u32,

@@ -28,18 +28,18 @@ use crate::{
     stream::WatchedStream,
 };
 
-/// How often an HTTP/2 client that is quiet is asked whether it is there, and how long it may take to answer.
+/// The interval of pings to an idle HTTP/2 client, and the timeout of their answers.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection is looked at this often within the time it has for a request's head.
 const LOOKS: u32 = 4;
-/// How long a connection without requests stays open after it was told to end: an HTTP/2 client learns from GOAWAY
-/// which of its last requests were begun.
+/// The time for which a connection without requests stays open after GOAWAY, from which an HTTP/2 client learns which
+/// of its last requests were begun.
 const FAREWELL: Duration = Duration::from_millis(300);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the connections of a port share.
+/// The state that the connections of a port share.
 pub(crate) struct ConnectionServer<S> {
     config: Config,
     metrics: PortMetrics,

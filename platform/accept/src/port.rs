@@ -71,8 +71,8 @@ impl AcceptPort {
         }))
     }
 
-    /// Serves `service` to the connections of `listener`, over TLS when `tls` is there, until `stop` is cancelled;
-    /// then lets requests under way finish, for the drain timeout at most.
+    /// Serves `service` to the connections of `listener`, over TLS if `tls` is given, until `stop` is cancelled; then
+    /// waits for requests in flight, at most for the drain timeout.
     pub async fn serve<S, B>(
         &self,
         listener: TcpListener,

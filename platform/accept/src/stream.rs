@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{port::ConnectionSlot, state::ConnectionState};
 
-/// The first bytes of every HTTP/2 connection; no method of HTTP/1.1 begins like this.
+/// The first bytes of every HTTP/2 connection; no method of HTTP/1.1 starts with them.
 const H2_OPENING: &[u8; 3] = b"PRI";
 
 /// A client's byte stream, in clear text. The timer is armed only while a write waits. It owns the connection's

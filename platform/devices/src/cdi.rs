@@ -56,7 +56,7 @@ struct CdiDeviceSpec {
     container_edits: ContainerEdits,
 }
 
-/// What devices change of a container.
+/// The changes of a container by devices.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerEdits {

@@ -49,7 +49,7 @@ struct PodDeviceEntry {
     response: String,
 }
 
-/// What a checkpoint says: the allocations, and the resources that were registered.
+/// The content of a checkpoint: the allocations, and the registered resources.
 pub type Restored = (BTreeMap<EntryKey, Entry>, Vec<String>);
 
 /// The file's text.

@@ -44,9 +44,9 @@ use crate::{
     state::{Choice, DeviceBook, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
 };
 
-/// How long a plugin may take to accept a connection and to tell its options (upstream: 10 s).
+/// The timeout of connecting to a plugin and reading its options (upstream: 10 s).
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one call of a plugin may take (upstream's limit of `PreStartContainer`).
+/// The timeout of one call of a plugin (upstream's limit of `PreStartContainer`).
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Registrations that wait to be followed.
 const REGISTRATIONS_MAX: usize = 64;
@@ -55,7 +55,7 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 type Client = DevicePluginClient<Channel>;
 
-/// Where the manager finds plugins and device descriptions.
+/// The locations of plugins and device descriptions.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// The folder of the plugins' sockets and the checkpoint.
@@ -65,7 +65,7 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Where plugins look for the kubelet, if not told otherwise.
+    /// The default folder in which plugins look for the kubelet.
     pub const FOLDER_UPSTREAM: &str = "/var/lib/kubelet/device-plugins";
 
     pub fn new(folder: impl Into<PathBuf>) -> Self {
@@ -126,7 +126,7 @@ impl DeviceManager {
         }))
     }
 
-    /// What containers have, for a plugin that places by it.
+    /// The allocations of containers, for a plugin that places by them.
     pub fn allocations(&self) -> watch::Receiver<Arc<Vec<DeviceAllocation>>> {
         self.allocations.subscribe()
     }
@@ -196,7 +196,7 @@ impl DeviceManager {
         }
     }
 
-    /// The devices, or who has them, changed: writes the checkpoint and tells.
+    /// Writes the checkpoint and notifies readers after a change of devices or allocations.
     fn changed(&self) {
         let (text, allocations) = {
             let book = self.book.lock();
@@ -283,7 +283,7 @@ impl DeviceManager {
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
         let answer = call(&owner, request, |request| client.allocate(request)).await?;
         let response = answer.container_responses.into_iter().next().unwrap_or_default();
-        // An empty answer is told from a missing one by its presence in the checkpoint.
+        // An empty answer differs from a missing one by its presence in the checkpoint.
         let mut encoded = response.encode_to_vec();
         if encoded.is_empty() {
             encoded = response::EMPTY.to_vec();
@@ -300,7 +300,7 @@ impl DeviceManager {
         Ok((client, options))
     }
 
-    /// What the devices of one container change of it.
+    /// The changes of one container by its devices.
     async fn options(
         &self,
         pod: &PodDeviceClaims,
@@ -337,7 +337,7 @@ impl DeviceManager {
         resource: &str,
         ids: BTreeSet<String>,
     ) -> Result<(), DeviceError> {
-        // A container that goes on with what it has needs no plugin, unless the plugin wants to be asked.
+        // A restarted container with an allocation needs its plugin only for PreStartContainer.
         let Ok((mut client, options)) = self.client(resource) else { return Ok(()) };
         if !options.pre_start_required || ids.is_empty() {
             return Ok(());
@@ -459,7 +459,7 @@ fn restore(folder: &Path) -> DeviceBook {
     }
 }
 
-/// Removes the sockets of an earlier run: plugins that see the manager's come back register again.
+/// Removes the sockets of an earlier run: plugins register again when the manager's socket is created again.
 fn remove_sockets(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -6,7 +6,7 @@ use mayfly_runtime::{ContainerDevices, DeviceNode, Mount};
 
 use crate::proto::ContainerAllocateResponse;
 
-/// An encoded answer that says nothing: an unknown field, so that it is told from none.
+/// An encoded empty answer: an unknown field, so that it differs from a missing one.
 pub(crate) const EMPTY: [u8; 3] = [0xf8, 0x01, 0x00];
 
 /// Adds the answer for one resource. Where two resources say different things the first counts, as upstream.

@@ -21,7 +21,7 @@ use crate::proto::{RegisterRequest, registration_client::RegistrationClient};
 /// Connections at the same time: a node has a few plugins, and each registers over a connection of its own.
 const CONNECTIONS_MAX: usize = 256;
 
-/// How long the kubelet may take to answer a registration: it calls the plugin back.
+/// The timeout of the kubelet's answer to a registration: it calls the plugin back.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serves until `stop`. A connection that fails concerns its client only.

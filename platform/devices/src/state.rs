@@ -17,7 +17,8 @@ use std::{
 
 use mayfly_runtime::{DeviceAllocation, DeviceCounts, PodUid};
 
-/// How long a resource without a plugin stays in the node's capacity (upstream's `endpointStopGracePeriod`).
+/// The time for which a resource without a plugin stays in the node's capacity (upstream's
+/// `endpointStopGracePeriod`).
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
 
 /// A device as its plugin describes it.
@@ -32,7 +33,7 @@ pub struct DeviceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
-/// What a plugin offers beside its devices.
+/// The options of a plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointOptions {
     pub pre_start_required: bool,
@@ -58,7 +59,7 @@ struct Resource {
     stopped: Option<Duration>,
 }
 
-/// What one container has of one resource.
+/// The allocation of one resource to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Ids by NUMA node; -1 for devices without topology.
@@ -105,7 +106,7 @@ pub enum ChoiceError {
 }
 
 impl ChoiceError {
-    /// Whether it may pass when the plugin is back.
+    /// Whether the error is temporary, until the plugin is back.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unregistered(_) | Self::Unhealthy(_))
     }
@@ -174,7 +175,7 @@ impl DeviceBook {
         true
     }
 
-    /// Forgets resources whose plugin has been away too long. Whether there were any.
+    /// Removes resources whose plugin has been away too long. Returns whether there were any.
     pub fn expire(&mut self, now: Duration) -> bool {
         let expired = |resource: &Resource| {
             resource.stopped.is_some_and(|stopped| now.saturating_sub(stopped) >= STOP_GRACE)
@@ -346,7 +347,7 @@ impl DeviceBook {
         self.entries.iter().map(allocation).collect()
     }
 
-    /// What the checkpoint keeps: allocations that are complete, and the healthy devices of each resource.
+    /// The content of the checkpoint: complete allocations, and the healthy devices of each resource.
     pub fn snapshot(&self) -> (Vec<(&EntryKey, &Entry)>, BTreeMap<String, Vec<String>>) {
         let entries = self.entries.iter().filter(|(_, entry)| !entry.response.is_empty()).collect();
         let healthy = |resource: &Resource| {

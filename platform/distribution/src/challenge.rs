@@ -1,6 +1,6 @@
 //! `WWW-Authenticate` (RFC 9110, section 11.6.1): how a registry wants its clients to authenticate. Pure.
 
-/// What a registry asks for.
+/// The authentication that a registry requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,

@@ -1,4 +1,4 @@
-//! Asking registries: which endpoint has an image, as whom, and its content.
+//! Requests to registries: the choice of endpoint and credentials, and the transfer of content.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -28,7 +28,7 @@ const REDIRECTS_MAX: usize = 5;
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 /// Longest part of an error that is repeated, in characters.
 const MESSAGE_CHARACTERS_MAX: usize = 300;
-/// Connections are kept for so many hosts; beyond, they are made anew.
+/// The maximum number of hosts with cached connections.
 const CLIENTS_MAX: usize = 64;
 
 /// Asks registries. Cheap to clone.
@@ -49,15 +49,15 @@ impl fmt::Debug for RegistryClient {
 pub struct RemoteImage {
     endpoint: Arc<Endpoint>,
     repository: String,
-    /// What the reference names: a manifest or an index.
+    /// The document of the reference: a manifest or an index.
     pub target: RemoteDocument,
 }
 
 /// The rest of a blob.
 pub struct BlobBody {
-    /// Where it begins: the offset that was asked for, or 0 where the registry has no ranges.
+    /// The offset of the first byte: the requested one, or 0 if the registry does not support ranges.
     pub offset: u64,
-    /// Its bytes, whose digest nobody has looked at. An error ends it.
+    /// The bytes, whose digest is not verified. An error ends the stream.
     pub stream: BoxStream<'static, Result<Bytes, PullError>>,
 }
 
@@ -107,7 +107,7 @@ impl RegistryClient {
     ) -> Result<RemoteImage, PullError> {
         let client = self.client(&spec)?;
         let mut logins: Vec<Option<RegistryLogin>> = match spec.mirror_of {
-            // Secrets are for the registry of the name, not for whoever mirrors it.
+            // Credentials are sent to the registry in the name only, not to its mirrors.
             Some(_) => Vec::new(),
             None => keychain.logins(image).into_iter().map(Some).collect(),
         };
@@ -123,7 +123,8 @@ impl RegistryClient {
                 Ok(target) => {
                     return Ok(RemoteImage { endpoint, repository: image.repository().to_owned(), target });
                 }
-                // What the first login was told counts: without any, most registries say no more than that.
+                // The first answer with credentials counts: without any, most registries answer only that they are
+                // required.
                 Err(error) if error.is_denied() => {
                     denied.get_or_insert(error);
                 }
@@ -222,7 +223,7 @@ impl Endpoint {
         RemoteDocument::read(bytes, media_type.as_ref().and_then(|value| value.to_str().ok()), digest)
     }
 
-    /// A request, once more where the registry wants to know who asks.
+    /// Sends a request, and again with credentials if the registry requires them.
     async fn get(
         &self,
         repository: &str,
@@ -345,7 +346,7 @@ fn basic(login: &RegistryLogin) -> Option<HeaderValue> {
     Some(header)
 }
 
-/// Where `Location` leads from `base`: never from TLS to none.
+/// Resolves `Location` relative to `base`. A redirect from TLS to plain HTTP is refused.
 fn redirected(base: &Uri, location: &str) -> Result<Uri, PullError> {
     let wrong = || PullError::Malformed(format!("a redirect to {location:?}"));
     let (Some(scheme), Some(authority)) = (base.scheme_str(), base.authority()) else { return Err(wrong()) };
@@ -362,7 +363,7 @@ fn redirected(base: &Uri, location: &str) -> Result<Uri, PullError> {
     }
 }
 
-/// What a registry's refusal says.
+/// The error in a registry's answer.
 async fn failure(answer: Response<Incoming>, host: &str, what: &str) -> PullError {
     let status = answer.status();
     let text = collect(answer.into_body(), host, "an error", TOKEN_BYTES_MAX).await.unwrap_or_default();

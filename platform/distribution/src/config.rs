@@ -34,7 +34,7 @@ pub struct RegistryConfigError {
     why: String,
 }
 
-/// How registries are reached.
+/// The configuration of registries.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryConfig {
     mirrors: BTreeMap<String, Vec<String>>,
@@ -48,11 +48,11 @@ pub struct RegistryConfig {
 pub struct BuiltinRegistry {
     /// Its address, such as `http://127.0.0.1:9090`.
     pub url: String,
-    /// What it takes from clients that are not on this machine.
+    /// The credentials required from clients that are not on this machine.
     pub login: RegistryLogin,
 }
 
-/// How one host is spoken to.
+/// The configuration of one host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostSettings {
     pub(crate) login: Option<RegistryLogin>,
@@ -71,7 +71,7 @@ pub(crate) struct EndpointSpec {
     /// Host and port.
     pub(crate) host: String,
     pub(crate) settings: Arc<HostSettings>,
-    /// The registry that the image's name says, which mirrors are told.
+    /// The registry in the image's name, which is sent to mirrors.
     pub(crate) mirror_of: Option<String>,
 }
 

@@ -20,7 +20,7 @@ pub(crate) const ACCEPTED: [&str; 4] = [
 /// A manifest or an index whose digest was computed from its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteDocument {
-    /// What it is.
+    /// The media type.
     pub media_type: String,
     /// `sha256:…`.
     pub digest: String,

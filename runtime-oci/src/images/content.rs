@@ -24,7 +24,7 @@ use crate::{
     client::{Containerd, failed, leased, request},
 };
 
-/// How long a lease lasts that its owner did not give back (a crash), in hours.
+/// The lifetime of a lease that its owner did not return (after a crash), in hours.
 const LEASE_HOURS: i64 = 24;
 /// One message of content, in bytes; containerd takes 16 MiB at most.
 const CHUNK_BYTES: usize = 1 << 20;

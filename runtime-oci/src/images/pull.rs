@@ -41,7 +41,7 @@ use crate::client::{Containerd, failed, leased, or_absent, request};
 const PULLS_MAX: usize = 10;
 /// Layers of one image that are fetched at the same time (containerd's number).
 const LAYERS_MAX: usize = 3;
-/// How often a layer that breaks off is continued, and the pause before it, times the number of the try.
+/// The number of continuations of an interrupted layer, and the pause before each, multiplied by its number.
 const CONTINUATIONS_MAX: u32 = 5;
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
 /// Pieces of a layer that wait for containerd; a piece is some ten KiB.
@@ -96,7 +96,7 @@ impl UnpackedImages {
         let name = reference.whole();
         let lock = self.pulls.lock(&name);
         let _alone = lock.lock().await;
-        // Nobody closes it.
+        // The semaphore is never closed.
         let _turn = self.pulls.turns.acquire().await.ok();
         let failed_to = |why: &dyn std::fmt::Display| {
             RuntimeError::ImageMissing(format!("failed to pull and unpack image {name:?}: {why}"))
@@ -192,7 +192,7 @@ impl UnpackedImages {
                 }
                 Err(WriteError::Source(error @ PullError::Unreachable { .. })) => return Err(missing(error)),
                 Err(error) => {
-                    // What came is not what was asked for: the next pull begins anew.
+                    // The content does not have the digest: the next pull starts from the beginning.
                     let abort = AbortRequest { r#ref: name };
                     let _ = client.content().abort(request(abort)).await;
                     return Err(match error {
@@ -215,7 +215,7 @@ fn not_kept(status: &Status) -> RuntimeError {
     RuntimeError::ImageMissing(format!("failed to keep content: {}", status.message()))
 }
 
-/// A secret that cannot be read is as none: upstream goes on without it, too.
+/// The credentials of secrets. A secret that cannot be decoded is ignored, as upstream does.
 fn keychain(secrets: &[PullSecret]) -> Keychain {
     let mut keychain = Keychain::default();
     for secret in secrets {
@@ -244,7 +244,7 @@ async fn is_current(client: &Containerd, name: &str, target: &Descriptor) -> Res
     Ok(true)
 }
 
-/// What a document keeps from the garbage collector.
+/// The labels that protect a document's references from the garbage collector.
 fn labels(document: &RemoteDocument) -> Result<HashMap<String, String>, RuntimeError> {
     let mut labels = HashMap::new();
     if is_index(&document.media_type) {
@@ -289,7 +289,7 @@ async fn keep(client: &Containerd, digest: &str, lease: &Lease) -> Result<(), Ru
     client.leases().add_resource(request(message)).await.map(|_| ()).map_err(failed("keep content"))
 }
 
-/// How much of a blob came in an earlier try.
+/// The number of bytes of a blob that an earlier attempt wrote.
 async fn written(client: &Containerd, name: &str) -> Result<u64, RuntimeError> {
     let status = client.content().status(request(StatusRequest { r#ref: name.into() })).await;
     let status = or_absent(status).map_err(failed("look up content"))?;
@@ -311,7 +311,7 @@ fn skipping(
     })
 }
 
-/// What is written, and where it continues.
+/// The blob that is written, and the offset to continue at.
 struct Part<'a> {
     name: &'a str,
     blob: &'a Needed,

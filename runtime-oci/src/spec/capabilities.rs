@@ -2,7 +2,7 @@
 
 use mayfly_runtime::SecurityOptions;
 
-/// What a container's process gets where nothing else is said.
+/// The default capabilities of a container's process.
 const CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",

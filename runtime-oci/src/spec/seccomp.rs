@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-/// What the default profile denies: names, and the capability with which they are allowed.
+/// The system calls that the default profile denies, with the capability that permits them.
 const DEFAULT_DENIED: &str = include_str!("seccomp_default.json");
 /// The kernel's code for "operation not permitted", and for "no such system call".
 const EPERM: u32 = 1;
@@ -43,7 +43,7 @@ pub(super) fn default_profile(capabilities: &[String]) -> Value {
     json!({"defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures(), "syscalls": rules})
 }
 
-/// The architectures whose calls this machine's kernel takes.
+/// The architectures whose system calls this machine's kernel accepts.
 fn architectures() -> &'static [&'static str] {
     match std::env::consts::ARCH {
         "x86_64" => &["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],

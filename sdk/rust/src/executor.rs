@@ -23,7 +23,7 @@ thread_local! {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A pollable somebody awaits.
+/// A pollable that a future awaits.
 struct Wait {
     id: u64,
     pollable: Rc<Pollable>,

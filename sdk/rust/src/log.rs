@@ -17,16 +17,16 @@ use std::sync::OnceLock;
 #[doc(inline)]
 pub use crate::{__debug as debug, __error as error, __info as info, __warn as warn};
 
-/// How much a line matters, from little to much.
+/// The severity of a line, ascending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What helps whoever looks for a mistake.
+    /// Details for debugging.
     Debug,
-    /// What happens.
+    /// Normal events.
     Info,
-    /// What went well this time.
+    /// Unexpected events that were handled.
     Warn,
-    /// What failed.
+    /// Failures.
     Error,
 }
 
@@ -137,14 +137,14 @@ macro_rules! __debug {
     ($($arguments:tt)+) => { $crate::__log!(Debug, $($arguments)+) };
 }
 
-/// What happened, for whoever reads the function's log.
+/// Logs an event.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __info {
     ($($arguments:tt)+) => { $crate::__log!(Info, $($arguments)+) };
 }
 
-/// Something is wrong, and the function could go on.
+/// Logs an unexpected event that was handled.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __warn {

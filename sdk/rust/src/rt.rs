@@ -1,4 +1,4 @@
-//! What the attributes expand to: from the component's export to the handler and back.
+//! The runtime of the attributes: from the component's export to the handler and back.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -43,10 +43,10 @@ where
     flush();
 }
 
-/// Writes out what was printed without a newline: no `main` returns here that would do it, and in an instance that
-/// is used again it would be told as the next request's.
+/// Flushes output without a newline: no `main` returns here, and in a reused instance it would appear in the next
+/// request's log.
 fn flush() {
-    // Nobody could be told that the log is closed.
+    // An error of a closed log cannot be reported.
     let _ = std::io::stdout().flush();
 }
 

@@ -1,4 +1,4 @@
-//! What a handler may look like, and what it answers.
+//! The permitted signatures of handlers, and their answers.
 
 use mayfly::http::{Body, HttpErrorKind, Method};
 use mayfly::{Error, IntoResponse, Json, Request, Response, block_on};

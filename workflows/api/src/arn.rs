@@ -5,7 +5,7 @@ use std::fmt;
 use super::error::ApiError;
 use mayfly_workflows_engine::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 
-/// Whose resources a request speaks of, taken from the credential scope of its signature.
+/// The account and region of a request, from the credential scope of its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// The AWS region of the credential scope.
@@ -43,7 +43,7 @@ pub(crate) struct Arn<'a> {
     pub(crate) text: &'a str,
     /// `stateMachine`, `execution`, `express`, `activity`, `mapRun`.
     pub(crate) resource: &'a str,
-    /// What follows the resource type, split at colons; never empty.
+    /// The parts after the resource type, split at colons; never empty.
     pub(crate) parts: Vec<&'a str>,
     /// `arn:<partition>:states:<region>:<account>`.
     pub(crate) prefix: &'a str,
@@ -84,7 +84,7 @@ impl<'a> Arn<'a> {
         if resources.contains(&arn.resource) { Ok(arn) } else { Err(arn.out_of_place()) }
     }
 
-    /// The refusal of an ARN whose kind the operation does not take.
+    /// The refusal of an ARN of a type that the operation does not accept.
     pub(crate) fn out_of_place(&self) -> ApiError {
         ApiError::invalid_arn(format_args!("Resource type not valid in this context: {}", self.resource))
     }
@@ -125,7 +125,7 @@ impl<'a> Arn<'a> {
     }
 }
 
-/// What stands behind the name in a qualified state machine ARN.
+/// The qualifier in a state machine ARN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Qualifier<'a> {
     /// A published version's number.

@@ -11,7 +11,7 @@ impl Api {
     pub(super) async fn send_task_success(&self, params: &Value) -> Answer {
         let (token, output) = (text(params, "taskToken"), text(params, "output"));
         match self.engine.send_task_success(token, output).await {
-            // As inputs that cannot be read are told; no recording shows one of these.
+            // Worded like the errors of unreadable inputs; no recording shows one of these.
             Err(refusal @ TokenError::InvalidOutput(_)) => {
                 let told = value::Value::parse(output).map_err(|error| error.describe(output));
                 let what = told.err().unwrap_or_else(|| refusal.to_string());

@@ -1,4 +1,4 @@
-//! What an operation answers when it refuses: AWS's error codes and their wording, kept in one place.
+//! The errors of operations: AWS's error codes and their messages, in one place.
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +16,7 @@ const VALIDATOR: &str = "com.amazon.coral.validate#";
 pub struct ApiError {
     /// The code as the SDKs see it, e.g. `StateMachineDoesNotExist`.
     pub code: &'static str,
-    /// What is told to the caller; some errors of the framework carry none.
+    /// The message for the caller; some errors of the framework have none.
     pub message: Option<String>,
     /// The HTTP status: 400, or 500 and 503 where the fault is ours.
     pub status: u16,
@@ -36,7 +36,7 @@ impl ApiError {
         self
     }
 
-    /// What could not be done for a reason of ours; the cause is for the operator's log, not for the caller.
+    /// An internal error; the cause is for the operator's log, not for the caller.
     pub fn internal(cause: &dyn std::fmt::Display) -> ApiError {
         tracing::error!(%cause, "a workflow call failed");
         ApiError { code: "InternalFailure", message: None, status: 500, prefix: FRAMEWORK, more: None }

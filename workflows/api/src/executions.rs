@@ -16,7 +16,7 @@ use mayfly_workflows_engine::engine::{
 };
 use mayfly_workflows_journal::{JournalError, WaitedBy};
 
-/// Why an execution whose machine is being deleted is not redriven (the model's words).
+/// The reason for which an execution is not redriven while its machine is being deleted (the model's words).
 const LEFT_BEHIND: &str = "State machine is in DELETING status";
 
 fn left_behind() -> RedriveStatus {
@@ -38,7 +38,7 @@ impl Api {
     }
 
     async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
-        // What is waited for has to be there to be asked for its end: an EXPRESS execution is not.
+        // A caller that waits needs an execution that can be described at its end, which an EXPRESS one cannot.
         let wanted = waited_by.map(|_| StateMachineType::Standard);
         let request = self.start_request(params, wanted).await?;
         let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
@@ -54,7 +54,7 @@ impl Api {
         Ok(description_fields(&ended, whole).set("billingDetails", billing(lasted)).done())
     }
 
-    /// What a start asks for: checked input, the machine as it is now.
+    /// The checked parameters of a start, with the current machine.
     async fn start_request(
         &self,
         params: &Value,
@@ -111,8 +111,8 @@ impl Api {
         self.describe_answer(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
     }
 
-    /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
-    /// ask again and again.
+    /// DescribeExecution, answered when the execution has ended or `limit` is over. Not part of AWS's API, whose
+    /// clients poll.
     pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
@@ -123,7 +123,7 @@ impl Api {
         }
     }
 
-    /// What DescribeExecution answers.
+    /// The answer of DescribeExecution.
     fn describe_answer(&self, params: &Value, found: &Description) -> Answer {
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let (status, reason) = match self.redrivable(found) {
@@ -272,7 +272,7 @@ pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
     Arn::of(text(params, "executionArn"), &["execution"])
 }
 
-/// What every operation tells that describes one execution.
+/// The fields that all operations about one execution share.
 fn description_fields(found: &Description, whole: bool) -> Fields {
     let fields = outline_fields(found)
         .maybe("error", found.error.clone())

@@ -18,9 +18,9 @@ use super::arn::Scope;
 use super::error::ApiError;
 use super::{Answer, Api};
 
-/// Largest body: a definition of 1 MiB whose every character is escaped fits in.
+/// The maximum size of a body: a definition of 1 MiB with every character escaped fits.
 const BODY_BYTES_MAX: usize = 8 << 20;
-/// What `X-Amz-Target` begins with.
+/// The prefix of `X-Amz-Target`.
 const TARGET_PREFIX: &str = "AWSStepFunctions.";
 /// Our own header, and the longest wait it may ask for: load balancers cut idle connections after a minute.
 const WAIT: &str = "x-mayfly-wait";
@@ -64,7 +64,7 @@ async fn answer(api: &Api, headers: &HeaderMap, body: &[u8]) -> Answer {
     }
 }
 
-/// How long an answer may wait for what was asked about.
+/// The longest wait for the requested event before the answer.
 fn wait(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
     let Some(value) = headers.get(WAIT) else { return Ok(None) };
     let seconds = value.to_str().ok().and_then(|text| text.parse().ok());

@@ -51,7 +51,7 @@ pub struct Api {
     randomness: Arc<dyn Randomness>,
 }
 
-/// What an operation answers: the body of the response, or a refusal.
+/// The answer of an operation: the body of the response, or an error.
 pub(crate) type Answer = Result<Value, ApiError>;
 
 impl Api {

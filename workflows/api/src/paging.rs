@@ -1,4 +1,4 @@
-//! Page tokens: opaque to the caller, bound to the operation and checked when they come back.
+//! Page tokens: opaque to the caller, bound to the operation and checked when they are used.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -12,7 +12,7 @@ pub(crate) const PAGE_SIZE: usize = 100;
 /// AWS's largest page.
 pub(crate) const PAGE_SIZE_MAX: usize = 1000;
 
-/// How many items the request wants on a page.
+/// The requested number of items on a page.
 pub(crate) fn page_size(params: &Value) -> usize {
     let asked = params.get("maxResults").and_then(Value::as_u64).unwrap_or(0);
     match usize::try_from(asked).unwrap_or(PAGE_SIZE_MAX) {

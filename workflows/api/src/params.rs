@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// A string parameter; what the model requires is there.
+/// A string parameter; parameters that the model requires are present.
 pub(crate) fn text<'a>(params: &'a Value, name: &str) -> &'a str {
     optional(params, name).unwrap_or_default()
 }

@@ -20,7 +20,7 @@ fn refused(rejection: parse::Rejection) -> ApiError {
     ApiError::new("InvalidDefinition", rejection.message())
 }
 
-/// What the engine runs for a revision; compiled once.
+/// The compiled form of a revision; compiled once.
 pub(super) fn runnable(
     machine: &Machine,
     revision: &Revision,
@@ -47,7 +47,7 @@ pub(super) fn runnable(
     Ok(Arc::clone(revision.compiled.get_or_init(|| Arc::new(compiled))))
 }
 
-/// What a start was asked for: the machine, and the version and alias it was asked through.
+/// The target of a start: the machine, and the version and alias by which it was named.
 pub(super) struct Target {
     pub(super) machine: Arc<engine::StateMachine>,
     pub(super) version_arn: Option<String>,

@@ -193,10 +193,10 @@ impl Api {
     }
 }
 
-/// What stands for the definition where only metadata was asked for (API reference, DescribeStateMachine).
+/// Replaces the definition when only metadata were requested (API reference, DescribeStateMachine).
 pub(super) const NO_DEFINITION: &str = "{}";
 
-/// What describing a machine, a version and an execution's machine have in common.
+/// The fields that the descriptions of a machine, a version and an execution's machine share.
 fn description_fields(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
     let references = if whole { references(machine, revision) } else { None };
     Fields::default()

@@ -59,7 +59,7 @@ fn expand(attribute: &str, serve: &str, options: TokenStream, item: TokenStream)
     output
 }
 
-/// What the glue must know of the annotated function.
+/// The properties of the annotated function that the generated code needs.
 struct Handler {
     name: Ident,
     has_parameter: bool,

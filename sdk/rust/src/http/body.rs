@@ -9,14 +9,14 @@ use wasip2::io::streams::{InputStream, OutputStream, StreamError};
 use super::{HttpError, HttpErrorKind};
 use crate::executor::ready;
 
-/// What [`Body::bytes`] and its relatives read at most, in bytes. Larger bodies are
-/// read in chunks, or with a limit of one's own by [`Body::bytes_up_to`].
+/// The maximum number of bytes that [`Body::bytes`] and similar functions read. Larger bodies are read in chunks, or
+/// with another limit by [`Body::bytes_up_to`].
 pub const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// What one read or splice asks the host for, in bytes.
+/// The number of bytes requested by one read or splice.
 const CHUNK_BYTES_MAX: u64 = 64 << 10;
 
-/// What `blocking-write-and-flush` takes at most, in bytes, by its definition.
+/// The maximum number of bytes of one `blocking-write-and-flush`, by its definition.
 const BLOCKING_WRITE_BYTES_MAX: usize = 4096;
 
 /// The body of a request or a response: nothing, bytes, or a stream.
@@ -107,7 +107,7 @@ impl Body {
         })
     }
 
-    /// How long it is, where that is known before it is sent.
+    /// The length, if it is known before sending.
     pub(crate) fn known_len(&self) -> Option<usize> {
         match &self.0 {
             Content::Bytes(bytes) => Some(bytes.len()),
@@ -217,7 +217,7 @@ impl Incoming {
     }
 }
 
-/// Where a streamed body is written.
+/// Writes a streamed body.
 pub struct BodyWriter(Sink);
 
 enum Sink {
@@ -282,7 +282,7 @@ impl BodyWriter {
         let Sink::Wasi(stream) = &self.0 else { return Ok(()) };
         match stream.flush() {
             Ok(()) => {}
-            // Nobody reads any more: nothing is left to do.
+            // The reader has closed the stream: nothing is left to write.
             Err(StreamError::Closed) => return Ok(()),
             Err(error) => return Err(HttpError::from_stream(&error)),
         }

@@ -19,7 +19,7 @@ pub async fn post(url: impl Into<String>, body: impl Into<Body>) -> Result<Respo
 
 /// Sends a request; the same as [`Request::send`].
 ///
-/// The request's body goes on being sent after the head of the response has come.
+/// The rest of the request's body is sent after the head of the response has arrived.
 pub async fn send(request: Request) -> Result<Response, HttpError> {
     let what = format!("{} {}", request.method(), request.target());
     exchange(request).await.map_err(|error| error.while_doing(&what))
@@ -74,7 +74,7 @@ async fn receive(pending: FutureIncomingResponse) -> Result<Response, HttpError>
     Ok(Response::from_parts(incoming.status(), headers, body))
 }
 
-/// The parts of a URL that a request is made of.
+/// The parts of a URL.
 #[derive(Debug, PartialEq)]
 struct Url<'a> {
     encrypted: bool,

@@ -10,7 +10,7 @@ pub struct HttpError {
     message: String,
 }
 
-/// What went wrong, for code that decides whether to try again.
+/// The kind of an error, for code that decides about a retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpErrorKind {
@@ -18,7 +18,7 @@ pub enum HttpErrorKind {
     Denied,
     /// It took longer than allowed.
     Timeout,
-    /// The name is unknown or nobody answers at the address.
+    /// The name is unknown or the address does not answer.
     Unreachable,
     /// No encrypted connection could be agreed on.
     Tls,
@@ -30,7 +30,7 @@ pub enum HttpErrorKind {
     InvalidBody,
     /// A body is larger than the reader allowed.
     TooLarge,
-    /// Whoever read the body has gone.
+    /// The reader of the body has closed it.
     Closed,
 }
 
@@ -70,7 +70,7 @@ impl HttpError {
         HttpError { kind, message: message.into() }
     }
 
-    /// What went wrong, to decide by.
+    /// The kind of the error, for decisions.
     pub fn kind(&self) -> HttpErrorKind {
         self.kind
     }
@@ -115,7 +115,7 @@ impl HttpError {
         HttpError::new(kind, format!("{} ({code})", kind.says()))
     }
 
-    /// The same error, told with what was being done.
+    /// The same error with the operation that failed.
     pub(crate) fn while_doing(self, what: &str) -> Self {
         HttpError { message: format!("{what}: {}", self.message), ..self }
     }

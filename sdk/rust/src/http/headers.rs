@@ -23,7 +23,7 @@ const HOP_BY_HOP: [&str; 9] = [
 ];
 
 impl Headers {
-    /// The first value of a header, when it is there and is text.
+    /// The first value of a header, if it is present and is text.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.get_bytes(name).and_then(|value| std::str::from_utf8(value).ok())
     }
@@ -47,7 +47,7 @@ impl Headers {
         self.append(name, value);
     }
 
-    /// Adds a value beside those that are there.
+    /// Adds a value and keeps the present ones.
     pub fn append(&mut self, name: &str, value: impl Into<Vec<u8>>) {
         self.entries.push((name.to_ascii_lowercase(), value.into()));
     }
@@ -62,7 +62,7 @@ impl Headers {
         self.entries.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
-    /// How many names with values there are; a name with two values counts twice.
+    /// The number of values; a name with two values counts twice.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

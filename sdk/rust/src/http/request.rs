@@ -20,7 +20,7 @@ pub struct Request {
     headers: OnceCell<Headers>,
     body: Option<Body>,
     timeout: Option<Duration>,
-    /// Where the parts come from, for a request that came in.
+    /// The incoming request of which the parts are taken.
     source: Option<IncomingRequest>,
 }
 
@@ -71,7 +71,7 @@ impl Request {
         }
     }
 
-    /// The value of a query parameter, decoded: the first, if it is there several times.
+    /// The decoded value of a query parameter: the first one, if there are several.
     pub fn query(&self, name: &str) -> Option<String> {
         query::find(self.query_string()?, name)
     }
@@ -95,7 +95,7 @@ impl Request {
         self.headers.get_mut().expect("just set")
     }
 
-    /// The first value of a header, when it is there and is text.
+    /// The first value of a header, if it is present and is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers().get(name)
     }
@@ -112,18 +112,17 @@ impl Request {
         self
     }
 
-    /// A JSON body, with its content type.
+    /// Sets a JSON body and its content type.
     ///
     /// # Panics
-    /// When the value has no JSON form: a map whose keys are no strings, an error of a
-    /// hand-written `Serialize`.
+    /// If the value has no JSON form: a map whose keys are no strings, or an error of a hand-written `Serialize`.
     pub fn with_json(self, value: &impl Serialize) -> Self {
         let json = serde_json::to_vec(value).expect("a value with a JSON form");
         self.with_header("content-type", "application/json").with_body(json)
     }
 
-    /// How long to wait for the connection, for the head of the response, and between
-    /// two pieces of its body: each on its own.
+    /// Sets the timeout of the connection, of the head of the response, and of each pause between two pieces of its
+    /// body.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -75,7 +75,7 @@ impl Response {
         &mut self.headers
     }
 
-    /// The first value of a header, when it is there and is text.
+    /// The first value of a header, if it is present and is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
     }
@@ -122,7 +122,7 @@ fn upstream(error: HttpError) -> HttpError {
     }
 }
 
-/// What a handler may return.
+/// A value that a handler can return.
 pub trait IntoResponse {
     /// The response that this value stands for.
     fn into_response(self) -> Response;
