@@ -43,7 +43,8 @@ struct State {
     redrive_ms: Option<i64>,
     #[serde(default)]
     redrive_tokens: VecDeque<(String, i64)>,
-    #[serde(rename = "failed_in")]
+    // Builds between two renames wrote `failed_snapshot`.
+    #[serde(rename = "failed_in", alias = "failed_snapshot")]
     failed_snapshot: Option<FailureSnapshot>,
 }
 

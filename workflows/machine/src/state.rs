@@ -119,7 +119,8 @@ pub struct Machine {
     /// The last redrives that were named, and when they were, oldest first.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) redrive_tokens: VecDeque<(String, i64)>,
-    /// The state that a redrive resumes.
+    /// The state that a redrive resumes; `failed_in` in stored checkpoints.
+    #[serde(rename = "failed_in")]
     pub(super) failed_snapshot: Option<FailureSnapshot>,
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::watched::Watched;
 use super::*;
 use mayfly_workflows_journal::{Batch, JournalChange, SqliteJournal};
+use mayfly_workflows_machine::Machine;
 
 /// Calls a function until it has counted up, and then one that never answers.
 fn counting(rounds: u64) -> serde_json::Value {
@@ -69,6 +70,28 @@ async fn a_checkpoint_is_the_machine() {
     let (from_start, _, events) = inner.replay(&row, &state_machine, true).expect("replays");
     assert_eq!(last, 40);
     assert_eq!(format!("{from_checkpoint:?}"), format!("{from_start:?}"), "{} events", events.len());
+}
+
+#[tokio::test]
+async fn a_checkpoint_keeps_the_state_that_a_redrive_resumes() {
+    let journal = Arc::new(MemoryJournal::default());
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let failing =
+        json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "Next": "F"}, "F": {"Type": "Fail"}}});
+    let arn = world.start(&machine(failing, StateMachineType::Standard), "{}").await;
+    world.engine.wait(&arn).await.expect("read").expect("there");
+    let row = journal.execution_by_arn(&arn).expect("read").expect("there");
+    let state_machine = world.engine.inner.machine_of(row.machine).expect("there");
+    let (failed, _, _) = world.engine.inner.replay(&row, &state_machine, false).expect("replays");
+    assert!(failed.can_redrive(), "{failed:?}");
+    let body = String::from_utf8(failed.checkpoint().expect("written")).expect("text");
+    // Builds between two renames wrote the field under another name.
+    for body in [body.clone(), body.replace("\"failed_in\"", "\"failed_snapshot\"")] {
+        let facts = failed.facts().clone();
+        let read = Machine::from_checkpoint(facts, state_machine.definition.clone(), body.as_bytes());
+        assert_eq!(format!("{:?}", read.expect("read")), format!("{failed:?}"));
+    }
+    assert!(body.contains("\"failed_in\":{\"threads\""), "the stored form: {body}");
 }
 
 #[tokio::test]
