@@ -10,6 +10,7 @@ mod callbacks;
 mod changes;
 mod config;
 mod counters;
+mod delivery;
 mod deps;
 mod effects;
 mod error;

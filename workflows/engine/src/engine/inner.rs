@@ -63,8 +63,7 @@ pub(crate) struct Inner {
     pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
     /// Waits that belong to no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
-    /// Timers of executions with JSONata that are being delivered: each may block a thread.
-    pub(super) evaluations: tokio::sync::Semaphore,
+    pub(super) timers: super::delivery::TimerDelivery,
     pub(super) changes: Changes,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,

@@ -13,25 +13,17 @@ use super::Engine;
 use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, Mocks, OperationError, Operations};
 use super::error::OpenError;
-use super::inner::{ApplyError, Inner};
+use super::inner::Inner;
 use super::live::{Live, ResidentExecution};
-use super::mocked::NO_EXECUTION;
 use super::objects::Divided;
 
 use crate::executor::endpoint::S3;
 use crate::executor::fair::FairQueue;
-use crate::timers::{TimerKey, Wheel};
+use crate::timers::Wheel;
 use mayfly_workflows_journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
-use mayfly_workflows_machine::Event;
 
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
-/// When a sleeper that could not be read is woken again.
-const WAKE_RETRY_MS: i64 = 2_000;
-/// Timers of executions with JSONata that are delivered at the same time: twice the evaluator's threads.
-const EVALUATIONS_MAX: usize = 8;
-/// The pause of a virtual clock before it advances, in which running tasks settle.
-const SETTLE: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Opens an engine on its data directory. Executions that were running continue when [`Engine::resume`] is
@@ -87,7 +79,7 @@ impl Engine {
             integrations: OnceLock::new(),
             mocks: OnceLock::new(),
             alarms: Mutex::default(),
-            evaluations: tokio::sync::Semaphore::new(EVALUATIONS_MAX),
+            timers: super::delivery::TimerDelivery::new(),
             changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
@@ -96,7 +88,7 @@ impl Engine {
             busy: AtomicUsize::new(0),
         });
         let timers = Arc::downgrade(&inner);
-        inner.runtime.spawn(run_timers(timers.clone()));
+        inner.runtime.spawn(super::delivery::run_timers(timers.clone()));
         inner.runtime.spawn(super::residency::evict_idle(timers.clone()));
         inner.runtime.spawn(super::retention::forget_old(timers));
         Ok(Engine { inner })
@@ -319,112 +311,4 @@ impl Inner {
     pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {
         self.integrations.get().filter(|integrations| integrations.supports(resource)).cloned()
     }
-
-    /// Delivers a timer. Never blocks: a separate task delivers the timer of an execution whose expressions may take
-    /// long.
-    fn fire(self: &Arc<Self>, key: TimerKey) {
-        if key.execution == NO_EXECUTION {
-            self.ring(key.timer);
-            return;
-        }
-        let Some(running) = self.live.by_id(key.execution) else {
-            self.fire_evicted(key);
-            return;
-        };
-        if !running.may_block {
-            return self.deliver_timer(&running, key);
-        }
-        let (inner, busy) = (self.clone(), self.busy());
-        self.runtime.spawn(async move {
-            let _busy = busy;
-            // Closed never: an error would mean that the engine is gone.
-            let Ok(_permit) = inner.evaluations.acquire().await else { return };
-            inner.deliver_timer(&running, key);
-        });
-    }
-
-    fn deliver_timer(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
-        // A timer that was cancelled at the same moment does nothing.
-        let fired = self.deliver_if(
-            running,
-            Event::Timer { n: key.timer },
-            |cell| cell.machine.has_timer(key.timer),
-            |_| (),
-        );
-        match fired {
-            Ok(()) | Err(ApplyError::Ended) => {}
-            Err(ApplyError::Asleep(_)) => self.fire_evicted(key),
-            Err(ApplyError::Journal(error)) => {
-                tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
-            }
-        }
-    }
-
-    /// A timer of an execution that has to be read first.
-    fn fire_evicted(self: &Arc<Self>, key: TimerKey) {
-        let (inner, busy) = (self.clone(), self.busy());
-        self.runtime.spawn(async move {
-            let _busy = busy;
-            match inner.ensure_resident(key.execution).await {
-                Ok(Some(_)) => inner.fire(key),
-                // It has ended.
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken; trying again");
-                    inner.set_timer(key.execution, key.timer, inner.now_ms() + WAKE_RETRY_MS);
-                }
-            }
-        });
-    }
 }
-
-/// Delivers due timers until the engine is dropped.
-async fn run_timers(engine: std::sync::Weak<Inner>) {
-    loop {
-        let Some(inner) = engine.upgrade() else { return };
-        let now_ms = inner.now_ms();
-        let (due, next_ms) = {
-            let mut wheel = inner.wheel.lock();
-            (wheel.advance(now_ms), wheel.next_ms())
-        };
-        for key in due {
-            inner.fire(key);
-        }
-        let clock = inner.deps.clock.clone();
-        if clock.is_virtual() {
-            drop(inner);
-            tokio::time::sleep(SETTLE).await;
-            let Some(inner) = engine.upgrade() else { return };
-            if inner.busy.load(Ordering::Acquire) == 0 {
-                // Read only now: work that was in progress may have set an earlier timer.
-                let next_ms = inner.wheel.lock().next_due_ms();
-                if let Some(next_ms) = next_ms {
-                    clock.sleep_until(next_ms).await;
-                }
-            }
-            continue;
-        }
-        let changed = inner.wheel_changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        match next_ms {
-            // A wait is bounded, so that an engine that is gone is noticed.
-            Some(next_ms) => {
-                tokio::select! {
-                    () = clock.sleep_until(next_ms) => {}
-                    () = &mut changed => {}
-                    () = tokio::time::sleep(ENGINE_CHECK) => {}
-                }
-            }
-            None => {
-                tokio::select! {
-                    () = &mut changed => {}
-                    () = tokio::time::sleep(ENGINE_CHECK) => {}
-                }
-            }
-        }
-    }
-}
-
-/// The interval at which the timer task checks whether its engine exists.
-const ENGINE_CHECK: Duration = Duration::from_secs(5);
