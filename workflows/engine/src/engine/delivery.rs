@@ -102,7 +102,11 @@ impl Inner {
             let _busy = busy;
             let Ok(_permit) = inner.timers.wakes.acquire().await else { return };
             let (reader, keys) = (inner.clone(), batch.clone());
-            let read = inner.read(move |journal| Ok(reader.wake(journal, &keys))).await;
+            let read = inner.read(move |journal| {
+                reader.wake(journal, &keys);
+                Ok(())
+            });
+            let read = read.await;
             if let Err(error) = read {
                 batch.into_iter().for_each(|key| inner.fire_later(key, &error));
             }
