@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use http::HeaderMap;
 use jiff::{SignedDuration, Timestamp};
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
-use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations};
+use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations, InvokeError};
 use serde_json::{Map, Value, json};
 
 use super::triggers::EventRules;
@@ -205,7 +205,7 @@ impl Integrations for PutEvents {
         resource.strip_prefix(RESOURCE).is_some_and(|rest| matches!(rest, "" | ".waitForTaskToken"))
     }
 
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, FunctionError>> {
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
         Box::pin(async move {
             let mut request = call.arguments;
             // In a definition a detail is an object; in the API it is its text. Whose event it is stands among its
@@ -225,7 +225,7 @@ impl Integrations for PutEvents {
             let answer = answer.map_err(|why| FunctionError::new("EventBridge.ValidationException", why))?;
             match answer["FailedEntryCount"] == 0 {
                 true => Ok(answer),
-                false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string())),
+                false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string()).into()),
             }
         })
     }

@@ -32,7 +32,7 @@ use mayfly_api::{
 };
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informer;
-use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations};
+use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations, InvokeError};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -254,8 +254,8 @@ impl Integrations for Jobs {
         resource == RUN || resource == RUN_SYNC
     }
 
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, FunctionError>> {
-        Box::pin(self.run(call))
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
+        Box::pin(async move { Ok(self.run(call).await?) })
     }
 }
 

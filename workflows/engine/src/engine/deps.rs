@@ -65,7 +65,7 @@ impl FunctionError {
     }
 }
 
-/// Why a call of a function has no answer.
+/// Why a call of a function or a service has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvokeError {
     /// The call's outcome, which the execution sees.
@@ -137,7 +137,7 @@ pub trait Integrations: Send + Sync {
     /// Whether the integration carries out this resource (`arn:aws:states:::job:run.sync`).
     fn supports(&self, resource: &str) -> bool;
     /// Performs the call; for a resource that ends in `.sync`, until the service's work has ended.
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>>;
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>>;
 }
 
 /// A service to call for a task.

@@ -3,6 +3,8 @@
 use std::sync::Weak;
 use std::time::Duration;
 
+use mayfly_workflows_language::execution::RunStatus;
+
 use super::Engine;
 use super::inner::Inner;
 use mayfly_workflows_journal::{Batch, JournalChange, JournalError};
@@ -28,22 +30,27 @@ impl Inner {
                 return Ok(forgotten);
             }
             forgotten += old.len();
-            let (sender, receiver) = tokio::sync::oneshot::channel();
-            let batch = Batch {
-                changes: old.into_iter().map(|execution| JournalChange::Remove { execution }).collect(),
-                done: Box::new(move |outcome| {
-                    // The engine may have gone meanwhile.
-                    let _ = sender.send(outcome);
-                }),
-            };
-            {
-                let _out = self.definition_gc_lock.write();
-                // A start after this writes the definition again.
-                self.written.lock().clear();
-                self.journal.write(batch)?;
-            }
-            receiver.await.map_err(|_| JournalError::Closed)??;
+            self.remove(old).await?;
         }
+    }
+
+    /// Deletes ended executions. The caller holds the retention lock.
+    async fn remove(&self, ended: Vec<u64>) -> Result<(), JournalError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let batch = Batch {
+            changes: ended.into_iter().map(|execution| JournalChange::Remove { execution }).collect(),
+            done: Box::new(move |outcome| {
+                // The engine may have gone meanwhile.
+                let _ = sender.send(outcome);
+            }),
+        };
+        {
+            let _out = self.definition_gc_lock.write();
+            // A start after this writes the definition again.
+            self.written.lock().clear();
+            self.journal.write(batch)?;
+        }
+        receiver.await.map_err(|_| JournalError::Closed)?
     }
 }
 
@@ -52,6 +59,25 @@ impl Engine {
     /// minutes. Returns how many were deleted.
     pub async fn forget_old(&self) -> Result<usize, JournalError> {
         self.inner.forget_round().await
+    }
+
+    /// Deletes the executions among these that have ended. Returns how many were deleted.
+    pub async fn forget(&self, arns: Vec<String>) -> Result<usize, JournalError> {
+        let _settled = self.inner.retention_lock.write().await;
+        let ended = self.inner.read(move |journal| {
+            let mut ended = Vec::with_capacity(arns.len());
+            for arn in &arns {
+                let row = journal.execution_by_arn(arn)?;
+                ended.extend(row.filter(|row| row.outcome.status != RunStatus::Running).map(|row| row.id));
+            }
+            Ok(ended)
+        });
+        let ended = ended.await?;
+        let forgotten = ended.len();
+        if forgotten > 0 {
+            self.inner.remove(ended).await?;
+        }
+        Ok(forgotten)
     }
 }
 

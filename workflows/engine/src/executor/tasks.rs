@@ -80,8 +80,8 @@ pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Guard
             if pattern == Pattern::WaitForTaskToken && task.submitted.is_some() {
                 return Finished::Later;
             }
-            if matches!(resource, Resource::JobRun(Pattern::Sync)) {
-                // It waits, maybe for hours: others may have its place.
+            if matches!(resource, Resource::JobRun(Pattern::Sync) | Resource::FunctionRequest) {
+                // It may wait for hours: others may have its place.
                 guards.release();
             }
             let outcome = request(reporter, task).await;
@@ -126,10 +126,10 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeEr
         Resource::Integration { service, action, kind, .. } => {
             match Box::pin(endpoint::call(reporter, task, service, action, *kind)).await {
                 Some(answer) => answer,
-                None => Box::pin(integration(reporter, task)).await,
+                None => return Box::pin(integration(reporter, task)).await,
             }
         }
-        _ => Box::pin(integration(reporter, task)).await,
+        _ => return Box::pin(integration(reporter, task)).await,
     };
     answer.map_err(InvokeError::Failed)
 }
@@ -385,7 +385,7 @@ async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result
     }
 }
 
-async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
+async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeError> {
     let resource = task.arn.to_string();
     match reporter.inner.integration(&resource) {
         Some(integrations) => {
@@ -411,7 +411,8 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                  (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
                  (reached at {})",
             time_text(reporter.inner.now_ms())
-        ))),
+        ))
+        .into()),
     }
 }
 
@@ -436,9 +437,9 @@ fn enveloped(reporter: &Reporter, answer: &serde_json::Value) -> Value {
 /// Runs a call to its end. Its report of having begun is added to the history before its outcome.
 async fn with_submission(
     reporter: &Reporter,
-    mut call: BoxFuture<'_, Result<serde_json::Value, FunctionError>>,
+    mut call: BoxFuture<'_, Result<serde_json::Value, InvokeError>>,
     mut told: mpsc::Receiver<serde_json::Value>,
-) -> Result<serde_json::Value, FunctionError> {
+) -> Result<serde_json::Value, InvokeError> {
     let report = async |begun: serde_json::Value| {
         let output = Payload::Here(Value::from(&begun).to_text().into());
         reporter.report(Event::Submitted { n: reporter.n, output }).await

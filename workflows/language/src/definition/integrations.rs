@@ -33,6 +33,7 @@ const OPTIMIZED: &[(&str, &[&str], [bool; 3])] = &[
     ("http", &["invoke"], [false, false, false]),
     ("job", &["run"], [true, false, false]),
     ("lambda", &["invoke"], [false, false, true]),
+    ("mayfly", &["invoke"], [false, false, false]),
     ("mediaconvert", &["createJob"], [true, false, false]),
     ("s3", &["getObject", "putObject", "listObjectsV2"], [false, false, false]),
     ("sagemaker", &["createTrainingJob", "createTransformJob", "createHyperParameterTuningJob", "createLabelingJob", "createProcessingJob"], [true, false, false]),

@@ -21,6 +21,9 @@ pub enum Resource {
     HttpInvoke,
     /// `arn:aws:states:::job:run`, Mayfly's own: a Job in the cluster.
     JobRun(Pattern),
+    /// `arn:aws:states:::mayfly:invoke`, Mayfly's own: an HTTP request to a function, which may wait until the
+    /// function takes it. Asynchronous invocations consist of it.
+    FunctionRequest,
     /// Any other integration AWS has. `service` is as written, `aws-sdk:` left out.
     Integration {
         service: Arc<str>,
@@ -118,9 +121,11 @@ impl Resource {
             | Resource::JobRun(pattern)
             | Resource::StartExecution { pattern, .. }
             | Resource::Integration { pattern, .. } => *pattern,
-            Resource::Function(_) | Resource::Activity(_) | Resource::HttpInvoke | Resource::Foreign(_) => {
-                Pattern::RequestResponse
-            }
+            Resource::Function(_)
+            | Resource::Activity(_)
+            | Resource::HttpInvoke
+            | Resource::FunctionRequest
+            | Resource::Foreign(_) => Pattern::RequestResponse,
         }
     }
 
@@ -140,6 +145,7 @@ impl Resource {
             }
             Resource::HttpInvoke => named("http", "invoke", Pattern::RequestResponse, ""),
             Resource::JobRun(pattern) => named("job", "run", *pattern, ""),
+            Resource::FunctionRequest => named("mayfly", "invoke", Pattern::RequestResponse, ""),
             Resource::Integration { service, action, kind, pattern, version } => {
                 let service = match kind {
                     IntegrationKind::AwsSdk => format!("aws-sdk:{service}"),
@@ -245,6 +251,7 @@ fn integration(rest: &str) -> Result<Resource, ResourceError> {
         }
         (Optimised, "http", "invoke") => Resource::HttpInvoke,
         (Optimised, "job", "run") => Resource::JobRun(pattern),
+        (Optimised, "mayfly", "invoke") => Resource::FunctionRequest,
         _ => Resource::Integration { service: service.into(), action: action.into(), kind, pattern, version },
     })
 }
@@ -288,6 +295,8 @@ mod tests {
         assert_eq!(states("http:invoke"), Some(Resource::HttpInvoke));
         assert_eq!(states("http:invoke.waitForTaskToken"), None);
         assert_eq!(states("job:run.sync"), Some(Resource::JobRun(Sync)));
+        assert_eq!(states("mayfly:invoke"), Some(Resource::FunctionRequest));
+        assert_eq!(states("mayfly:invoke.sync"), None);
         let start = |pattern, parsed_output| Some(Resource::StartExecution { pattern, parsed_output });
         assert_eq!(states("states:startExecution"), start(RequestResponse, false));
         assert_eq!(states("states:startExecution.sync"), start(Sync, false));

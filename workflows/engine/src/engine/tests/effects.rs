@@ -162,7 +162,7 @@ impl Integrations for QuickJobs {
         resource == "arn:aws:states:::job:run.sync"
     }
 
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>> {
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>> {
         Box::pin(async move {
             if let Some(submitted) = call.submitted {
                 submitted.send(json!({"jobName": "j"})).await.expect("the executor listens");
