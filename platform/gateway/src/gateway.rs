@@ -23,7 +23,7 @@ use tokio_util::{
 };
 
 use crate::{
-    Config, Refusal, ResponseBody,
+    Config, InvocationQueue, Refusal, ResponseBody,
     autoscale::Autoscaler,
     function_services::FunctionServices,
     headers::Entrance,
@@ -225,6 +225,7 @@ impl Gateway {
             request_bytes_max: config.request_bytes_max,
             stall_timeout: config.stall_timeout,
             trust_forwarded: config.trust_forwarded,
+            queue: Arc::default(),
         });
         let ready = watch::Sender::new(false);
         let applied = applied.subscribe();
@@ -381,6 +382,11 @@ impl GatewayHandle {
             return Err(Refusal::shutting_down());
         }
         self.proxy.ask(&format!("{namespace}/{name}"), request).await
+    }
+
+    /// Sets the queue of asynchronous invocations. Until then they are refused.
+    pub fn attach_invocations(&self, queue: Arc<dyn InvocationQueue>) {
+        self.proxy.queue.attach(queue);
     }
 
     /// Would a request for this function find its way? What refuses it otherwise; nothing is called.

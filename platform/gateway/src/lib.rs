@@ -16,21 +16,25 @@ pub mod function_services;
 mod gateway;
 pub mod refusal;
 
+mod access_log;
 mod admission;
 mod autoscale;
 mod body;
 mod headers;
 mod ingress;
+mod invocations;
 mod listen;
 mod load;
 mod metrics;
 mod pods;
 mod proxy;
+mod rewrite;
 mod routes;
 mod target;
 
 pub use body::ResponseBody;
 pub use config::Config;
 pub use gateway::{CreateError, Deps, Drained, Gateway, GatewayHandle, HttpsDeps};
+pub use invocations::{HEADER_INVOCATION, HEADER_INVOCATION_ID, INVOCATION_BYTES_MAX, InvocationQueue};
 pub use refusal::{Code, Refusal};
 pub use routes::HEADER_TAG;

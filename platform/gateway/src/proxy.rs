@@ -9,22 +9,25 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
+use mayfly_api::ObjectKey;
 use mayfly_runtime::{Answer, Body, CallError, wire::DrainOnDrop};
 use tokio::time::Instant;
 
 use crate::{
+    access_log::AccessLog,
     body::{self, Bounded, ResponseBody},
     headers::{self, Peer},
     ingress::{
         IngressBackend, IngressTable,
         forward::{EndpointForwarder, Upgrade},
     },
+    invocations::{self, AttachedQueue},
     metrics::GatewayCounts,
     refusal::Refusal,
+    rewrite::{settle_host, without_prefix},
     routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
@@ -39,6 +42,19 @@ pub(crate) struct Proxy {
     pub(crate) request_bytes_max: u64,
     pub(crate) stall_timeout: Duration,
     pub(crate) trust_forwarded: bool,
+    /// Receives asynchronous invocations.
+    pub(crate) queue: Arc<AttachedQueue>,
+}
+
+/// A request with a checked head and a route.
+enum Prepared {
+    Call(Ready),
+    /// An asynchronous invocation.
+    Enqueue {
+        function: ObjectKey,
+        request: Request<Body>,
+        exceeded: Option<Arc<AtomicBool>>,
+    },
 }
 
 /// A request whose target is resolved.
@@ -64,14 +80,15 @@ impl Proxy {
         let id = headers::request_id(request.headers_mut());
         let begun = match self.ingress_backend(peer, &request) {
             Some(backend) => self.begin_ingress(peer, request, backend, arrived),
-            None => self
-                .prepare(peer, request, peer.function())
-                .map(|ready| Way::Function(self.begin(ready, arrived))),
+            None => {
+                let prepared = self.prepare(peer, request, peer.function());
+                prepared.map(|prepared| self.begin_prepared(prepared, arrived))
+            }
         };
         async move {
             let outcome = match begun {
                 Ok(Way::Function(begun)) => self.end(begun).await,
-                Ok(Way::Endpoints(answering)) => answering.await,
+                Ok(Way::Other(answering)) => answering.await,
                 Err(refusal) => Err(refusal),
             };
             let mut response = outcome.unwrap_or_else(|refusal| {
@@ -92,7 +109,10 @@ impl Proxy {
         let arrived = Instant::now();
         let id = headers::request_id(request.headers_mut());
         let outcome = match self.prepare_from_inside(key, request) {
-            Ok(ready) => self.end(self.begin(ready, arrived)).await,
+            Ok(prepared) => match self.begin_prepared(prepared, arrived) {
+                Way::Function(begun) => self.end(begun).await,
+                Way::Other(answering) => answering.await,
+            },
             Err(refusal) => Err(refusal),
         };
         let mut response = outcome.inspect_err(|refusal| self.counts.refused(refusal.code))?;
@@ -126,8 +146,8 @@ impl Proxy {
         arrived: Instant,
     ) -> Result<Way, Refusal> {
         if let IngressBackend::Function(key) = &*backend {
-            let ready = self.prepare(peer, request, Some(&**key))?;
-            return Ok(Way::Function(self.begin(ready, arrived)));
+            let prepared = self.prepare(peer, request, Some(&**key))?;
+            return Ok(self.begin_prepared(prepared, arrived));
         }
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
         let upgrade = protocol.map(|protocol| Upgrade { protocol, client: hyper::upgrade::on(&mut request) });
@@ -139,7 +159,7 @@ impl Proxy {
             Bounded::Body { body, exceeded } => (body, exceeded),
         };
         let (forwarder, limit) = (self.forwarder.clone(), self.request_bytes_max);
-        Ok(Way::Endpoints(Box::pin(async move {
+        Ok(Way::Other(Box::pin(async move {
             let IngressBackend::Endpoints(service) = &*backend else { return Err(Refusal::no_route()) };
             let answered = forwarder.forward(service, Request::from_parts(parts, body), upgrade).await;
             match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
@@ -174,14 +194,14 @@ impl Proxy {
         peer: &Peer,
         request: Request<Incoming>,
         function: Option<&str>,
-    ) -> Result<Ready, Refusal> {
+    ) -> Result<Prepared, Refusal> {
         let mut request = DrainOnDrop::wrap(request);
         self.settle(peer, &mut request)?;
         let found = match function {
             Some(key) => FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? },
             None => self.find_route(&mut request)?,
         };
-        let (target, set_cookie) = choose(&found, request.headers())?;
+        let is_async = invocations::is_async(request.headers())?;
         if found.by_host {
             request.headers_mut().remove(headers::X_FORWARDED_PREFIX);
         } else {
@@ -193,7 +213,7 @@ impl Proxy {
         match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
             Bounded::TooLarge => Err(Refusal::request_too_large(self.request_bytes_max)),
             Bounded::Body { body, exceeded } => {
-                Ok(Ready { target, request: Request::from_parts(parts, body), set_cookie, exceeded })
+                prepared(&found, is_async, Request::from_parts(parts, body), exceeded)
             }
         }
     }
@@ -212,10 +232,26 @@ impl Proxy {
     }
 
     /// The path is the function's own already, as it is under the function's host.
-    fn prepare_from_inside(&self, key: &str, request: Request<Body>) -> Result<Ready, Refusal> {
+    fn prepare_from_inside(&self, key: &str, request: Request<Body>) -> Result<Prepared, Refusal> {
         let found = FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? };
-        let (target, set_cookie) = choose(&found, request.headers())?;
-        Ok(Ready { target, request, set_cookie, exceeded: None })
+        prepared(&found, invocations::is_async(request.headers())?, request, None)
+    }
+
+    /// Calls the revision if it is the request's turn, or queues the asynchronous invocation.
+    fn begin_prepared(&self, prepared: Prepared, arrived: Instant) -> Way {
+        match prepared {
+            Prepared::Call(ready) => Way::Function(self.begin(ready, arrived)),
+            Prepared::Enqueue { function, request, exceeded } => {
+                let (queue, limit) = (self.queue.clone(), self.request_bytes_max);
+                Way::Other(Box::pin(async move {
+                    let queued = queue.enqueue(function, request).await;
+                    match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
+                        true => Err(Refusal::request_too_large(limit)),
+                        false => queued,
+                    }
+                }))
+            }
+        }
     }
 
     /// Calls the revision, if it is the request's turn.
@@ -278,7 +314,8 @@ impl Proxy {
 /// The handler of a request.
 enum Way {
     Function(Begun),
-    Endpoints(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
+    /// The endpoints of a Service, or the queue of asynchronous invocations.
+    Other(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
 }
 
 /// A request on its way to an answer.
@@ -390,6 +427,24 @@ fn choose(
     Ok((choice.target.clone(), choice.set_cookie))
 }
 
+/// Resolves the target of a request, unless it is an asynchronous invocation: its target is resolved when it is
+/// carried out.
+fn prepared(
+    found: &FoundRoute,
+    is_async: bool,
+    mut request: Request<Body>,
+    exceeded: Option<Arc<AtomicBool>>,
+) -> Result<Prepared, Refusal> {
+    if is_async {
+        if let Some(tag) = found.tag.as_deref().and_then(|tag| HeaderValue::try_from(tag).ok()) {
+            request.headers_mut().insert(routes::HEADER_TAG, tag);
+        }
+        return Ok(Prepared::Enqueue { function: found.route.key.clone(), request, exceeded });
+    }
+    let (target, set_cookie) = choose(found, request.headers())?;
+    Ok(Prepared::Call(Ready { target, request, set_cookie, exceeded }))
+}
+
 /// The guest's answer as the client gets it.
 fn response(
     answer: Answer,
@@ -410,92 +465,4 @@ fn response(
         answer_headers.append(header::SET_COOKIE, cookie);
     }
     response
-}
-
-/// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
-/// one form for guests, whichever HTTP the client speaks. Returns the host.
-fn settle_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderValue> {
-    if let Some(authority) = request.uri().authority() {
-        let value = HeaderValue::from_str(authority.as_str()).ok()?;
-        let path = request.uri().path_and_query().cloned();
-        *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
-        request.headers_mut().insert(header::HOST, value);
-    }
-    request.headers().get(header::HOST).cloned()
-}
-
-/// The path without its function's prefix; at least `/`.
-fn without_prefix(uri: &Uri, prefix_bytes: usize) -> Uri {
-    let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let rest = match whole.get(prefix_bytes..) {
-        None | Some("" | "/") => return Uri::from_static("/"),
-        Some(rest) if rest.starts_with('/') => Bytes::copy_from_slice(rest.as_bytes()),
-        Some(rest) => Bytes::from(format!("/{rest}")),
-    };
-    PathAndQuery::from_maybe_shared(rest).map_or(Uri::from_static("/"), Uri::from)
-}
-
-/// Writes one line for each request at the arrival of the answer's head, when the level is enabled. The host writes a
-/// line of its own, with the same request id, at the end of the call.
-struct AccessLog {
-    method: http::Method,
-    path: String,
-    request_id: HeaderValue,
-}
-
-impl AccessLog {
-    fn of(request: &Request<Body>) -> Option<Self> {
-        if !tracing::enabled!(target: "mayfly_gateway::access", tracing::Level::DEBUG) {
-            return None;
-        }
-        let request_id = request.headers().get(headers::X_REQUEST_ID).cloned();
-        Some(Self {
-            method: request.method().clone(),
-            path: request.uri().path().to_owned(),
-            request_id: request_id.unwrap_or(HeaderValue::from_static("")),
-        })
-    }
-
-    fn write(
-        self,
-        target: &RevisionTarget,
-        outcome: &Result<Response<ResponseBody>, Refusal>,
-        arrived: Instant,
-    ) {
-        let (status, code, timing) = match outcome {
-            Ok(response) => {
-                let timing = response.headers().get_all(headers::SERVER_TIMING).iter().next_back();
-                (response.status(), "", timing)
-            }
-            Err(refusal) => (refusal.code.status(), refusal.code.as_str(), None),
-        };
-        tracing::debug!(
-            target: "mayfly_gateway::access",
-            revision = %target.key,
-            method = %self.method,
-            path = self.path,
-            status = status.as_u16(),
-            refusal = code,
-            request_id = self.request_id.to_str().unwrap_or_default(),
-            took_us = u64::try_from(arrived.elapsed().as_micros()).unwrap_or(u64::MAX),
-            timing = timing.and_then(|timing| timing.to_str().ok()).unwrap_or_default(),
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_guest_sees_the_rest_of_the_path() {
-        for (path, rest) in [
-            ("/fn/ns/hello", "/"),
-            ("/fn/ns/hello/", "/"),
-            ("/fn/ns/hello/a//b?c=%20d", "/a//b?c=%20d"),
-            ("/fn/ns/hello?x=1", "/?x=1"),
-        ] {
-            assert_eq!(without_prefix(&path.parse().unwrap(), "/fn/ns/hello".len()), rest, "{path}");
-        }
-    }
 }

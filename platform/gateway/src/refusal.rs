@@ -192,6 +192,25 @@ impl Refusal {
         Self::new(Code::NotReady, message, "see `kubectl describe revision`; deploy again once it is fixed")
     }
 
+    /// A queue that takes no asynchronous invocation at this moment.
+    pub fn invocation_refused(why: impl std::fmt::Display) -> Self {
+        let message = format!("the invocation was not queued: {why}");
+        Self::new(Code::Overloaded, message, "try again in a moment").retry(Duration::from_secs(1))
+    }
+
+    pub(crate) fn unknown_invocation() -> Self {
+        Self::new(
+            Code::BadRequest,
+            "unknown kind of invocation",
+            "the header mayfly-invocation is `async` or `sync`",
+        )
+    }
+
+    pub(crate) fn body_lost(why: &str) -> Self {
+        let message = format!("the request's body could not be read: {why}");
+        Self::new(Code::BadRequest, message, "send the request again")
+    }
+
     /// RFC 9112, section 3.2.
     pub(crate) fn not_one_host(hosts: usize) -> Self {
         let message = format!("the request has {hosts} Host headers, and HTTP/1.1 asks for one");

@@ -1,0 +1,93 @@
+//! Asynchronous invocations: requests that are answered when they are queued durably, not when their function has
+//! answered.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use mayfly_api::ObjectKey;
+use mayfly_runtime::Body;
+
+use crate::{Refusal, ResponseBody};
+
+/// The header that selects the kind of an invocation: `async`, or `sync`, which is the default.
+pub const HEADER_INVOCATION: HeaderName = HeaderName::from_static("mayfly-invocation");
+/// The header of the answer to an asynchronous invocation: its id.
+pub const HEADER_INVOCATION_ID: HeaderName = HeaderName::from_static("mayfly-invocation-id");
+/// The largest body of an asynchronous invocation in bytes, as for Lambda's events (256 KB).
+pub const INVOCATION_BYTES_MAX: usize = 256 << 10;
+
+/// A durable queue of requests to functions. Implemented outside of the gateway.
+pub trait InvocationQueue: Send + Sync {
+    /// Queues a request to a function; its path is the function's own. Returns the invocation's id when the request
+    /// is durable. A request with the same `idempotency-key` header as an earlier one is not queued a second time; the
+    /// id is that of the earlier one.
+    ///
+    /// # Errors
+    /// [`Refusal::invocation_refused`]: nothing was queued.
+    fn enqueue(&self, function: ObjectKey, request: Request<Bytes>)
+    -> BoxFuture<'_, Result<String, Refusal>>;
+}
+
+/// The queue, attached after the gateway is created: the queue itself calls functions through the gateway.
+#[derive(Default)]
+pub(crate) struct AttachedQueue(OnceLock<Arc<dyn InvocationQueue>>);
+
+impl AttachedQueue {
+    pub(crate) fn attach(&self, queue: Arc<dyn InvocationQueue>) {
+        if self.0.set(queue).is_err() {
+            tracing::warn!("a queue of asynchronous invocations was attached twice; the first stays");
+        }
+    }
+
+    /// Queues a request and creates the answer, 202, with the invocation's id in a header and in the JSON body.
+    pub(crate) async fn enqueue(
+        &self,
+        function: ObjectKey,
+        request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let Some(queue) = self.0.get() else {
+            return Err(Refusal::invocation_refused("this server has no queue of asynchronous invocations"));
+        };
+        let (mut parts, body) = request.into_parts();
+        parts.headers.remove(HEADER_INVOCATION);
+        let body = collect(body).await?;
+        let id = queue.enqueue(function, Request::from_parts(parts, body)).await?;
+        let mut response = Response::new(ResponseBody::full(format!("{{\"invocation\":\"{id}\"}}\n").into()));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Ok(id) = HeaderValue::try_from(id) {
+            headers.insert(HEADER_INVOCATION_ID, id);
+        }
+        Ok(response)
+    }
+}
+
+/// Reads a body of at most [`INVOCATION_BYTES_MAX`] bytes.
+async fn collect(mut body: Body) -> Result<Bytes, Refusal> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Refusal::body_lost(&error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > INVOCATION_BYTES_MAX {
+            return Err(Refusal::request_too_large(INVOCATION_BYTES_MAX as u64));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.freeze())
+}
+
+/// Whether the request is an asynchronous invocation.
+///
+/// # Errors
+/// The header has another value than `async` and `sync`.
+pub(crate) fn is_async(headers: &HeaderMap) -> Result<bool, Refusal> {
+    match headers.get(HEADER_INVOCATION).map(HeaderValue::as_bytes) {
+        None | Some(b"sync") => Ok(false),
+        Some(b"async") => Ok(true),
+        Some(_) => Err(Refusal::unknown_invocation()),
+    }
+}
