@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Digest,
     duration::Span,
+    invocation::AsyncInvocation,
     k8s::{
         api::core::v1::EnvVar,
         apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Condition},
     },
+    workflow::{Trigger, TriggerStatus},
 };
 
 /// A function: a component (or, as a fallback, a container image) that answers HTTP requests, and the
@@ -55,6 +57,12 @@ pub struct FunctionSpec {
     /// its fields is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sticky: Option<Sticky>,
+    /// The rules of asynchronous invocations (header `mayfly-invocation: async`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub async_invocation: Option<AsyncInvocation>,
+    /// The triggers of asynchronous invocations: by time (`schedule`) or by events (`event`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<Trigger>,
 }
 
 /// The source of the code. Exactly one field is set.
@@ -215,4 +223,7 @@ pub struct FunctionStatus {
     /// `Ready`: every traffic target can answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+    /// The triggers, each with its last start and its next.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<TriggerStatus>,
 }

@@ -13,6 +13,7 @@ pub mod duration;
 pub mod egress;
 pub mod env;
 pub mod function;
+pub mod invocation;
 pub mod job_io;
 pub mod names;
 pub mod node_fit;

@@ -3,8 +3,10 @@
 use std::{collections::HashSet, time::Duration};
 
 use crate::{
+    duration::Span,
     egress::EgressRule,
     function::{FunctionSpec, Limits, Scaling, Source, TrafficTarget},
+    invocation::AsyncInvocation,
     names, quantity,
 };
 
@@ -165,7 +167,41 @@ pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
             }
         }
     }
+    if let Some(rules) = &spec.async_invocation {
+        async_invocation(rules, &mut errors);
+    }
     errors
+}
+
+fn async_invocation(rules: &AsyncInvocation, errors: &mut Vec<FieldError>) {
+    const PATH: &str = "spec.asyncInvocation";
+    let mut check = |field: &str, holds: bool, value: String, detail: String| {
+        if !holds {
+            errors.push(FieldError::invalid(format!("{PATH}.{field}"), value, detail));
+        }
+    };
+    let attempts = rules.maximum_retry_attempts;
+    let most = AsyncInvocation::RETRY_ATTEMPTS_MAX;
+    check("maximumRetryAttempts", attempts <= most, attempts.to_string(), format!("must be at most {most}"));
+    let second = Span::from_secs(1);
+    for (field, value, most) in [
+        ("retryDelay", rules.retry_delay, AsyncInvocation::RETRY_DELAY_MAX),
+        ("maximumEventAge", rules.maximum_event_age, AsyncInvocation::EVENT_AGE_MAX),
+    ] {
+        let detail = format!("must be between {second} and {most}");
+        check(field, (second..=most).contains(&value), format!("\"{value}\""), detail);
+    }
+    let Some(to) = &rules.on_failure else { return };
+    let set = [to.function.is_some(), to.workflow.is_some(), to.url.is_some()];
+    let is_one = set.iter().filter(|set| **set).count() == 1;
+    check("onFailure", is_one, "{}".into(), "set exactly one of function, workflow and url".into());
+    if let Some(url) = &to.url {
+        let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+        let valid = rest.is_some_and(|rest| {
+            !rest.is_empty() && !rest.starts_with('/') && rest.bytes().all(|b| b.is_ascii_graphic())
+        });
+        check("onFailure.url", valid, format!("{url:?}"), "must be an absolute http or https URL".into());
+    }
 }
 
 fn source(source: &Source, errors: &mut Vec<FieldError>) {
@@ -311,7 +347,9 @@ mod tests {
             "egress": ["example.com"],
             "env": [{"name": "A=B"}, {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "traffic": [{"latest": true, "percent": 50, "tag": "t"}, {"revision": "r", "percent": 40, "tag": "t"}],
-            "sticky": {"header": "a b"}
+            "sticky": {"header": "a b"},
+            "asyncInvocation": {"maximumRetryAttempts": 101, "retryDelay": "500ms", "maximumEventAge": "169h",
+                "onFailure": {"function": "f", "url": "ftp://h"}}
         }));
         for path in [
             "spec.source: Forbidden",
@@ -327,6 +365,11 @@ mod tests {
             "spec.traffic[1].tag: Duplicate value: \"t\"",
             "spec.traffic: Invalid value: 90",
             "spec.sticky.header",
+            "spec.asyncInvocation.maximumRetryAttempts: Invalid value: 101: must be at most 100",
+            "spec.asyncInvocation.retryDelay: Invalid value: \"500ms\": must be between 1s and 5m",
+            "spec.asyncInvocation.maximumEventAge",
+            "spec.asyncInvocation.onFailure: Invalid value: {}: set exactly one",
+            "spec.asyncInvocation.onFailure.url",
         ] {
             assert!(found.iter().any(|error| error.starts_with(path)), "{path} is not in {found:#?}");
         }

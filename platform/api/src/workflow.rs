@@ -22,7 +22,7 @@ use crate::{
     k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
 
-pub use validation::validate;
+pub use validation::{validate, validate_triggers};
 
 /// A workflow: a state machine in the Amazon States Language, and what starts it. The same state machine is
 /// served by the Step Functions API.
@@ -78,7 +78,7 @@ impl WorkflowType {
     }
 }
 
-/// Starts executions: at times (`schedule`) or when something happens (`event`); one of the two.
+/// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when something happens (`event`); one of the two.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Trigger {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::{Schedule, Trigger, WorkflowSpec, names, pattern::Pattern, schedule::Times};
 use crate::{ObjectKey, duration::Span, names::dns_label, validation::FieldError};
 
-/// Most triggers of one workflow.
+/// Most triggers of one workflow or function.
 const TRIGGERS_MAX: usize = 100;
 /// Longest name of a trigger: an execution's name has 80 characters, of which an event's id takes 37.
 const TRIGGER_NAME_BYTES_MAX: usize = 40;
@@ -42,20 +42,25 @@ pub fn validate(key: &ObjectKey, spec: &WorkflowSpec, now: Timestamp) -> Vec<Fie
         }
         Some(_) => {}
     }
-    if spec.triggers.len() > TRIGGERS_MAX {
-        let detail = format!("a workflow has {TRIGGERS_MAX} triggers at most");
-        errors.push(FieldError::invalid("spec.triggers", spec.triggers.len(), detail));
+    validate_triggers(&spec.triggers, now, &mut errors);
+    errors
+}
+
+/// Everything that is wrong with the triggers of a workflow or a function.
+pub fn validate_triggers(triggers: &[Trigger], now: Timestamp, errors: &mut Vec<FieldError>) {
+    if triggers.len() > TRIGGERS_MAX {
+        let detail = format!("must have at most {TRIGGERS_MAX} triggers");
+        errors.push(FieldError::invalid("spec.triggers", triggers.len(), detail));
     }
     let mut known = HashSet::new();
-    for (at, trigger) in spec.triggers.iter().enumerate() {
+    for (at, trigger) in triggers.iter().enumerate() {
         let path = format!("spec.triggers[{at}]");
         if !known.insert(&trigger.name) {
             let kind = crate::validation::FieldErrorKind::Duplicate { value: format!("{:?}", trigger.name) };
             errors.push(FieldError { path: format!("{path}.name"), kind, detail: String::new() });
         }
-        check(trigger, &path, now, &mut errors);
+        check(trigger, &path, now, errors);
     }
-    errors
 }
 
 fn check(trigger: &Trigger, path: &str, now: Timestamp, errors: &mut Vec<FieldError>) {

@@ -2,7 +2,9 @@
 
 use mayfly_api::{
     Function, Revision,
+    k8s::jiff::Timestamp,
     validation::{self, FieldError},
+    workflow,
 };
 use serde_json::{Value, json};
 
@@ -42,7 +44,11 @@ fn function() -> Kind {
         },
         defaults: |object| fill_in::<Function>(object),
         validate: |new, _| match typed::<Function>(new) {
-            Some(function) => validation::function(new.name(), &function.spec),
+            Some(function) => {
+                let mut errors = validation::function(new.name(), &function.spec);
+                workflow::validate_triggers(&function.spec.triggers, Timestamp::now(), &mut errors);
+                errors
+            }
             None => Vec::new(),
         },
         valid_name: validation::function_name,

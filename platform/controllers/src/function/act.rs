@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use mayfly_api::{
-    Function, ObjectKey, Revision, RevisionStatus, env,
+    Function, FunctionStatus, ObjectKey, Revision, RevisionStatus, env,
     k8s::{
         api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
@@ -391,7 +391,9 @@ impl Reconciler {
             return Ok(routed);
         }
         let optional = ["url", "latestRevision", "latestReadyRevision", "observedGeneration"];
-        let patch = Patch::Merge(json!({"status": whole(&wanted, &optional)}));
+        // Owned by the controller of triggers; this copy may be stale, so do not write it back.
+        let own = FunctionStatus { triggers: Vec::new(), ..wanted.clone() };
+        let patch = Patch::Merge(json!({"status": whole(&own, &optional)}));
         let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
         let result = functions.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
@@ -402,12 +404,7 @@ impl Reconciler {
     }
 
     /// Records an event when readiness or its obstacle changed.
-    fn tell_transition(
-        &self,
-        snapshot: &FunctionSnapshot,
-        wanted: &mayfly_api::FunctionStatus,
-        events: &EventRecorder,
-    ) {
+    fn tell_transition(&self, snapshot: &FunctionSnapshot, wanted: &FunctionStatus, events: &EventRecorder) {
         let before = snapshot.function.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let lost =
             wanted.conditions.iter().find(|new| new.type_ == status::TAG_HOSTS && new.status == "False");

@@ -83,6 +83,7 @@ pub(super) fn function(snapshot: &FunctionSnapshot, config: &Config, now: Timest
         ready_replicas: snapshot.revisions.values().map(RevisionState::ready_replicas).sum(),
         observed_generation: generation,
         conditions: [Some(ready), tag_hosts(snapshot, &old.conditions, now)].into_iter().flatten().collect(),
+        triggers: old.triggers,
     }
 }
 
