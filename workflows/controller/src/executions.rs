@@ -29,7 +29,7 @@ use tokio::sync::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::objects::Directory;
+use super::{invocations::is_of_invocations, objects::Directory};
 
 /// Changes that are remembered for watches.
 const REMEMBERED_MAX: usize = 4_096;
@@ -255,6 +255,9 @@ impl KindView for Executions {
             let page = self.page(of, status, query.limit, query.after).await?;
             let mut items = Vec::with_capacity(page.items.len());
             for found in page.items {
+                if is_of_invocations(&found.execution_arn) {
+                    continue;
+                }
                 let object = self.object(&found, false, None);
                 if !query.namespace.is_empty() && object["metadata"]["namespace"] != query.namespace {
                     continue;
@@ -326,6 +329,9 @@ impl Executions {
         };
         let mut events = Vec::with_capacity(changes.len());
         for (revision, changed) in changes {
+            if is_of_invocations(&changed.execution.execution_arn) {
+                continue;
+            }
             events.push(self.event(revision, changed, whole).await?);
         }
         Ok(events)
@@ -365,7 +371,7 @@ impl Executions {
 }
 
 /// `3 10:00:00.012 TaskStateEntered Charge`.
-fn line(event: &Value) -> String {
+pub(crate) fn line(event: &Value) -> String {
     let at = event["timestamp"].as_f64().unwrap_or_default();
     #[expect(clippy::cast_possible_truncation, reason = "milliseconds since the epoch fit")]
     let at = Timestamp::from_millisecond((at * 1_000.0).round() as i64).unwrap_or_default();

@@ -407,7 +407,8 @@ async fn create_workflows(
         artifacts: artifacts.clone(),
         answers_http: components::answers_http,
     };
-    let cluster = Cluster { client, workflows: informers.of(), namespaces: informers.of() };
+    let cluster =
+        Cluster { client, workflows: informers.of(), functions: informers.of(), namespaces: informers.of() };
     let settings = WorkflowSettings {
         endpoints: config.task_endpoints.clone(),
         retention: config.workflow_retention,

@@ -6,6 +6,7 @@
 //! results of distributed maps, time. [`listen`] has the routes of the port.
 
 mod functions;
+mod invocations;
 mod listen;
 mod web;
 
@@ -14,7 +15,7 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Dura
 use anyhow::Context as _;
 use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
-use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
+use mayfly_api::{Function, Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
 use mayfly_workflows_api::Api;
@@ -23,6 +24,7 @@ use mayfly_workflows_controller::{
     buckets::Buckets,
     events,
     executions::Executions,
+    invocations::Invocations,
     jobs::Jobs,
     objects::{Directory, Objects},
     services::Services,
@@ -68,12 +70,15 @@ pub(crate) struct Workflows {
     objects: Objects,
     triggers: Triggers,
     events: EventRules,
+    invocations: Arc<Invocations>,
 }
 
 /// The dependencies of workflows as Kubernetes objects.
 pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     pub(crate) workflows: Informer<Workflow>,
+    /// For their asynchronous invocations.
+    pub(crate) functions: Informer<Function>,
     pub(crate) namespaces: Informer<Namespace>,
 }
 
@@ -103,8 +108,9 @@ impl Workflows {
             limits,
             ..Config::default()
         };
+        let caller = Arc::new(GatewayFunctions::new(functions.clone(), FunctionArns::new(&config)));
         let deps = Deps {
-            functions: Arc::new(GatewayFunctions::new(functions, FunctionArns::new(&config))),
+            functions: caller.clone(),
             http: Arc::new(Web::new()),
             objects: Arc::new(Buckets::new(folder.join("buckets"), jobs.artifacts.clone())),
             clock: clock.clone(),
@@ -116,17 +122,27 @@ impl Workflows {
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
         let catalog = Arc::new(catalog);
         let api = Api::new(engine.clone(), catalog.clone(), clock, randomness);
-        let Cluster { client, workflows, namespaces } = cluster;
-        let triggers = Triggers::new(api.clone(), engine.clone(), client.clone(), workflows.clone());
+        let Cluster { client, workflows, functions: objects, namespaces } = cluster;
+        let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller));
+        functions.attach_invocations(Arc::new(invocations::Queue(invocations.clone())));
+        let triggers = Triggers::new(
+            api.clone(),
+            invocations.clone(),
+            engine.clone(),
+            client.clone(),
+            workflows.clone(),
+            objects,
+        );
         let events = triggers.events();
         engine.bind_integrations(Arc::new(Services(vec![
             jobs.clone(),
             Arc::new(events::PutEvents(events.clone())),
+            invocations.clone(),
         ])));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
         let objects = Objects::new(api.clone(), client, directory);
-        Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events })
+        Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events, invocations })
     }
 
     /// The view of executions in the Kubernetes API.
@@ -174,7 +190,7 @@ impl Workflows {
             stop.cancelled().await;
             engine.begin_shutdown();
         };
-        let routes = listen::routes(self.api, self.events);
+        let routes = listen::routes(self.api, self.events, self.invocations);
         let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
         Box::pin(async { tokio::join!(serving, beside, interrupted, resuming) }).await;
         // Jobs continue without the server; their tasks find them again.

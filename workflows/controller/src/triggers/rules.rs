@@ -1,37 +1,33 @@
-//! The event patterns of all workflows, and what an event starts.
+//! The event patterns of all triggers, and what an event starts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mayfly_api::{
-    ObjectKey, Workflow,
-    workflow::{Trigger, names::state_machine_arn, pattern::Pattern},
-};
-use mayfly_workflows_api::Api;
+use mayfly_api::workflow::{Trigger, pattern::Pattern};
 use parking_lot::RwLock;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
-use super::{Start, start};
+use super::{StartOutcome, StartTarget, Starter, TriggerOwner, Triggered};
 
 /// Notes of starts that wait to be written into a status; what does not fit is not noted.
 const NOTES_MAX: usize = 1_024;
 /// Longest part of an execution's name that an event's id is taken over into as it is.
 const ID_BYTES_MAX: usize = 36;
 
-/// The event triggers of all workflows. Cheap to clone.
+/// The event triggers of all workflows and functions. Cheap to clone.
 #[derive(Clone)]
 pub struct EventRules {
-    api: Api,
+    starter: Starter,
     rules: Arc<RwLock<Rules>>,
     notes: mpsc::Sender<Fired>,
 }
 
-/// The rules of each workflow that has any.
+/// The rules of each workflow and function.
 #[derive(Clone, Debug, Default)]
-struct Rules(Arc<BTreeMap<ObjectKey, Known>>);
+struct Rules(Arc<BTreeMap<TriggerOwner, Known>>);
 
-/// The rules of one workflow, as of this generation of its spec.
+/// The rules of one object, as of this generation of its spec.
 #[derive(Clone, Debug)]
 struct Known {
     uid: Option<String>,
@@ -40,19 +36,20 @@ struct Known {
 }
 
 impl Rules {
-    /// A workflow as it is now; `None` when it is gone or going. Most changes are of its status, and cost nothing.
-    fn set(&mut self, key: &ObjectKey, object: Option<&Workflow>) {
+    /// An object as it is now; `None` when it is deleted or being deleted. Most changes are of its status, and cost
+    /// nothing.
+    fn set(&mut self, key: &TriggerOwner, object: Option<&Triggered<'_>>) {
         let Some(object) = object else {
             if self.0.contains_key(key) {
                 Arc::make_mut(&mut self.0).remove(key);
             }
             return;
         };
-        let (uid, generation) = (object.metadata.uid.clone(), object.metadata.generation);
-        if self.0.get(key).is_some_and(|known| known.uid == uid && known.generation == generation) {
+        let (uid, generation) = (object.uid, object.generation);
+        if self.0.get(key).is_some_and(|known| known.uid == *uid && known.generation == generation) {
             return;
         }
-        let known = Known { uid, generation, rules: of(object).into() };
+        let known = Known { uid: uid.clone(), generation, rules: of(object).into() };
         Arc::make_mut(&mut self.0).insert(key.clone(), known);
     }
 }
@@ -60,8 +57,8 @@ impl Rules {
 /// One trigger.
 #[derive(Debug)]
 struct Rule {
-    workflow: ObjectKey,
-    machine: String,
+    owner: TriggerOwner,
+    target: StartTarget,
     trigger: Trigger,
     pattern: Pattern,
 }
@@ -69,7 +66,7 @@ struct Rule {
 /// An event started something, or could not.
 #[derive(Debug)]
 pub struct Fired {
-    pub(super) workflow: ObjectKey,
+    pub(super) owner: TriggerOwner,
     pub(super) trigger: String,
     pub(super) execution: String,
     pub(super) error: Option<String>,
@@ -77,13 +74,13 @@ pub struct Fired {
 
 impl EventRules {
     /// The rules, none yet, and where they note what they start.
-    pub(super) fn new(api: Api) -> (Self, mpsc::Receiver<Fired>) {
+    pub(super) fn new(starter: Starter) -> (Self, mpsc::Receiver<Fired>) {
         let (notes, noted) = mpsc::channel(NOTES_MAX);
-        (Self { api, rules: Arc::default(), notes }, noted)
+        (Self { starter, rules: Arc::default(), notes }, noted)
     }
 
-    /// Takes in a workflow as it is now; `None` when it is gone or going.
-    pub(super) fn set(&self, key: &ObjectKey, object: Option<&Workflow>) {
+    /// Takes in an object as it is now; `None` when it is deleted or being deleted.
+    pub(super) fn set(&self, key: &TriggerOwner, object: Option<&Triggered<'_>>) {
         self.rules.write().set(key, object);
     }
 
@@ -98,30 +95,30 @@ impl EventRules {
         let mut failure = None;
         for rule in rules.filter(|rule| !rule.trigger.suspend && rule.pattern.matches(event)) {
             let execution = execution_name(&rule.trigger.name, identity);
-            let error = match start(&self.api, &rule.machine, &execution, &input(&rule.trigger, event)).await
-            {
-                Start::Started(_) => None,
-                Start::Before => continue,
-                Start::Refused(why) => Some(why),
-                Start::Failed(why) => {
+            let started = self.starter.start(&rule.target, &execution, &input(&rule.trigger, event)).await;
+            let error = match started {
+                StartOutcome::Started(_) => None,
+                StartOutcome::Before => continue,
+                StartOutcome::Refused(why) => Some(why),
+                StartOutcome::Failed(why) => {
                     failure = Some(why.clone());
                     Some(why)
                 }
             };
-            let (workflow, trigger) = (rule.workflow.clone(), rule.trigger.name.clone());
+            let (owner, trigger) = (rule.owner.clone(), rule.trigger.name.clone());
             // Only the status is poorer without it.
-            let _ = self.notes.try_send(Fired { workflow, trigger, execution, error });
+            let _ = self.notes.try_send(Fired { owner, trigger, execution, error });
         }
         failure.map_or(Ok(()), Err)
     }
 }
 
-fn of(object: &Workflow) -> Vec<Rule> {
-    let triggers = object.spec.triggers.iter().filter_map(|trigger| {
+fn of(object: &Triggered<'_>) -> Vec<Rule> {
+    let triggers = object.triggers.iter().filter_map(|trigger| {
         // Invalid patterns were refused by the validation.
         let pattern = Pattern::parse(&trigger.event.as_ref()?.pattern).ok()?;
-        let (workflow, machine) = (ObjectKey::of(object), state_machine_arn(object));
-        Some(Rule { workflow, machine, trigger: trigger.clone(), pattern })
+        let (owner, target) = (object.owner.clone(), object.target.clone());
+        Some(Rule { owner, target, trigger: trigger.clone(), pattern })
     });
     triggers.collect()
 }
@@ -149,13 +146,14 @@ fn execution_name(trigger: &str, identity: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_api::{ObjectKey, Workflow};
     use serde_json::json;
 
     use super::*;
 
     #[test]
     fn a_status_compiles_no_pattern_anew() {
-        let key = ObjectKey::new("default", "w");
+        let key = TriggerOwner::Workflow(ObjectKey::new("default", "w"));
         let workflow = |uid: &str, generation: i64, source: &str| -> Workflow {
             let trigger = json!({"name": "t", "event": {"pattern": {"source": [source]}}});
             serde_json::from_value(json!({"apiVersion": "mayfly.dev/v1", "kind": "Workflow",
@@ -173,12 +171,12 @@ mod tests {
                 .filter(|rule| rule.pattern.matches(&event))
                 .count()
         };
-        rules.set(&key, Some(&workflow("u", 1, "a")));
+        rules.set(&key, Some(&Triggered::workflow(&workflow("u", 1, "a"))));
         let compiled = rules.0[&key].rules.clone();
-        rules.set(&key, Some(&workflow("u", 1, "a")));
+        rules.set(&key, Some(&Triggered::workflow(&workflow("u", 1, "a"))));
         assert!(Arc::ptr_eq(&compiled, &rules.0[&key].rules), "nothing changed but the status");
         for (uid, generation, source) in [("u", 2, "b"), ("another", 2, "c")] {
-            rules.set(&key, Some(&workflow(uid, generation, source)));
+            rules.set(&key, Some(&Triggered::workflow(&workflow(uid, generation, source))));
             assert_eq!((matches(&rules, "a"), matches(&rules, source)), (0, 1), "{uid} {generation}");
         }
         rules.set(&key, None);

@@ -1,6 +1,6 @@
 //! Keeps every trigger's state, starts what is due, and writes it down.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::{
@@ -8,9 +8,9 @@ use kube::{
     api::{Api as Kinds, Patch, PatchParams},
 };
 use mayfly_api::{
-    ObjectKey, Workflow,
+    Function, ObjectKey, Workflow,
     k8s::apimachinery::pkg::apis::meta::v1::Time,
-    workflow::{Overlap, Schedule, Trigger, TriggerStatus, names::state_machine_arn, schedule::Times},
+    workflow::{Overlap, Schedule, Trigger, TriggerStatus, schedule::Times},
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_api::Api;
@@ -20,10 +20,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    EventRules, Fired, Start,
+    EventRules, Fired, StartOutcome, StartTarget, Starter, TriggerOwner, Triggered,
     plan::{Rule, Step, plan},
-    start,
 };
+use crate::invocations::Invocations;
 
 /// The pause after a start that failed for a reason of the server.
 const RETRY: SignedDuration = SignedDuration::from_secs(5);
@@ -32,22 +32,23 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 /// Steps that one trigger may take before the others get their turn.
 const STEPS_MAX: usize = 100;
 
-/// Runs the triggers of all workflows.
+/// Runs the triggers of all workflows and functions.
 pub struct Triggers {
-    api: Api,
+    starter: Starter,
     engine: Engine,
     client: Client,
     workflows: Informer<Workflow>,
+    functions: Informer<Function>,
     events: EventRules,
     noted: mpsc::Receiver<Fired>,
-    known: HashMap<ObjectKey, Known>,
+    known: HashMap<TriggerOwner, Known>,
 }
 
-/// A workflow's triggers.
+/// The triggers of an object.
 struct Known {
     uid: Option<String>,
     generation: Option<i64>,
-    machine: String,
+    target: StartTarget,
     triggers: Vec<Running>,
     /// The status says something else than the state.
     dirty: bool,
@@ -64,9 +65,17 @@ struct Running {
 }
 
 impl Triggers {
-    pub fn new(api: Api, engine: Engine, client: Client, workflows: Informer<Workflow>) -> Self {
-        let (events, noted) = EventRules::new(api.clone());
-        Self { api, engine, client, workflows, events, noted, known: HashMap::new() }
+    pub fn new(
+        api: Api,
+        invocations: Arc<Invocations>,
+        engine: Engine,
+        client: Client,
+        workflows: Informer<Workflow>,
+        functions: Informer<Function>,
+    ) -> Self {
+        let starter = Starter { api, invocations };
+        let (events, noted) = EventRules::new(starter.clone());
+        Self { starter, engine, client, workflows, functions, events, noted, known: HashMap::new() }
     }
 
     /// The receiver of events.
@@ -77,12 +86,16 @@ impl Triggers {
     /// Runs until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
-            () = self.workflows.synced() => {}
+            () = async { tokio::join!(self.workflows.synced(), self.functions.synced()); } => {}
             () = stop.cancelled() => return,
         }
-        let mut changes = self.workflows.subscribe();
+        let mut of_workflows = self.workflows.subscribe();
+        let mut of_functions = self.functions.subscribe();
         for object in self.workflows.list() {
-            self.look(&ObjectKey::of(&*object));
+            self.look(&TriggerOwner::Workflow(ObjectKey::of(&*object)));
+        }
+        for object in self.functions.list() {
+            self.look(&TriggerOwner::Function(ObjectKey::of(&*object)));
         }
         loop {
             let now = Timestamp::now();
@@ -105,29 +118,49 @@ impl Triggers {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
                 Some(fired) = self.noted.recv() => self.note(fired),
-                keys = changes.next() => keys.iter().for_each(|key| self.look(key)),
+                keys = of_workflows.next() => {
+                    keys.iter().for_each(|key| self.look(&TriggerOwner::Workflow(key.clone())));
+                }
+                keys = of_functions.next() => {
+                    keys.iter().for_each(|key| self.look(&TriggerOwner::Function(key.clone())));
+                }
             }
         }
     }
 
-    /// Takes in a workflow as it is now, or that it is gone or going.
-    fn look(&mut self, key: &ObjectKey) {
-        let object = self.workflows.get(key).filter(|object| object.metadata.deletion_timestamp.is_none());
-        self.events.set(key, object.as_deref());
-        match object {
-            Some(object) => self.meet(&object, Timestamp::now()),
-            None => _ = self.known.remove(key),
+    /// Takes in an object as it is now, or that it is deleted or being deleted.
+    fn look(&mut self, owner: &TriggerOwner) {
+        match owner {
+            TriggerOwner::Workflow(key) => {
+                let object = self.workflows.get(key);
+                let object = object.as_deref().filter(|object| object.metadata.deletion_timestamp.is_none());
+                self.take_in(owner, object.map(Triggered::workflow));
+            }
+            TriggerOwner::Function(key) => {
+                let object = self.functions.get(key);
+                let object = object.as_deref().filter(|object| object.metadata.deletion_timestamp.is_none());
+                self.take_in(owner, object.map(Triggered::function));
+            }
         }
     }
 
-    /// Takes in a workflow that is new or has changed.
-    fn meet(&mut self, object: &Workflow, now: Timestamp) {
-        let key = ObjectKey::of(object);
-        let before = self.known.get(&key).filter(|known| known.uid == object.metadata.uid);
-        if before.is_some_and(|known| known.generation == object.metadata.generation) {
+    fn take_in(&mut self, owner: &TriggerOwner, object: Option<Triggered<'_>>) {
+        // Most functions have no triggers.
+        let object = object.filter(|object| !object.triggers.is_empty() || !object.stored.is_empty());
+        self.events.set(owner, object.as_ref());
+        match object {
+            Some(object) => self.meet(&object, Timestamp::now()),
+            None => _ = self.known.remove(owner),
+        }
+    }
+
+    /// Takes in an object that is new or has changed.
+    fn meet(&mut self, object: &Triggered<'_>, now: Timestamp) {
+        let before = self.known.get(&object.owner).filter(|known| known.uid == *object.uid);
+        if before.is_some_and(|known| known.generation == object.generation) {
             return;
         }
-        let stored = object.status.as_ref().map_or(&[][..], |status| &status.triggers);
+        let stored = object.stored;
         let status_of = |name: &str| {
             let running = before.and_then(|known| known.triggers.iter().find(|one| one.trigger.name == name));
             running.map(|one| (&one.status, one.trigger.suspend)).or_else(|| {
@@ -135,9 +168,8 @@ impl Triggers {
                 stored.iter().find(|status| status.name == name).map(|status| (status, false))
             })
         };
-        let uid = object.metadata.uid.clone();
+        let uid = object.uid.clone();
         let triggers: Vec<Running> = object
-            .spec
             .triggers
             .iter()
             .map(|trigger| {
@@ -146,9 +178,8 @@ impl Triggers {
             })
             .collect();
         let dirty = stored.len() != triggers.len() || !triggers.is_empty();
-        let machine = state_machine_arn(object);
-        let generation = object.metadata.generation;
-        self.known.insert(key, Known { uid, generation, machine, triggers, dirty });
+        let (generation, target) = (object.generation, object.target.clone());
+        self.known.insert(object.owner.clone(), Known { uid, generation, target, triggers, dirty });
     }
 
     /// Does what is due; says when the next thing is.
@@ -157,7 +188,7 @@ impl Triggers {
         for known in self.known.values_mut() {
             for running in &mut known.triggers {
                 if running.wake.is_none_or(|wake| wake <= now) && running.rule.is_some() {
-                    known.dirty |= step(&self.api, &self.engine, &known.machine, running, now).await;
+                    known.dirty |= step(&self.starter, &self.engine, &known.target, running, now).await;
                 }
                 if running.rule.is_some() {
                     next = next.into_iter().chain(running.wake).min();
@@ -169,7 +200,7 @@ impl Triggers {
 
     /// Takes in what events started.
     fn note(&mut self, fired: Fired) {
-        let Some(known) = self.known.get_mut(&fired.workflow) else { return };
+        let Some(known) = self.known.get_mut(&fired.owner) else { return };
         let named = known.triggers.iter_mut().find(|running| running.trigger.name == fired.trigger);
         let Some(running) = named else { return };
         started(&mut running.status, fired.execution, fired.error);
@@ -179,25 +210,46 @@ impl Triggers {
     /// Writes the states into the objects' status where they differ. What cannot be written now is written with the
     /// next change; a crash before that repeats starts that are recognised.
     async fn write_down(&mut self) {
-        for (key, known) in self.known.iter_mut().filter(|(_, known)| known.dirty) {
+        for (owner, known) in self.known.iter_mut().filter(|(_, known)| known.dirty) {
             let triggers: Vec<&TriggerStatus> =
                 known.triggers.iter().map(|running| &running.status).collect();
             let patch = json!({"metadata": {"uid": known.uid}, "status": {"triggers": triggers}});
-            let kinds = Kinds::<Workflow>::namespaced(self.client.clone(), &key.namespace);
-            let written = kinds.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+            let written = match owner {
+                TriggerOwner::Workflow(key) => patch_status::<Workflow>(&self.client, key, &patch).await,
+                TriggerOwner::Function(key) => patch_status::<Function>(&self.client, key, &patch).await,
+            };
             match written {
-                Ok(_) => known.dirty = false,
+                Ok(()) => known.dirty = false,
                 Err(kube::Error::Api(status)) if status.is_not_found() => known.dirty = false,
                 // Another object has its name; else it was only changed too often meanwhile.
                 Err(kube::Error::Api(status)) if status.is_conflict() => {
-                    known.dirty = self.workflows.get(key).is_some_and(|now| now.metadata.uid == known.uid);
+                    let now = match owner {
+                        TriggerOwner::Workflow(key) => {
+                            self.workflows.get(key).map(|object| object.metadata.uid.clone())
+                        }
+                        TriggerOwner::Function(key) => {
+                            self.functions.get(key).map(|object| object.metadata.uid.clone())
+                        }
+                    };
+                    known.dirty = now.is_some_and(|uid| uid == known.uid);
                 }
                 Err(error) => {
-                    tracing::warn!(workflow = %key, %error, "the triggers' status cannot be written yet")
+                    tracing::warn!(?owner, %error, "the triggers' status cannot be written yet")
                 }
             }
         }
     }
+}
+
+async fn patch_status<K>(client: &Client, key: &ObjectKey, patch: &Value) -> kube::Result<()>
+where
+    K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    let kinds = Kinds::<K>::namespaced(client.clone(), &key.namespace);
+    kinds.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
 }
 
 /// A trigger with what is known of it.
@@ -244,7 +296,13 @@ fn compile(schedule: &Schedule, seed: String, now: Timestamp) -> Option<Rule> {
 }
 
 /// Does what one trigger has to do now; says whether its status is another one after it.
-async fn step(api: &Api, engine: &Engine, machine: &str, running: &mut Running, now: Timestamp) -> bool {
+async fn step(
+    starter: &Starter,
+    engine: &Engine,
+    target: &StartTarget,
+    running: &mut Running,
+    now: Timestamp,
+) -> bool {
     let Some(rule) = running.rule.clone() else { return false };
     let before = running.status.clone();
     for _ in 0..STEPS_MAX {
@@ -269,18 +327,18 @@ async fn step(api: &Api, engine: &Engine, machine: &str, running: &mut Running, 
                 }
                 let name = format!("{}-{}", running.trigger.name, scheduled.strftime("%Y%m%dt%H%M%Sz"));
                 let input = input(&running.trigger, scheduled);
-                let error = match start(api, machine, &name, &input).await {
-                    Start::Started(arn) => {
+                let error = match starter.start(target, &name, &input).await {
+                    StartOutcome::Started(arn) => {
                         if rule.overlap != Overlap::Allow {
                             status.active.push(arn);
                         }
                         None
                     }
-                    Start::Before => None,
-                    Start::Refused(why) => Some(why),
-                    Start::Failed(why) => {
+                    StartOutcome::Before => None,
+                    StartOutcome::Refused(why) => Some(why),
+                    StartOutcome::Failed(why) => {
                         tracing::warn!(
-                            machine,
+                            ?target,
                             trigger = running.trigger.name,
                             why,
                             "a start failed, will try again"

@@ -1,18 +1,20 @@
 //! Functions as tasks: called through the gateway of this process, their errors under Lambda's names.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Request, header};
+use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt as _, Full, Limited};
+use mayfly_api::ObjectKey;
 use mayfly_gateway::{GatewayHandle, Refusal, refusal::Code};
+use mayfly_runtime::Body;
+use mayfly_workflows_controller::invocations::FunctionCaller;
 use mayfly_workflows_engine::engine::{
     Config, FunctionCall, FunctionError, FunctionOutput, Functions, InvokeError,
 };
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 
 use super::ANSWER_BYTES_MAX;
 
@@ -20,26 +22,16 @@ use super::ANSWER_BYTES_MAX;
 const NAMESPACE: &str = "default";
 /// The header by which a function distinguishes a retry from a second call.
 const HEADER_IDEMPOTENCY_KEY: &str = "idempotency-key";
-/// Calls under way that no execution waits for (`InvocationType: Event`).
-const DETACHED_MAX: usize = 1_024;
-
-/// The time for which a call without a waiting execution is retried while its function cannot be called: Lambda's
-/// retention of an event.
-const DETACHED_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
-/// The pause between two such tries. No execution waits for the call, so it need not be short.
-const DETACHED_RETRY: Duration = Duration::from_secs(1);
-
 /// Functions of this process, by name or by a Lambda ARN.
 #[derive(Clone)]
 pub(super) struct GatewayFunctions {
     gateway: GatewayHandle,
     arns: Arc<FunctionArns>,
-    detached: Arc<Semaphore>,
 }
 
 impl GatewayFunctions {
     pub(super) fn new(gateway: GatewayHandle, arns: FunctionArns) -> Self {
-        Self { gateway, arns: Arc::new(arns), detached: Arc::new(Semaphore::new(DETACHED_MAX)) }
+        Self { gateway, arns: Arc::new(arns) }
     }
 }
 
@@ -82,64 +74,52 @@ impl<'a> FunctionName<'a> {
 
 impl Functions for GatewayFunctions {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
-        if call.detached {
-            // Lambda looks for the function before it takes an event for it.
-            let FunctionName { namespace, name, .. } = FunctionName::parse(&call.function);
-            if let Err(refusal) = self.gateway.find(namespace, name)
-                && (refusal.code == Code::NotFound || is_passing(&refusal, self.gateway.is_ready()))
-            {
-                let refused = self.refused(&call, &refusal);
-                return Box::pin(async move { Err(refused) });
+        Box::pin(async move {
+            match call.detached {
+                true => self.enqueue(&call).await,
+                false => self.invoke_once(&call).await,
             }
-            let Ok(place) = self.detached.clone().try_acquire_owned() else {
-                let why = "too many calls that nobody waits for are under way";
-                return Box::pin(async move { Err(failed("Lambda.TooManyRequestsException", why).into()) });
-            };
-            let functions = self.clone();
-            tokio::spawn(async move {
-                let _place = place;
-                functions.invoke_detached(&call).await;
-            });
-            return Box::pin(async { Ok(accepted()) });
-        }
-        Box::pin(async move { self.invoke_once(&call).await })
+        })
+    }
+}
+
+impl FunctionCaller for GatewayFunctions {
+    fn call(
+        &self,
+        function: &ObjectKey,
+        request: Request<Bytes>,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, InvokeError>> {
+        let function = function.clone();
+        Box::pin(async move {
+            let request = request.map(|body| Full::new(body).map_err(|never| match never {}).boxed_unsync());
+            let answer = self.gateway.call(&function.namespace, &function.name, request).await;
+            let response = answer.map_err(|refusal| match has_no_room(&refusal) {
+                true => InvokeError::Unavailable { reason: refusal.to_string() },
+                false => self.refused(&function.to_string(), &refusal),
+            })?;
+            let (parts, body) = response.into_parts();
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
+            Ok(Response::from_parts(parts, body))
+        })
     }
 }
 
 impl GatewayFunctions {
-    /// Calls a function for an execution that has its answer already.
-    async fn invoke_detached(&self, call: &FunctionCall) {
-        let tries = async {
-            loop {
-                match self.invoke_once(call).await {
-                    Err(InvokeError::Unavailable { .. }) => tokio::time::sleep(DETACHED_RETRY).await,
-                    Err(InvokeError::Failed(error)) => break Some(error.error_type),
-                    Ok(_) => break None,
-                }
-            }
-        };
-        let failure = tokio::time::timeout(DETACHED_AGE_MAX, tries).await;
-        let failure = failure.unwrap_or_else(|_| Some("Lambda.ServiceException".to_owned()));
-        if let Some(error) = failure {
-            tracing::warn!(function = call.function, error, "an asynchronous call of a function failed");
-        }
+    /// Queues an asynchronous invocation (`InvocationType: Event`); the answer comes when it is durable.
+    async fn enqueue(&self, call: &FunctionCall) -> Result<FunctionOutput, InvokeError> {
+        let FunctionName { namespace, name, .. } = FunctionName::parse(&call.function);
+        let mut request = request(call)?;
+        request.headers_mut().insert(mayfly_gateway::HEADER_INVOCATION, HeaderValue::from_static("async"));
+        let answer = self.gateway.call(namespace, name, request).await;
+        answer.map(|_| accepted()).map_err(|refusal| self.refused(&call.function, &refusal))
     }
 
     async fn invoke_once(&self, call: &FunctionCall) -> Result<FunctionOutput, InvokeError> {
         let name = FunctionName::parse(&call.function);
-        let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
-        if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
-            request = request.header(HEADER_IDEMPOTENCY_KEY, key);
-        }
-        if let Some(tag) = name.tag {
-            request = request.header(mayfly_gateway::HEADER_TAG, tag);
-        }
-        let body =
-            Full::new(Bytes::from(call.payload.clone())).map_err(|never| match never {}).boxed_unsync();
-        let request =
-            request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))?;
+        let request = request(call)?;
         let answer = self.gateway.call(name.namespace, name.name, request).await;
-        let response = answer.map_err(|refusal| self.refused(call, &refusal))?;
+        let response = answer.map_err(|refusal| self.refused(&call.function, &refusal))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
@@ -162,10 +142,10 @@ impl GatewayFunctions {
     }
 
     /// A refusal of the gateway: the call's outcome, or a reason to call again later.
-    fn refused(&self, call: &FunctionCall, refusal: &Refusal) -> InvokeError {
+    fn refused(&self, function: &str, refusal: &Refusal) -> InvokeError {
         match is_passing(refusal, self.gateway.is_ready()) {
             true => InvokeError::Unavailable { reason: refusal.to_string() },
-            false => refused(call, &self.arns, refusal).into(),
+            false => refused(function, &self.arns, refusal).into(),
         }
     }
 }
@@ -180,6 +160,24 @@ fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
         Code::NotFound => !routes_known,
         _ => false,
     }
+}
+
+/// A refusal for want of room: an asynchronous invocation waits for it, as for Lambda's throttles.
+fn has_no_room(refusal: &Refusal) -> bool {
+    matches!(refusal.code, Code::QueueFull | Code::QueueTimeout | Code::Overloaded)
+}
+
+/// The request of a call: a POST of the event to the function.
+fn request(call: &FunctionCall) -> Result<Request<Body>, FunctionError> {
+    let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
+    if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
+        request = request.header(HEADER_IDEMPOTENCY_KEY, key);
+    }
+    if let Some(tag) = FunctionName::parse(&call.function).tag {
+        request = request.header(mayfly_gateway::HEADER_TAG, tag);
+    }
+    let body = Full::new(Bytes::from(call.payload.clone())).map_err(|never| match never {}).boxed_unsync();
+    request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))
 }
 
 /// The answer to an asynchronous call: no version has been executed yet.
@@ -209,13 +207,13 @@ fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
 }
 
 /// The gateway's refusals under the names that people retry and catch on AWS.
-fn refused(call: &FunctionCall, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
+fn refused(function: &str, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
     let error_type = match refusal.code {
         Code::BadRequest | Code::HeadTooLarge => "Lambda.InvalidParameterValueException",
         Code::NotFound => {
             let cause = format!(
                 "Function not found: {} (Service: Lambda, Status Code: 404, Request ID: {})",
-                arns.of(&call.function),
+                arns.of(function),
                 uuid::Uuid::new_v4()
             );
             return FunctionError::new("Lambda.ResourceNotFoundException", cause);
@@ -235,6 +233,8 @@ fn refused(call: &FunctionCall, arns: &FunctionArns, refusal: &Refusal) -> Funct
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -1,4 +1,7 @@
-//! The listener of workflows: the Step Functions API, `PutEvents` beside it, and CloudEvents at `/events`.
+//! The listener of workflows: the Step Functions API, `PutEvents` beside it, CloudEvents at `/events`, and the
+//! asynchronous invocations of functions below `/invocations`.
+
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -14,7 +17,7 @@ use mayfly_workflows_api::{Api, router};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use mayfly_workflows_controller::{events, triggers::EventRules};
+use mayfly_workflows_controller::{events, invocations::Invocations, triggers::EventRules};
 
 /// Largest request with events: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -28,10 +31,14 @@ struct Doors {
 }
 
 /// The Step Functions API, and events on the same listener.
-pub(super) fn routes(api: Api, events: EventRules) -> Router {
+pub(super) fn routes(api: Api, events: EventRules, invocations: Arc<Invocations>) -> Router {
     let doors = Doors { workflows: router(api), events };
     let root = post(by_target).fallback(not_a_call);
-    Router::new().route("/", root).route("/events", post(cloud_events)).with_state(doors)
+    Router::new()
+        .route("/", root)
+        .route("/events", post(cloud_events))
+        .with_state(doors)
+        .merge(super::invocations::routes(invocations))
 }
 
 /// The answer to a browser.

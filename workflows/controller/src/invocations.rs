@@ -1,0 +1,388 @@
+//! Asynchronous invocations of functions: requests that are answered once they are durable, and carried out later.
+//!
+//! Each is an execution of a state machine of its function ([`definition`]), so that the workflow engine's journal
+//! keeps it, its timers retry it, and a restart of the server continues it. A function is called at least once for
+//! each. These state machines are not in the catalog: neither the Step Functions API nor Workflow objects show them.
+
+mod definition;
+mod stored;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Request, Response};
+use jiff::{SignedDuration, Timestamp};
+use mayfly_api::{
+    Function, ObjectKey,
+    invocation::AsyncInvocation,
+    workflow::names::{EXECUTION_PREFIX, ROLE, STATE_MACHINE_PREFIX},
+};
+use mayfly_informer::Informer;
+use mayfly_workflows_engine::engine::{
+    Description, Engine, ExecutionError, FunctionError, HistoryQuery, IntegrationCall, Integrations,
+    InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StateMachine, StateMachineType,
+};
+use mayfly_workflows_language::parse;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
+
+use self::{
+    definition::{EVENT_AGE_EXCEEDED, definition},
+    stored::StoredInvocation,
+};
+
+/// The task of the state machines.
+const RESOURCE: &str = "arn:aws:states:::mayfly:invoke";
+/// The start of the names of the state machines. A name with a slash cannot be given to a workflow.
+const MACHINE_PREFIX: &str = "mayfly-invocations/";
+/// The header by which clients mark requests that are the same, and functions recognise a second attempt.
+const HEADER_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The header by which a function learns the invocation's id.
+const HEADER_INVOCATION_ID: HeaderName = HeaderName::from_static("mayfly-invocation-id");
+/// Asynchronous calls of one function at the same time. The others wait here, in the order of their arrival, and leave
+/// the function's queue in the gateway to synchronous requests.
+const CALLS_MAX: u32 = 64;
+/// State machines and gates that are kept; unused ones are removed beyond it.
+const KEPT_MAX: usize = 1_024;
+/// Bytes of an error's message that are kept: the journal's bound of a cause is 32 KiB, and JSON's escapes come on top.
+const MESSAGE_BYTES_MAX: usize = 8 << 10;
+/// The last events of an invocation's history that are shown.
+const HISTORY_MAX: usize = 100;
+/// Invocations of one page while a function's invocations are removed.
+const PURGE_PAGE: usize = 256;
+
+/// Calls functions of this cluster.
+pub trait FunctionCaller: Send + Sync {
+    /// Sends a request to a function and reads its answer.
+    ///
+    /// # Errors
+    /// [`InvokeError::Unavailable`] if the call was not begun and can be repeated at once.
+    fn call(
+        &self,
+        function: &ObjectKey,
+        request: Request<Bytes>,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, InvokeError>>;
+}
+
+/// The asynchronous invocations of all functions.
+pub struct Invocations {
+    engine: Engine,
+    functions: Informer<Function>,
+    caller: Arc<dyn FunctionCaller>,
+    machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StateMachine>)>>,
+    gates: Mutex<HashMap<ObjectKey, Weak<Semaphore>>>,
+}
+
+/// One page of a function's invocations, newest first.
+#[derive(Debug)]
+pub struct InvocationPage {
+    /// The invocations, as [`Invocations::describe`] returns them but without request, response and history.
+    pub items: Vec<Value>,
+    /// The token of the next page.
+    pub next: Option<String>,
+}
+
+/// Whether an execution or a state machine with this ARN belongs to asynchronous invocations.
+pub fn is_of_invocations(arn: &str) -> bool {
+    [EXECUTION_PREFIX, STATE_MACHINE_PREFIX]
+        .iter()
+        .any(|prefix| arn.strip_prefix(prefix).is_some_and(|name| name.starts_with(MACHINE_PREFIX)))
+}
+
+fn machine_name(function: &ObjectKey) -> String {
+    format!("{MACHINE_PREFIX}{}.{}", function.namespace, function.name)
+}
+
+fn machine_arn(function: &ObjectKey) -> String {
+    format!("{STATE_MACHINE_PREFIX}{}", machine_name(function))
+}
+
+pub(crate) fn execution_arn(function: &ObjectKey, id: &str) -> String {
+    format!("{EXECUTION_PREFIX}{}:{id}", machine_name(function))
+}
+
+impl Invocations {
+    pub fn new(engine: Engine, functions: Informer<Function>, caller: Arc<dyn FunctionCaller>) -> Self {
+        Self { engine, functions, caller, machines: Mutex::default(), gates: Mutex::default() }
+    }
+
+    /// Queues a request to a function and returns the invocation's id when it is durable. Requests to one function
+    /// with the same `idempotency-key` header are one invocation.
+    ///
+    /// # Errors
+    /// Nothing was queued.
+    pub async fn enqueue(&self, function: ObjectKey, request: Request<Bytes>) -> Result<String, StartError> {
+        let object = self.functions.get(&function);
+        let rules = object.and_then(|object| object.spec.async_invocation.clone()).unwrap_or_default();
+        let age = SignedDuration::try_from(rules.maximum_event_age.0).unwrap_or(SignedDuration::MAX);
+        let deadline = Timestamp::now().checked_add(age).unwrap_or(Timestamp::MAX);
+        let key = request.headers().get(HEADER_IDEMPOTENCY_KEY);
+        let name = key.map(|key| hex::encode(&Sha256::digest(key.as_bytes())[..16]));
+        let stored = StoredInvocation::new(&function, &request, deadline);
+        let start = StartRequest {
+            state_machine: self.machine(&function, rules),
+            name: name.clone(),
+            // A structure of strings and numbers always has a JSON text.
+            input: serde_json::to_string(&stored).unwrap_or_default(),
+            trace_header: None,
+            version_arn: None,
+            alias_arn: None,
+        };
+        match (self.engine.start_execution(start).await, name) {
+            (Ok(started), _) => Ok(started.execution_arn.rsplit(':').next().unwrap_or_default().to_owned()),
+            // The earlier request has another deadline, and so another input.
+            (Err(StartError::AlreadyExists { .. }), Some(name)) => Ok(name),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The state machine of a function with these rules.
+    fn machine(&self, function: &ObjectKey, rules: AsyncInvocation) -> Arc<StateMachine> {
+        let mut machines = self.machines.lock();
+        if let Some((of, machine)) = machines.get(function)
+            && *of == rules
+        {
+            return machine.clone();
+        }
+        let text = definition(function, &rules).to_string();
+        let compiled = parse::compile(&text, StateMachineType::Standard);
+        let compiled =
+            compiled.unwrap_or_else(|_| unreachable!("a unit test compiles every form of it: {text}"));
+        let machine = Arc::new(StateMachine {
+            arn: machine_arn(function),
+            name: machine_name(function),
+            role_arn: ROLE.to_owned(),
+            kind: StateMachineType::Standard,
+            definition_text: text.into(),
+            definition: Arc::new(compiled),
+            details: json!({}),
+            flow: None,
+        });
+        if machines.len() >= KEPT_MAX {
+            machines.clear();
+        }
+        machines.insert(function.clone(), (rules, machine.clone()));
+        machine
+    }
+
+    /// The bound of a function's calls at the same time.
+    fn gate(&self, function: &ObjectKey) -> Arc<Semaphore> {
+        let mut gates = self.gates.lock();
+        if let Some(gate) = gates.get(function).and_then(Weak::upgrade) {
+            return gate;
+        }
+        let room = self.functions.get(function).map_or(CALLS_MAX, |object| {
+            object.spec.limits.concurrency.saturating_mul(object.spec.scaling.max)
+        });
+        let gate = Arc::new(Semaphore::new(room.clamp(1, CALLS_MAX) as usize));
+        if gates.len() >= KEPT_MAX {
+            gates.retain(|_, gate| gate.strong_count() > 0);
+        }
+        gates.insert(function.clone(), Arc::downgrade(&gate));
+        gate
+    }
+
+    /// One attempt. Waits for the function's gate; the result is the answer's status.
+    async fn attempt(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
+        let stored: StoredInvocation =
+            serde_json::from_value(call.arguments).map_err(|error| failed("States.Runtime", &error))?;
+        let mut request = stored.request.request().map_err(|why| failed("States.Runtime", &why))?;
+        let function = stored.key();
+        let left = stored.deadline.duration_since(Timestamp::now());
+        let left = Duration::try_from(left).unwrap_or(Duration::ZERO);
+        let too_old =
+            || failed(EVENT_AGE_EXCEEDED, &"the event reached its maximum age before the function answered");
+        if left.is_zero() {
+            return Err(too_old().into());
+        }
+        let gate = self.gate(&function);
+        let Ok(turn) = tokio::time::timeout(left, gate.acquire()).await else { return Err(too_old().into()) };
+        // The gate is never closed.
+        let _turn = turn.map_err(|error| failed("States.Runtime", &error))?;
+        let id = call.origin.execution.rsplit(':').next().unwrap_or_default();
+        if let Ok(id) = HeaderValue::try_from(id) {
+            request.headers_mut().entry(HEADER_IDEMPOTENCY_KEY).or_insert_with(|| id.clone());
+            request.headers_mut().insert(HEADER_INVOCATION_ID, id);
+        }
+        let response = self.caller.call(&function, request).await?;
+        let status = response.status();
+        if status.is_success() || status.is_redirection() {
+            return Ok(json!({"statusCode": status.as_u16()}));
+        }
+        Err(function_error(status.as_u16(), response.body()).into())
+    }
+
+    /// A function's invocations, newest first; `status` as in the Step Functions API, `from` the token of a page.
+    ///
+    /// # Errors
+    /// [`ExecutionError::InvalidPage`] for a token of another list.
+    pub async fn list(
+        &self,
+        function: &ObjectKey,
+        status: Option<RunStatus>,
+        limit: usize,
+        from: Option<String>,
+    ) -> Result<InvocationPage, ExecutionError> {
+        let of = Of::StateMachine(machine_arn(function));
+        let page = self.engine.list(ListQuery { of, status, redriven: None, limit, from }).await?;
+        let items = page.items.iter().map(|found| summary(function, found)).collect();
+        Ok(InvocationPage { items, next: page.next })
+    }
+
+    /// One invocation with its request, its result and the lines of its history; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Of the journal.
+    pub async fn describe(&self, function: &ObjectKey, id: &str) -> Result<Option<Value>, ExecutionError> {
+        let arn = execution_arn(function, id);
+        let Some(found) = self.engine.describe(&arn).await? else { return Ok(None) };
+        let mut described = summary(function, &found);
+        let input: Value = serde_json::from_str(&found.input).unwrap_or_default();
+        described["request"] = input["request"].clone();
+        described["deadline"] = input["deadline"].clone();
+        if let Some(cause) = found.cause {
+            described["cause"] = cause.into();
+        }
+        let query = HistoryQuery { reverse: true, include_data: false, limit: HISTORY_MAX, from: None };
+        let history = self.engine.history(&arn, query).await?.map(|page| page.items).unwrap_or_default();
+        let attempts = history.iter().filter(|event| event["type"] == "TaskStarted").count();
+        described["attempts"] = attempts.into();
+        described["history"] = history.iter().rev().map(super::executions::line).collect();
+        Ok(Some(described))
+    }
+
+    /// Queues the request of an invocation again, as a new invocation, and returns its id; `None` if the invocation
+    /// does not exist.
+    ///
+    /// # Errors
+    /// Nothing was queued.
+    pub async fn retry(&self, function: &ObjectKey, id: &str) -> Result<Option<String>, String> {
+        let arn = execution_arn(function, id);
+        let Some(found) = self.engine.describe(&arn).await.map_err(|error| error.to_string())? else {
+            return Ok(None);
+        };
+        let stored: StoredInvocation =
+            serde_json::from_str(&found.input).map_err(|error| error.to_string())?;
+        let mut request = stored.request.request()?;
+        // With its key it would be recognised as the earlier one.
+        request.headers_mut().remove(HEADER_IDEMPOTENCY_KEY);
+        self.enqueue(function.clone(), request).await.map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Removes a function's invocations: those that have not ended are ended first. With `status` only those of this
+    /// status. Returns the number of removed invocations.
+    ///
+    /// # Errors
+    /// Some may have been removed.
+    pub async fn purge(
+        &self,
+        function: &ObjectKey,
+        status: Option<RunStatus>,
+    ) -> Result<usize, ExecutionError> {
+        let mut purged = 0;
+        let mut from = None;
+        loop {
+            let of = Of::StateMachine(machine_arn(function));
+            let query = ListQuery { of, status, redriven: None, limit: PURGE_PAGE, from };
+            let page = self.engine.list(query).await?;
+            let arns: Vec<String> = page.items.into_iter().map(|found| found.execution_arn).collect();
+            for arn in &arns {
+                self.engine.stop(arn, Some("Mayfly.Purged".to_owned()), None).await?;
+            }
+            purged += self.engine.forget(arns).await?;
+            match page.next {
+                Some(next) => from = Some(next),
+                None => return Ok(purged),
+            }
+        }
+    }
+}
+
+impl Integrations for Invocations {
+    fn supports(&self, resource: &str) -> bool {
+        resource == RESOURCE
+    }
+
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
+        Box::pin(self.attempt(call))
+    }
+}
+
+/// An invocation as it is listed.
+fn summary(function: &ObjectKey, found: &Description) -> Value {
+    let mut summary = json!({
+        "id": found.name,
+        "namespace": function.namespace,
+        "function": function.name,
+        "status": found.status.as_str(),
+        "queuedTime": format!("{:.3}", found.start_date),
+    });
+    if let Some(stopped) = found.stop_date {
+        summary["endTime"] = format!("{stopped:.3}").into();
+    }
+    if let Some(error) = &found.error {
+        summary["error"] = error.as_str().into();
+    }
+    summary
+}
+
+/// The error of an answer that is none of success: by the contract of functions, else with status and body.
+fn function_error(status: u16, body: &Bytes) -> FunctionError {
+    let told: Option<Value> = serde_json::from_slice(body).ok();
+    let text = |field: &str| told.as_ref().and_then(|told| told[field].as_str());
+    match (text("errorType"), text("errorMessage")) {
+        (Some(error_type), message) => failed(error_type, &message.unwrap_or_default()),
+        _ => failed("Lambda.Unknown", &format_args!("status {status}: {}", String::from_utf8_lossy(body))),
+    }
+}
+
+/// An error whose cause is a JSON object, as Lambda's are.
+fn failed(error_type: &str, message: &dyn std::fmt::Display) -> FunctionError {
+    let mut message = message.to_string();
+    if message.len() > MESSAGE_BYTES_MAX {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+    }
+    let cause = json!({"errorType": error_type, "errorMessage": message}).to_string();
+    FunctionError::new(error_type, cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arns_of_invocations_are_recognised() {
+        let function = ObjectKey::new("shop", "charge");
+        assert!(is_of_invocations(&machine_arn(&function)));
+        assert!(is_of_invocations(&execution_arn(&function, "i")));
+        assert!(!is_of_invocations(&format!("{STATE_MACHINE_PREFIX}mayfly-invocations")));
+        assert!(!is_of_invocations(&format!("{EXECUTION_PREFIX}shop.charge:i")));
+    }
+
+    #[test]
+    fn a_failed_answer_becomes_an_error_with_a_json_cause() {
+        for (body, error_type, message) in [
+            (r#"{"errorType":"OutOfStock","errorMessage":"none left"}"#, "OutOfStock", "none left"),
+            ("broken", "Lambda.Unknown", "status 500: broken"),
+            ("[1]", "Lambda.Unknown", "status 500: [1]"),
+        ] {
+            let error = function_error(500, &Bytes::from_static(body.as_bytes()));
+            let cause: Value = serde_json::from_str(&error.cause).unwrap();
+            assert_eq!(
+                (error.error_type.as_str(), cause["errorMessage"].as_str()),
+                (error_type, Some(message))
+            );
+        }
+        let long = Bytes::from("\u{fc}".repeat(MESSAGE_BYTES_MAX));
+        let error = function_error(500, &long);
+        assert!(error.cause.len() < 32 << 10, "{} bytes", error.cause.len());
+        serde_json::from_str::<Value>(&error.cause).unwrap();
+    }
+}

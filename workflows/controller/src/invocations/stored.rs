@@ -1,0 +1,119 @@
+//! The stored form of an asynchronous invocation: an execution's input; pure.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
+use jiff::Timestamp;
+use mayfly_api::ObjectKey;
+use serde::{Deserialize, Serialize};
+
+/// An asynchronous invocation as the journal has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StoredInvocation {
+    pub(super) namespace: String,
+    pub(super) function: String,
+    /// The event is given up after this.
+    pub(super) deadline: Timestamp,
+    /// Whether the body is JSON text.
+    pub(super) is_json: bool,
+    pub(super) request: StoredRequest,
+}
+
+/// A request whose body is kept byte for byte: signatures of webhooks stay valid.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StoredRequest {
+    method: String,
+    /// With the query.
+    path: String,
+    /// Names and values. A value that is not visible ASCII is left out, since JSON cannot hold it.
+    headers: Vec<(String, String)>,
+    /// Text, or Base64 if `is_base64`.
+    body: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_base64: bool,
+}
+
+impl StoredRequest {
+    pub(super) fn of(request: &Request<Bytes>) -> Self {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let text = |(name, value): (&HeaderName, &HeaderValue)| {
+            Some((name.to_string(), value.to_str().ok()?.to_owned()))
+        };
+        let (body, is_base64) = match std::str::from_utf8(request.body()) {
+            Ok(text) => (text.to_owned(), false),
+            Err(_) => (BASE64.encode(request.body()), true),
+        };
+        Self {
+            method: request.method().to_string(),
+            path: path.to_owned(),
+            headers: request.headers().iter().filter_map(text).collect(),
+            body,
+            is_base64,
+        }
+    }
+
+    /// # Errors
+    /// The reason, for a stored form that another program wrote.
+    pub(super) fn request(&self) -> Result<Request<Bytes>, String> {
+        let body = match self.is_base64 {
+            true => BASE64.decode(&self.body).map_err(|error| error.to_string())?.into(),
+            false => Bytes::from(self.body.clone()),
+        };
+        let method = self.method.parse::<Method>().map_err(|error| error.to_string())?;
+        let uri = self.path.parse::<Uri>().map_err(|error| error.to_string())?;
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        request.body(body).map_err(|error| error.to_string())
+    }
+}
+
+impl StoredInvocation {
+    pub(super) fn new(function: &ObjectKey, request: &Request<Bytes>, deadline: Timestamp) -> Self {
+        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(request.body()).is_ok();
+        Self {
+            namespace: function.namespace.clone(),
+            function: function.name.clone(),
+            deadline,
+            is_json,
+            request: StoredRequest::of(request),
+        }
+    }
+
+    pub(super) fn key(&self) -> ObjectKey {
+        ObjectKey::new(self.namespace.as_str(), self.function.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_the_same_after_it_was_stored() {
+        for body in [&b"{\"a\": 1.0e2 }"[..], b"", b"\xff\x00", "gr\u{fc}n".as_bytes()] {
+            let request = Request::put("/a%20b?c=d")
+                .header("x-one", "1")
+                .header("x-two", "2")
+                .header("x-one", "3")
+                .body(Bytes::copy_from_slice(body))
+                .unwrap();
+            let function = ObjectKey::new("shop", "charge");
+            let deadline = "2026-11-23T10:00:00Z".parse().unwrap();
+            let stored = StoredInvocation::new(&function, &request, deadline);
+            let text = serde_json::to_string(&stored).unwrap();
+            let read: StoredInvocation = serde_json::from_str(&text).unwrap();
+            assert_eq!(read, stored);
+            assert_eq!(read.is_json, body.starts_with(b"{"));
+            let again = read.request.request().unwrap();
+            assert_eq!(
+                (again.method(), again.uri(), again.body()),
+                (request.method(), request.uri(), request.body())
+            );
+            assert_eq!(again.headers(), request.headers());
+        }
+    }
+}
