@@ -5,9 +5,10 @@ use std::{io::Read as _, path::Path, process::ExitCode, str::FromStr};
 use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
-use serde_json::Value;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
@@ -21,6 +22,7 @@ use super::{
 #[command(after_help = "Example:
   mayfly invoke greet -d '{\"name\":\"Ada\"}'
   mayfly invoke hello --method GET --path /status -v
+  mayfly invoke charge --async -d '{\"order\":7}'
 
 The exit code is 1 when the function answers with an error.")]
 pub(crate) struct InvokeArgs {
@@ -38,6 +40,9 @@ pub(crate) struct InvokeArgs {
     /// A header, as 'Name: value'; may be given several times
     #[arg(short = 'H', long, value_name = "HEADER")]
     header: Vec<Header>,
+    /// Queue the event and print the invocation's id: the function is called later, and again if it fails
+    #[arg(long = "async")]
+    asynchronous: bool,
 }
 
 /// A header as people type it.
@@ -54,6 +59,11 @@ impl FromStr for Header {
         Ok(Self(name, value))
     }
 }
+
+/// The header that selects an asynchronous invocation.
+const HEADER_INVOCATION: &str = "mayfly-invocation";
+/// The header of the answer with the invocation's id.
+const HEADER_INVOCATION_ID: &str = "mayfly-invocation-id";
 
 /// The forms of `-d`, here and for the start of a workflow.
 const DATA_FORMS: &str = "-d @FILE reads a file, -d '{}' is the JSON itself";
@@ -77,6 +87,9 @@ pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<E
                 output::note(format_args!("{name}: {value}"));
             }
         }
+    }
+    if args.asynchronous && status == StatusCode::ACCEPTED {
+        return queued(response, session).map(|()| ExitCode::SUCCESS);
     }
     if status.is_success() {
         return stream(response.into_body()).await.map(|()| ExitCode::SUCCESS);
@@ -117,6 +130,9 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
     for Header(name, value) in &args.header {
         request = request.header(name, value);
     }
+    if args.asynchronous {
+        request = request.header(HEADER_INVOCATION, "async");
+    }
     request.body(Full::new(body)).map_err(|error| {
         Failure::error(format!("--path {:?} cannot be called: {error}", args.path), "escape it as in a URL")
     })
@@ -140,6 +156,12 @@ fn read(path: &Path) -> anyhow::Result<Bytes> {
     let content = std::fs::read(path)
         .map_err(|error| Failure::error(format!("cannot read {}: {error}", path.display()), DATA_FORMS))?;
     Ok(content.into())
+}
+
+/// Prints the id of an asynchronous invocation.
+fn queued(response: Response<Incoming>, session: &Session) -> anyhow::Result<()> {
+    let id = response.headers().get(HEADER_INVOCATION_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
+    output::result(session.format(), &json!({"invocation": id}), || format!("{id}\n"))
 }
 
 /// Writes the body as it comes.
@@ -195,6 +217,7 @@ mod tests {
             path: "/x?y=1".into(),
             method,
             header: headers.iter().map(|header| header.parse().unwrap()).collect(),
+            asynchronous: false,
         }
     }
 

@@ -37,6 +37,7 @@ mod gpu;
 mod guest;
 pub mod http_client;
 mod image;
+mod invocations;
 mod invoke;
 mod logs;
 mod manifest;
@@ -108,6 +109,8 @@ pub(crate) enum ClientCommand {
     Dev(dev::DevArgs),
     /// Call a function with an event
     Invoke(invoke::InvokeArgs),
+    /// Asynchronous invocations of functions
+    Invocations(invocations::InvocationsArgs),
     /// Show what a function wrote
     Logs(logs::LogsArgs),
     /// List objects, or show some
@@ -171,6 +174,7 @@ impl ClientCommand {
             Self::Deploy(args) => deploy::run(args, session).await?,
             Self::Dev(args) => dev::run(args, session).await?,
             Self::Invoke(args) => return invoke::run(args, session).await,
+            Self::Invocations(args) => invocations::run(args, session).await?,
             Self::Logs(args) => logs::run(args, session).await?,
             Self::Get(args) => get::run(args, session).await?,
             Self::Apply(args) => apply::run(args, session).await?,

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use mayfly_api::wellknown::NAMESPACE_DEFAULT;
 
-mod client;
+pub(crate) mod client;
 mod components;
 mod definition;
 mod deploy;

@@ -1,4 +1,5 @@
-//! A client of the Step Functions API: its address, and calls (awsJson1_0).
+//! A client of the workflows port: its address, and calls of the Step Functions API (awsJson1_0) and of the routes
+//! beside it.
 
 use std::{
     ffi::OsString,
@@ -7,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use http::{Request, header};
+use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ const ANSWER_BYTES_MAX: usize = 512 << 20;
 /// The most that a page can hold.
 const PAGE_ITEMS_MAX: usize = 1000;
 
-pub(super) struct Client {
+pub(crate) struct Client {
     http: HttpClient,
     url: String,
     /// The origin of the URL.
@@ -60,7 +61,7 @@ impl From<Refused> for anyhow::Error {
 
 impl Client {
     /// The API that the flags, the environment or the data directory name. Nothing is sent yet.
-    pub(super) fn find(flag: Option<String>, namespace: String, globals: &Globals) -> anyhow::Result<Self> {
+    pub(crate) fn find(flag: Option<String>, namespace: String, globals: &Globals) -> anyhow::Result<Self> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let lookup = Lookup {
             flag,
@@ -75,7 +76,7 @@ impl Client {
     }
 
     /// The namespace of names without a dot.
-    pub(super) fn namespace(&self) -> &str {
+    pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
@@ -110,6 +111,27 @@ impl Client {
             Some(answer) if answer["__type"].is_string() => Ok(Err(refusal(&answer))),
             _ => Err(Failure::error(
                 format!("{} answered {status}, which no Step Functions API does", self.url),
+                format!("the address is from {}; is it the workflows address?", self.origin),
+            )),
+        }
+    }
+
+    /// Calls a route of the port that speaks plain JSON. The error has the answer's own message.
+    pub(crate) async fn rest(&self, method: Method, path: &str) -> anyhow::Result<Value> {
+        let uri = format!("{}{path}", self.url.trim_end_matches('/'));
+        let request = Request::builder().method(method).uri(uri).body(Full::default())?;
+        let sent = self.http.send(request).await;
+        let response =
+            sent.with_context(|| format!("cannot call {path} (the address is from {})", self.origin))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("the answer to {path} broke off: {error}"))?;
+        let answer: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+        match (status.is_success(), answer["error"]["message"].as_str()) {
+            (true, _) => Ok(answer),
+            (false, Some(message)) => Err(Failure::error(message.to_owned(), "")),
+            (false, None) => Err(Failure::error(
+                format!("{}{path} answered {status}", self.url),
                 format!("the address is from {}; is it the workflows address?", self.origin),
             )),
         }

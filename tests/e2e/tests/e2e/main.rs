@@ -19,6 +19,7 @@ mod first_day;
 mod gpus;
 mod image_registry;
 mod ingress;
+mod invocations;
 mod jobs;
 mod kubectl;
 mod kubectl_habits;
