@@ -336,10 +336,20 @@ impl Call {
             ]));
         };
         let bytes = self.bytes(body).await?;
-        let decoded = decode(BodyForm::Json, &bytes)?;
-        let patch = Patch::parse(form, self.target.kind, &decoded.value)?;
+        let decoded = decode(BodyForm::Json, &bytes).map_err(|error| self.unless_absent(name, error))?;
+        let patch = Patch::parse(form, self.target.kind, &decoded.value);
+        let patch = patch.map_err(|error| self.unless_absent(name, error))?;
         let outcome = self.server.patch(&self.write_request(), name, part, patch, &decoded).await?;
         self.answer_written(outcome)
+    }
+
+    /// The error of a patch that cannot be read; if the object does not exist, that comes first, as upstream.
+    fn unless_absent(&self, name: &str, error: ApiError) -> ApiError {
+        let kind = self.target.kind;
+        match self.server.store.get(&verbs::key(kind, &self.target.namespace, name)) {
+            Some(_) => error,
+            None => ApiError::not_found(kind, name),
+        }
     }
 
     async fn delete(&self, name: &str, body: Body) -> Result<Response, ApiError> {

@@ -43,7 +43,7 @@ fn yaml(bytes: &[u8]) -> Result<Parsed, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
-        strict_booleans: true,
+        strict_booleans: false,
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }

@@ -222,8 +222,17 @@ impl Query {
     }
 }
 
+/// The value of a numeric parameter. Errors have the words of Go's `strconv`, as upstream's.
 fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, ApiError> {
-    value.parse().map_err(|_| ApiError::bad_request(format!("{key}: {value:?} is not a number it can be")))
+    use std::num::IntErrorKind::{NegOverflow, PosOverflow};
+    value.parse().map_err(|_| {
+        let why = match value.parse::<i64>().map_err(|error| *error.kind()) {
+            Ok(_) => return ApiError::bad_request(format!("{key}: {value} is out of range")),
+            Err(PosOverflow | NegOverflow) => "value out of range",
+            Err(_) => "invalid syntax",
+        };
+        ApiError::bad_request(format!("strconv.ParseInt: parsing {value:?}: {why}"))
+    })
 }
 
 /// The value of a boolean parameter that is present: every text but two is true, also the empty one (`?watch`).

@@ -61,15 +61,15 @@ impl Inner {
         let kind = request.kind;
         let name = object.name().to_owned();
         let expected = parse_revision(object.resource_version())?;
-        if kind.create_on_update
-            && part == Part::Main
-            && self.store.get(&key(kind, &request.namespace, &name)).is_none()
-        {
+        let exists = self.store.get(&key(kind, &request.namespace, &name)).is_some();
+        if kind.create_on_update && part == Part::Main && !exists {
             let mut object = object;
             object.meta_mut().remove("resourceVersion");
             return self.create(request, object, warnings).await;
         }
-        if expected.is_none()
+        // That an object does not exist comes before what is wrong with its update, as upstream.
+        if exists
+            && expected.is_none()
             && !kind.unconditional_update
             && part == Part::Main
             && !request.user.is_in_process()

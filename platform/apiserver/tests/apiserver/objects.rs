@@ -257,9 +257,13 @@ async fn unknown_and_repeated_fields_by_field_validation() {
 #[tokio::test]
 async fn bodies_may_be_yaml_but_not_protobuf_nor_endless() {
     let server = Fixture::with(|config| config.body_bytes_max = 2000, |_| {}).await;
-    let yaml = "metadata:\n  name: y\ndata:\n  k: v\n".to_owned();
+    let yaml = "metadata:\n  name: of-yaml\ndata:\n  k: v\n".to_owned();
     let (code, created) = server.call_as("POST", MAPS, "application/yaml", yaml).await;
     assert_eq!((code, &created["data"]["k"]), (StatusCode::CREATED, &json!("v")));
+    // YAML 1.1, as upstream reads it: `y` is a boolean.
+    let (code, status) = server.call_as("POST", MAPS, "application/yaml", "metadata: {name: y}".into()).await;
+    let message = status["message"].as_str().unwrap();
+    assert!(code == StatusCode::BAD_REQUEST && message.contains("cannot unmarshal bool"), "{message}");
     let (code, _) =
         server.call_as("POST", PODS, "application/vnd.kubernetes.protobuf", "k8s\0\x0a\x00".into()).await;
     assert_eq!(code, StatusCode::UNSUPPORTED_MEDIA_TYPE, "only some kinds are understood in it");
