@@ -1,6 +1,6 @@
 //! One connection, from its first bytes to its end.
 
-use std::{io, pin::pin, time::Duration};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -84,7 +84,7 @@ where
 
     /// Serves a connection until either side ends it.
     pub(crate) async fn serve(&self, stream: TcpStream, slot: ConnectionSlot) {
-        let Some(tls) = &self.tls else { return self.serve_stream(stream, slot).await };
+        let Some(tls) = &self.tls else { return self.serve_stream(stream, slot, None).await };
         let state = slot.state().clone();
         let handshake = tokio::time::timeout(self.config.handshake_timeout, shake_hands(tls, stream));
         let stream = tokio::select! {
@@ -94,20 +94,26 @@ where
         };
         match stream {
             // On the heap: a task is copied when it is spawned.
-            Ok(Ok(stream)) => Box::pin(self.serve_stream(stream, slot)).await,
+            Ok(Ok(stream)) => {
+                let peer = PeerCertificate::of(&stream);
+                Box::pin(self.serve_stream(stream, slot, peer)).await;
+            }
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(_) => self.metrics.closed("handshake-timeout"),
         }
     }
 
-    async fn serve_stream<I>(&self, stream: I, slot: ConnectionSlot)
+    async fn serve_stream<I>(&self, stream: I, slot: ConnectionSlot, peer: Option<PeerCertificate>)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let state = slot.state().clone();
         state.handshake_ended();
         let (service, stall_timeout, of) = (self.service.clone(), self.config.stall_timeout, state.clone());
-        let service = service_fn(move |request: Request<Incoming>| {
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            if let Some(peer) = &peer {
+                request.extensions_mut().insert(peer.clone());
+            }
             let active = ActiveRequest::begin(&of);
             let answering =
                 service.call(request.map(|body| ProgressBody::new(body, stall_timeout, of.clone())));
@@ -155,6 +161,19 @@ where
                 }
             }
         }
+    }
+}
+
+/// The certificate that a client presented in the TLS handshake, as DER: an extension of each of the connection's
+/// requests. The handshake has shown that the client has its key; whether its issuer is trusted depends on the port's
+/// TLS configuration.
+#[derive(Clone, Debug)]
+pub struct PeerCertificate(pub Arc<[u8]>);
+
+impl PeerCertificate {
+    fn of<S>(stream: &TlsStream<S>) -> Option<Self> {
+        let certificate = stream.get_ref().1.peer_certificates()?.first()?;
+        Some(Self(certificate.as_ref().into()))
     }
 }
 

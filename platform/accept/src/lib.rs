@@ -25,5 +25,6 @@ mod stream;
 
 pub use body::ProgressBody;
 pub use config::Config;
+pub use connection::PeerCertificate;
 pub use metrics::ConnectionMetrics;
 pub use port::AcceptPort;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, StatusCode, header};
+use mayfly_accept::PeerCertificate;
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -50,6 +51,12 @@ impl User {
 
     pub(crate) fn named(name: impl Into<String>, groups: Vec<String>) -> Self {
         Self { name: name.into(), groups, ..Self::default() }
+    }
+
+    /// A user whom an authenticator has named, with these groups.
+    pub(crate) fn authenticated(name: impl Into<String>, mut groups: Vec<String>) -> Self {
+        groups.push(GROUP_AUTHENTICATED.to_owned());
+        Self::named(name, groups)
     }
 
     fn admin(name: impl Into<String>) -> Self {
@@ -101,8 +108,18 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl Inner {
-    /// The user of a request, by its bearer token.
-    pub(crate) fn authenticate(&self, headers: &HeaderMap) -> Result<User, ApiError> {
+    /// The user of a request: of the connection's client certificate, else of the bearer token.
+    pub(crate) fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&PeerCertificate>,
+    ) -> Result<User, ApiError> {
+        let authority = self.config.client_authority.as_ref();
+        if let (Some(authority), Some(PeerCertificate(certificate))) = (authority, certificate)
+            && let Some(user) = authority.user(certificate)
+        {
+            return Ok(user);
+        }
         let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
         if self.authenticator.is_admin(token) {
             return Ok(User::admin(ADMIN));

@@ -20,6 +20,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::{
     object::{Object, map_at},
+    pki::requested_groups,
     registry::registry,
     server::Inner,
     status::ApiError,
@@ -52,7 +53,10 @@ impl Inner {
                 self.default_storage_class(new);
                 self.apply_limits(request, new)?;
             }
-            ("certificates.k8s.io", _, None) => signing_request_user(request, new),
+            ("certificates.k8s.io", "certificatesigningrequests", None) => {
+                signing_request_user(request, new);
+                restrict_subject(request, new)?;
+            }
             _ => {}
         }
         // The fields of a pod that an update may change are none that a level is about.
@@ -98,6 +102,23 @@ impl Inner {
         if let Some(class) = classes.first() {
             claim.map_mut("spec").insert("storageClassName".into(), class.name().into());
         }
+    }
+}
+
+/// Refuses a client certificate of the administrators' group (the plugin CertificateSubjectRestriction): its holder
+/// could not be restrained by any role.
+fn restrict_subject(request: &WriteRequest, new: &Object) -> Result<(), ApiError> {
+    if new.str_at(&["spec", "signerName"]) != "kubernetes.io/kube-apiserver-client" {
+        return Ok(());
+    }
+    let groups = requested_groups(new.str_at(&["spec", "request"]));
+    match groups.iter().any(|group| group == "system:masters") {
+        true => Err(ApiError::forbidden(
+            request.kind,
+            new.name(),
+            "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed",
+        )),
+        false => Ok(()),
     }
 }
 

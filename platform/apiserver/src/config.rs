@@ -9,7 +9,7 @@ use mayfly_accept::ConnectionMetrics;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 
-use crate::services::ServiceNetwork;
+use crate::{certificates::ClientAuthority, services::ServiceNetwork};
 
 /// Limits. Each can be set; the defaults fit one machine.
 #[derive(Clone, Debug)]
@@ -41,6 +41,8 @@ pub struct Config {
     pub bookmark_interval: Duration,
     /// The key that signs tokens of service accounts, as PKCS #8; `None`: one that lives as long as the process.
     pub service_account_key: Option<Vec<u8>>,
+    /// The authority whose client certificates authenticate users; `None`: no certificate does.
+    pub client_authority: Option<ClientAuthority>,
     /// Refuses pods whose service account does not exist. For servers with a controller that creates the account
     /// `default` in every namespace.
     pub service_accounts_required: bool,
@@ -69,6 +71,7 @@ impl Config {
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
             service_account_key: None,
+            client_authority: None,
             service_accounts_required: false,
             service_account_token_volumes: false,
             service_network: ServiceNetwork::DEFAULT,

@@ -137,7 +137,7 @@ fn allow(
     }
     let user = match parts.extensions.get::<User>() {
         Some(user) => user.clone(),
-        None => server.authenticate(&parts.headers)?,
+        None => server.authenticate(&parts.headers, parts.extensions.get())?,
     };
     let user = server.impersonated(user, &parts.headers)?;
     let verb = verb(&parts.method, &parts.uri, target.as_ref().ok());

@@ -17,6 +17,7 @@ mod admission;
 mod api_endpoint;
 mod artifacts;
 mod call;
+mod certificates;
 mod config;
 mod custom;
 mod decode;
@@ -56,8 +57,9 @@ mod views;
 mod yaml;
 
 pub use access::User;
+pub use certificates::{AuthorityError, ClientAuthority};
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
-pub use pki::{Identity, PkiError};
+pub use pki::{Identity, PkiError, SignError};
 pub use server::{ApiServer, StartError};
 pub use services::{InvalidNetwork, ServiceNetwork};
 pub use status::{ApiError, Cause, Details};

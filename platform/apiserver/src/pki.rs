@@ -18,12 +18,18 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use jiff::{Timestamp, ToSpan, tz::TimeZone};
+use jiff::{SignedDuration, Timestamp, ToSpan, tz::TimeZone};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+
+pub use self::signing::SignError;
+pub(crate) use self::signing::requested_groups;
+use crate::certificates::{AuthorityError, ClientAuthority};
+
+mod signing;
 
 /// The lifetime of certificates.
 const VALID_YEARS: i16 = 10;
@@ -56,6 +62,8 @@ pub enum PkiError {
     Issue(#[from] rcgen::Error),
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
 }
 
 /// The authority and the token, and a TLS configuration issued from them.
@@ -64,6 +72,8 @@ pub struct Identity {
     ca_pem: String,
     token: String,
     service_account_key: Vec<u8>,
+    ca_key: Arc<KeyPair>,
+    client_authority: ClientAuthority,
     tls: Arc<rustls::ServerConfig>,
 }
 
@@ -99,8 +109,10 @@ impl Identity {
             }
         };
         let service_account_key = service_account_key(folder)?;
-        let tls = issue(&ca_key, extra_names, now)?;
-        Ok(Self { ca_pem, token, service_account_key, tls: Arc::new(tls) })
+        let client_authority = ClientAuthority::of_pem(&ca_pem)?;
+        let tls = issue(&ca_key, &client_authority, extra_names, now)?;
+        let ca_key = Arc::new(ca_key);
+        Ok(Self { ca_pem, token, service_account_key, ca_key, client_authority, tls: Arc::new(tls) })
     }
 
     /// The administrator's bearer token.
@@ -116,6 +128,27 @@ impl Identity {
     /// The authority's certificate, as PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
+    }
+
+    /// The authority of client certificates: the one that signs requests ([`Identity::sign`]).
+    pub fn client_authority(&self) -> ClientAuthority {
+        self.client_authority.clone()
+    }
+
+    /// Signs a certificate request (PKCS #10, PEM) for these usages (the names of `spec.usages` of a
+    /// CertificateSigningRequest), valid from shortly before `now` for `duration`. Returns the certificate as PEM.
+    ///
+    /// # Errors
+    /// [`SignError`]: the request cannot be signed, now or later.
+    pub fn sign(
+        &self,
+        request: &str,
+        usages: &[String],
+        duration: SignedDuration,
+        now: Timestamp,
+    ) -> Result<String, SignError> {
+        let issuer = Issuer::new(authority(now), &*self.ca_key);
+        signing::sign(&issuer, request, usages, duration, now)
     }
 
     /// For [`crate::ApiServer::serve`]; HTTP/2 and HTTP/1.1.
@@ -221,7 +254,12 @@ fn certify(pair: &KeyPair, certificate: &Path, now: Timestamp) -> Result<String,
 }
 
 /// A certificate for this host, ready to serve.
-fn issue(ca_key: &KeyPair, extra_names: &[String], now: Timestamp) -> Result<rustls::ServerConfig, PkiError> {
+fn issue(
+    ca_key: &KeyPair,
+    clients: &ClientAuthority,
+    extra_names: &[String],
+    now: Timestamp,
+) -> Result<rustls::ServerConfig, PkiError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, "mayfly-apiserver");
@@ -245,7 +283,7 @@ fn issue(ca_key: &KeyPair, extra_names: &[String], now: Timestamp) -> Result<rus
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients.handshake())
         .with_single_cert(vec![certificate.der().clone()], key)?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(tls)
