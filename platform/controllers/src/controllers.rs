@@ -6,15 +6,16 @@ use mayfly_informer::Informers;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifacts, autoscaler, cron_job, daemon_set, deployment, disruption, endpoints, events, function,
-    garbage, job, load_balancer, namespace_defaults, node, persistent_volume, pods, replica_set,
-    stateful_set,
+    artifacts, autoscaler, certificate_signing, cron_job, daemon_set, deployment, disruption, endpoints,
+    events, function, garbage, job, load_balancer, namespace_defaults, node, persistent_volume, pods,
+    replica_set, stateful_set,
 };
 
 /// The settings of all controllers.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub function: function::Config,
+    pub certificate_signing: certificate_signing::Config,
     pub cron_job: cron_job::Config,
     pub deployment: deployment::Config,
     pub endpoints: endpoints::Config,
@@ -37,6 +38,7 @@ pub struct Config {
 /// Every controller, ready to run.
 pub struct Controllers {
     function: function::FunctionController,
+    certificate_signing: certificate_signing::CertificateSigningController,
     cron_job: cron_job::CronJobController,
     deployment: deployment::DeploymentController,
     endpoints: endpoints::EndpointsController,
@@ -62,6 +64,11 @@ impl Controllers {
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self {
             function: function::FunctionController::create(config.function, client.clone(), informers),
+            certificate_signing: certificate_signing::CertificateSigningController::create(
+                config.certificate_signing,
+                client.clone(),
+                informers,
+            ),
             cron_job: cron_job::CronJobController::create(config.cron_job, client.clone(), informers),
             deployment: deployment::DeploymentController::create(
                 config.deployment,
@@ -127,6 +134,7 @@ impl Controllers {
             self.deployment.run(stop.clone()),
             self.endpoints.run(stop.clone()),
             self.namespace_defaults.run(stop.clone()),
+            self.certificate_signing.run(stop.clone()),
             self.cron_job.run(stop.clone()),
             self.replication.run(stop.clone()),
             self.autoscaler.run(stop.clone()),

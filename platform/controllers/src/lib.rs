@@ -11,6 +11,7 @@
 
 mod artifacts;
 mod autoscaler;
+mod certificate_signing;
 mod controllers;
 mod cron_job;
 mod daemon_set;
@@ -38,6 +39,7 @@ mod template_hash;
 
 pub use artifacts::Config as ArtifactsConfig;
 pub use autoscaler::Config as AutoscalerConfig;
+pub use certificate_signing::{Config as CertificateSigningConfig, Sign as SignCertificate};
 pub use controllers::{Config, Controllers};
 pub use cron_job::Config as CronJobConfig;
 pub use daemon_set::Config as DaemonSetConfig;

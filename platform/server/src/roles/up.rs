@@ -431,6 +431,10 @@ fn controllers_config(
     config.function.registries = Some(registries);
     config.function.containers = containers;
     config.namespace_defaults.root_ca_pem = Some(identity.ca_pem().to_owned());
+    let signer = identity.clone();
+    config.certificate_signing.sign = Some(Arc::new(move |request, usages, duration| {
+        signer.sign(request, usages, duration, jiff::Timestamp::now()).map_err(|error| error.to_string())
+    }));
     // A function is Ready once requests go to the revision that makes it so.
     config.function.routes = Some(Routes {
         changes: gateway.changes(),
@@ -469,6 +473,7 @@ fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) -> mayfly_a
     api_config.connections = ports.api.clone();
     api_config.connection_metrics = ports.metrics.clone();
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
+    api_config.client_authority = Some(identity.client_authority());
     // Pods of images get their account's token. Where containers cannot run, their start says so.
     api_config.service_account_token_volumes = containers::is_enabled(config);
     api_config

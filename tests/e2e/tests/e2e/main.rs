@@ -6,6 +6,7 @@ mod bad_components;
 mod bad_guests;
 mod bad_manifests;
 mod buckets;
+mod client_certificates;
 mod clients;
 mod cluster_network;
 mod containers;
