@@ -1,5 +1,5 @@
-//! Ends as its first argument says: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Whatever it is, it leaves a
-//! parameter and an artifact first, if it has a place for them.
+//! A job that ends as its first argument says: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Before that it writes a
+//! parameter and an artifact, if it has an output folder.
 
 use std::{fs, io::Write as _, time::Duration};
 

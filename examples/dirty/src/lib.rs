@@ -1,6 +1,5 @@
-//! Bad citizen for the isolation test: `/fill` writes a pattern over all the memory it can
-//! get, `/probe` takes all it can get and counts where the pattern already stands. In an
-//! instance of its own, that is nowhere.
+//! A guest for the test of isolation: `/fill` writes a pattern to all the memory that it can allocate, `/probe`
+//! allocates all that it can and counts where the pattern exists already. In an instance of its own that is nowhere.
 
 use std::arch::wasm32::{memory_grow, memory_size};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,4 @@
-//! Bad citizen: returns without answering. The SDK cannot do that, so this one speaks to
-//! WASI itself.
+//! A faulty guest: returns without an answer. The SDK does not permit that, so it uses WASI directly.
 
 use wasip2::exports::http::incoming_handler::Guest;
 use wasip2::http::types::{IncomingRequest, ResponseOutparam};

@@ -1,4 +1,4 @@
-//! Bad citizen: answers twice. The SDK cannot do that, so this one speaks to WASI itself.
+//! A faulty guest: answers twice. The SDK does not permit that, so it uses WASI directly.
 
 use wasip2::exports::http::incoming_handler::Guest;
 use wasip2::http::types::{Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam};

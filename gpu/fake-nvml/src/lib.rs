@@ -1,4 +1,5 @@
-//! An NVML library over simulated GPUs: what `nvml-wrapper`, `nvidia-smi`-like tools and a device plugin ask.
+//! An NVML library over simulated GPUs: the functions that `nvml-wrapper`, tools like `nvidia-smi` and device plugins
+//! call.
 //!
 //! Loaded as `libnvidia-ml.so.1`; shares the state file of `gpu/fake-cuda` (`mayfly_gpu_proto::sim`), so memory and
 //! processes are those that use the fake driver, and Xids are those that a test injects.

@@ -1,14 +1,14 @@
 //! The device plugin for NVIDIA GPUs: whole GPUs, and shares of them.
 //!
-//! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's time)
-//! and `mayfly.dev/vcuda-memory` (256 MiB of its memory); which GPU a container gets ([`placement`], pure); the limits
-//! file and the libraries that a container gets ([`grant`]). It registers over its sockets as any plugin does
-//! ([`plugin`]), and knows what is in use by what the device manager says, so that it has no state to lose.
+//! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
+//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the choice of a container's GPU ([`placement`], pure);
+//! the limits file and the libraries that a container gets ([`grant`]). It registers over its sockets as any plugin
+//! does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
 //!
-//! **Does not belong here:** how limits are kept (the shim's), the device plugin API of the kubelet's side.
+//! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
 //!
-//! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered whole, and the other
-//! way round. The node's allocatable devices follow.
+//! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered whole, and the other way
+//! round. The node's allocatable devices follow.
 
 pub mod grant;
 pub mod placement;

@@ -1,6 +1,6 @@
 //! The host's part of elastic quotas: idle GPU time of one device is lent to the containers that could use it.
 //!
-//! A pure plan ([`grants`]) over what was measured, and [`ElasticBalancer`], which measures and writes the grants.
+//! [`grants`] is a pure plan over the measurements; [`ElasticBalancer`] measures and writes the grants.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,13 +1,13 @@
 //! The contract between the host and the libraries that run in a container with shared GPUs.
 //!
-//! [`limits`] is the memory-mapped file of one container: its devices, their limits, and what each process of the
-//! container uses. The host creates it ([`LimitsFile::create`]) and mounts it at [`CONTAINER_LIMITS_PATH`]; the shim
+//! [`limits`] is the memory-mapped file of one container: its devices, their limits, and the use of each process of the
+//! container. The host creates it ([`LimitsFile::create`]) and mounts it at [`CONTAINER_LIMITS_PATH`]; the shim
 //! (`gpu/shim`) opens it and accounts in it. [`accounting`] has the rules for memory, [`quota`] those for GPU time,
-//! [`elastic`] the host's part of elastic quotas. [`sim`] is the shared state of the simulated GPUs of
-//! `gpu/fake-cuda` and `gpu/fake-nvml`.
+//! [`elastic`] the host's part of elastic quotas. [`sim`] is the shared state of the simulated GPUs of `gpu/fake-cuda`
+//! and `gpu/fake-nvml`.
 //!
-//! Not here: symbols of CUDA or NVML, anything that knows Kubernetes. The file is no security boundary: a container
-//! may write to it, so the host compares it with the driver's own figures.
+//! Not here: symbols of CUDA or NVML, Kubernetes. The file is no security boundary: a container may write to it, so the
+//! host compares it with the driver's own figures.
 #![expect(unsafe_code, reason = "a shared mapping is raw memory; every use has its argument")]
 
 pub mod accounting;

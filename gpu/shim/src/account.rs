@@ -1,6 +1,6 @@
-//! The process's view of the limits file, and what it allocated.
+//! The process's view of the limits file, and its allocations.
 //!
-//! A child of a fork makes its own: the driver gives it nothing of its parent's memory.
+//! After a fork the child starts a view of its own: it inherits no GPU memory from its parent.
 
 use std::{
     collections::HashMap,

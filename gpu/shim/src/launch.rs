@@ -1,9 +1,9 @@
-//! Launches: delayed while the container is in debt of GPU time.
+//! Launches: delayed while the container has used more GPU time than its quota.
 //!
 //! The cost of a launch is measured with a pair of events around it, on the first launches of a function and then on
-//! one of [`SAMPLE_EVERY`]; the others cost the average so far. The estimate is spent at the launch, the difference
-//! when the events completed, which later launches look at without waiting. Launches into a stream that is captured
-//! run nothing: the graph's launch is what costs.
+//! one of [`SAMPLE_EVERY`]; the others cost the average so far. The estimate is spent at the launch, and the difference
+//! when the events have completed, which later launches check without waiting. Launches into a stream that is being
+//! captured run nothing and cost nothing; the launch of the graph does.
 //!
 //! Safety: arguments go to the driver's function of the same name as they came. Events are the shim's own.
 

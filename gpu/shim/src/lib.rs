@@ -1,10 +1,10 @@
-//! Holds the programs of a container to its limits of GPU memory and GPU time.
+//! Enforces a container's limits of GPU memory and GPU time in its programs.
 //!
-//! Preloaded into every program of a container that shares GPUs. It stands in front of the functions of libcuda and
-//! libnvidia-ml that allocate, launch, or tell the size of memory; everything else goes to the driver untouched. A
-//! program meets it however it looks functions up: linked (the exported names), `dlsym`, or `cuGetProcAddress`
-//! ([`lookup`]). [`account`] books memory in the limits file (`mayfly_gpu_proto`), [`memory`], [`pool`] and [`vmm`]
-//! are the ways to allocate, [`launch`] delays launches by measured GPU time, [`view`] answers sizes.
+//! Preloaded into every program of a container that shares GPUs. It intercepts the functions of libcuda and
+//! libnvidia-ml that allocate, launch, or report the size of memory; every other call goes to the driver unchanged. All
+//! ways to look a function up are covered: linked (the exported names), `dlsym`, and `cuGetProcAddress` ([`lookup`]).
+//! [`account`] books memory in the limits file (`mayfly_gpu_proto`), [`memory`], [`pool`] and [`vmm`] are the ways to
+//! allocate, [`launch`] delays launches by measured GPU time, [`view`] answers sizes.
 //!
 //! Without a limits file (`MAYFLY_GPU_LIMITS`) every call passes through. A named but unreadable file refuses
 //! allocations: a container must not lose its limits by a mistake. No security boundary: a program can make system

@@ -1,9 +1,9 @@
-//! How programs find functions: `dlsym` and `cuGetProcAddress`, and how the shim finds the driver's.
+//! The look-up of functions by programs (`dlsym`, `cuGetProcAddress`), and by the shim in the driver.
 //!
 //! `dlsym` is a naked function that jumps to the real one for all names that are not hooked: `RTLD_NEXT` and
 //! `RTLD_DEFAULT` depend on the return address of the caller, which a wrapper would hide. `cuGetProcAddress` asks the
-//! driver and exchanges the pointer that it returns, so versions and flags are the driver's business; the name decides
-//! only where the driver's pointer is none that `dlsym` knows.
+//! driver and exchanges the pointer that it returns, so versions and flags are handled by the driver; the name decides
+//! only for pointers that `dlsym` does not return.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},

@@ -1,7 +1,7 @@
-//! Stream-ordered pools: what a pool has reserved counts, as freed memory stays with the pool.
+//! Stream-ordered pools: the memory that a pool has reserved is booked, since freed memory stays with the pool.
 //!
-//! Before an allocation the growth beyond the pool's free memory is booked; after every operation the booking is
-//! set to what the driver says is reserved. A pool that holds free memory is trimmed before an allocation is refused.
+//! Before an allocation the growth beyond the pool's free memory is booked; after every operation the booking is set to
+//! the reserved memory that the driver reports. A pool with free memory is trimmed before an allocation is refused.
 //!
 //! Safety: arguments go to the driver's function of the same name as they came.
 

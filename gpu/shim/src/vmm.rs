@@ -1,11 +1,11 @@
-//! Virtual memory management: physical memory counts on the device that its properties name, until its last handle
-//! and its last mapping are gone.
+//! Virtual memory management: physical memory is booked on the device of its properties until its last handle and its
+//! last mapping are released.
 //!
-//! A handle imported from another process is booked when it is mapped, which is when its size is known: physical
+//! A handle imported from another process is booked when it is mapped, since its size is not known before: physical
 //! memory can outlive its exporter.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came. Out-parameters are read only after
-//! it succeeded.
+//! Safety: arguments go to the driver's function of the same name as they came. Out-parameters are read only after it
+//! succeeded.
 
 use std::ffi::{c_int, c_uint, c_void};
 

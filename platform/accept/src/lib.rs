@@ -1,17 +1,16 @@
 //! Accepts HTTP connections and serves them within limits, the same way on every port.
 //!
-//! A port that accepts without limits is exhausted by clients that connect and send nothing: each of them holds a
-//! file descriptor of the process. Here every connection has a time for its TLS handshake, for the first request's
-//! head, for a head that has begun, for a pause between requests, for the rest of a request's body, and for taking
+//! A port that accepts without limits is exhausted by clients that connect and send nothing: each of them holds a file
+//! descriptor of the process. Every connection has a timeout for its TLS handshake, for the first request's head, for a
+//! head that has begun, for a pause between requests, for the rest of a request's body, and for the client's reading of
 //! its response. A port has a total number of connections and a share of it per client address. When a limit is
-//! reached, a new connection replaces the one that has had no request for the longest time; it is closed itself
-//! when all have requests under way. A request that is under way (a watch, a followed log) is never cut for its
-//! duration.
+//! reached, a new connection replaces the one that has had no request for the longest time; if all have requests under
+//! way, the new one is closed. A request that is under way (a watch, a followed log) is never ended for its duration.
 //!
-//! **Belongs here:** admission of connections, the TLS handshake, HTTP/1.1 and HTTP/2 on one port, timeouts,
-//! graceful shutdown, counters of all that.
-//! **Does not belong here:** what a request means, its authentication, limits on requests.
-//! Start at [`AcceptPort`]; the decision about a new connection is in [`admission`].
+//! **Belongs here:** admission of connections, the TLS handshake, HTTP/1.1 and HTTP/2 on one port, timeouts, graceful
+//! shutdown, counters of all that.
+//! **Does not belong here:** the meaning of a request, its authentication, limits on requests. Start at [`AcceptPort`];
+//! the decision about a new connection is in [`admission`].
 
 pub mod admission;
 mod body;

@@ -1,4 +1,4 @@
-//! A socket that keeps its connection's state: what was received and sent, and a client that takes nothing.
+//! A socket that records its connection's state: received and sent bytes, and writes that the client does not take.
 
 use std::{
     io,

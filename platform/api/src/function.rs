@@ -1,4 +1,4 @@
-//! `Function`: code that answers HTTP requests, and how it may run.
+//! `Function`: code that answers HTTP requests, and the rules under which it runs.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

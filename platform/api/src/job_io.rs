@@ -1,20 +1,20 @@
-//! What goes into a job and what comes out of it: one contract for every runtime.
+//! The inputs and outputs of jobs: one contract for every runtime.
 //!
-//! **In.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. Its value is an [`Inputs`] as JSON
-//! (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
-//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (kept as
-//! a tar) is unpacked. All parameters together are one JSON object on stdin. Nothing of it can be written.
+//! **Inputs.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. The annotation's value is an [`Inputs`] as
+//! JSON (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
+//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a tar)
+//! is unpacked. All parameters together are one JSON object on stdin. The files are read-only.
 //!
-//! **Out.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
-//! artifact; stdout is the result. A text that is JSON counts as JSON. The node collects all that from the
-//! pod's own folder after the container has ended, however it ended: its exit, a trap, too much memory, a kill.
+//! **Outputs.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
+//! artifact; stdout is the result. Text that is valid JSON is read as JSON. The node collects the outputs from the
+//! pod's own folder after the container's end of any kind: exit, trap, out of memory, kill.
 //!
-//! What was collected is an [`Outputs`] in the artifact store; [`ANNOTATION_OUTPUTS`] on the pod names it
-//! before the pod's phase becomes final. The job controller gathers what became of a job's pods in
-//! [`ANNOTATION_OUTCOMES`] of the Job before it counts them, so that nothing is lost when the pods go.
+//! The collected outputs are an [`Outputs`] in the artifact store; [`ANNOTATION_OUTPUTS`] on the pod has its digest
+//! before the pod's phase becomes final. The job controller copies the outcomes of a job's pods to
+//! [`ANNOTATION_OUTCOMES`] of the Job before it counts the pods, so that they outlive the pods.
 //!
-//! Artifacts are content-addressed. A folder is kept as a tar whose entries are sorted and carry neither times
-//! nor owners: equal folders have equal digests. Links in it are not kept.
+//! Artifacts are content-addressed. A folder is stored as a tar with sorted entries, without times and owners: equal
+//! folders have equal digests. Symbolic and hard links in it are left out.
 
 use std::collections::{BTreeMap, HashSet};
 

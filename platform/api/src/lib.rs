@@ -1,10 +1,10 @@
-//! The words that every part of Mayfly speaks, and the rules of those words.
+//! The data types of Mayfly's APIs, with their validation and defaults.
 //!
-//! **Belongs here:** our kinds ([`Function`], [`Revision`], [`Workflow`], [`Execution`]), the built-in kinds ([`k8s`], re-exported from
-//! `k8s-openapi`), names, quantities, durations, digests, selectors; validation and defaults. Everything
-//! is plain data and pure functions.
+//! **Belongs here:** Mayfly's kinds ([`Function`], [`Revision`], [`Workflow`], [`Execution`]), the built-in kinds
+//! ([`k8s`], re-exported from `k8s-openapi`), names, quantities, durations, digests, selectors; validation and
+//! defaults. Everything is plain data and pure functions.
 //!
-//! **Does not belong here:** tokio, HTTP, files, clocks. A thing that *does* something lives upstairs.
+//! **Does not belong here:** tokio, HTTP, files, clocks, and everything that acts.
 //!
 //! Start reading at [`function`], then [`wellknown`] for labels and annotations.
 

@@ -1,7 +1,7 @@
-//! `Workflow`: a state machine as an object, with what starts it; `Execution`: one run of it, read-only.
+//! `Workflow`: a state machine as an object, with its triggers; `Execution`: one run of it, read-only.
 //!
-//! A Workflow and the state machine that the Step Functions API shows are one thing seen twice. Its definition
-//! is an object or the text that was uploaded; [`definition`] says when two of them are the same.
+//! A Workflow and the state machine of the same name in the Step Functions API are two views of one thing. Its
+//! definition is an object or the text that was uploaded; [`definition`] compares definitions.
 
 pub mod definition;
 pub mod names;

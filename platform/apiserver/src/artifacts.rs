@@ -1,14 +1,14 @@
-//! `/artifacts`: components, and what jobs read and leave, by digest.
+//! `/artifacts`: components, and inputs and outputs of jobs, by digest.
 //!
 //! | request | answer |
 //! |---|---|
-//! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
-//! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
-//! | `POST /artifacts/sha256:<hex>` | 200 when it is there: it need not be uploaded again, and is as old as if it had been |
-//! | `GET /artifacts` | a list: digest, size, when it was last uploaded, what it is (`component`, `data`, `jobReport`) |
+//! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 existed; 413 too large, 422 wrong digest or no component |
+//! | … with `content-type: application/octet-stream` | the same for any content, which is not checked |
+//! | `POST /artifacts/sha256:<hex>` | 200 if it exists: no upload is needed, and its age is that of a new upload |
+//! | `GET /artifacts` | a list: digest, size, time of the last upload, type (`component`, `data`, `jobReport`) |
 //! | `GET /artifacts/sha256:<hex>` | the content |
-//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job, a pod or an open execution names it |
-//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again), or kept by POST, after that |
+//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, revision, workflow, job, pod or open execution uses it |
+//! | … with `if-unmodified-since: <HTTP date>` | 409 also if it was uploaded, or kept by POST, after that date |
 
 use std::{
     collections::HashMap,

@@ -1,7 +1,7 @@
-//! Client certificates: what a client may present in the TLS handshake, and the user that a certificate names.
+//! Client certificates: the handshake in which a client presents one, and the user that a certificate names.
 //!
-//! As in kube-apiserver the handshake takes any certificate whose key the client has; an untrusted or expired one
-//! authenticates nobody, so that the client gets 401 and not a broken connection. (Upstream:
+//! As in kube-apiserver the handshake accepts any certificate whose key the client has; an untrusted or expired one
+//! authenticates no user, so that the client gets 401 and not a broken connection. (Upstream:
 //! `apiserver/pkg/authentication/request/x509`.)
 
 use std::{fmt, sync::Arc};

@@ -1,15 +1,15 @@
-//! The Kubernetes HTTP API over the store: what `kubectl`, `kube` and every other client of Kubernetes speaks.
+//! The Kubernetes HTTP API over the store, for `kubectl`, `kube` and every other Kubernetes client.
 //!
-//! **Belongs here:** the kinds that are served ([`registry`], a row each), the verbs, patches, printing,
-//! discovery and OpenAPI; authentication, authorization by roles ([`rbac`]) and admission; the allocation of
-//! cluster IPs and node ports; the upload of artifacts, the forwarding of logs and measurements from nodes; the
-//! trait `KindView` for kinds that are kept elsewhere and only shown here.
+//! **Belongs here:** the served kinds ([`registry`], a row each), the verbs, patches, printing, discovery and OpenAPI;
+//! authentication, authorization by roles ([`rbac`]) and admission; the allocation of cluster IPs and node ports; the
+//! upload of artifacts, the forwarding of logs and measurements from nodes; the trait `KindView` for kinds that are
+//! stored by other components.
 //!
-//! **Does not belong here:** anything that reacts to objects. Three exceptions, because they are part of what a
-//! verb means: a deleted namespace is emptied here, the rules of aggregated cluster roles are filled in here, and
-//! the standard namespaces, roles and classes are made at start.
+//! **Does not belong here:** anything that reacts to objects. Three exceptions, because they are part of the meaning of
+//! a verb: the contents of a deleted namespace are deleted here, the rules of aggregated cluster roles are computed
+//! here, and the standard namespaces, roles and classes are created at the start.
 //!
-//! Start reading at [`ApiServer`], then `handler.rs` (a request's way), `registry.rs` (a kind's row) and
+//! Start reading at [`ApiServer`], then `handler.rs` (the handling of a request), `registry.rs` (a kind's row) and
 //! `verbs/`.
 
 mod access;

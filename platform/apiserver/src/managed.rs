@@ -1,9 +1,8 @@
-//! Who owns which field (`metadata.managedFields`), and server-side apply on top of it.
+//! The owners of fields (`metadata.managedFields`), and server-side apply.
 //!
 //! The rules are those of upstream's `apimachinery/pkg/util/managedfields` and of structured-merge-diff's
-//! `merge.Updater`. An object is tracked once somebody creates it under a name of its own (`fieldManager`, as
-//! kubectl does) or applies it. Until then its fields cost nothing; at the first apply what was there before
-//! belongs to `before-first-apply`.
+//! `merge.Updater`. An object is tracked once a client creates it with a `fieldManager` (as kubectl does) or applies
+//! it. Before that no owners are computed; at the first apply the earlier fields belong to `before-first-apply`.
 
 mod set;
 mod typed;

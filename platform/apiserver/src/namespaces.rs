@@ -1,10 +1,10 @@
-//! The end of a namespace: its contents are deleted, then it goes.
+//! The deletion of a namespace: its contents are deleted, then the namespace.
 //!
 //! ```text
-//! Active ──DELETE──▶ Terminating ──contents deleted──▶ (waits while something has finalizers or grace)
-//!                                        └── empty ──▶ finalizer "kubernetes" removed ──▶ gone
+//! Active ──DELETE──▶ Terminating ──contents deleted──▶ (waits while objects have finalizers or grace)
+//!                                        └── empty ──▶ finalizer "kubernetes" removed ──▶ deleted
 //! ```
-//! One task, level-triggered: whatever wakes it, it looks at all terminating namespaces again.
+//! One task, level-triggered: each wake-up examines all terminating namespaces.
 
 mod conditions;
 

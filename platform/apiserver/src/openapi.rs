@@ -1,8 +1,9 @@
-//! `/openapi/v3`, and `/openapi/v2` made from it: what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
+//! `/openapi/v3`, and `/openapi/v2` derived from it: the documents that `kubectl explain` shows and that `kubectl
+//! apply` reads before it sends anything.
 //!
-//! Documents are made from the kinds' schemas when they are asked for and not kept: kubectl caches them by the
-//! hash in their address. The PATCH operations do not list strategic merge: kubectl then computes such patches
-//! from its own types, which know the merge keys, instead of from the document.
+//! Documents are generated from the kinds' schemas on request and not kept: kubectl caches them by the hash in their
+//! URL. The PATCH operations do not list strategic merge: kubectl then computes such patches from its own types, which
+//! have the merge keys, instead of from the document.
 
 mod v2;
 

@@ -1,7 +1,7 @@
-//! The server's identity: a certificate authority of its own and the administrator's token, made at the first
-//! start and kept; the server's certificate is issued anew at every start, so it always fits the host.
+//! The server's identity: a certificate authority of its own and the administrator's token, created at the first start
+//! and kept. The server's certificate is issued at every start, so that its names fit the host.
 //!
-//! | file | mode | what |
+//! | file | mode | content |
 //! |---|---|---|
 //! | `ca.crt` | 0644 | the authority's certificate, embedded in kubeconfigs |
 //! | `ca.key` | 0600 | its key |

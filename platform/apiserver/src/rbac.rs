@@ -1,7 +1,7 @@
-//! Role-based access control: what a user may do by the roles that are bound to it. The rules are upstream's
+//! Role-based access control: the rights of a user by the roles that are bound to it. The rules are upstream's
 //! (`plugin/pkg/auth/authorizer/rbac`, `pkg/registry/rbac/validation`).
 //!
-//! An [`RbacIndex`] is made of the stored roles and bindings and kept until one of them is written.
+//! An [`RbacIndex`] is built from the stored roles and bindings and kept until one of them is written.
 
 mod aggregation;
 mod bootstrap;

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Atomic creation of files: a file exists completely or not at all.
 
 use std::{
     fs::{self, File},

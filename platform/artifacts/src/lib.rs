@@ -1,19 +1,17 @@
-//! Content-addressed files: uploaded components, and what is made from them.
+//! Content-addressed files: uploaded components, and files derived from them.
 //!
-//! Here belong: taking a stream of bytes in under its digest, finding, listing and
-//! removing it, and a place beside it for files derived from it (compiled components), which go when
-//! it goes.
+//! **Belongs here:** receiving a stream of bytes under its digest, finding, listing and removing it, and a place for
+//! files that are derived from it (compiled components) and removed with it.
 //!
-//! Not here: what a component is, who may upload, which revision still names a digest.
+//! **Does not belong here:** the meaning of a component, permissions, references of revisions to digests.
 //!
 //! ```text
 //! DIR/sha256/<64 digits>                    a content; its name is its digest
-//! DIR/sha256/.upload-…                      one that is still arriving; swept at the next open
-//! DIR/sha256/.aside-<64 digits>.<number>    one that is about to be removed; put back at the next open
-//! DIR/derived/<engine>/<64 digits>.cwasm    made from the content of that name by that engine
+//! DIR/sha256/.upload-…                      an upload in progress; removed at the next open
+//! DIR/sha256/.aside-<64 digits>.<number>    a content in removal; restored at the next open
+//! DIR/derived/<engine>/<64 digits>.cwasm    derived by that engine from the content of that name
 //! ```
-//! A file appears under its final name only when it is whole and on the disk. Start reading at
-//! [`Artifacts`].
+//! A file gets its final name only when it is complete and on the disk. Start reading at [`Artifacts`].
 
 mod artifacts;
 mod derived;

@@ -1,5 +1,5 @@
-//! Components that no Function and no Revision names are removed from the artifact store; what a job, a pod, a
-//! workflow or an open execution names, the API server does not let go.
+//! Removes components that no Function and no Revision references from the artifact store. The API server refuses the
+//! removal of artifacts that a job, a pod, a workflow or an open execution references.
 
 use std::{collections::HashSet, time::Duration};
 

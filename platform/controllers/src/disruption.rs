@@ -1,11 +1,11 @@
 //! PodDisruptionBudget status: how many of the selected pods may be evicted now.
 //!
 //! ```text
-//!   healthy pods − (minAvailable, or what the pods' controllers want − maxUnavailable) = disruptionsAllowed
+//!   healthy pods − (minAvailable, or desired replicas of the pods' controllers − maxUnavailable) = disruptionsAllowed
 //! ```
 //!
-//! The API server's `eviction` lowers `disruptionsAllowed` and notes the pod in `disruptedPods`; the note is removed
-//! here once the pod is going, or after two minutes. (Behaviour: upstream `pkg/controller/disruption`.)
+//! The API server's `eviction` lowers `disruptionsAllowed` and records the pod in `disruptedPods`; the record is
+//! removed here once the pod is being deleted, or after two minutes. (Behaviour: upstream `pkg/controller/disruption`.)
 
 mod plan;
 

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  Function spec changed ──▶ number N (annotated on the Function first) ──▶ Revision <name>-N, immutable
-//!  Revision, component there ──▶ ReplicaSet of the same name, `scaling.min` replicas if it gets traffic
-//!  Revision old, without traffic, past the history limit ──▶ deleted (its ReplicaSet goes with it)
+//!  Revision, component present ──▶ ReplicaSet of the same name, `scaling.min` replicas if it gets traffic
+//!  Revision old, without traffic, past the history limit ──▶ deleted (and its ReplicaSet with it)
 //! ```
 //!
-//! [`plan`] decides, from what is known; [`act`] does what it says; [`status`] says how it stands. Once a
-//! ReplicaSet is there, its `replicas` are the autoscaler's; this controller only lifts them to
-//! `scaling.min` while the revision gets traffic.
+//! [`plan`] decides from a snapshot; [`act`] carries the plan out; [`status`] computes the status. The `replicas` of an
+//! existing ReplicaSet are the autoscaler's; this controller only raises them to `scaling.min` while the revision gets
+//! traffic.
 
 mod act;
 mod oci;

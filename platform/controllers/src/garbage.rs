@@ -1,14 +1,15 @@
-//! The garbage collector: objects whose owners are gone go too, in the order their owners' deletion asks.
+//! The garbage collector: deletes objects whose owners do not exist, in the order that the deletion of the owners
+//! requests.
 //!
 //! ```text
-//!   every kind's metadata, watched ──▶ graph (by uid) ──▶ "look at this object" ──▶ live checks ──▶ delete
+//!   every kind's metadata, watched ──▶ graph (by uid) ──▶ work queue of objects ──▶ live checks ──▶ delete
 //!                                        ▲                                            │
-//!                                        └────────── "the owner is not there" ────────┘
+//!                                        └────────── the owner does not exist ────────┘
 //! ```
 //!
-//! The [`graph`] is a plain struct and only ever a hint. Before anything is deleted, [`item`] asks the API
-//! for the object and for each of its owners; [`orphan`] takes owners away from objects that shall stay.
-//! (Behaviour: upstream `pkg/controller/garbagecollector`; the rules are numbered there by their tests.)
+//! The [`graph`] is a plain struct and only ever a hint. Before a deletion, [`item`] reads the object and each of its
+//! owners from the API; [`orphan`] removes owners from objects that stay. (Behaviour: upstream
+//! `pkg/controller/garbagecollector`; the rules are numbered there by their tests.)
 
 mod graph;
 mod item;

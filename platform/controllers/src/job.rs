@@ -1,17 +1,16 @@
-//! Job → Pods that run to their end: as many that end well as `spec.completions` says.
+//! Job → Pods that run to completion, until `spec.completions` of them have succeeded.
 //!
 //! ```text
-//!   running ──(completions reached)──▶ SuccessCriteriaMet ──(no pod left that is not counted)──▶ Complete
-//!      │                                                                                            │ ttl
-//!      └─(backoffLimit, deadline, podFailurePolicy)──▶ FailureTarget ──(as above)──▶ Failed ────────┤
-//!                                                                                                   ▼
-//!                                                                                                (deleted)
+//!   running ──(completions reached)──▶ SuccessCriteriaMet ──(no uncounted pod left)──▶ Complete
+//!      │                                                                                  │ ttl
+//!      └─(backoffLimit, deadline, podFailurePolicy)──▶ FailureTarget ──(as above)──▶ Failed
+//!                                                                                         ▼
+//!                                                                                      (deleted)
 //! ```
 //!
-//! A pod is counted once, however often this controller is killed: it carries a finalizer, so that it cannot go
-//! before it was seen; its uid is written into `status.uncountedTerminatedPods`; only then does the finalizer
-//! go; and only when it is gone does the uid become a number. What the pods of a job with inputs left is
-//! written down before they are counted (`mayfly_api::job_io`).
+//! A pod is counted exactly once, however often this controller is killed: its finalizer keeps it until it was
+//! observed; its uid is written to `status.uncountedTerminatedPods`; then the finalizer is removed; and after that the
+//! uid becomes a number. The outputs of a job's pods are recorded before the pods are counted (`mayfly_api::job_io`).
 //!
 //! [`plan`] is pure: job, pods and time in, one [`plan::JobPlan`] out. (Behaviour: upstream `pkg/controller/job`,
 //! `pkg/controller/ttlafterfinished`.)

@@ -1,6 +1,6 @@
 //! Addresses of Services of the type LoadBalancer, from the node's pool (`--load-balancer-pool`).
 //!
-//! An address is kept as long as its Service wants one. Services of a `loadBalancerClass` belong to another program.
+//! An address is kept as long as its Service has the type. Services of a `loadBalancerClass` belong to another program.
 //! Without a pool nothing is allocated. (Behaviour: upstream `cloud-provider/controllers/service`.)
 
 mod act;

@@ -1,14 +1,14 @@
-//! Nodes that went silent, and their pods.
+//! Nodes whose leases expired, and their pods.
 //!
 //! ```text
 //!            Lease not renewed for `grace`                  for `eviction_after` more
 //!   Ready ──────────────────────────────▶ Unknown, tainted ──────────────────────────▶ pods deleted
 //!     ▲                                        │
-//!     └────────────── Lease renewed ───────────┘   (taints removed; the kubelet says Ready itself)
+//!     └────────────── Lease renewed ───────────┘   (taints removed; the kubelet reports Ready)
 //! ```
 //!
-//! Silence is measured by this process's own clock from the moment it saw the last renewal, so that clocks
-//! of machines need not agree. (Behaviour: upstream `pkg/controller/nodelifecycle`, `tainteviction`.)
+//! The time is measured by this process's own clock from the moment it observed the last renewal, so that the clocks of
+//! machines need not agree. (Behaviour: upstream `pkg/controller/nodelifecycle`, `tainteviction`.)
 
 mod act;
 mod plan;

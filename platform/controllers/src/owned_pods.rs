@@ -1,4 +1,4 @@
-//! What every controller does whose objects own pods: ReplicaSets, Jobs.
+//! The common part of controllers whose objects own pods (ReplicaSets, Jobs, …).
 //!
 //! ```text
 //!   pods that it controls, or that match its selector and have no controller
@@ -8,9 +8,9 @@
 //!                                    └──▶ delete
 //! ```
 //!
-//! The informer may be behind the controller's own writes. [`expectations`] remembers what was created
-//! and deleted, and the pods are not counted again until it was seen.
-//! (Behaviour: upstream's `ControllerRefManager`, `PodControl` and `ControllerExpectations`.)
+//! The informer may be behind the controller's own writes. [`expectations`] records what was created and deleted, and
+//! the pods are not counted again until the informer has observed it. (Behaviour: upstream's `ControllerRefManager`,
+//! `PodControl` and `ControllerExpectations`.)
 
 pub(crate) mod claim;
 mod control;

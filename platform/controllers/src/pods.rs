@@ -1,7 +1,7 @@
-//! Pods that nobody takes care of any more, and small readings of a pod's status.
+//! The pod garbage collector, and helpers that read a pod's status.
 //!
-//! Removed are: finished pods past a limit, the oldest first; pods bound to a node that does not exist;
-//! pods that are being deleted and were never bound. (Behaviour: upstream `pkg/controller/podgc`.)
+//! Removed are: finished pods past a limit, the oldest first; pods bound to a node that does not exist; pods that are
+//! being deleted and were never bound. (Behaviour: upstream `pkg/controller/podgc`.)
 
 mod collector;
 

@@ -1,17 +1,17 @@
-//! Who may run now, who waits, who is sent away: one [`Gate`] for each revision.
+//! The admission of requests to a revision: run, wait or refuse. Each revision has one [`Gate`].
 //!
 //! ```text
-//!            room, nobody waits
-//!   arrives ────────────────────▶ running ──answer ended or dropped──▶ gone
+//!            a free slot, an empty queue
+//!   arrives ────────────────────▶ running ──answer ended or dropped──▶ ended
 //!      │                            ▲
-//!      │ no room                    │ a slot is free: first come, first served
+//!      │ no free slot               │ a slot is free: first come, first served
 //!      ├──────────────▶ waiting ────┤
-//!      │ queue full                 │ too late to be answered in time, or the client went
-//!      └──▶ refused                 └──▶ gone
+//!      │ queue full                 │ the deadline cannot be met, or the client left
+//!      └──▶ refused                 └──▶ ended
 //! ```
 //!
-//! A request that finds room takes one atomic step and no lock. The lock guards the queue alone, and is
-//! taken only while somebody waits.
+//! A request that finds a free slot takes one atomic step and no lock. The lock guards the queue alone, and is taken
+//! only while requests wait.
 
 mod queue;
 

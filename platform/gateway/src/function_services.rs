@@ -1,8 +1,8 @@
 //! Services over Functions: a Service whose selector names a function (`mayfly.dev/function: NAME`) is served here,
 //! under the function's own rules, also while the function has no replica.
 //!
-//! Each such Service has a listener of its own, all of whose requests are for the function, whatever host they name;
-//! an EndpointSlice of the Service directs the node's proxy to it.
+//! Each such Service has a listener of its own; all of its requests go to the function, whatever host they name. An
+//! EndpointSlice of the Service directs the node's proxy to the listener.
 
 use std::{
     collections::HashMap,

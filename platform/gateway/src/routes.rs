@@ -1,12 +1,12 @@
-//! Which function a request is for.
+//! The routing of requests to functions and revisions.
 //!
 //! ```text
 //!   informers ──dirty keys──▶ owner (one task) ──plan──▶ Route ──▶ Table ──▶ requests
 //! ```
 //!
-//! [`plan`] says what a function's route should be, from objects alone; [`owner`] makes it so; [`table`]
-//! holds all routes, immutable and without locks for those who read; [`route`] chooses a revision, and
-//! [`sticky`] keeps a visitor with it; [`place`] reads from a request where it wants to go.
+//! [`plan`] computes a function's route from objects alone; [`owner`] publishes it; [`table`] holds all routes,
+//! immutable and without locks for readers; [`route`] chooses a revision, and [`sticky`] keeps a client with it;
+//! [`place`] reads the target from a request.
 
 pub(crate) mod owner;
 pub(crate) mod place;

@@ -1,8 +1,8 @@
-//! Events: what parts say about an object, for `kubectl describe` (core/v1 Event).
+//! Events about objects, for `kubectl describe` (core/v1 Event).
 //!
-//! Saying never waits and never fails: a bounded queue takes the record, a task writes it. Equal events
-//! about one object become one Event with a count. An object that is talked about too much is not heard
-//! for a while (client-go's spam filter: a burst of [`BURST`], then one each [`REFILL_EVERY`]).
+//! Recording never waits and never fails: a bounded queue takes the record, a task writes it. Equal events about one
+//! object become one Event with a count. Events about one object are limited to a burst of [`BURST`], then one each
+//! [`REFILL_EVERY`] (client-go's spam filter).
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,4 +1,4 @@
-//! One kind, kept up to date.
+//! One kind, kept up to date by list and watch.
 //!
 //! ```text
 //!            list                  watch event
@@ -9,8 +9,8 @@
 //!                   Relisting (readers keep the old copy) ──list──▶ Synced
 //! ```
 //!
-//! A task of its own applies the watch's events to the copy, and then tells the handlers. Handlers run in
-//! that task: they only note what to do (an entry in a work queue, a mark in a cache) and return.
+//! A task of its own applies the watch's events to the copy, and then calls the handlers. Handlers run in that task:
+//! they only record work (an entry in a work queue, a mark in a cache) and return.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

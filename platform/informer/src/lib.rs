@@ -1,15 +1,14 @@
-//! One shared, decoded copy of each kind a process needs, and the loop that reconcilers run in.
+//! One shared, decoded copy of each kind that a process needs, and the loop in which reconcilers run.
 //!
-//! **Belongs here:** [`Informer`], a kind's objects kept up to date by list and watch; [`Informers`], the
-//! one set of them that a process shares, so that an event is decoded once; [`reconcile`], the work queue
-//! and loop that controllers and the kubelet drive with an informer's changes; [`events`], by which they
-//! tell people what they did; [`EnvObjects`], the two kinds that environments are made from, followed once
-//! an environment names one.
+//! **Belongs here:** [`Informer`], a kind's objects kept up to date by list and watch; [`Informers`], the one set of
+//! them that a process shares, so that an event is decoded once; [`reconcile`], the work queue and loop that
+//! controllers and the kubelet drive with an informer's changes; [`events`], the recorder of Events; [`EnvObjects`],
+//! the two kinds that environment variables refer to, watched once one does.
 //!
-//! **Does not belong here:** what any reconciler decides, any other kind in particular, other writes to the API.
+//! **Does not belong here:** the decisions of reconcilers, any other kind in particular, other writes to the API.
 //!
-//! An outage of the API leaves every copy as it was: readers keep their last snapshot, and the informer
-//! lists again, with growing and jittered pauses, until the API is back.
+//! While the API is unreachable every copy stays as it was: readers keep their last snapshot, and the informer lists
+//! again, with growing and jittered pauses, until the API answers.
 //!
 //! Start reading at [`informer`].
 

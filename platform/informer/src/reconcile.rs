@@ -1,8 +1,8 @@
-//! The loop that level-triggered reconcilers run in: a work queue and its workers.
+//! The loop in which level-triggered reconcilers run: a work queue and its workers.
 //!
-//! A key in the queue means "look at this again", never "this happened". Keys are deduplicated; one key is
-//! never worked on twice at the same time; a failure brings the key back after a growing, jittered pause.
-//! (The shape is client-go's `workqueue`.)
+//! A key in the queue means that the object may have changed, never how. Keys are deduplicated; one key is never worked
+//! on twice at the same time; after a failure the key is queued again with a growing, jittered pause. (The design is
+//! that of client-go's `workqueue`.)
 
 mod queue;
 

@@ -1,7 +1,7 @@
 //! A followed log of one container: it stays open while its pod runs, and ends after the last line.
 //!
 //! ```text
-//!             tells ⇄ listens            another replica of the revision is the one that tells, or no longer
+//!           reporting ⇄ silent         another replica of the revision reports, or no longer
 //!               └──┬────┘
 //!                  ▼
 //!                 over ──▶ the last lines, then the end

@@ -1,7 +1,7 @@
 //! The logs of functions' revisions on this node: read as one, and removed with their revision.
 //!
-//! A revision's number comes back when its function is deleted and made again, and so does the name of its log:
-//! whoever reads the new function's log must not find the old one's lines.
+//! A function that is deleted and created again uses the same revision numbers, and so the same names of logs: a reader
+//! of the new function's log must not get lines of the old one.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 

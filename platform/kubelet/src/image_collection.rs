@@ -1,8 +1,8 @@
-//! Removal of images that no pod of the node uses, and what the node's object says of those that are there.
+//! Removal of images that no pod of the node uses, and the images in the node's status.
 //!
-//! The rules are upstream's (`kubelet/images/image_gc_manager.go`): images whose last use is too long ago go first;
-//! then, when the disk is fuller than the high threshold, those used longest ago until it is as full as the low one.
-//! An image that was found less than a while ago stays: a pod that names it may be about to start.
+//! The rules are upstream's (`kubelet/images/image_gc_manager.go`): images whose last use is too long ago are removed
+//! first; then, when the disk is fuller than the high threshold, those used longest ago until it is as full as the low
+//! one. An image that was found less than a while ago stays: a pod that uses it may be about to start.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

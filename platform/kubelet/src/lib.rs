@@ -1,13 +1,13 @@
-//! One node, made to match the pods that are bound to it.
+//! The agent of one node: runs the pods that are bound to it.
 //!
-//! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which
-//! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the HTTP API
-//! by which the API server reads logs ([`http`], [`function_logs`]), reaches into containers (`streams`) and images (`images`) and what is used ([`usage`]); what jobs read and
-//! leave ([`job`]).
+//! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which plans purely
+//! ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the
+//! HTTP API by which the API server reads logs ([`http`], [`function_logs`]), reaches containers (`streams`) and images
+//! (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]).
 //!
-//! **Does not belong here:** how anything runs (the runtimes'), where pods go (the scheduler's), routes.
+//! **Does not belong here:** how containers run (the runtimes), the choice of nodes (the scheduler), routes.
 //!
-//! With the API away everything that runs goes on running; statuses are written when it is back.
+//! While the API is unreachable everything that runs continues; statuses are written when the API answers again.
 //!
 //! Start reading at [`Kubelet`], then `pod/worker.rs`.
 

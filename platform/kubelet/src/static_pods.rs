@@ -1,7 +1,7 @@
-//! Static pods: manifests in a folder of the node, each of which is a pod of this node as long as its file is there.
+//! Static pods: manifests in a folder of the node, each of which is a pod of this node as long as its file exists.
 //!
-//! Each has an object with upstream's annotations of a mirror pod. Where the object is deleted it is made again, where
-//! the file changes it is replaced, where the file goes it goes, too. [`plan`] decides, purely.
+//! Each has an object with upstream's annotations of a mirror pod. A deleted object is created again, a changed file
+//! replaces it, and a removed file removes it. [`plan`] decides, purely.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 

@@ -1,7 +1,7 @@
-//! What the node and its pods use, in the words of upstream's summary API (`/stats/summary`).
+//! Resource usage of the node and its pods, in the form of upstream's summary API (`/stats/summary`).
 //!
-//! Memory is read at the moment; processor time is a rate, so it is sampled. Of the node it is this process's, in which
-//! all wasm pods run. What a runtime does not count is left out.
+//! Memory is the current value; processor time is a rate, so it is sampled. The node's usage is that of this process,
+//! in which all wasm pods run. Values that a runtime does not measure are left out.
 
 use std::{
     collections::HashMap,

@@ -1,12 +1,12 @@
-//! Volumes of pods: made on the node before a container starts, refreshed while the pod runs, removed with it.
+//! Volumes of pods: created on the node before a container starts, refreshed while the pod runs, removed with it.
 //!
 //! ```text
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
-//! DIR/<pod uid>/<volume>/            an NFS export, or what a FlexVolume driver mounts
+//! DIR/<pod uid>/<volume>/            an NFS export, or the mount of a FlexVolume driver
 //! ```
-//! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or
-//! the new files, never a mixture.
+//! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or the
+//! new files, never a mixture.
 
 pub(crate) mod claims;
 mod content;

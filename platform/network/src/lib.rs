@@ -3,12 +3,14 @@
 //!
 //! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies carry it out. With
 //! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, one transaction per change.
-//! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`]
-//! is the cluster's name server. [`policy`] isolates pods as NetworkPolicies say, in tables of its own.
+//! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
+//! the cluster's name server. [`policy`] enforces NetworkPolicies between pods, in tables of its own.
 //!
-//! **Belongs here:** what a Service's addresses and names do on this node, and carrying it out.
+//! **Belongs here:** the rules for a Service's addresses and names on this node, and their execution.
+//!
 //! **Does not belong here:** the allocation of cluster IPs and node ports (the API server), EndpointSlices (the
 //! controllers), pod addresses and bridges (the runtimes), HTTP routes (the gateway).
+//!
 //! Start at [`plan::plan`] and [`dns::zone`]; [`role`] connects the plan to the cluster's objects.
 
 pub mod demand;

@@ -1,4 +1,4 @@
-//! What a path below `/v2/` asks for. Pure.
+//! The parsing of paths below `/v2/`. Pure.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Executions as Kubernetes sees them: a view of the journal, read-only.
+//! Executions as Kubernetes objects: a read-only view of the journal.
 //!
-//! Nothing is copied: a list is a page of the journal, newest first, and a watch replays the starts and ends that
-//! the engine told. Of those the newest are remembered; who comes later than that lists again (410), as with any
-//! watch. Revisions are microseconds of the clock, made to grow, so that those of an earlier run are recognised
+//! Nothing is copied: a list is a page of the journal, newest first, and a watch replays the starts and ends that the
+//! engine reports. The newest of them are kept in memory; a watch from before them lists again (410), as with any
+//! watch. Revisions are microseconds of the clock, strictly increasing, so that those of an earlier run are recognised
 //! as old.
 
 use std::{collections::VecDeque, sync::Arc};

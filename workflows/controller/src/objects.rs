@@ -1,22 +1,22 @@
-//! Workflow objects and state machines: one thing in two places, kept alike.
+//! The synchronisation of Workflow objects and state machines, which are two views of one thing.
 //!
 //! Neither side is the master. An annotation of the object has the state in which both last agreed: the definition's
-//! digest, the machine's revision and its creation date. The side that has left it was changed, and the other
-//! follows; where both have, the later write stays. The annotation is written together with a definition that comes
-//! from the machine, and machines are updated only while they have the revision that was looked at, so the
-//! reconciler neither takes its own write for a user's nor overwrites a newer one.
+//! digest, the machine's revision and its creation date. The side that differs from it was changed, and the other
+//! follows; if both differ, the later write wins. The annotation is written together with a definition that comes from
+//! the machine, and machines are updated only while they have the revision that was read, so the reconciler neither
+//! takes its own write for a user's nor overwrites a newer one.
 //!
 //! ```text
-//!  object   machine  agreed on        then
-//!  new      –        nothing          the machine is made
-//!  –        new      –                the object is made
-//!  changed  as was   as was           the machine is updated
-//!  as was   changed  as was           the object is updated
-//!  there    deleted  something        the object goes: DeleteStateMachine was called
-//!  there    unknown  something        the machine is made again: the catalog was lost
-//!  leaving  there                     the machine goes (a finalizer holds the object until then)
+//!  object   machine    agreed on   action
+//!  new      –          nothing     create the machine
+//!  –        new        –           create the object
+//!  changed  unchanged  unchanged   update the machine
+//!  unchanged changed   unchanged   update the object
+//!  exists   deleted    something   delete the object: DeleteStateMachine was called
+//!  exists   unknown    something   create the machine again: the catalog was lost
+//!  deleting exists                 delete the machine (a finalizer holds the object until then)
 //! ```
-//! [`plan`] decides, [`act`] does. Deleting a state machine lets its executions run to their end, as on AWS; the
+//! [`plan`] decides, [`act`] carries out. As on AWS, the executions of a deleted state machine run to their end; the
 //! object does not wait for them.
 
 mod act;

@@ -1,4 +1,4 @@
-//! Definitions as objects and as texts, and when two of them are the same.
+//! Definitions as objects and as texts, and their comparison.
 
 use serde_json::Value;
 

@@ -1,14 +1,15 @@
-//! Whose state machines and executions are, and how they are named as objects, and back.
+//! The mapping between the names of state machines and executions and the names of their objects.
 //!
 //! ```text
 //! state machine   order                ⇄ Workflow  default/order
-//!                 shop.order           ⇄           shop/order        (where there is a namespace shop)
+//!                 shop.order           ⇄           shop/order        (if the namespace shop exists)
 //!                 Order_2              ⇄           default/order-2-5a3f09c1, spec.stateMachine: Order_2
 //! execution       order: 7f3a…         ⇄ Execution order.7f3a…
 //!                 order: Run_1         ⇄           order.x---52un-5f1
 //! ```
-//! A name that an object may have is kept. Another execution's name is escaped: `x--`, then letters and digits
-//! as they are, every other byte as `-` and two hexadecimal digits. What becomes too long so is `h--` and a digest.
+//! A name that is valid for an object is unchanged. Other names of executions are escaped: `x--`, then letters and
+//! digits as they are, every other byte as `-` and two hexadecimal digits. A name that becomes too long is `h--` and a
+//! digest.
 
 use sha2::{Digest as _, Sha256};
 

@@ -1,10 +1,10 @@
-//! Event patterns in EventBridge's language: which events a trigger is about.
+//! Event patterns in EventBridge's language.
 //!
-//! A pattern is an object that looks like the events it fits: where it has an array, the event's value there
-//! has to fit one of the array's entries, which are values or rules (`prefix`, `suffix`, `anything-but`,
-//! `numeric`, `exists`, `equals-ignore-case`, `wildcard`, `cidr`). All fields have to fit; `$or` takes
-//! alternatives. An array in the event fits when one of its items does. Source: Amazon EventBridge User Guide,
-//! "Event patterns" and "Comparison operators".
+//! A pattern is an object with the structure of the events that it matches. Where it has an array, the event's value
+//! must match one of the array's entries, which are values or rules (`prefix`, `suffix`, `anything-but`, `numeric`,
+//! `exists`, `equals-ignore-case`, `wildcard`, `cidr`). All fields must match; `$or` has alternatives. An array in the
+//! event matches if one of its items does. Source: Amazon EventBridge User Guide, "Event patterns" and "Comparison
+//! operators".
 
 use std::net::IpAddr;
 

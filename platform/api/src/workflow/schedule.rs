@@ -1,9 +1,9 @@
 //! Times of a schedule: a cron expression in a time zone.
 //!
-//! Where clocks are changed, what Vixie cron and the crate `croner` do is done: a schedule at fixed times
-//! (`30 2 * * *`) whose time does not exist that day starts at the first moment after the gap, and one whose
-//! time comes twice starts at the first; a schedule at intervals (`*/10 * * * *`) leaves the gap out and
-//! starts in both passes of what comes twice.
+//! At changes of the clock the rules are those of Vixie cron and of the crate `croner`: a schedule at fixed times (`30
+//! 2 * * *`) whose time does not exist on that day starts at the first moment after the gap, and one whose time occurs
+//! twice starts at the first occurrence; a schedule at intervals (`*/10 * * * *`) skips the gap and starts in both
+//! passes of a repeated hour.
 
 use croner::{
     Cron,

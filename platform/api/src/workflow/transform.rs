@@ -1,9 +1,9 @@
 //! Inputs made from events: EventBridge's input transformer.
 //!
-//! `<name>` in the template stands for the part of the event that `paths` gives the name to; `<event>` for the
-//! whole. In a template that is an object, a text that is nothing but `<name>` becomes the part itself, and
-//! a place inside a text becomes its text. A template that is a text is JSON text with such places: inside quotes
-//! they become text, elsewhere JSON. Source: Amazon EventBridge User Guide, "Input transformation".
+//! `<name>` in the template is replaced by the part of the event that `paths` assigns to the name, `<event>` by the
+//! whole event. In a template that is an object, a string that consists of `<name>` alone becomes the part itself, and
+//! a placeholder inside a string becomes the part's text. A template that is a string is JSON text with placeholders:
+//! inside quotes they become text, elsewhere JSON. Source: Amazon EventBridge User Guide, "Input transformation".
 
 use std::collections::BTreeMap;
 

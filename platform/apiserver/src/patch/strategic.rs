@@ -1,11 +1,11 @@
-//! Strategic merge patch: a merge patch that knows which lists are maps.
+//! Strategic merge patch: a merge patch in which some lists merge like maps.
 //!
-//! The algorithm is upstream's (`apimachinery/pkg/util/strategicpatch/patch.go`, `mergeMap` with
-//! `MergeParallelList` and `IgnoreUnmatchedNulls`), its directives included:
+//! The algorithm is upstream's (`apimachinery/pkg/util/strategicpatch/patch.go`, `mergeMap` with `MergeParallelList`
+//! and `IgnoreUnmatchedNulls`), its directives included:
 //!
 //! - `$patch: replace | delete`, in a map or in an item of a list that merges
-//! - `$retainKeys: [k…]`: the other keys of the original go
-//! - `$setElementOrder/<list>`: the order of the items that the client knows
+//! - `$retainKeys: [k…]`: the other keys of the original are removed
+//! - `$setElementOrder/<list>`: the order of the items in the client's list
 //! - `$deleteFromPrimitiveList/<list>`: values to remove from a list that merges as a set
 
 use serde_json::{Map, Value};

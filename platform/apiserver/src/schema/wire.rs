@@ -1,10 +1,10 @@
-//! How upstream's Go types write objects down: which fields have which protobuf number, and which are written although
-//! they are zero.
+//! The encoding of upstream's Go types: the protobuf number of each field, and the fields that are written even if they
+//! are zero.
 //!
 //! `wire.txt` has a line for each definition (`apps.v1.Deployment`) and below it one for each field: its JSON name, its
-//! protobuf number, its type, and how its absence is written. It is made from upstream's generated protobuf code and
-//! from the struct tags of its Go types. `~` is a struct whose fields stand in JSON among those of the struct that has
-//! it, and in protobuf in a message of their own.
+//! protobuf number, its type, and how its absence is written. It is generated from upstream's generated protobuf code
+//! and from the struct tags of its Go types. `~` is a struct whose fields are inlined in JSON into the struct that
+//! contains it, and in protobuf in a message of their own.
 
 use std::sync::LazyLock;
 

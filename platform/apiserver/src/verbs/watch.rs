@@ -5,11 +5,11 @@
 //! ```text
 //! initial events (resourceVersion unset or "0", or sendInitialEvents)
 //!   └─ bookmark with k8s.io/initial-events-end (sendInitialEvents)
-//!        └─ events … bookmarks … ─┬─ timeout, shutdown, client gone: the stream ends
-//!                                 └─ fell behind: an ERROR line with Status 410, then the end
+//!        └─ events … bookmarks … ─┬─ timeout, shutdown, client disconnected: the stream ends
+//!                                 └─ too slow: an ERROR line with Status 410, then the end
 //! ```
-//! Where the events come from, the store or a view of what is kept elsewhere, is a [`Source`]; all the rest is the
-//! same for both.
+//! The source of the events, the store or a view of objects that are kept elsewhere, is a [`Source`]; the rest is
+//! common to both.
 
 mod lines;
 mod source;

@@ -1,4 +1,5 @@
-//! One object looked at: is it still wanted by any owner? The API is asked, never only the graph.
+//! The check of one object: whether any of its owners exists. The answer comes from the API, never from the graph
+//! alone.
 
 use std::{
     collections::{HashSet, VecDeque},

@@ -1,11 +1,11 @@
 //! The folders of local volumes.
 //!
 //! ```text
-//! DIR/.new-<volume>   made before the volume's object
+//! DIR/.new-<volume>   created before the volume's object
 //! DIR/<volume>        its object exists
 //! DIR/.gone-<volume>  being removed
 //! ```
-//! The names are the journal: after a crash `.new-` is finished where the object exists and removed where it does not,
+//! The names are the journal: after a crash `.new-` is finished if the object exists and removed if it does not,
 //! `.gone-` is removed. A folder without prefix is never removed because its object is missing: a person may have
 //! deleted the object to keep the data.
 

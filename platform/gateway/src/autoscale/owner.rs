@@ -1,14 +1,14 @@
-//! Watches the revisions that have work or replicas, and writes how many replicas they should have.
+//! Watches the revisions that have work or replicas, and writes their numbers of replicas.
 //!
 //! ```text
-//!            first request, replicas to keep or to drop
+//!            first request, replicas to add or remove
 //!   at rest ────────────────────────────────────────────▶ watched: decided on each second, and at once
-//!      ▲                                                    │      when somebody has to wait
+//!      ▲                                                    │      when a request has to wait
 //!      └───── fewest replicas reached, written, running ────┘
 //! ```
 //!
-//! One task. A request is answered whether or not a write succeeds; a write that fails is tried again for
-//! as long as it is what should be.
+//! One task. A request is answered whether or not a write succeeds; a failed write is repeated for as long as it is
+//! still wanted.
 
 use std::{
     collections::{HashMap, VecDeque},

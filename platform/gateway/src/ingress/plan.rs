@@ -1,8 +1,8 @@
-//! From Ingresses, Services and EndpointSlices to the table that requests are looked up in. Pure.
+//! Builds the lookup table of requests from Ingresses, Services and EndpointSlices. Pure.
 //!
-//! The rules are upstream's (`networking.k8s.io/v1`): a host that is written out is stronger than one with a wildcard,
-//! that is stronger than none; of the paths that match, the longest one, and of equal ones that of the type `Exact`.
-//! Where two Ingresses want the same, the older one has it.
+//! The rules are upstream's (`networking.k8s.io/v1`): an exact host precedes one with a wildcard, which precedes none;
+//! of the paths that match the longest one wins, and of equal ones that of the type `Exact`. If two Ingresses have the
+//! same rule, that of the older Ingress applies.
 
 use std::{
     collections::{BTreeSet, HashMap},

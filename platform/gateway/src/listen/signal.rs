@@ -1,7 +1,7 @@
-//! Tells all connections to drain, or to end, at no cost while nothing is said.
+//! Signals all connections to drain or to end, without cost until then.
 //!
-//! A connection looks at one atomic of its own each time it is polled. (A cancellation token that all
-//! connections poll is one lock that all cores take, several times for each request.)
+//! A connection reads one atomic of its own each time it is polled. (A cancellation token that all connections poll is
+//! one lock that all cores take, several times for each request.)
 
 use std::{
     collections::HashMap,

@@ -1,15 +1,15 @@
-//! FlexVolume: volumes that a driver, a program of the node, mounts.
+//! FlexVolume: volumes that are mounted by a driver, a program on the node.
 //!
 //! ```text
-//! PLUGINS/<vendor~driver>/<driver>                the driver; found anew at each use, so it can come and go
+//! PLUGINS/<vendor~driver>/<driver>                the driver; looked up at each use, so it can be added and removed
 //! DIR/<pod uid>/.flex-<volume>.json               journal: written before the first call, removed after the last
 //! DIR/<pod uid>/<volume>/                         mounted by `mount`
 //! DIR/.flex/<vendor~driver>/<name>/               mounted by `mountdevice`, for drivers that attach
 //! ```
-//! Mounting goes `init`, then for drivers that attach `attach`, `waitforattach`, `mountdevice`, and `mount`. Removal
-//! goes by the journal: `unmount`, and after the last pod of the node `unmountdevice` and `detach`. A crash at any point
-//! leaves a journal, by which the pod's removal calls the driver. Each call can be repeated, as the protocol demands.
-//! (Behaviour: upstream `pkg/volume/flexvolume`.)
+//! Mounting calls `init`, then for drivers that attach `attach`, `waitforattach`, `mountdevice`, and `mount`. Removal
+//! follows the journal: `unmount`, and after the last pod of the node `unmountdevice` and `detach`. A crash at any
+//! point leaves a journal, by which the pod's removal calls the driver. Each call can be repeated, as the protocol
+//! demands. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -3,14 +3,14 @@
 //! ```text
 //!   forward ─▶ established, related: accept
 //!           └▶ policies ─▶ @hairpin (saddr . daddr): return
-//!                       ├▶ vmap @egress-pods (saddr)  ─▶ eg-… ─▶ return what is allowed, drop the rest
-//!                       └▶ vmap @ingress-pods (daddr) ─▶ in-… ─▶ return what is allowed, drop the rest
+//!                       ├▶ vmap @egress-pods (saddr)  ─▶ eg-… ─▶ return if allowed, else drop
+//!                       └▶ vmap @ingress-pods (daddr) ─▶ in-… ─▶ return if allowed, else drop
 //! ```
 //!
-//! The hook is the forwarding one, after the addresses of Services were replaced: policies judge the pod that is
-//! really reached. What the node itself sends to its pods, and pods to it, passes: upstream documents the same.
-//! Pods of one bridge reach each other without the kernel's IP layer unless `br_netfilter` is on; the same chains in a
-//! table of the family `bridge` judge these packets.
+//! The hook is the forwarding one, after the addresses of Services were replaced: policies apply to the pod that is
+//! reached in the end. Traffic between the node itself and its pods passes, as upstream documents. Pods of one bridge
+//! reach each other without the kernel's IP layer unless `br_netfilter` is on; the same chains in a table of the family
+//! `bridge` filter these packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

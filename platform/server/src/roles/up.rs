@@ -1,9 +1,9 @@
-//! `mayfly up`: everything in one process.
+//! `mayfly up`: all components in one process.
 //!
-//! Created bottom up: files, listeners (so that a port that is taken is told before anything runs), the API,
-//! the host, then everyone who reacts to objects. Stopped from the outside in: workflows first, so that
-//! none meets a gateway that is closed; then the gateway drains, so that functions are answered to the end; the
-//! API goes last but the store.
+//! Created bottom up: files, listeners (so that a port in use is reported before anything runs), the API, the host,
+//! then the components that react to objects. Stopped from the outside in: workflows first, so that they do not call a
+//! closed gateway; then the gateway drains, so that running requests are answered; the API is stopped last but the
+//! store.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
