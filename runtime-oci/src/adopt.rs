@@ -1,4 +1,5 @@
-//! Taking over what an earlier process left: sandboxes by their files, containers by their records and tasks.
+//! Adoption of the sandboxes and containers of an earlier process: sandboxes by their files, containers by their
+//! records and tasks.
 
 use std::{collections::HashMap, fs, path::PathBuf, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! One connection to containerd: its namespace on every request, its errors in the words of the contract.
+//! One connection to containerd: sets its namespace on every request, and maps its errors to those of the contract.
 
 use std::{path::Path, time::Duration};
 

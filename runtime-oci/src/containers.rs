@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   start: image ─▶ snapshot ─▶ container record ─▶ task (with its log process) ─▶ Running
-//!   end:   wait ─▶ what the kernel says (OOM) ─▶ task deleted (its log is complete) ─▶ exit.json ─▶ Exited
+//!   end:   wait ─▶ the kernel's OOM record ─▶ task deleted (its log is complete) ─▶ exit.json ─▶ Exited
 //! ```
 
 mod exit;

@@ -1,4 +1,4 @@
-//! The runtime: what it is given, what it knows, and the contract's calls.
+//! The runtime: its configuration, its state, and the contract's calls.
 
 use std::{
     collections::HashMap,

@@ -1,6 +1,6 @@
 //! Images in containerd: import, look-up, unpacking into snapshots, listing, removal.
 //!
-//! Content is kept from containerd's garbage collection by a lease while it comes in, and by labels afterwards:
+//! Content is protected from containerd's garbage collection by a lease while it is received, and by labels afterwards:
 //! the image record refers to its manifest, the manifest to its config and layers, the config to its snapshot.
 
 mod content;

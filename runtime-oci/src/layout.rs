@@ -1,11 +1,11 @@
-//! Where things lie below the runtime's directory.
+//! The paths below the runtime's directory.
 //!
 //! ```text
 //! ROOT/containerd/            containerd's own: config.toml, root, state, log
 //! ROOT/containerd.sock
 //! ROOT/seccomp/               system call filters that pods name (`Localhost`)
 //! ROOT/network/               subnet, address leases
-//! ROOT/pods/UID/sandbox.json  what a restarted process must know of a sandbox
+//! ROOT/pods/UID/sandbox.json  the state of a sandbox that a restarted process needs
 //! ROOT/pods/UID/ns/{net,ipc,uts}
 //! ROOT/pods/UID/{hosts,hostname,resolv.conf}
 //! ROOT/pods/UID/NAME_ATTEMPT/ a container: container.json, exit.json, message, stdin, log.json

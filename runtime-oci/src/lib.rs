@@ -4,13 +4,13 @@
 //! [`Runtime`](mayfly_runtime::Runtime) for pods of ordinary images ([`OciRuntime`]), the program that writes
 //! containers' logs ([`log_shim`]), and the decision whether this machine can run containers ([`availability`]).
 //!
-//! **Does not belong here:** when a container starts again, volumes, probes (the kubelet's); the API.
+//! **Does not belong here:** restarts of containers, volumes, probes (the kubelet); the API.
 //!
-//! A pod has no pause container: its sandbox is a set of namespaces pinned below the data directory
-//! ([`namespaces`]), a network attachment ([`network`]) and a cgroup ([`cgroup`]). A container is a containerd
-//! container with one task, whose output goes to a process of its own ([`log_shim`]), so that neither a restart of
-//! this process nor of containerd loses a line. What runs is found again by the labels of the containers and the
-//! files of the sandboxes ([`adopt`]).
+//! A pod has no pause container: its sandbox is a set of namespaces pinned below the data directory ([`namespaces`]), a
+//! network attachment ([`network`]) and a cgroup ([`cgroup`]). A container is a containerd container with one task,
+//! whose output goes to a process of its own ([`log_shim`]), so that neither a restart of this process nor of
+//! containerd loses a line. After a restart running containers are found by their labels, and sandboxes by their files
+//! ([`adopt`]).
 //!
 //! Start reading at [`host`], then `containers.rs`.
 

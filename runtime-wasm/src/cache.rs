@@ -1,12 +1,12 @@
-//! Components in memory: compiled once, kept on the disk by digest and engine, mapped when a call or a pod
-//! needs them, dropped with the last reference.
+//! Components in memory: compiled once, kept on the disk by digest and engine, mapped when a call or a pod needs them,
+//! released with the last reference.
 //!
 //! ```text
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
 //!                              │ mapped if it was compiled before; else compiled, kept, mapped
 //! ```
-//! Loading is single-flight: callers that come meanwhile wait for the same result. Compiling runs in a task of its own:
-//! it goes on when the caller that it began for has left, and ends when none has waited for it for a while.
+//! Loading is single-flight: concurrent callers wait for the same result. Compiling runs in a task of its own: it
+//! continues when the caller that started it has left, and ends when no caller has waited for it for a while.
 
 use std::{
     collections::HashMap,

@@ -3,12 +3,12 @@
 //! ```text
 //! running ──(guest answers, and ends or waits)──▶ answered ──(body read to its end)──▶ done
 //!    │ traps, returns without answer, deadline        │ traps, deadline: the body ends with an error
-//!    └▶ failed                                        └▶ client gone: the instance is dropped
+//!    └▶ failed                                        └▶ client disconnected: the instance is dropped
 //! ```
-//! The guest runs inside the caller's future, without a task of its own, until its answer is there and it
-//! waits for something; one that computes for long continues in the pool (`crate::cpu`). Most guests have ended when
-//! their answer is there, and the whole answer is one piece. Only a guest that still has something to do gets a task,
-//! so that its deadline holds even when the client does not read its body.
+//! The guest runs inside the caller's future, without a task of its own, until it has answered and waits; a guest that
+//! computes for long continues in the pool (`crate::cpu`). Most guests have ended when their answer is complete, and
+//! the whole answer is one piece. Only a guest that continues after its answer gets a task, so that its deadline holds
+//! even when the client does not read its body.
 
 use std::{
     collections::VecDeque,

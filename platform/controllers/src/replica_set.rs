@@ -1,4 +1,4 @@
-//! ReplicaSet or ReplicationController → Pods: as many as `spec.replicas` says, of any template.
+//! ReplicaSet or ReplicationController → Pods: `spec.replicas` of them, from any template.
 //!
 //! ```text
 //!   its pods ([`crate::owned_pods`]) that are active

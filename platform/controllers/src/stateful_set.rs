@@ -1,15 +1,14 @@
-//! StatefulSet → Pods with names, and their claims: `web-0`, `web-1`, … in order.
+//! StatefulSet → Pods with stable names, and their claims: `web-0`, `web-1`, … in order.
 //!
 //! ```text
 //!   OrderedReady: create the lowest missing ordinal, wait until it is available, then the next;
-//!                 delete the highest surplus ordinal, wait until it is gone, then the next
+//!                 delete the highest surplus ordinal, wait until it is removed, then the next
 //!   Parallel:     create and delete without waiting
 //!   RollingUpdate: with all available, delete the highest ordinal ≥ partition of an old revision
 //! ```
 //!
-//! [`plan`] is pure: the object, its revisions, pods and the time in. Claims of the templates are made before the
-//! pod that needs them and stay unless the retention policy says otherwise. (Behaviour: upstream
-//! `pkg/controller/statefulset`.)
+//! [`plan`] is pure: the object, its revisions, pods and the time in. Claims of the templates are created before their
+//! pod and are kept unless the retention policy deletes them. (Behaviour: upstream `pkg/controller/statefulset`.)
 
 mod act;
 mod identity;

@@ -1,4 +1,4 @@
-//! The pod that an allocation is for, as metadata of the calls to a plugin. Plugins that do not know it ignore it.
+//! The pod that an allocation is for, as metadata of the calls to a plugin. Plugins that do not read it ignore it.
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,15 @@
-//! The device manager of a node: it knows the devices that plugins offer, and gives them to containers.
+//! The device manager of a node: tracks the devices that plugins offer, and allocates them to containers.
 //!
-//! **Belongs here:** the device plugin API v1beta1 as the kubelet speaks it ([`manager`]: registration, `ListAndWatch`,
-//! preferred allocation, `Allocate`, `PreStartContainer`); who has which device ([`state`], a plain struct without
-//! locks or clocks); the checkpoint in the kubelet's form ([`checkpoint`]); files of the Container Device Interface
-//! ([`cdi`]); serving one gRPC service on a unix socket ([`serve`]), for plugins of this process.
+//! **Belongs here:** the kubelet's side of the device plugin API v1beta1 ([`manager`]: registration, `ListAndWatch`,
+//! preferred allocation, `Allocate`, `PreStartContainer`); the allocations ([`state`], a plain struct without locks or
+//! clocks); the checkpoint in the kubelet's form ([`checkpoint`]); files of the Container Device Interface ([`cdi`]);
+//! serving one gRPC service on a unix socket ([`serve`]), for plugins of this process.
 //!
 //! **Does not belong here:** any kind of device, pods as objects, the OCI specification.
 //!
-//! Beyond upstream: a pod waits for a plugin that is away instead of failing; each connection of a plugin has a
-//! generation, so that the late end of an old connection changes nothing of the new one; a plugin is told the pod it
-//! allocates for ([`identity`]).
+//! Beyond upstream: a pod waits for a plugin that is absent instead of failing; each connection of a plugin has a
+//! generation, so that the late end of an old connection does not affect the new one; a plugin gets the identity of the
+//! pod that it allocates for ([`identity`]).
 //!
 //! Start reading at [`state`].
 

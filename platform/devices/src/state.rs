@@ -1,4 +1,4 @@
-//! The devices of a node and the containers that have them. No locks, no clock, no calls.
+//! The devices of a node and their allocations to containers. No locks, no clock, no calls.
 //!
 //! ```text
 //!            connect            first list             stream ends            grace period over
@@ -7,8 +7,9 @@
 //!                          └───────────────────┴──────── connect ◄────────────┘
 //! ```
 //!
-//! A resource may be served by several sockets: the one that connected last counts, and another takes its place when it
-//! goes. Each connection has a generation; a message of an older connection of the same socket changes nothing.
+//! A resource may be served by several sockets: the one that connected last counts, and another takes its place when
+//! its connection ends. Each connection has a generation; a message of an older connection of the same socket changes
+//! nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

@@ -1,4 +1,4 @@
-//! `WWW-Authenticate` (RFC 9110, section 11.6.1): how a registry wants its clients to authenticate. Pure.
+//! `WWW-Authenticate` (RFC 9110, section 11.6.1): the authentication that a registry demands. Pure.
 
 /// The authentication that a registry requires.
 #[derive(Clone, Debug, PartialEq, Eq)]

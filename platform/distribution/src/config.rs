@@ -1,4 +1,4 @@
-//! Which registries there are besides the one that a name says: mirrors, certificates, logins, plain HTTP.
+//! The settings of registries: mirrors, certificates, logins, plain HTTP.
 //!
 //! The file is k3s's `registries.yaml`, a form that operators know:
 //! ```yaml

@@ -1,13 +1,14 @@
 //! The client of OCI registries (distribution-spec 1.1): names of images, credentials, mirrors, manifests and blobs.
 //!
-//! **Belongs here:** what a pull asks of a registry, whoever stores the result: containerd's content store on a node,
-//! the artifact store for functions whose source is an artifact. The settings of `--registry-config` and
+//! **Belongs here:** the requests of a pull to a registry, for both stores of its result: containerd's content store on
+//! a node, and the artifact store for functions whose source is an artifact. The settings of `--registry-config` and
 //! `--insecure-registry`, and the matching of pull secrets.
 //!
-//! **Does not belong here:** where content is kept, pull policies and back-off, the registry that Mayfly serves itself.
+//! **Does not belong here:** the storage of content, pull policies and back-off, the registry that Mayfly serves
+//! itself.
 //!
-//! Nothing that a registry answers is believed: a document is bounded and its digest is computed; a blob's digest is
-//! computed by the store that takes it in. Start reading at [`RegistryClient`].
+//! Answers of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is computed
+//! by the store that receives it. Start reading at [`RegistryClient`].
 
 #![warn(missing_docs)]
 

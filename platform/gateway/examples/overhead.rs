@@ -1,8 +1,8 @@
-//! What the gateway adds to a request: `overhead serve` answers through the gateway with a host that
-//! answers at once, `overhead bare` with hyper alone, `overhead load ADDRESS CONNECTIONS SECONDS` asks.
+//! Measures what the gateway adds to a request: `overhead serve` answers through the gateway with a host that answers
+//! at once, `overhead bare` with hyper alone, `overhead load ADDRESS CONNECTIONS SECONDS` sends requests.
 //!
-//! The API is away the whole time; objects are what the list said. `overhead table FUNCTIONS` shows what
-//! a table of that size costs, and a change of one function in it.
+//! The API is absent; objects come from a fixed list. `overhead table FUNCTIONS` measures a route table of that size,
+//! and a change of one function in it.
 
 use std::{
     convert::Infallible,

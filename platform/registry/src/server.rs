@@ -1,4 +1,4 @@
-//! The registry's routes and who may use them.
+//! The registry's routes and their access control.
 
 use std::{io, path::Path, time::Duration};
 

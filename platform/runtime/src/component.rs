@@ -1,5 +1,5 @@
-//! Reads a wasm file without compiling it: which worlds it exports, what it imports, and whether a wasm host can run
-//! it. The commands check a component here before they upload it, the server before it accepts it.
+//! Reads a wasm file without compiling it: its exported worlds, its imports, and whether a wasm host can run it. The
+//! commands check a component with it before the upload, the server before it accepts it.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Devices of a node that containers ask for by resource name, such as `nvidia.com/gpu`: what the kubelet asks of
-//! the device manager, and what a container gets.
+//! Devices of a node that containers request by resource name, such as `nvidia.com/gpu`: the kubelet's interface to the
+//! device manager, and the result for a container.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -1,9 +1,9 @@
-//! The request path's border: the gateway calls, a host answers, in the same process.
+//! The contract of the request path: the gateway calls, a host in the same process answers.
 //!
-//! The gateway calls [`FunctionHost::prepare`] once per revision, when it builds its routes, and keeps the
-//! handle. Preparing loads nothing. The first [`HostedFunction::call`] loads the component if it is cold;
-//! [`HostedFunction::unload`] makes it cold again. The *policy* (queueing, concurrency, when to unload)
-//! is the gateway's and the kubelet's; the host guards the machine (memory, instances, CPU).
+//! The gateway calls [`FunctionHost::prepare`] once per revision, when it builds its routes, and keeps the handle.
+//! Preparing loads nothing. The first [`HostedFunction::call`] loads the component if it is cold;
+//! [`HostedFunction::unload`] makes it cold again. The *policy* (queueing, concurrency, when to unload) is that of the
+//! gateway and the kubelet; the host protects the machine (memory, instances, CPU).
 
 use std::{sync::Arc, time::Duration};
 

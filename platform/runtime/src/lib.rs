@@ -1,10 +1,9 @@
-//! The contract between a node and the hosts that run things on it.
+//! The contract between a node and its hosts of functions and containers.
 //!
-//! **Belongs here:** [`Runtime`], what the kubelet asks of any host (wasm, OCI, simulated);
-//! [`FunctionHost`], what the gateway asks of a host that can answer requests in the same process; the
-//! values that cross these borders; the form of log files that all hosts write and the kubelet reads; body
-//! wrappers for HTTP servers ([`wire`]); what a component exports and imports, read without compiling it
-//! ([`component`]).
+//! **Belongs here:** [`Runtime`], the kubelet's interface to any host (wasm, OCI, simulated); [`FunctionHost`], the
+//! gateway's interface to a host that answers requests in the same process; the values of these interfaces; the form of
+//! log files that all hosts write and the kubelet reads; body wrappers for HTTP servers ([`wire`]); the exports and
+//! imports of a component, read without compiling it ([`component`]).
 //!
 //! **Does not belong here:** any host, any policy (when to scale, what to restart), the API.
 //!

@@ -1,8 +1,8 @@
-//! Log files: where they lie, how a line looks, how they rotate, how they are read and followed.
+//! Log files: their paths, the form of a line, rotation, reading and following.
 //!
-//! A line has the CRI form, `2026-01-02T03:04:05.000000006Z stdout F text`, so that any log collector for
-//! Kubernetes reads it. A function's revisions write to one file each, whichever pod or request made the
-//! line; every other container writes to a file per attempt.
+//! A line has the CRI form, `2026-01-02T03:04:05.000000006Z stdout F text`, so that any log collector for Kubernetes
+//! reads it. A function's revisions write to one file each, for all pods and requests; every other container writes to
+//! a file per attempt.
 
 use std::{
     fs, io,

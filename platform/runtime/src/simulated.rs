@@ -1,5 +1,5 @@
-//! A host that runs nothing, for tests and capacity rehearsals: containers run until they are stopped, or
-//! exit as an annotation says; functions answer with a fixed text after a fixed time.
+//! A host that runs nothing, for tests and capacity planning: containers run until they are stopped, or exit as an
+//! annotation says; functions answer with a fixed text after a fixed time.
 
 use std::{
     collections::HashMap,

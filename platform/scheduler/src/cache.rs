@@ -1,7 +1,7 @@
-//! Nodes, what they can hold, and what is bound to them: a plain struct, no locks, no async.
+//! Nodes, their capacity, and the pods that are bound to them: a plain struct, no locks, no async.
 //!
-//! A pod is *assumed* on its node as soon as it is planned, and *confirmed* when the API shows it there.
-//! Each change puts its node on a list of changed ones; a snapshot takes over only those.
+//! A pod is *assumed* on its node as soon as it is planned, and *confirmed* when the API shows it there. Each change
+//! puts its node on a list of changed ones; a snapshot copies only those.
 
 use std::{
     collections::{BTreeMap, HashMap},

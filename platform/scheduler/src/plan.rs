@@ -1,9 +1,9 @@
-//! Where to put one pod: pure and deterministic, every node looked at.
+//! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
-//! Filters, cheapest first: what constraints say of the node's facts (judged once per template), room for
-//! pods, free amounts of every resource asked for, host ports. Scores: the free share of CPU and memory
-//! after placing (upstream's LeastAllocated), disliked taints × 3, preferred affinity × 2, and a bonus for
-//! a node that already runs the pod's revision, where it is warm.
+//! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
+//! amounts of every requested resource, host ports. Scores: the free share of CPU and memory after placing (upstream's
+//! LeastAllocated), PreferNoSchedule taints × 3, preferred affinity × 2, and a bonus for a node that already runs the
+//! pod's revision, where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,4 +1,4 @@
-//! The form of a log: a header, then frames, each with a checksum over itself and all before it.
+//! The format of a write-ahead log: a header, then frames, each with a checksum over itself and all before it.
 
 use std::io::{self, Read};
 

@@ -1,4 +1,4 @@
-//! Group commit: how many writes share a commit, and how long it waits for them.
+//! Group commit: the number of writes that share a commit, and the time for which a commit waits for them.
 
 use std::time::Duration;
 

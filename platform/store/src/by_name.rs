@@ -1,8 +1,8 @@
-//! The entries of one resource by their names: what a lookup of one object asks.
+//! The entries of one resource by their names, for the look-up of one object.
 //!
-//! The table keeps entries in order, and finds one by some fourteen comparisons, each of them three pointers
-//! away; here it is one hash and one comparison. Every write looks its object up twice (the caller, to
-//! change it; the writer, to judge the change), so this was a twelfth of a write's time.
+//! The table keeps entries in order, and finds one by some fourteen comparisons, each of them three pointers away; here
+//! it is one hash and one comparison. Every write looks its object up twice (the caller, to change it; the writer, to
+//! check the change), so this was a twelfth of a write's time.
 
 use std::{hash::BuildHasher, sync::Arc};
 

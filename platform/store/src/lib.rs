@@ -1,14 +1,13 @@
-//! Revisioned, watchable objects: what the API server keeps its truth in.
+//! Revisioned, watchable objects: the storage of the API server.
 //!
-//! Here belong: keys, revisions, compare-and-swap writes, lists (also at a past revision), watches
-//! with a bounded history, and the SQLite file below them. Values are opaque bytes.
+//! **Belongs here:** keys, revisions, compare-and-swap writes, lists (also at a past revision), watches with a bounded
+//! history, and the SQLite file below them. Values are opaque bytes.
 //!
-//! Not here: kinds, JSON, HTTP, validation, access rights. Only the API server opens a store.
+//! **Does not belong here:** kinds, JSON, HTTP, validation, access rights. Only the API server opens a store.
 //!
-//! The shape: one writer thread owns the [`database`] and commits whole groups of writes with one
-//! fsync ([`writer`]); what is committed is published into an in-memory [`state`], from which every
-//! read is answered. Reads never touch the disk. Start reading at [`Store`], then `batch.rs` (what a
-//! write means), `state.rs` (what is published), `watch.rs`.
+//! One writer thread owns the [`database`] and commits groups of writes with one fsync ([`writer`]); committed writes
+//! are published into an in-memory [`state`], from which every read is answered. Reads never touch the disk. Start
+//! reading at [`Store`], then `batch.rs` (the meaning of a write), `state.rs` (the published state), `watch.rs`.
 
 mod batch;
 mod by_name;

@@ -1,4 +1,4 @@
-//! Lists: what is asked, what is answered, and how a past revision is put together.
+//! Lists: their options, their results, and the reconstruction of a past revision.
 
 use std::{cmp::Ordering, collections::BTreeMap, ops::Bound, sync::Arc};
 

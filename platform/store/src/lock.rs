@@ -1,8 +1,7 @@
 //! One process at a time: a lock on a file beside the data file.
 //!
-//! The kernel releases it when the process ends, however it ends, so a lock file left behind by a
-//! crash is no obstacle. The file itself stays: removing it would let two processes hold locks on
-//! two files of one name.
+//! The kernel releases it at any end of the process, so a lock file that a crash leaves behind is no obstacle. The file
+//! itself stays: removing it would let two processes hold locks on two files of one name.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},

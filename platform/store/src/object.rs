@@ -1,4 +1,4 @@
-//! The words of the store: what an object is, where it stands, what happened to it.
+//! The basic types of the store: objects, keys, revisions and changes.
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 

@@ -1,10 +1,9 @@
 //! The index of one resource: entries in key order, shared with readers without copying.
 //!
-//! A two-level tree of reference-counted nodes: a vector of chunks of at most [`CHUNK_MAX`] entries.
-//! A reader clones the root (one reference count) under the store's lock and walks it at leisure;
-//! the writer copies only what a reader still holds: the root's pointers and the chunks it touches.
-//! This is what a persistent-map crate would do, minus the crate: the two operations that need more
-//! than such a map (positions from a predicate, counting between two positions) fall out of it.
+//! A two-level tree of reference-counted nodes: a vector of chunks of at most [`CHUNK_MAX`] entries. A reader clones
+//! the root (one reference count) under the store's lock and walks it without the lock; the writer copies only what a
+//! reader still holds: the root's pointers and the chunks that it changes. A crate of persistent maps lacks the two
+//! operations that are needed here (positions from a predicate, counting between two positions).
 
 use std::{cmp::Ordering, sync::Arc};
 

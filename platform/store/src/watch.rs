@@ -1,4 +1,4 @@
-//! Watches: every event of a range, in order, exactly once, or the word that some were missed.
+//! Watches: every event of a range, in order, exactly once, or an error that some were missed.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 

@@ -6,9 +6,9 @@
 //!        └───────────────────────────────────────────┴────────────── checkpoint if due ◀──────┘
 //! ```
 //!
-//! While a group is on its way to the disk the next one gathers in the queue, so the cost of an
-//! fsync is shared. Left at that, callers who write in a loop split into two halves that take turns;
-//! [`GroupCommitPolicy`] brings them into one group.
+//! While a group is written to the disk the next one gathers in the queue, so the cost of an fsync is shared. With that
+//! alone, callers that write in a loop split into two halves that take turns; [`GroupCommitPolicy`] brings them into
+//! one group.
 
 use std::{
     ops::Range,

@@ -1,4 +1,4 @@
-//! What is kept on disk about a container, and what is read from its files.
+//! The files of a container on the disk, written and read.
 
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! resolve (a document: bounded, its digest computed) ─▶ the variant of this platform ─▶ config and layers, those that
-//! are missing, some at a time ─▶ documents, with the labels that keep what they name ─▶ image record ─▶ unpack
+//! are missing, some at a time ─▶ documents, with labels that protect their references ─▶ image record ─▶ unpack
 //! ```
-//! A layer that breaks off continues where it stopped, also in a later pull: containerd keeps what came under a name
-//! made from the digest. containerd computes the digest of what it keeps; content that has another one is dropped.
+//! An interrupted layer continues where it stopped, also in a later pull: containerd keeps what was received under a
+//! name made from the digest. containerd computes the digest of what it keeps; content with another digest is removed.
 
 use std::{
     collections::HashMap,

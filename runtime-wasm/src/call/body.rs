@@ -1,4 +1,4 @@
-//! The body of an answer: what is there already, then what still comes.
+//! The body of an answer: the available part, then the rest as it arrives.
 
 use std::{
     collections::VecDeque,

@@ -1,9 +1,8 @@
 //! Outbound HTTP: denied unless the function's rules allow the destination, over pooled connections.
 //!
-//! A destination is judged twice: its name when the guest asks ([`mayfly_api::egress::judge`]), and each
-//! of its addresses when a connection is made ([`super::connect`]); the connection goes to an address that
-//! was judged, so a name that changes its addresses gains nothing. Redirects are the guest's to follow, and
-//! are judged like any other request.
+//! A destination is checked twice: its name when the guest sends the request ([`mayfly_api::egress::judge`]), and each
+//! of its addresses when a connection is made ([`super::connect`]). The connection goes to a checked address, so a name
+//! that changes its addresses gains nothing. Redirects are followed by the guest, and checked like any other request.
 
 use std::{
     error::Error as _,

@@ -1,7 +1,7 @@
 //! A guest's stdout and stderr: lines into its log, at a bounded rate.
 //!
-//! A function that writes faster than its rate is not slowed: excess lines are dropped and counted, and the log says
-//! how many. A job waits instead: its output is its result.
+//! A function that writes faster than its rate is not slowed: excess lines are dropped and counted, and a line in the
+//! log has their number. A job waits instead: its output is its result.
 
 use std::{
     io,

@@ -1,7 +1,7 @@
-//! `wasi:random@0.2` in pieces: wasmtime-wasi makes all the bytes of a call at once, which blocks the thread for other
-//! guests.
+//! `wasi:random@0.2` in pieces: wasmtime-wasi creates all the bytes of a call at once, which blocks the thread for
+//! other guests.
 //!
-//! In 0.3 a call may give fewer bytes than it is asked for, so its limit alone does ([`PIECE_BYTES`]).
+//! In 0.3 a call may return fewer bytes than it requests, so its limit alone suffices ([`PIECE_BYTES`]).
 
 use wasmtime::{StoreContextMut, UpdateDeadline, component::Linker, format_err};
 use wasmtime_wasi::{

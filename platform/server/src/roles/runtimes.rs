@@ -1,4 +1,4 @@
-//! The threads of the process, in three groups, so that none keeps another's callers waiting.
+//! The threads of the process, in three groups, so that the clients of one group do not wait for another.
 //!
 //! | runtime | runs | niceness |
 //! |---|---|---|
