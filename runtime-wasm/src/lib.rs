@@ -1,14 +1,12 @@
-//! The wasm host: it makes components ready, makes instances of them, and lets requests and pods run in
-//! them, within limits.
+//! The wasm host: it compiles components, instantiates them, and runs requests and pods in the instances, within
+//! limits.
 //!
-//! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
-//! compiling ahead of time (for a server in
-//! processes of their own) and mapping what was compiled (`compile`, `cache`), calls (`function`, `call`, `record`),
-//! how guests share the processor (`cpu`), what a guest may ask of its host (`guest`, `capability`), pods (`pods`), the
-//! memories and stacks that instances live in (`pool`).
+//! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`), compiling
+//! ahead of time (for a server in processes of their own) and mapping compiled components (`compile`, `cache`), calls
+//! (`function`, `call`, `record`), the sharing of the processor between guests (`cpu`), the interfaces that a guest may
+//! import (`guest`, `capability`), pods (`pods`), the memories and stacks of instances (`pool`).
 //!
-//! **Does not belong here:** routes, queues, when to scale (the gateway's), restarts (the kubelet's), the
-//! API. Nothing here knows of an API object.
+//! **Does not belong here:** routes, queues, scaling (the gateway), restarts (the kubelet), API objects.
 //!
 //! Start reading at [`WasmHost`], then `function` for the request path.
 

@@ -1,13 +1,13 @@
-//! Pods: replicas of functions, programs that run to their end, and components that serve HTTP.
+//! Pods: replicas of functions, programs that run to completion, and components that serve HTTP.
 //!
 //! ```text
 //! a container:  start ──▶ Running ──(ends by itself)──────▶ Exited (its code)
 //!                            └─stop─▶ stopping ──(ends)──▶ Exited (its code)
 //!                                        └──(grace is over)──▶ Exited (137)
 //! ```
-//! A program cannot hear that it shall stop: it ends at once. A component that serves HTTP finishes what it is
-//! answering. A replica of a function has nothing that runs: it keeps the revision's component loaded, and is Running
-//! until it is stopped.
+//! A program has no way to receive a signal: a stop ends it at once. A component that serves HTTP finishes its running
+//! requests. A replica of a function runs nothing: it keeps the revision's component loaded, and is Running until it is
+//! stopped.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -1,10 +1,9 @@
-//! Places that instances live in: linear memories and native stacks, reserved once, kept, and cleaned
-//! between instances.
+//! The memory of instances: linear memories and native stacks, reserved once, kept, and cleaned between instances.
 //!
-//! wasmtime has a pooling allocator of its own. This host does not use it, for two reasons. To find the
-//! touched pages of a memory it asks the kernel for those that are present, which misses a page that is
-//! swapped out or just being moved; and it keeps slots for tables and instances, which the allocator of
-//! the process hands out faster. Here a page counts as touched when the kernel has *anything* for it.
+//! wasmtime has a pooling allocator of its own. This host does not use it, for two reasons. To find the touched pages
+//! of a memory it asks the kernel for those that are present, which misses a page that is swapped out or being moved;
+//! and it keeps slots for tables and instances, which the process's allocator allocates faster. Here a page counts as
+//! touched when the kernel has *any* record of it.
 
 mod memory;
 mod pagemap;

@@ -1,12 +1,12 @@
-//! One line for each call, at its end: where its time went, what memory its instance had, how it ended.
+//! One log line for each call, at its end: its times, the memory of its instance, its outcome.
 //!
 //! ```text
 //! caller    ├─ load ─┼─ queue ─┼─ instantiate ─┼─ run ─┤ answered, failed, or gone
 //! body                                                ├─ is read, where it streams ─┤
 //! instance                     ├─ is made, answers, works on ─┤ its memory is known
 //! ```
-//! Each of the three holds the call's record, and the last one to drop it writes the line. Where the log filter
-//! excludes the lines there are no records: nothing is allocated for them, and no clock is read.
+//! Each of the three holds the call's record, and the last one to drop it writes the line. If the log filter excludes
+//! the lines there are no records: nothing is allocated for them, and no clock is read.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,11 +1,11 @@
-//! Instance slots: how many instances exist at the same time, and how functions share them.
+//! Instance slots: the bound of concurrent instances, and its shares by function.
 //!
 //! A slot is taken without a lock while there are enough. No function can take all of them: it may hold as many as are
 //! still free, and its namespace twice as many. So one function gets half of all slots at most, the next one half of
-//! what is left, and there is always something left for one more. A few slots may be taken beyond the share while they
-//! are free ([`FLOOR`]).
+//! the rest, and a slot for another function is always free. A few slots may be taken beyond the share while they are
+//! free ([`FLOOR`]).
 //!
-//! Where a slot has to be waited for, the next one goes to the waiting function that holds the fewest.
+//! If functions wait for slots, the next free one goes to the function that holds the fewest.
 
 use std::{
     collections::HashMap,

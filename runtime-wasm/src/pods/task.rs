@@ -1,4 +1,4 @@
-//! A container's task: runs until it ends, is asked to end, or is killed.
+//! A container's task: runs until it ends, is stopped, or is killed.
 
 use std::{
     sync::{Arc, OnceLock},

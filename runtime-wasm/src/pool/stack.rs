@@ -1,5 +1,5 @@
-//! Native stacks of calls. What one call leaves on its stack stays there for the next: compiled code cannot
-//! read what it did not write, and a guest's own stack is in its linear memory.
+//! Native stacks of calls. The content of a stack stays for the next call: compiled code cannot read what it did not
+//! write, and a guest's own stack is in its linear memory.
 
 #![expect(unsafe_code, reason = "stacks are raw mappings; each use has its argument")]
 

@@ -1,9 +1,8 @@
 //! One future at a time, over WASI pollables.
 //!
-//! A component instance serves one request on one thread, so there is nothing to
-//! schedule: poll the future, and when it cannot go on, ask the host which of the
-//! awaited pollables is ready. Combinators (`futures::join!` and friends) work, since
-//! each waiting place registers its own waker.
+//! A component instance serves one request on one thread, so there is nothing to schedule: the executor polls the
+//! future, and when it is pending, waits until one of the awaited pollables is ready. Combinators (`futures::join!` and
+//! others) work, since each awaited pollable registers its own waker.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

@@ -1,5 +1,5 @@
-//! Structured log lines: one JSON object each, `debug` and `info` to stdout, `warn` and
-//! `error` to stderr. The platform adds time and pod.
+//! Structured log lines: one JSON object each, `debug` and `info` to stdout, `warn` and `error` to stderr. The platform
+//! adds time and pod.
 //!
 //! ```
 //! let (user, count) = ("ada", 3);
@@ -7,8 +7,8 @@
 //! mayfly::log::warn!(user = user, count = count; "mailbox nearly full");
 //! ```
 //!
-//! The setting `MAYFLY_LOG` (`debug`, `info`, `warn`, `error` or `off`; `info` when not
-//! set) says from which level on lines are written.
+//! The setting `MAYFLY_LOG` (`debug`, `info`, `warn`, `error` or `off`; default `info`) is the lowest level that is
+//! written.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;

@@ -1,11 +1,11 @@
 //! The Step Functions API: 37 operations over the engine and the catalog.
 //!
-//! [`http`] speaks the protocol (awsJson1_0), [`model`] checks a request against the public service model,
-//! [`Api::call`] finds the operation. Each operation reads its parameters, asks the catalog or the engine,
-//! and words the answer as AWS does; the wording of refusals is in [`error`].
+//! [`http`] implements the protocol (awsJson1_0), [`model`] checks a request against the public service model,
+//! [`Api::call`] dispatches the operation. Each operation reads its parameters, calls the catalog or the engine, and
+//! builds the answer in AWS's form; the messages of refusals are in [`error`].
 //!
-//! Not here: what a definition means (the language), what an execution does (the engine), who may call
-//! (any signature is accepted; the listener decides who reaches it).
+//! Not here: the meaning of a definition (the language), executions (the engine), authentication (any signature is
+//! accepted; the listener's address decides who reaches it).
 
 mod activities;
 mod aliases;

@@ -1,9 +1,9 @@
 //! The constraints of the public service model, checked before an operation runs.
 //!
-//! `model.json` is the input half of the Step Functions service model (version 2016-11-23) as botocore
-//! publishes it under Apache-2.0, reduced to types and constraints. The wording of a violation is that of
-//! AWS's request framework; the values of an enum stand in the order in which that framework lists them
-//! where that is remembered (`statusFilter`; not in the recordings).
+//! `model.json` is the input half of the Step Functions service model (version 2016-11-23) as botocore publishes it
+//! under Apache-2.0, reduced to types and constraints. The message of a violation is that of AWS's request framework;
+//! the values of an enum are in the order in which that framework lists them where that order is known (`statusFilter`;
+//! not in the recordings).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

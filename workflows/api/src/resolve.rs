@@ -1,4 +1,4 @@
-//! From a revision or an ARN to what the engine runs.
+//! The resolution of a revision or an ARN to the state machine that the engine runs.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;

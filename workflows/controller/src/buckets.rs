@@ -1,11 +1,11 @@
-//! Objects in folders: what distributed maps read their items from and write their results to, and what tasks of
-//! `aws-sdk:s3` see where no endpoint is given for S3.
+//! Objects in folders: the source of items and the target of results of distributed maps, and the buckets of tasks of
+//! `aws-sdk:s3` if no endpoint is given for S3.
 //!
-//! One bucket is no folder: [`ARTIFACTS`] is the artifact store, read-only, its keys the digests that `mayfly
+//! One bucket is no folder: [`ARTIFACTS`] is the artifact store, read-only; its keys are the digests that `mayfly
 //! artifact push` prints.
 //!
-//! [`files`] knows files, [`operations`] S3's operations. A folder keeps what is in an object and nothing else: no
-//! versions, tags, metadata or content types.
+//! [`files`] reads and writes files, [`operations`] implements S3's operations. A folder stores the content of objects
+//! alone: no versions, tags, metadata or content types.
 
 mod files;
 mod operations;

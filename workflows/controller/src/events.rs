@@ -1,8 +1,8 @@
 //! Events from outside: AWS's `PutEvents`, CloudEvents over HTTP, and the task `events:putEvents`.
 //!
-//! All three become an event as EventBridge has it (`source`, `detail-type`, `detail`, …), are shown to every
-//! workflow's event triggers, and are answered when what they start is durable. There is one bus, `default`, and
-//! nothing is kept of an event that starts nothing.
+//! All three become an event in EventBridge's form (`source`, `detail-type`, `detail`, …), are matched against the
+//! event triggers of all workflows and functions, and are answered when the starts are durable. There is one bus,
+//! `default`; an event that starts nothing is not stored.
 //!
 //! ```text
 //! CloudEvent   id  source  type         time  subject      data    extensions

@@ -1,12 +1,12 @@
 //! `arn:aws:states:::job:run` and `job:run.sync`: a Job in the cluster as a task.
 //!
-//! The Job's name follows from the task's idempotency key, so a task that is carried out again after a crash finds
-//! its Job and waits on. `.sync` waits for the Job's end and answers with what it left
-//! (`mayfly_api::job_io`); a task that nobody waits for any more (a stop, a timeout) takes its Job along ([`left`]).
-//! A stop of the server does not: the Job goes on, and so does the task at the next start.
+//! The Job's name is derived from the task's idempotency key, so a task that is carried out again after a crash finds
+//! its Job and continues to wait. `.sync` waits for the Job's end and answers with its outputs (`mayfly_api::job_io`);
+//! the end of the task without a result (a stop, a timeout) deletes its Job ([`left`]). A stop of the server does not:
+//! the Job continues, and so does the task at the next start.
 //!
-//! A pod that was lost with the server is replaced and counts as no failure: the Jobs say so in their
-//! `podFailurePolicy`.
+//! A pod that was lost with the server is replaced and does not count as a failure: the Jobs have a `podFailurePolicy`
+//! for it.
 
 mod answer;
 mod arguments;

@@ -1,4 +1,4 @@
-//! The services that this process carries out for tasks, beside those of the engine itself.
+//! The service integrations of this process, beside those of the engine itself.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! What callers have created: state machines with their versions and aliases, activities, tags.
+//! The catalog: state machines with their versions and aliases, activities, tags.
 //!
-//! [`record`] says what is kept, [`plan`] decides (plain functions from what there is to what changes),
-//! [`store`] keeps it in a SQLite file. [`Catalog`] puts them together: a change is on disk before anyone
-//! can see it, and what was acknowledged is there again after a crash.
+//! [`record`] has the stored form, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
+//! it in a SQLite file. [`Catalog`] connects them: a change is on disk before it is visible, and an acknowledged change
+//! survives a crash.
 //!
-//! Not here: executions (the journal has them), wording and shapes of the API.
+//! Not here: executions (the journal has them), messages and shapes of the API.
 
 mod plan;
 mod record;

@@ -1,9 +1,9 @@
-//! TestState: one state, run alone, with its inner stages shown.
+//! TestState: one state, run alone, with its intermediate data.
 //!
-//! [`request`] reads what is asked and refuses what cannot be tested, [`run`] takes the state through its
-//! stages with the same functions that the machine uses, [`inspection`] keeps what lies between them, and
-//! [`failing`] decides what retriers and catchers make of an error. A task without a mock is really
-//! carried out, as an express execution of a machine that has this one task.
+//! [`request`] reads the request and refuses what cannot be tested, [`run`] takes the state through its stages with the
+//! same functions that the machine uses, [`inspection`] records the intermediate data, and [`failing`] applies retriers
+//! and catchers to an error. A task without a mock is carried out for real, as an express execution of a machine with
+//! this one task.
 //!
 //! Not here: the state's place in a machine. Nothing is stored.
 

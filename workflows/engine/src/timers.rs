@@ -1,8 +1,7 @@
-//! Sleeping without a task: millions of timers cost their entry and nothing else.
+//! Timers without tasks: each of millions of timers costs its entry alone.
 //!
-//! [`Wheel`] is a plain struct (no clock, no lock): timers go in, what is due
-//! comes out. [`Clock`] is where time comes in; [`VirtualClock`] lets a test
-//! pass a year in a millisecond.
+//! [`Wheel`] is a plain struct without clock and lock: it stores timers and returns those that are due. [`Clock`] is
+//! the source of time; [`VirtualClock`] lets a test pass a year in a millisecond.
 
 mod clock;
 mod wheel;

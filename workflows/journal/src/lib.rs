@@ -1,17 +1,17 @@
 //! The journal of workflow executions.
 //!
 //! **Belongs here:** the trait [`Journal`], its implementations on SQLite and in memory, the rows they keep.
-//! **Does not belong here:** what an execution does with a record (`mayfly-workflows-machine`), residency and timers
+//!
+//! **Does not belong here:** the effect of a record on an execution (`mayfly-workflows-machine`), residency and timers
 //! (`mayfly-workflows-engine`).
 //!
-//! The journal holds what came from outside: starts, outcomes of effects,
-//! timers that fired, stops. States, transitions and histories follow from it
-//! and are never written. A write is a [`Batch`]; batches of all executions
-//! that arrive while the disk is busy become one transaction with one fsync
-//! (group commit), and each batch's `done` is called only after it.
+//! The journal holds the inputs of executions: starts, outcomes of effects, timers that fired, stops. States,
+//! transitions and histories follow from them and are never written. A write is a [`Batch`]; batches of all executions
+//! that arrive while the disk is busy become one transaction with one fsync (group commit), and each batch's `done` is
+//! called only after it.
 //!
-//! [`SqliteJournal`] is the one that lasts; [`MemoryJournal`] serves offline
-//! tests of workflows. Both pass the same conformance tests.
+//! [`SqliteJournal`] is durable; [`MemoryJournal`] serves offline tests of workflows. Both pass the same conformance
+//! tests.
 
 use mayfly_workflows_language::execution::ContentDigest;
 

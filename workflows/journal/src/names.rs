@@ -1,8 +1,8 @@
-//! Artifacts that executions name, noted when what names them is written.
+//! The artifacts that executions reference, recorded with the write that references them.
 //!
-//! An execution's state follows from what is written of it: its definition, its input and its records. An artifact
-//! that none of them names cannot be asked for by it; one that is named must stay, however long the execution
-//! sleeps. Nothing has to be read back for that but a few rows.
+//! An execution's state follows from its definition, its input and its records. An artifact that none of them
+//! references cannot be used by it; a referenced one must be kept, however long the execution sleeps. To find the
+//! references only a few rows are read.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, params};

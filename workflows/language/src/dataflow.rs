@@ -1,7 +1,8 @@
-//! The stages a state's data goes through.
+//! The stages of a state's data flow.
 //!
-//! [`Scope`] is what an evaluation sees: input, result, context object, [`Variables`], and the [`Ambient`] clock and
-//! randomness. [`stages`](mod@stages) has one function per stage, so that a caller can keep what lies between them.
+//! [`Scope`] is the data that an evaluation reads: input, result, context object, [`Variables`], and the [`Ambient`]
+//! clock and randomness. [`stages`](mod@stages) has one function per stage, so that a caller can keep the intermediate
+//! data.
 
 mod ambient;
 mod stages;

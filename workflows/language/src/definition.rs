@@ -1,10 +1,9 @@
-//! The compiled model of a state machine: what the engine's machine interprets.
+//! The compiled model of a state machine, which the engine's machine interprets.
 //!
-//! Everything a definition says is here once, in the form it is used in: paths,
-//! templates, expressions and choice rules are compiled, transitions are ids,
-//! defaults are filled in. Flows and states lie in one arena per machine, so an
-//! execution can name where it is with a number; a [`StateMachine`] never changes
-//! after [`crate::parse::compile`] made it and is shared as an `Arc`.
+//! Every part of a definition exists once, in the form in which it is used: paths, templates, expressions and choice
+//! rules are compiled, transitions are ids, defaults are filled in. Flows and states are in one arena per machine, so
+//! an execution stores its position as a number; a [`StateMachine`] never changes after [`crate::parse::compile`] and
+//! is shared as an `Arc`.
 
 mod integrations;
 mod parameters;

@@ -1,5 +1,4 @@
-//! The words of an execution that the state machine, the journal and the API share: its status, and the texts it
-//! carries.
+//! Types of an execution that the state machine, the journal and the API share: its status, and its payloads.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Intrinsic functions, `States.Format('{}', $.name)`: parsed once, nested as deep as AWS allows.
 //!
-//! [`functions`](mod@functions) says what each one does.
+//! [`functions`](mod@functions) implements each of them.
 
 mod functions;
 pub(crate) mod hash;

@@ -1,13 +1,11 @@
-//! From text to the compiled model, with every problem found on the way.
+//! The compiler from text to the model; it reports every problem that it finds.
 //!
-//! [`compile`] is what CreateStateMachine does with a definition: the model, or a
-//! [`Rejection`] whose message is AWS's `InvalidDefinition`. [`compile_state`] takes
-//! one state alone, as TestState does.
+//! [`compile`] is CreateStateMachine's treatment of a definition: the model, or a [`Rejection`] whose message is AWS's
+//! `InvalidDefinition`. [`compile_state`] takes one state alone, as TestState does.
 //!
-//! The compiler walks the text once ([`flow`], one file per group of states) and
-//! makes the model while it checks the fields, so what is checked and what runs
-//! cannot disagree. How states lead to each other is checked afterwards, and only
-//! when all fields are sound, as AWS has it.
+//! The compiler reads the text once ([`flow`], one file per group of states) and builds the model while it checks the
+//! fields, so that the checks and the model cannot disagree. Transitions between states are checked afterwards, and
+//! only when all fields are valid, as on AWS.
 
 mod allowed;
 mod choice;

@@ -1,7 +1,7 @@
 //! Templates: Parameters, ResultSelector, ItemSelector, Assign in JSONPath; Arguments, Output, Assign in JSONata.
 //!
 //! In JSONPath a key that ends in `.$` holds a path or an intrinsic call. In JSONata any string `{% … %}` is an
-//! expression. Everything else stands for itself; parts without either are shared, not copied.
+//! expression. Everything else is a literal; parts without expressions are shared, not copied.
 
 pub(crate) mod hash_order;
 mod jsonata;

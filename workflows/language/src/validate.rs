@@ -1,10 +1,8 @@
-//! Diagnostics: what is wrong or doubtful in a definition, in AWS's words.
+//! Diagnostics: errors and warnings about a definition, in AWS's form.
 //!
-//! [`check`] answers ValidateStateMachineDefinition. The compiler in
-//! [`crate::parse`] finds what is wrong with fields, [`graph`] what is wrong with
-//! the way states lead to each other, [`scopes`] variables assigned twice, [`lint`] what is only doubtful. All problems
-//! of a kind are found at once. Codes are AWS's; wording is AWS's where it is
-//! known and in the same style where it is not.
+//! [`check`] answers ValidateStateMachineDefinition. The compiler in [`crate::parse`] finds errors of fields, [`graph`]
+//! errors of transitions, [`scopes`] variables assigned twice, [`lint`] warnings. All problems of a kind are found at
+//! once. Codes are AWS's; messages are AWS's where they are known and in the same style where they are not.
 
 pub(crate) mod graph;
 pub(crate) mod lint;

@@ -1,8 +1,8 @@
 //! JSON values that keep the order of their keys and share their parts.
 //!
-//! A [`Value`] is an immutable tree: cloning it is a reference count, changing a part copies only the way to it.
-//! Numbers keep what the text said (`1.0` is not `1`) and print as Jackson, the JSON library of the AWS service,
-//! prints them: integers of any size exactly, others as the shortest decimal of the nearest double.
+//! A [`Value`] is an immutable tree: cloning it is a reference count, changing a part copies only the path to it.
+//! Numbers keep their text (`1.0` is not `1`) and print as Jackson, the JSON library of the AWS service, prints them:
+//! integers of any size exactly, others as the shortest decimal of the nearest double.
 //!
 //! [`parse`](mod@parse) reads text, [`print`](mod@print) writes it; [`Map`] is an object, [`Number`] a number.
 

@@ -1,4 +1,4 @@
-//! The end of an execution, and the cancellation of what is in progress when a state is left early.
+//! The end of an execution, and the cancellation of effects and timers when a state is left early.
 
 use std::sync::Arc;
 

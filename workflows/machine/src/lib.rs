@@ -1,15 +1,15 @@
 //! The state machine of one workflow execution: one event in, actions out.
 //!
-//! **Belongs here:** what an execution does next ([`Machine::apply`]), its checkpoint, the AWS history that follows from
-//! its events ([`history`]). **Does not belong here:** clocks, randomness, IO, the journal, task calls
-//! (`mayfly-workflows-engine` carries the actions out).
+//! **Belongs here:** the next actions of an execution ([`Machine::apply`]), its checkpoint, the AWS history that
+//! follows from its events ([`history`]).
 //!
-//! [`Machine`] is the state of one execution. [`Machine::apply`] takes what came
-//! from outside ([`Event`]) and returns what is to be done ([`Action`]); between
-//! two things from outside it runs through as many states as it can. It has no
-//! clock, no randomness and no IO: the same events at the same times give the
-//! same state, the same actions and the same history, which is how an execution
-//! is resumed after a crash and how its history is told.
+//! **Does not belong here:** clocks, randomness, IO, the journal, task calls (`mayfly-workflows-engine` carries the
+//! actions out).
+//!
+//! [`Machine`] is the state of one execution. [`Machine::apply`] takes an [`Event`] from outside and returns the
+//! [`Action`]s that follow; for one event it runs through as many states as it can. It has no clock, no randomness and
+//! no IO: the same events at the same times give the same state, the same actions and the same history. So an execution
+//! is resumed after a crash, and its history is computed on request.
 //!
 //! ```text
 //!              ┌────────────── enter ◄─────────────┐
@@ -24,9 +24,8 @@
 //!   Retry: wait, try again · Catch: leave by the catcher · else the flow fails
 //! ```
 //!
-//! Threads are the flows that run at the same time: the root, branches,
-//! iterations. A thread's `cursor` is the event its next event follows.
-//! Start reading at [`turn`].
+//! Threads are the flows that run at the same time: the root, branches, iterations. A thread's `cursor` is the event
+//! that its next event follows. Start reading at [`turn`].
 
 mod batches;
 mod call;

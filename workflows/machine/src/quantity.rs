@@ -1,9 +1,8 @@
-//! Numbers, times and items of a state that are written down or found in its
-//! data, with AWS's sentences about those that are no good. TestState asks here too.
+//! Numbers, times and items of a state, literal or from its data, with AWS's messages for invalid ones. TestState uses
+//! the same functions.
 //!
-//! What JSONata gives of a wrong type or out of range is
-//! `States.QueryEvaluationError`, as the guide has it; what stands at a path is
-//! `States.Runtime`.
+//! A JSONata result of a wrong type or out of range is `States.QueryEvaluationError`, as the guide says; a value at a
+//! path is `States.Runtime`.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! S3's operations on folders, as far as a folder has what they ask for.
+//! S3's operations on folders, as far as folders can store their results.
 
 use std::{borrow::Cow, io::Cursor};
 

@@ -1,8 +1,8 @@
 //! Ends Jobs whose tasks are over.
 //!
-//! A task that is dropped says so ([`OrphanedJobs::dropped`]). That does not outlive the process, and what a task's
-//! execution does next may be durable before its Job is gone; so each Job that a task waits for names its execution,
-//! and goes when that has ended. Level-triggered: an API that fails, or a crash, only delays it.
+//! A task that is dropped reports it ([`OrphanedJobs::dropped`]). The report does not outlive the process, and the next
+//! step of the task's execution may be durable before its Job is deleted; so each Job that a task waits for names its
+//! execution, and is deleted when that has ended. Level-triggered: an API that fails, or a crash, only delays it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

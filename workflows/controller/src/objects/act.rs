@@ -1,4 +1,5 @@
-//! Looks at an object and its state machine, asks [`plan`](super::plan), does the step, and looks again.
+//! Reads an object and its state machine, computes the next step with [`plan`](super::plan), carries it out, and
+//! repeats.
 
 use mayfly_workflows_engine::engine::StateMachineType;
 use std::{collections::HashMap, sync::Arc, time::Duration};

@@ -1,4 +1,4 @@
-//! Keeps every trigger's state, starts what is due, and writes it down.
+//! Keeps the state of every trigger, starts what is due, and writes the state to the objects.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

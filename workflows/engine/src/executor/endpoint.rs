@@ -1,13 +1,10 @@
-//! Services at another endpoint: what a task asks of AWS goes where the
-//! operator says, in AWS's own protocols.
+//! Service integrations at configured endpoints, in AWS's own protocols.
 //!
-//! [`services`] is the table of what can be spoken to, [`wire`] makes a task's
-//! arguments a request and an answer a result, [`failing`] gives errors the names
-//! that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions that
-//! live elsewhere, [`s3`] is buckets. Services that speak XML are driven by a
-//! [`model`] of their operations: [`rest_xml`] and [`query`] over [`xml`]. Not here:
-//! which service is where (the configuration), `.sync`, which on AWS waits for
-//! events that other services send.
+//! [`services`] is the table of supported services, [`wire`] makes a task's arguments a request and an answer a result,
+//! [`failing`] gives errors the names that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions at an
+//! endpoint, [`s3`] has buckets. Services with XML protocols are driven by a [`model`] of their operations:
+//! [`rest_xml`] and [`query`] over [`xml`]. Not here: the endpoints of services (the configuration), `.sync`, which on
+//! AWS waits for events that other services send.
 
 mod failing;
 mod lambda;

@@ -1,12 +1,12 @@
-//! Mocked results against the response shapes of the services they stand for.
+//! The check of mocked results against the response shapes of their services.
 //!
-//! `mock_shapes.json` has the outputs of the services that workflows call most, reduced to types from the
-//! public service models that botocore publishes under Apache-2.0: per service its operations and a table
-//! of shapes (`f` fields, `r` required, `l` list of, `m` map of, `e` one of these texts; `s` string, `n` number,
-//! `b` boolean, `*` anything; `min` and `max` bound a string's characters, a number or a list's items). Workflows see
-//! field names with a capital first letter. A service without an entry is not checked.
+//! `mock_shapes.json` has the outputs of the services that workflows call most, reduced to types from the public
+//! service models that botocore publishes under Apache-2.0: per service its operations and a table of shapes (`f`
+//! fields, `r` required, `l` list of, `m` map of, `e` one of these texts; `s` string, `n` number, `b` boolean, `*`
+//! anything; `min` and `max` bound a string's characters, a number or a list's items). Workflows use field names with a
+//! capital first letter. A service without an entry is not checked.
 //!
-//! That AWS checks these bounds is recorded; its words for them are not known, so the messages about bounds are ours.
+//! AWS's check of the bounds is known from recordings, its messages are not: the messages about bounds are Mayfly's.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

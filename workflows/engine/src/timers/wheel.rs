@@ -1,10 +1,9 @@
 //! A hierarchical timer wheel: 64 slots a level, each level 64 times coarser.
 //!
-//! Level 0 holds the next 64 ms, one slot a millisecond; level 1 the next
-//! 4 s in slots of 64 ms; and so on to level 6, which spans 139 years, far past
-//! the one year an execution may last. A timer is filed where its distance
-//! belongs and moves down as time comes near; filing, cancelling and firing
-//! touch a constant number of entries. Nothing here knows a clock.
+//! Level 0 holds the next 64 ms, one slot a millisecond; level 1 the next 4 s in slots of 64 ms; and so on to level 6,
+//! which spans 139 years, more than the year that an execution may last. A timer is stored in the level of its distance
+//! and moves down as its time approaches; storing, cancelling and firing touch a constant number of entries. The wheel
+//! has no clock.
 
 use std::collections::HashMap;
 

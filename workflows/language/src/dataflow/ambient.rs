@@ -1,5 +1,5 @@
-//! Time and randomness of one evaluation, handed in: the same numbers give the same values on every replay. What
-//! the wall clock ended the first time is handed in too: it ends the same way again, and nothing else does.
+//! Time and randomness of one evaluation, passed in: the same numbers give the same values on every replay. Evaluations
+//! that the wall clock ended are passed in too: on a replay the same ones end, and no others.
 
 use std::cell::{Cell, RefCell};
 

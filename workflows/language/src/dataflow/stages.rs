@@ -1,8 +1,7 @@
-//! One function per stage, so that a caller keeps what lies between them (TestState shows it).
+//! One function per stage, so that a caller can keep the intermediate data (TestState shows it).
 //!
-//! JSONPath: `InputPath` → `Parameters` → the state → `ResultSelector` → `ResultPath` → `OutputPath`.
-//! JSONata: `Arguments` → the state → `Output`. `Assign` sees the variables as they were before the state, as
-//! `Output` does: neither sees what the other makes.
+//! JSONPath: `InputPath` → `Parameters` → the state → `ResultSelector` → `ResultPath` → `OutputPath`. JSONata:
+//! `Arguments` → the state → `Output`. `Assign` and `Output` both read the variables as they were before the state.
 
 use super::Scope;
 use crate::definition::{PathField, ResultPath};

@@ -1,5 +1,5 @@
-//! The integrations AWS Step Functions has, by name: Mayfly accepts them all and
-//! does some; what is not here AWS refuses too.
+//! The service integrations of AWS Step Functions, by name. Mayfly accepts all of them and implements some; AWS refuses
+//! those that are not listed.
 
 use super::Pattern;
 

@@ -1,4 +1,4 @@
-//! The digests that `States.Hash` and JSONata's `$hash` know.
+//! The digests of `States.Hash` and of JSONata's `$hash`.
 
 use md5::Md5;
 use sha1::Sha1;

@@ -1,4 +1,4 @@
-//! One evaluation: at once where it is plain, on the caller's thread where it is cheap, else on the pool.
+//! One evaluation: directly for a plain expression, on the caller's thread for a cheap one, else on the pool.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Plain paths, literals, comparisons and arithmetic, answered on our own values without any conversion.
+//! Plain paths, literals, comparisons and arithmetic, evaluated on Mayfly's own values without a conversion.
 //!
-//! Only what is beyond doubt is answered: members of objects, scalars of the expected types. Anything else (an
-//! array on the way, an operand that is missing, an error) is left to `jsonata-core`, which says it right.
+//! Only unambiguous cases are evaluated: members of objects, scalars of the expected types. All others (an array on the
+//! path, a missing operand, an error) are left to `jsonata-core`.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Rewrites an expression so that what could grow without end is counted.
+//! Rewrites an expression so that values of unbounded growth are measured.
 //!
-//! Text grows by `&` and by functions; a value that holds itself twice, again and again, is small until something
-//! prints it. So the operands of `&`, `$string` and their like are measured before ([`OPERAND`]), and what functions
-//! produce is counted after ([`RESULT`]). Functions whose output cannot be told from their operands are replaced
-//! ([`JOIN`], [`PAD`]). The names have a space in them, which no expression can spell.
+//! Text grows by `&` and by functions; a value that contains itself twice, repeatedly, is small until it is printed. So
+//! the operands of `&`, `$string` and similar functions are measured before ([`OPERAND`]), and the results of functions
+//! after ([`RESULT`]). Functions whose output cannot be estimated from their operands are replaced ([`JOIN`], [`PAD`]).
+//! The names contain a space, so that no expression can use them.
 
 use std::collections::BTreeSet;
 

@@ -1,11 +1,11 @@
 //! Threads for evaluations that may take long.
 //!
-//! `jsonata-core` looks at the time between the nodes of an expression, so one step on large data can run past any
-//! limit. Such evaluations run here: their caller waits for a thread, then until the limit and a grace, then gives
-//! up. The thread it gave up on ends when its step does; meanwhile another takes its place, up to a bound. Waiting
-//! for a thread has no limit: how busy the process is must not decide what a workflow comes to.
+//! `jsonata-core` checks the time between the nodes of an expression, so one step on large data can exceed any limit.
+//! Such evaluations run here: their caller waits for a thread, then for the limit and a grace period, then gives up. An
+//! abandoned thread ends with its step; meanwhile another one replaces it, up to a bound. The wait for a thread has no
+//! limit: the load of the process must not decide the outcome of a workflow.
 //!
-//! The pool is the process's own, like its memory: threads are what it bounds.
+//! The pool belongs to the process, like its memory, since threads are what it bounds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

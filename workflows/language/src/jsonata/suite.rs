@@ -1,7 +1,7 @@
 //! The official JSONata test suite, through the same compilation, guards and functions as a workflow's expressions.
 //!
 //! The suite is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` beside the
-//! repository. Where it is not there, the test says so and is done.
+//! repository. Without it the test is skipped with a message.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Errors in the words of the reference implementation, which AWS hands on: `T2002: The right side of the "+" operator
-//! must evaluate to a number`. `jsonata-core` has the same codes and often other words.
+//! Errors in the messages of the reference implementation, which AWS passes on: `T2002: The right side of the "+"
+//! operator must evaluate to a number`. `jsonata-core` has the same codes and often other messages.
 
 use super::analysis::Uses;
 

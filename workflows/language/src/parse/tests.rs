@@ -1,4 +1,4 @@
-//! Rules as data: a state (or a machine) and what is said about it.
+//! Rules as data: a state (or a machine) and its expected diagnostics.
 
 use super::*;
 use crate::definition::{DataFlow, PathField, ResultPath, StateKind, Transition};

@@ -1,4 +1,4 @@
-//! Walking a compiled path over a value, with Jayway's messages where it leads nowhere.
+//! The evaluation of a compiled path on a value, with Jayway's messages for paths without a result.
 
 use super::{Path, PathError, PathSegment};
 use crate::value::{Map, Number, Value};

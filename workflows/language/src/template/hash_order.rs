@@ -1,6 +1,6 @@
-//! The order in which a Java `HashMap` with text keys tells its entries.
+//! The iteration order of a Java `HashMap` with string keys.
 //!
-//! It shows wherever AWS builds an object from such a map and writes it out: in payload templates and in
+//! It is visible wherever AWS builds an object from such a map and writes it out: in payload templates and in
 //! `States.JsonMerge`.
 
 /// Entries in the order of a `HashMap` they were put into one after the other.

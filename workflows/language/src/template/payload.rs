@@ -1,7 +1,7 @@
 //! Payload templates of JSONPath states.
 //!
-//! What an object of a template holds comes in AWS's order: fields that stand for themselves first, as written, then
-//! those of `key.$`, which AWS keeps in a Java `HashMap` by their names without `.$` (learned from the recordings:
+//! The fields of an object in a template are in AWS's order: literal fields first, as written, then those of `key.$`,
+//! which AWS keeps in a Java `HashMap` by their names without `.$` (learned from the recordings:
 //! `test-query-runtime-memory` has thirteen of them, `test-map-state-parameters-singleton-legacy` both kinds).
 
 use std::sync::Arc;

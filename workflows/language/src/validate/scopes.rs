@@ -1,7 +1,7 @@
-//! Variables of nested flows: what an outer flow assigns, no branch and no iteration of it assigns as well, as the
-//! guide has it ("no other scope (inside a Map or Parallel) can assign to myVariable as well").
+//! Variables of nested flows: a variable that an outer flow assigns must not be assigned by its branches and iterations
+//! ("no other scope (inside a Map or Parallel) can assign to myVariable as well", as the guide says).
 //!
-//! The items of a distributed Map are executions of their own and begin without variables.
+//! The items of a distributed Map are executions of their own and start without variables.
 
 use std::collections::HashSet;
 
