@@ -16,10 +16,10 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// What to do with a container that was found.
+/// The action for a container that was found.
 #[derive(Debug, PartialEq)]
 enum Adoption {
-    /// It runs, or has ended and nobody took notice: its end is waited for.
+    /// It runs, or has ended without a record: its end is waited for.
     Watch(ContainerRecord),
     /// Its start or its removal was interrupted.
     Remove,

@@ -31,7 +31,7 @@ pub(crate) enum ArchiveError {
     Form(String),
 }
 
-/// Where a file lies in the archive.
+/// The position of a file in the archive.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     offset: u64,

@@ -39,7 +39,7 @@ pub struct Programs {
     pub cni: PathBuf,
 }
 
-/// What was found, and what is done about it.
+/// The findings and the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Availability {
     /// Containers run here.
@@ -48,7 +48,7 @@ pub enum Availability {
     Disabled(String),
 }
 
-/// Where distributions put CNI plugins.
+/// The folders in which distributions install CNI plugins.
 const CNI_FOLDERS: [&str; 4] =
     ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/x86_64-linux-gnu/cni"];
 /// The plugins that a pod's network needs.
@@ -56,7 +56,7 @@ const CNI_PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
 /// The programs that a container needs beside containerd.
 const PROGRAMS: [&str; 4] = ["containerd-shim-runc-v2", "runc", "iptables", "ip"];
 
-/// What a machine has.
+/// The relevant facts of a machine.
 struct MachineFacts<'a> {
     is_root: bool,
     program: &'a dyn Fn(&str) -> Option<PathBuf>,
@@ -112,7 +112,7 @@ fn has_plugins(folder: &Path) -> bool {
     CNI_PLUGINS.iter().all(|plugin| folder.join(plugin).is_file())
 }
 
-/// Where a program of this name lies: on the PATH, or where programs for administrators are.
+/// The path of a program: on the PATH, or in the folders of administrators' programs.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A service's PATH may lack the folders of the administrator's programs.

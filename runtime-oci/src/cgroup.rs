@@ -20,7 +20,7 @@ pub(crate) fn path(id: &ContainerId) -> String {
     format!("/{PARENT}/{}/{}", id.pod, task_id(id))
 }
 
-/// What a container uses; `None` when it has no group (any more).
+/// The resource usage of a container; `None` without a cgroup.
 pub(crate) fn usage(id: &ContainerId) -> Option<Usage> {
     let path = path(id);
     let unified = in_hierarchy("", &path);

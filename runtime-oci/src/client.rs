@@ -19,7 +19,7 @@ pub(crate) const SNAPSHOTTER: &str = "overlayfs";
 /// Limit for one message: an image's manifest or a container's spec is a few KiB, a listing of 1,000 containers
 /// a few MiB.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// How long a connection to the socket may take.
+/// The timeout of a connection to the socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection. Cheap to clone.

@@ -15,9 +15,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::{client::Containerd, layout::Layout};
 
-/// How long containerd may take to answer after its start.
+/// The timeout of containerd's first answer after its start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long it may take to end.
+/// The time in which it must end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between tries to connect.
 const RETRY_EVERY: Duration = Duration::from_millis(20);
@@ -62,7 +62,7 @@ pub(crate) async fn start(layout: &Layout, program: &Path) -> Result<Containerd,
     }
 }
 
-/// Ends the private containerd. What runs in containers goes on without it.
+/// Ends the private containerd. Running containers continue without it.
 pub(crate) async fn stop(layout: &Layout) {
     let Some(pid) = running(layout) else { return };
     if let Err(error) = signal(pid, Signal::TERM) {
@@ -88,8 +88,8 @@ fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// The process id of this directory's containerd, while it runs. A number that was given to another process
-/// since is told apart by its command line.
+/// The process id of this directory's containerd, while it runs. A number that another process has got since is
+/// recognised by its command line.
 fn running(layout: &Layout) -> Option<u32> {
     let text = fs::read_to_string(layout.daemon().join("pid")).ok()?;
     let pid: u32 = text.trim().parse().ok()?;

@@ -111,7 +111,7 @@ impl Fifos {
         self.folder.path().join(name)
     }
 
-    /// The path for containerd; empty for a stream that nobody wants.
+    /// The path for containerd; empty for an unused stream.
     fn text(&self, name: &str) -> String {
         let path = self.path(name);
         if path.exists() { path.to_string_lossy().into_owned() } else { String::new() }
@@ -291,7 +291,7 @@ fn resizer(client: Containerd, container: &ContainerId, exec: &str) -> mpsc::Sen
     sender
 }
 
-/// What ends the input of a process: containerd's shim holds the FIFO open, too.
+/// Ends the input of a process: containerd's shim holds the FIFO open, too.
 struct Close {
     inner: Arc<OciHost>,
     client: Containerd,

@@ -40,7 +40,7 @@ pub enum PodNetworkMode {
     Loopback,
 }
 
-/// What the runtime is given.
+/// The configuration of the runtime.
 #[derive(Clone)]
 pub struct Config {
     /// The folder of everything it keeps.
@@ -51,11 +51,12 @@ pub struct Config {
     pub log_shim: PathBuf,
     /// The network of pods that do not ask for the host's.
     pub network: PodNetworkMode,
-    /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: nobody writes any.
+    /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: no rules are
+    /// written.
     pub service_rules: Option<watch::Receiver<bool>>,
     /// The address of pods in the host's network.
     pub host_address: IpAddr,
-    /// Where images are pulled from.
+    /// The client of the registries that images are pulled from.
     pub registries: RegistryClient,
 }
 
@@ -76,10 +77,11 @@ pub(crate) struct OciHost {
 }
 
 impl OciRuntime {
-    /// Takes over what an earlier process left running. Starts nothing else: containerd comes up with the first pod.
+    /// Adopts the sandboxes and containers of an earlier process. Starts nothing else: containerd is started with the
+    /// first pod.
     ///
     /// # Errors
-    /// Sandboxes are there, but containerd cannot be reached or started.
+    /// Sandboxes exist, but containerd cannot be reached or started.
     pub async fn create(config: Config) -> Result<Self, RuntimeError> {
         let layout = Layout::new(config.root.clone());
         let network: Box<dyn PodNetwork> = match config.network {
@@ -124,7 +126,7 @@ impl OciHost {
         Ok(connected)
     }
 
-    /// The connection failed: the next call connects anew, and starts containerd if it has ended.
+    /// Connects again after a failure of the connection, and starts containerd if it has ended.
     pub(crate) async fn reconnect(&self) -> Result<Containerd, RuntimeError> {
         *self.client.lock().await = None;
         self.client().await

@@ -153,7 +153,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
     ];
     if around.host.host_network {
-        // A sysfs of the host's network namespace cannot be mounted anew.
+        // A sysfs of the host's network namespace cannot be mounted a second time.
         mounts[5] = mount("/sys", "bind", "/sys", &["rbind", "nosuid", "noexec", "nodev", access]);
         mounts.remove(6);
     }

@@ -40,7 +40,7 @@ const GATHERED_BYTES_MAX: usize = 64 << 10;
 /// A guest at work on one request: ends when the guest has.
 pub(crate) type Running = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
 
-/// Where the guest's answer is put.
+/// The receiver of the guest's answer.
 #[derive(Clone, Default)]
 pub(crate) struct Reply(Arc<Mutex<ReplyState>>);
 
@@ -137,13 +137,13 @@ impl Gathered {
     }
 }
 
-/// What [`answer`] found.
+/// The result of [`answer`].
 pub(crate) struct Answered {
     pub(crate) response: Response<AnswerBody>,
     pub(crate) instantiated: Option<Instant>,
 }
 
-/// How much an answer may be.
+/// The bounds of an answer.
 #[derive(Clone, Copy)]
 pub(crate) struct CallLimits {
     pub(crate) deadline: Instant,
@@ -318,8 +318,8 @@ impl Head {
 }
 
 impl Reply {
-    /// Reads what a failed guest wrote before it failed, while its instance still exists: afterwards a body
-    /// that was finished and one that was left cannot be told apart.
+    /// Reads the output of a failed guest while its instance still exists: afterwards a body that was finished and
+    /// one that was abandoned are the same.
     pub(crate) fn rescue(&self) {
         let mut state = self.0.lock();
         let mut gathered = Gathered::default();

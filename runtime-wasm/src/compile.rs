@@ -29,7 +29,7 @@ pub use worker::run_worker;
 /// The niceness of compiling: it gets what serving leaves.
 const NICENESS: i32 = 10;
 
-/// Where components are compiled, and those that wait for it.
+/// The compiler of components, and the queue of those that wait for it.
 pub(crate) struct ComponentCompiler {
     queue_max: usize,
     queue: Mutex<CompileQueue>,
@@ -60,7 +60,7 @@ pub(crate) enum CompileError {
     Lost(String),
 }
 
-/// What compiling made.
+/// The result of compiling.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) machine_code: Vec<u8>,
@@ -153,7 +153,7 @@ fn threads(count: usize) -> Result<ThreadPool, rayon::ThreadPoolBuildError> {
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(AtomicU64);
 
-/// How far compiling a component has come.
+/// The progress of compiling a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompileProgress {
     /// Other components are compiled first. The number that wait, with this one.
@@ -181,7 +181,7 @@ impl ComponentCompiler {
         Ok(Turn { compiler: self, number })
     }
 
-    /// How far a component is that is being compiled, or waits for it.
+    /// The progress of a component that is being compiled, or waits for it.
     pub(crate) fn progress(&self, ticket: &Ticket) -> CompileProgress {
         let queue = self.queue.lock();
         match queue.running_for(ticket.0.load(Ordering::Relaxed), tokio::time::Instant::now()) {

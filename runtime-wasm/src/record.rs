@@ -194,7 +194,7 @@ mod tests {
     fn a_failed_call_spent_its_time_where_it_failed() {
         let started = Instant::now();
         let at = |ms: u32| started + MS * ms;
-        // Where it got to, and load, queue, instantiate and run, in milliseconds.
+        // The stage that was reached, and load, queue, instantiate and run, in milliseconds.
         for (reached, expect) in [(0, [8, 0, 0, 0]), (1, [1, 7, 0, 0]), (2, [1, 2, 5, 0]), (3, [1, 2, 1, 4])]
         {
             let mut call = CallRecord::new(started);

@@ -34,7 +34,7 @@ async fn dirty(request: Request) -> Response {
 
 fn write_pattern(start: usize, end: usize) {
     for address in (start..end).step_by(8) {
-        // SAFETY: within the memory, in pages that were just added and nobody else uses.
+        // SAFETY: within the memory, in pages that were just added and have no other user.
         unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address).write_volatile(PATTERN) };
     }
 }
@@ -43,7 +43,7 @@ fn count_pattern(end: usize) -> u64 {
     let mut hits = 0;
     // From 8 on: Rust has no pointer to 0.
     for address in (8..end).step_by(8) {
-        // SAFETY: within the memory; every byte of it may be read, whoever wrote it.
+        // SAFETY: within the memory, all of whose bytes may be read.
         let word = unsafe { std::ptr::with_exposed_provenance::<u64>(address).read_volatile() };
         hits += u64::from(word == PATTERN);
     }

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Cuts a text into parts of so many lines: a folder of files, and their names.
+/// Splits a text into parts of a number of lines: a folder of files, and their names.
 fn extract() -> Result<(), Box<dyn Error>> {
     let text = fs::read_to_string(format!("{IN}/text"))?;
     let lines: usize = fs::read_to_string(format!("{IN}/linesPerPart"))?.trim().parse()?;

@@ -32,7 +32,7 @@ pub fn sim() -> Result<&'static SimFile, NvmlReturn> {
     STATE.get().ok_or(UNINITIALIZED)?.as_ref().ok_or(UNINITIALIZED)
 }
 
-/// The state and the index of a device that is there.
+/// The state and the index of an existing device.
 pub fn device(handle: NvmlHandle) -> Result<(&'static SimFile, usize), NvmlReturn> {
     let sim = sim()?;
     let index = handle.checked_sub(1).filter(|index| *index < sim.device_count()).ok_or(INVALID_ARGUMENT)?;

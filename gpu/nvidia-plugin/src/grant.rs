@@ -82,7 +82,8 @@ fn mount(
     Ok(())
 }
 
-/// Writes the limits of a container; the file that is there stays, with new limits, as its processes have it mapped.
+/// Writes the limits of a container; an existing file is kept and gets the new limits, as the container's processes
+/// have it mapped.
 ///
 /// # Errors
 /// The folder cannot be written.

@@ -61,7 +61,7 @@ fn pool_allocate(pool: Option<(u64, c_int)>, bytes: usize, call: impl FnOnce() -
     let growth = || (attribute(pool, USED) + bytes as u64).saturating_sub(attribute(pool, RESERVED));
     let mut booked = growth();
     if booked > 0 && !account.charge(device, booked) {
-        // SAFETY: a pool of the driver; trimming frees what nobody uses.
+        // SAFETY: a pool of the driver; trimming frees unused memory only.
         unsafe { real::cuMemPoolTrimTo(pool, 0) };
         settle(account, pool, device);
         booked = growth();

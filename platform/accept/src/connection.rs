@@ -177,7 +177,7 @@ impl PeerCertificate {
     }
 }
 
-/// TLS with a client; one that speaks HTTP without it is told so, as Go's servers do.
+/// TLS with a client; one that speaks HTTP without TLS gets an HTTP answer that says so, as from Go's servers.
 async fn shake_hands(acceptor: &TlsAcceptor, mut socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     const PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
     let mut first = [0];

@@ -89,7 +89,7 @@ pub struct RevisionStatus {
 #[serde(rename_all = "camelCase")]
 pub struct ComponentStatus {
     pub state: ComponentState,
-    /// The reason for a refusal, for the user who deployed it.
+    /// The reason for a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -53,7 +53,7 @@ impl User {
         Self { name: name.into(), groups, ..Self::default() }
     }
 
-    /// A user whom an authenticator has named, with these groups.
+    /// A user that an authenticator has identified, with these groups.
     pub(crate) fn authenticated(name: impl Into<String>, mut groups: Vec<String>) -> Self {
         groups.push(GROUP_AUTHENTICATED.to_owned());
         Self::named(name, groups)
@@ -128,8 +128,8 @@ impl Inner {
         Ok(verified.user)
     }
 
-    /// The user for whom a request is answered: `user`, or the impersonated one (`kubectl --as`) if `user` has the
-    /// verb `impersonate` on every impersonated attribute.
+    /// The user of a request: `user`, or the impersonated one (`kubectl --as`) if `user` has the verb `impersonate`
+    /// on every impersonated attribute.
     pub(crate) fn impersonated(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
         let Some(wanted) = Impersonation::parse(headers)? else { return Ok(user) };
         for (resource, group, namespace, name) in wanted.checks() {

@@ -59,7 +59,7 @@ pub(crate) struct Field {
     pub(crate) merge: Merge,
 }
 
-/// How a field's value merges. Built from `x-kubernetes-patch-*`, `-list-*` and `-map-type`.
+/// The merge rule of a field's value. Built from `x-kubernetes-patch-*`, `-list-*` and `-map-type`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merge {
     /// Strategic merge: lists merge (by `merge_key`, or as a set of primitives) instead of being replaced.

@@ -35,7 +35,7 @@ use crate::{
     views::{KindView, Views},
 };
 
-/// How long a request waits for a free place before it is refused with 429.
+/// The longest wait of a request for a free place before it is refused with 429.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The namespaces that always exist.
 pub(crate) const NAMESPACES: [&str; 4] = [

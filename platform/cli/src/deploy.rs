@@ -63,7 +63,7 @@ pub(crate) struct DeployArgs {
     wait_timeout: Span,
 }
 
-/// What may be said about a function on the command line. What is not said stays, or is the default.
+/// The settings of a function on the command line. Those that are absent keep their value, or are the default.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Function settings")]
 pub(crate) struct Settings {

@@ -211,7 +211,7 @@ async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str
         let content = file.reopen().map_err(refused)?;
         tar::Archive::new(content).unpack(&path).map_err(refused)?;
     } else {
-        // Readable for everybody, as the output of a compiler is.
+        // Readable by all users, as the output of a compiler is.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         file.as_file().set_permissions(open).map_err(refused)?;
         file.persist(&path).map_err(|error| refused(error.error))?;

@@ -41,7 +41,7 @@ pub(crate) struct LogsArgs {
     revision: Option<String>,
 }
 
-/// How long the phase of a pod may lag behind the end of its log; it is read repeatedly until then.
+/// The longest delay of a pod's phase after the end of its log; the phase is read repeatedly until then.
 const PHASE_PATIENCE: Duration = Duration::from_secs(5);
 const PHASE_PAUSE: Duration = Duration::from_millis(200);
 

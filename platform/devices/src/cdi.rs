@@ -101,8 +101,8 @@ pub struct CdiSpecs {
 }
 
 impl CdiSpecs {
-    /// Reads the `.json` and `.yaml` files of the folders; a later folder is stronger. A file that cannot be read is a
-    /// fault that is told to a container that asks for a missing device.
+    /// Reads the `.json` and `.yaml` files of the folders; a later folder takes precedence. A file that cannot be
+    /// read is a fault, which is part of the error of a container whose device is missing.
     pub fn load(folders: &[PathBuf]) -> Self {
         let mut specs = Self::default();
         for folder in folders {

@@ -144,11 +144,11 @@ impl RegistryConfig {
         self.builtin = Some(builtin);
     }
 
-    /// Where an image of this registry is asked for, in order: mirrors, then the registry itself. `origin` is the
+    /// The endpoints for an image of this registry, in order: mirrors, then the registry itself. `origin` is the
     /// registry's host as clients reach it.
     ///
     /// # Errors
-    /// The built-in registry is asked for where there is none.
+    /// The image is one of the built-in registry, and there is none.
     pub(crate) fn endpoints(&self, registry: &str, origin: &str) -> Result<Vec<EndpointSpec>, String> {
         if registry == BUILTIN_REGISTRY {
             let builtin = self.builtin.as_ref().ok_or("this process serves no registry of its own")?;

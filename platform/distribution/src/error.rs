@@ -11,10 +11,10 @@ pub enum PullError {
     Denied {
         /// The registry's address.
         host: String,
-        /// What it says.
+        /// The registry's message.
         message: String,
     },
-    /// No connection, or none that goes on.
+    /// No connection, or a broken one.
     #[error("failed to do request to {host}: {cause}")]
     Unreachable {
         /// The registry's address.
@@ -29,15 +29,15 @@ pub enum PullError {
         host: String,
         /// The HTTP status.
         status: u16,
-        /// What it says.
+        /// The registry's message.
         message: String,
     },
     /// The content is not the one that was asked for.
     #[error("the registry sent content with digest {actual} for {expected}: it is refused")]
     DigestMismatch {
-        /// What was asked for.
+        /// The requested digest.
         expected: String,
-        /// What came.
+        /// The received digest.
         actual: String,
     },
     /// The registry sent more than there may be.

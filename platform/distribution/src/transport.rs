@@ -21,11 +21,11 @@ use rustls::{
 
 use crate::{config::HostSettings, error::PullError};
 
-/// How long a connection may take.
+/// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a registry may take to begin an answer: some build manifests on demand.
+/// The timeout of an answer's head: some registries build manifests on demand.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long nothing of a body may come.
+/// The longest pause within a body.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -68,7 +68,7 @@ fn tls(settings: &HostSettings) -> Result<ClientConfig, String> {
     builder.with_client_auth_cert(certificates, key).map_err(|error| format!("tls.cert_file: {error}"))
 }
 
-/// `insecure_skip_verify`: the connection is encrypted, and nobody knows to whom.
+/// `insecure_skip_verify`: the connection is encrypted, and its peer is not verified.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 
-/// How long to wait before the next try: `first`, doubled at each failure up to `most`, each time cut by
-/// up to half at random so that many who failed together do not return together.
+/// The delay before the next try: `first`, doubled at each failure up to `most`, each time reduced by up to half at
+/// random so that clients that failed together do not return together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     pub first: Duration,

@@ -92,8 +92,8 @@ impl<K> Informer<K>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + Sync + 'static,
 {
-    /// Starts listing and watching what `config` selects, until `stop`. Must be called inside a tokio
-    /// runtime. Managed fields are dropped, since nobody inside reads them.
+    /// Starts listing and watching the objects that `config` selects, until `stop`. Must be called inside a tokio
+    /// runtime. Managed fields are dropped, since no component reads them.
     pub fn start(api: Api<K>, config: WatchConfig, stop: CancellationToken) -> Self {
         let informer = Self { shared: Arc::new(Shared::default()) };
         tokio::spawn(keep(informer.shared.clone(), api, config, stop));

@@ -74,7 +74,7 @@ impl FunctionLogs {
         let (tell, mut gone) = mpsc::channel(GONE_MAX);
         self.revisions.handle(move |change: Change<'_, Revision>| {
             if let Some(log) = ended(&change) {
-                // Where there is no room, the sweep does it.
+                // If the queue is full, the sweep removes the log.
                 let _ = tell.try_send(log);
             }
         });

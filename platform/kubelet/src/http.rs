@@ -48,9 +48,9 @@ impl Logs {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node)
     }
 
-    /// The replica whose log a revision's lines are shown as, unless it is this one. Replicas of a revision on one
-    /// node share its instances, so a line is no single one's; it must be shown once all the same when somebody
-    /// reads the logs of all. The oldest that runs is the one that stays longest.
+    /// The replica under whose name a revision's log lines are shown, unless it is this one. Replicas of a revision
+    /// on one node share its instances, so a line belongs to no single one; it must be shown once all the same when
+    /// the logs of all are read. The oldest running replica is the one that is removed last.
     pub(crate) fn teller(&self, pod: &Pod) -> Option<String> {
         let revision = revision_of(pod)?;
         let siblings = self

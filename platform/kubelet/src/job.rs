@@ -78,11 +78,11 @@ impl JobFiles {
         PodFolder(self.folder.join(&uid.0))
     }
 
-    /// Makes the pod's folder with its inputs in it; what is there already stays. `afresh` removes what an
-    /// earlier attempt of the container left.
+    /// Creates the pod's folder with its inputs; existing files are kept. `afresh` removes the outputs of an earlier
+    /// attempt of the container.
     ///
     /// # Errors
-    /// In words for the pod's status: an input that is not in the store, a full disk.
+    /// For the pod's status: an input that is not in the store, a full disk.
     pub(crate) async fn stage(
         &self,
         pod: &Pod,

@@ -164,8 +164,7 @@ impl Tables {
         Self { name: name.to_owned(), bridged_pods, families: tables }
     }
 
-    /// The transaction that leads from `before` to these tables; `None` before: whatever is there. Empty when nothing
-    /// changes.
+    /// The transaction that leads from `before` to these tables; `None`: from any state. Empty when nothing changes.
     #[must_use]
     pub fn transaction(&self, before: Option<&Self>) -> String {
         let mut script = String::new();

@@ -137,7 +137,7 @@ impl RegistryServer {
                 let file = tokio::fs::File::open(upload.path()).await?;
                 let content = ReaderStream::new(file);
                 let stored = self.store.contents.upload(Some(digest), BLOB_BYTES_MAX, content).await;
-                // What has another digest than its client says is of no use.
+                // Content with another digest than the client's is discarded.
                 upload.end().await;
                 stored?;
                 Ok(created(name, digest))

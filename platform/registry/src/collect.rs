@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::{manifests::ManifestLinks, names::RepositoryName, store::RegistryStore};
 
-/// How long a manifest stays that no tag names any more: pods that run it may be started again by its digest.
+/// The time for which a manifest without a tag is kept: pods that run it may be started again by its digest.
 const UNTAGGED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long a content stays that no manifest names: its push may be under way.
+/// The time for which a content without a manifest is kept: its push may be under way.
 const UNNAMED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// A manifest in a repository.
@@ -46,7 +46,7 @@ fn plan(manifests: &Manifests, now: Timestamp) -> Vec<(RepositoryName, Digest)> 
         }
         let (name, digest) = key;
         open.extend(manifest.links.manifests.iter().map(|child| (name.clone(), *child)));
-        // Signatures and the like stay with what they are about.
+        // Signatures and similar manifests are kept with their subject.
         let about = manifests
             .iter()
             .filter(|((other, _), manifest)| *other == name && manifest.links.subject == Some(digest));

@@ -19,14 +19,14 @@ use crate::{
 const MANIFEST_BYTES_MAX: usize = 4 << 20;
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 
-/// What a manifest names. Pure.
+/// The references of a manifest. Pure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ManifestLinks {
     /// Its configuration and layers: blobs.
     pub(crate) blobs: Vec<Digest>,
     /// The manifests of an index.
     pub(crate) manifests: Vec<Digest>,
-    /// What it is about: a signature's image, say.
+    /// The manifest that this one refers to, such as the image of a signature.
     pub(crate) subject: Option<Digest>,
 }
 

@@ -79,7 +79,7 @@ impl ManifestReference {
     }
 }
 
-/// What is asked for.
+/// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Catalog,

@@ -24,15 +24,15 @@ use crate::{
 
 /// Entries of a list without `n`, and the most that `n` may ask for.
 const PAGE_MAX: usize = 1000;
-/// How often what nothing names is looked for.
+/// The interval of the search for unreferenced contents.
 const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 
-/// Who may use the registry.
+/// The access rule of the registry.
 #[derive(Clone)]
 pub enum RegistryAccess {
-    /// Everyone who reaches its port: one that only this machine has.
+    /// All clients that reach its port, which only this machine does.
     Anyone,
-    /// Those who send this token as the password of a login, or as a bearer token.
+    /// Clients that send this token as the password of a login, or as a bearer token.
     Token(String),
 }
 

@@ -153,7 +153,7 @@ impl RegistryStore {
         removed
     }
 
-    /// A repository is there as long as it has something: folders that are not empty stay.
+    /// Removes a repository's folders if they are empty: a repository exists as long as it has contents.
     fn forget_if_empty(&self, name: &RepositoryName) {
         let folder = self.repository(name);
         for folder in [folder.join("tags"), folder.join("manifests"), folder] {

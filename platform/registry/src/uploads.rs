@@ -17,7 +17,7 @@ use crate::{
 
 /// BlobUploads at the same time; each is a file.
 const SESSIONS_MAX: usize = 256;
-/// How long an upload may wait for its next chunk.
+/// The longest pause of an upload between two chunks.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]

@@ -65,7 +65,7 @@ impl ComponentReport {
     }
 }
 
-/// The reason for which a file cannot run here; its text is for the user who uploads it.
+/// The reason for which a file cannot run here, as shown to the user who uploads it.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ComponentRefused {
     #[error("not a wasm file: it starts with {starts_with}")]

@@ -174,9 +174,9 @@ pub struct ContainerFiles {
     pub mounts: Vec<Mount>,
     /// The file that is stdin.
     pub stdin: PathBuf,
-    /// A folder. Before the container is told to have ended, its host puts the files `stdout` and `stderr`
-    /// there: the end of each, [`RESULT_BYTES_MAX`] bytes at most, and a file `<name>.truncated` beside one
-    /// whose beginning is missing.
+    /// A folder. Before the container's end is reported, its host writes the files `stdout` and `stderr` there: the
+    /// end of each, [`RESULT_BYTES_MAX`] bytes at most, and a file `<name>.truncated` beside one whose beginning is
+    /// missing.
     ///
     /// [`RESULT_BYTES_MAX`]: mayfly_api::job_io::RESULT_BYTES_MAX
     pub capture: PathBuf,

@@ -137,7 +137,7 @@ impl Cache {
             Some((node, pod))
         });
         let Some((node, pod)) = bound else {
-            // A pod that is assumed is not bound yet in the API's eyes: it keeps its place while it is there.
+            // An assumed pod is not bound in the API yet: it keeps its place while it exists.
             let assumed = self.pods.get(key).is_some_and(|held| {
                 held.assumed && pod.is_some_and(|pod| pod.metadata.uid.as_deref() == Some(&held.request.uid))
             });

@@ -95,7 +95,7 @@ impl Bindings {
         self.under_way.insert(task.id(), (popped, node));
     }
 
-    /// The next that ends; `None` when there is none. A panic is a failure like any other: its pod has to go on.
+    /// The next binding that ends; `None` if none runs. A panic is a failure like any other: its pod is retried.
     async fn next(&mut self) -> Option<Bound> {
         let joined = self.tasks.join_next_with_id().await?;
         self.bound(joined)

@@ -51,7 +51,8 @@ pub struct UnboundClaim {
     pub key: ObjectKey,
     /// Chosen already.
     pub selected_node: Option<String>,
-    /// Where a volume can be made; `None`: nowhere, as the class has no provisioner. An empty list is everywhere.
+    /// The topologies in which a volume can be made; `None`: in none, as the class has no provisioner. An empty list
+    /// is everywhere.
     pub provisioned_in: Option<Vec<TopologySelectorTerm>>,
     /// The node affinity of each volume that exists and satisfies it.
     pub existing: Vec<Option<NodeSelector>>,

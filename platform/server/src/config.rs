@@ -131,7 +131,7 @@ pub(crate) struct UpArgs {
     log_format: Option<LogFormat>,
 }
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -139,7 +139,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// How Services are served.
+/// The implementation of Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum NetworkMode {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// How long a group of writes waits for more before it goes to the disk.
+/// The time for which a group of writes waits for more before it is committed.
 ///
-/// A commit costs about the same for one write as for fifty. Those who were just answered tend to be back at once,
-/// and those who queued up meanwhile are there already: together, that is how many to expect. A lone writer never
-/// waits. The waiting itself is left to the writer, who knows how its queue is looked at.
+/// A commit costs about the same for one write as for fifty. Clients that were just answered tend to write again at
+/// once, and others have queued up meanwhile: their sum is the number of writes to expect. A single writer never
+/// waits. The waiting itself is done by the writer thread, which owns the queue.
 #[derive(Debug)]
 pub struct GroupCommitPolicy {
     group_max: usize,

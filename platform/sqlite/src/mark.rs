@@ -107,14 +107,14 @@ impl Reached {
 }
 
 impl Mark {
-    /// Looks whether the log of a database still has what its mark says, and goes on from there.
+    /// Checks that the log of a database still has the frames that its mark records, and continues from there.
     ///
-    /// To be called before the database is opened, by who alone will write to it. A mark that is not there, or that
-    /// a loss of power has torn, says nothing, and neither does one of an earlier log.
+    /// Call it before the database is opened, by its only writer. A missing mark, one that a loss of power has torn,
+    /// and one of an earlier log record nothing.
     ///
     /// # Errors
-    /// [`MarkError::Damaged`]: opening the database would lose what was acknowledged. [`MarkError::Missing`]: opening it
-    /// would make an empty one.
+    /// [`MarkError::Damaged`]: opening the database would lose acknowledged writes. [`MarkError::Missing`]: opening
+    /// it would create an empty one.
     pub(crate) fn check(database: &Path) -> Result<Self, MarkError> {
         let mark = Self {
             database: database.to_owned(),
@@ -189,11 +189,11 @@ impl Mark {
         }
     }
 
-    /// Whether the database that was opened, and its log, are still the ones at their paths. A commit to a file that
-    /// was removed succeeds, and is gone when the process ends.
+    /// Whether the database that was opened, and its log, are still the ones at their paths. A commit to a removed
+    /// file succeeds, and is lost when the process ends.
     ///
     /// # Errors
-    /// [`MarkError::Removed`], and [`MarkError::Io`] when that cannot be told.
+    /// [`MarkError::Removed`], and [`MarkError::Io`] if the files cannot be examined.
     pub(crate) fn check_in_place(&self) -> Result<(), MarkError> {
         let Some(opened) = self.identity else { return Ok(()) };
         match FileIdentity::of(&self.database) {

@@ -24,7 +24,7 @@ use crate::{
 
 /// Exit code of a process that was killed, as a shell counts.
 const EXIT_KILLED: i32 = 137;
-/// How long a killed container may take to end.
+/// The time in which a killed container must end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before containerd is asked again that did not answer.
 const RETRY_AFTER: Duration = Duration::from_millis(300);
@@ -169,7 +169,7 @@ impl OciHost {
         }
     }
 
-    /// Removes a container's task, record and snapshot, whatever of them is there.
+    /// Removes a container's task, record and snapshot, as far as they exist.
     pub(crate) async fn remove_container(
         &self,
         client: &Containerd,

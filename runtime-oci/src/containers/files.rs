@@ -14,7 +14,7 @@ const MESSAGE_LOG_BYTES_MAX: usize = 2048;
 /// Lines of the log that become a termination message.
 const MESSAGE_LOG_LINES_MAX: usize = 80;
 
-/// What must be known of a container after a restart of this process.
+/// The state of a container that a restarted process needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ContainerRecord {
     pub(crate) started: jiff::Timestamp,
@@ -27,7 +27,7 @@ pub(crate) struct ContainerRecord {
     pub(crate) message_from_log: bool,
 }
 
-/// How a container ended; kept on disk until its sandbox goes.
+/// The end of a container; kept on disk as long as its sandbox.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ExitRecord {
     pub(crate) started: jiff::Timestamp,
@@ -60,7 +60,7 @@ pub(super) fn write_container_files(
     fs::write(folder.join("container.json"), serde_json::to_vec(record)?)?;
     let message = folder.join("message");
     fs::write(&message, "")?;
-    // The container's user writes it, whoever that is.
+    // The container's user writes it, and may be any user.
     fs::set_permissions(&message, fs::Permissions::from_mode(0o666))?;
     if record.stdin || record.has_input_file {
         let fifo = folder.join("stdin");
@@ -72,7 +72,7 @@ pub(super) fn write_container_files(
     Ok(())
 }
 
-/// What the container says about its end: its message file, else the end of its log.
+/// The message of a container's end: its message file, else the end of its log.
 pub(super) fn message(file: &Path, log: Option<&Path>) -> String {
     let said = fs::read(file).unwrap_or_default();
     if !said.is_empty() {
@@ -108,7 +108,7 @@ pub(super) fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
     found.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
-/// What a restarted process must know of a container. Blocks.
+/// Reads the state of a container that a restarted process needs. Blocks.
 pub(crate) fn load<T: serde::de::DeserializeOwned>(
     layout: &Layout,
     id: &ContainerId,

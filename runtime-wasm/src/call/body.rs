@@ -36,7 +36,7 @@ struct Streaming {
     body: WasiBody,
     bytes: u64,
     limits: CallLimits,
-    /// The task in which the guest goes on; `None` if it has ended.
+    /// The task in which the guest continues; `None` if it has ended.
     guest: Option<GuestTask>,
     recording: Recording,
 }
@@ -51,7 +51,7 @@ pub(super) struct GuestTask {
 }
 
 impl GuestTask {
-    /// The body came to its end, or the caller needs it no more: the guest goes on until its deadline.
+    /// The body has ended, or the caller needs it no more: the guest continues until its deadline.
     pub(super) fn let_go(&mut self) {
         self.let_go = true;
     }
@@ -113,7 +113,7 @@ impl AnswerBody {
         Self { ready, whole_bytes, rest: Rest::Nothing }
     }
 
-    /// What a failed guest left: whole if it had finished its body before.
+    /// The output of a failed guest: complete if it had finished its body before.
     pub(super) fn cut(ready: VecDeque<Frame<Bytes>>, ended: bool, failed: Option<CallError>) -> Self {
         if ended {
             return Self::whole(ready);

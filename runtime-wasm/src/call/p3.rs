@@ -29,8 +29,8 @@ pub(crate) async fn instantiate(pre: &ServicePre<StoreData>, store: &mut Store) 
     pre.instantiate_async(store).await
 }
 
-/// One call, its request already in the store of the instance that will run it. The answer goes to `reply`, and
-/// the guest goes on until nothing is left for it to do.
+/// One call, its request already in the store of the instance that will run it. The answer goes to `reply`, and the
+/// guest continues until it has no work left.
 pub(crate) struct Call {
     request: Resource<p3::Request>,
     sent: Sent,
@@ -80,8 +80,8 @@ impl Call {
     }
 }
 
-/// The request with scheme and authority in its URI, from where the bindings take them. Whoever received it may have
-/// left the authority in `host` alone.
+/// The request with scheme and authority in its URI, from where the bindings take them. The receiver of the request
+/// may have left the authority in `host` alone.
 fn with_authority<B>(mut request: Request<B>) -> Request<B> {
     let host = request.headers().get(HOST).map(|host| Authority::try_from(host.as_bytes()));
     if request.uri().authority().is_none()

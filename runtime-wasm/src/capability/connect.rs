@@ -143,8 +143,8 @@ fn is_listed_itself(rules: &[EgressRule], scheme: &str, host: &str, port: u16) -
     exact.is_ok_and(|exact: EgressRule| rules.contains(&exact))
 }
 
-/// Connects to the first that answers. Each has an equal part of the time that is left, so that one from which nothing
-/// comes back does not take it from the others.
+/// Connects to the first address that accepts. Each has an equal part of the remaining time, so that a silent one
+/// does not use up the time of the others.
 async fn to_any(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, ConnectError> {
     let mut last = ConnectError::TimedOut;
     for (tried, address) in addresses.iter().enumerate() {

@@ -26,7 +26,7 @@ pub(crate) struct HostLookups {
     places: Arc<Semaphore>,
     /// Asks, and blocks.
     ask: fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
-    /// The names of Services; empty until the cluster's parts are there.
+    /// The names of Services; empty until the cluster's parts are created.
     cluster: Arc<OnceLock<Arc<dyn ClusterHosts>>>,
 }
 

@@ -32,19 +32,19 @@ use super::capture::Capture;
 
 /// Bytes a guest may hand over in one write.
 const WRITE_BYTES_MAX: usize = 64 << 10;
-/// What a line costs beside its own bytes: its time and its stream's name in the file, and the work.
+/// The cost of a line beside its own bytes: its time and its stream's name in the file, and the work.
 const LINE_BYTES: usize = 64;
 /// Bytes per second that the host writes into a program's log; excess lines are left out. A guest that fails
 /// repeatedly can cause any number.
 const NOTES_BYTES_PER_SECOND: u64 = 64 << 10;
-/// How far ahead of its rate a guest may write before it waits.
+/// The time by which a guest may write ahead of its rate before it waits.
 const BURST: Duration = Duration::from_secs(1);
 
-/// Where one program's output goes.
+/// The target of one program's output.
 #[derive(Clone)]
 pub(crate) struct ProgramLog(Arc<Inner>);
 
-/// What happens to output beyond the rate.
+/// The treatment of output beyond the rate.
 #[derive(Clone)]
 pub(crate) enum Beyond {
     /// The program waits.

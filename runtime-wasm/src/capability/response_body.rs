@@ -203,7 +203,7 @@ impl HostContext {
 struct Pipe {
     /// Most bodies are one piece, for which nothing is allocated.
     first: Option<Bytes>,
-    /// What came after `first`; empty when that is.
+    /// The data after `first`; empty when `first` is.
     more: VecDeque<Bytes>,
     /// Bytes in both.
     ahead: usize,
@@ -390,7 +390,7 @@ mod tests {
         (GuestEnd(shared.clone()), Writer(shared.clone()), Reader(shared))
     }
 
-    /// What can be read now: data as text, `.` for trailers, `!` for an error, `$` for the end, `…` for none yet.
+    /// The readable data as text, `.` for trailers, `!` for an error, `$` for the end, `…` for none yet.
     fn read(reader: &mut Reader) -> String {
         let mut cx = Context::from_waker(Waker::noop());
         match Pin::new(reader).poll_frame(&mut cx) {

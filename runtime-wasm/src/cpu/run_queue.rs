@@ -79,7 +79,7 @@ impl<S: Default> Level<S> {
         Some(&mut share.content)
     }
 
-    /// Removes idle shares that would re-enter like new ones. Of the others, those with the most consumed time are
+    /// Removes idle shares whose state equals that of a new one. Of the others, those with the most consumed time are
     /// kept.
     fn forget_idle(&mut self) {
         if self.shares.len() <= 2 * IDLE_SHARES_KEPT {

@@ -36,7 +36,7 @@ impl Scheduled {
         Self { state: State::New(guest), ticks: 0 }
     }
 
-    /// Whether it runs on a thread of the pool instead of the polling one.
+    /// Whether the call runs on a thread of the pool instead of the polling one.
     pub(crate) fn is_pooled(&self) -> bool {
         matches!(self.state, State::Pooled(_))
     }

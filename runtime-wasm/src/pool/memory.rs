@@ -53,8 +53,8 @@ struct Slots {
     pagemap: Option<PageMap>,
 }
 
-// SAFETY: the base is an address that never changes; who may use which part of the range behind it is
-// decided by `Slot`s, of which there is one per part.
+// SAFETY: the base is an address that never changes; access to the range behind it is decided by `Slot`s, of which
+// there is one per part.
 unsafe impl Send for Slots {}
 // SAFETY: as above; everything else in it is synchronised.
 unsafe impl Sync for Slots {}
@@ -184,8 +184,7 @@ impl Slots {
     fn discard(&self, slot: &Slot, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset + bytes <= slot.accessible, "outside the slot");
         let at = self.start(slot).wrapping_add(offset).cast();
-        // SAFETY: as in `zero`. The mapping is private and anonymous, so that pages which are not needed any
-        // more come back as zeros.
+        // SAFETY: as in `zero`. The mapping is private and anonymous, so that released pages read as zeros.
         Ok(unsafe { madvise(at, bytes, Advice::LinuxDontNeed) }?)
     }
 
@@ -300,7 +299,7 @@ mod tests {
     }
 
     fn bytes(memory: &mut PooledMemory) -> &mut [u8] {
-        // SAFETY: that much is accessible, and borrowed from the only one who has it.
+        // SAFETY: that much is accessible, and borrowed from its only owner.
         unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), memory.bytes) }
     }
 

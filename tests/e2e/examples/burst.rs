@@ -24,7 +24,7 @@ use mayfly_e2e::{Body, Latencies, flags, full};
 use serde_json::{Map, json};
 use tokio::{net::TcpStream, sync::Barrier};
 
-/// How long the whole may take.
+/// The timeout of the whole run.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Options {

@@ -29,7 +29,7 @@ use mayfly_e2e::{Body, Latencies, flags, full};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
-/// How long an answer of ours may be waited for, in the server's own header.
+/// The longest wait for an answer of Mayfly, in the server's own header.
 const WAIT_SECONDS: u32 = 60;
 
 #[derive(Clone, Copy)]
@@ -129,7 +129,7 @@ async fn client(options: Arc<Options>, begin: Instant, taken: Arc<AtomicU64>) ->
 struct Connection {
     sender: SendRequest<Body>,
     host: String,
-    /// How many seconds an answer may wait for the end of what it started.
+    /// The seconds for which an answer may wait for the end of the execution that it started.
     wait: u32,
 }
 

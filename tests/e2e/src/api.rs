@@ -122,7 +122,7 @@ impl Api {
         Ok(ApiAnswer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), text })
     }
 
-    /// Applies a Function's manifest, whoever else set what it says.
+    /// Applies a Function's manifest, and takes fields over from other managers.
     pub async fn apply_function(&self, manifest: &Value) -> Result<()> {
         let name = manifest["metadata"]["name"].as_str().context("a manifest without a name")?;
         let path = format!(

@@ -12,7 +12,7 @@ use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::up;
 
-/// How long a command may take.
+/// The timeout of a command.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Commands for one server.
@@ -20,7 +20,7 @@ pub struct Cli {
     data: PathBuf,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Finished {
     /// `None` when a signal ended it.

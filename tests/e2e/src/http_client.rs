@@ -18,7 +18,7 @@ use serde_json::Value;
 /// A request's body.
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// How long an answer may take.
+/// The timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A client of one address.
@@ -51,7 +51,7 @@ impl Answer {
     }
 }
 
-/// A body that is there already.
+/// A body in memory.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
@@ -100,7 +100,7 @@ impl Http {
         Ok(Answer { status: head.status, headers: head.headers, body })
     }
 
-    /// Sends a request; gives the answer as soon as its head is there.
+    /// Sends a request; returns the answer as soon as its head has arrived.
     pub async fn open(&self, request: http::request::Builder, body: Body) -> Result<Response<Incoming>> {
         let request = request.body(body)?;
         let uri = request.uri().clone();

@@ -1,4 +1,4 @@
-//! What the load generators in `examples/` have in common: their flags, clients side by side, the figures.
+//! The common part of the load generators in `examples/`: their flags, concurrent clients, the figures.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub fn flags() -> impl Iterator<Item = Result<(String, String)>> {
     })
 }
 
-/// How long calls took.
+/// The durations of calls.
 pub struct Latencies(Vec<Duration>);
 
 impl Latencies {
@@ -42,7 +42,7 @@ impl Latencies {
         self.0.len()
     }
 
-    /// What so many percent of the calls did not exceed.
+    /// The duration that this percentage of the calls did not exceed.
     fn at(&self, percent: usize) -> Option<Duration> {
         self.0.get((self.0.len() * percent / 100).min(self.0.len().saturating_sub(1))).copied()
     }

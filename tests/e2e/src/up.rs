@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 use crate::{Api, Cli, Http, cli, function, guest, is_ready, wait};
 
-/// How long a start may take: the machine may be compiling something else meanwhile.
+/// The timeout of a start: the machine may be compiling something else meanwhile.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a polite stop may take.
+/// The timeout of a graceful stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Lines of the log that are shown when a test fails.
 const LOG_LINES_SHOWN: usize = 60;
@@ -33,7 +33,7 @@ pub struct Up {
     endpoints: Value,
 }
 
-/// What a server is started with.
+/// The parameters of a server's start.
 #[derive(Default)]
 pub struct Start {
     data: Option<PathBuf>,
@@ -131,7 +131,7 @@ impl Up {
         Start::default().ready().await
     }
 
-    /// Where functions answer.
+    /// HTTP to the functions.
     pub fn http(&self) -> Http {
         Http::new(self.address("http"))
     }
@@ -177,7 +177,7 @@ impl Up {
         address.unwrap_or_else(|| panic!("endpoints.json names no address for {name}: {}", self.endpoints))
     }
 
-    /// What the server has logged.
+    /// The server's log.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }

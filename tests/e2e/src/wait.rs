@@ -5,12 +5,12 @@ use std::{future::Future, time::Duration};
 use anyhow::{Result, anyhow};
 use tokio::time::Instant;
 
-/// How long anything may take: generous, as a machine may be busy with something else.
+/// The timeout of any condition: generous, as the machine may be busy with something else.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a condition is looked at.
+/// The interval between two checks of a condition.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Looks until the condition gives a value. An error of looking counts as "not yet", and is told at the
+/// Checks until the condition returns a value. An error of a check counts as "not yet", and is reported at the
 /// deadline.
 pub async fn until<T, F>(what: &str, mut look: impl FnMut() -> F) -> Result<T>
 where

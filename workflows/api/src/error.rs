@@ -42,8 +42,8 @@ impl ApiError {
         ApiError { code: "InternalFailure", message: None, status: 500, prefix: FRAMEWORK, more: None }
     }
 
-    /// What cannot be done now, because a disk takes no writes, say; SDKs try it again by themselves. AWS's common
-    /// error of that name, with the cause: its reader is often the operator.
+    /// An operation that cannot be carried out now, for example because a disk takes no writes; SDKs repeat it by
+    /// themselves. AWS's common error of that name, with the cause: its reader is often the operator.
     pub fn unavailable(cause: &dyn std::fmt::Display) -> ApiError {
         tracing::warn!(%cause, "a workflow call cannot be served now");
         ApiError {

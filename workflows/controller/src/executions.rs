@@ -83,8 +83,8 @@ impl Executions {
         Self { engine, directory, recent: Arc::new(RwLock::new(recent)), revision }
     }
 
-    /// Remembers what the engine tells, until `stop`. `changes` begin before the engine goes on with anything: what
-    /// ended in between would be missed by who has listed already.
+    /// Records the engine's changes, until `stop`. `changes` begin before the engine resumes any execution: a client
+    /// that has listed already would miss an end in between.
     pub async fn follow(self, mut changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
         loop {
             let mut told = tokio::select! {

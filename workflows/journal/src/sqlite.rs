@@ -195,7 +195,7 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
             Err(error) => fail(shared, error.into(), group),
         }
         if let Err(error) = writer.log.fold_if_due(&writer.db) {
-            // What the data file could not take stays in the log; the next group tries again.
+            // Frames that the data file could not take stay in the log; the next group tries again.
             tracing::warn!(%error, "the journal's log could not be folded into its data file");
         }
     }
@@ -216,9 +216,9 @@ fn fail(shared: &WriterState, error: JournalError, mut waiting: Vec<Batch>) {
 }
 
 impl Writer {
-    /// Commits a group, or tries whether it could if there is nothing in it; an error that may pass is waited
-    /// for, with a new connection where the old one may be what is broken. On a full disk the starts are taken
-    /// out of the group and refused: they have not begun, and who asked can be told.
+    /// Commits a group, or checks whether a commit would succeed if the group is empty. A transient error is waited
+    /// for, with a new connection if the old one may be broken. On a full disk the starts are removed from the group
+    /// and refused: they have not begun, and their callers can repeat them.
     fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &WriterState) -> rusqlite::Result<()> {
         let mut tries = 0;
         loop {

@@ -1,4 +1,4 @@
-//! What can go wrong with a state's data: an error of the States family while running, a problem while compiling.
+//! Errors about a state's data: an error of the States family while running, a problem while compiling.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct StateError {
 pub mod names {
     pub const RUNTIME: &str = "States.Runtime";
     pub const PARAMETER_PATH_FAILURE: &str = "States.ParameterPathFailure";
-    /// What AWS gives out where its documentation says `States.ResultPathMatchFailure`.
+    /// The name that AWS uses where its documentation says `States.ResultPathMatchFailure`.
     pub const REFERENCE_PATH_CONFLICT: &str = "States.ReferencePathConflict";
     pub const INTRINSIC_FAILURE: &str = "States.IntrinsicFailure";
     pub const QUERY_EVALUATION_ERROR: &str = "States.QueryEvaluationError";
@@ -60,7 +60,7 @@ pub struct Problem {
     pub location: String,
     /// One sentence.
     pub message: String,
-    /// What kind of mistake it is.
+    /// The kind of the mistake.
     pub fault: Fault,
 }
 

@@ -16,7 +16,7 @@ use crate::path::parse::{Cursor, prefix};
 use crate::value::Value;
 use functions::Function;
 
-/// How deep calls may nest, as AWS documents it.
+/// The maximum nesting of calls, as AWS documents it.
 pub const NESTING_MAX: usize = 10;
 
 /// A compiled call.

@@ -39,7 +39,7 @@ pub struct Expression {
     program: Arc<Program>,
 }
 
-/// What is evaluated.
+/// A compiled expression.
 pub(crate) struct Program {
     /// With its guards.
     ast: AstNode,
@@ -63,7 +63,7 @@ impl Program {
     }
 }
 
-/// What a string of a JSONata template is.
+/// A string of a JSONata template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delimited<'a> {
     /// A string that stands for itself.
@@ -110,7 +110,7 @@ impl Expression {
         Ok(Self { source: source.into(), program: Arc::new(program) })
     }
 
-    /// Compiles an expression for a place where only part of `$states` is there.
+    /// Compiles an expression for a field in which only a part of `$states` is available.
     pub fn compile_for(text: &str, there: Available) -> Result<Self, Problem> {
         let expression = Self::compile(text)?;
         let is_there = |member: &str| match member {
@@ -197,7 +197,7 @@ pub struct Available {
 }
 
 impl Available {
-    /// Wherever it is not known what is there.
+    /// For fields whose available parts are unknown.
     pub const ALL: Self = Self { result: true, error_output: true };
 }
 

@@ -355,10 +355,10 @@ pub(super) fn template(
     }
 }
 
-/// The error output a catcher works on: both members, empty where there is nothing to tell (LocalStack notes that AWS
-/// binds an empty text).
+/// The error output of a catcher: both members, empty if there is no value (LocalStack notes that AWS binds an empty
+/// text).
 ///
-/// Before edition 2 only the cause of AWS's own errors was told when it was empty.
+/// Before edition 2 an empty cause was present only for AWS's own errors.
 pub(super) fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>, edition: u32) -> Value {
     let empty = match edition {
         0 | 1 => (false, error.is_some_and(|error| error.starts_with("States."))),

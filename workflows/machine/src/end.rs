@@ -117,9 +117,9 @@ impl Turn<'_> {
         }
     }
 
-    /// What runs beside a part that failed says that it was given up: its innermost states first. None of these events
-    /// leads to another. (That there are such events, and no more to say in them than an iteration's place, is in the
-    /// API reference; their order is in no recording.)
+    /// Records the abort of everything that runs beside a part that failed: its innermost states first. None of these
+    /// events leads to another. (That such events exist, with nothing in them but an iteration's index, is in the API
+    /// reference; their order is in no recording.)
     fn tell_aborted_below(&mut self, number: u32) {
         if std::mem::take(&mut self.parts_to_tell) {
             for number in self.threads_below(number) {

@@ -67,8 +67,8 @@ fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u6
     })
 }
 
-/// The value of a `…Path` field. A path that leads nowhere is told as that of `InputPath` is, not as a template's
-/// (LocalStack has it so for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
+/// The value of a `…Path` field. The error of a path without a result is that of `InputPath`, not a template's (as in
+/// LocalStack for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
 fn at(scope: &Scope<'_>, path: &Path) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
 }

@@ -13,7 +13,7 @@ pub fn text(definition: &Value) -> String {
     }
 }
 
-/// What a definition says, as an object.
+/// A definition as an object.
 ///
 /// # Errors
 /// The text is not JSON.

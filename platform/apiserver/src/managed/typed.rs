@@ -19,7 +19,7 @@ pub(crate) struct Shape<'a> {
     deduced: bool,
 }
 
-/// How the parts of a value are identified.
+/// The identification of the parts of a value.
 enum Form<'a> {
     /// One owner for all of it.
     Leaf,

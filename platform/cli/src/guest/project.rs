@@ -125,7 +125,7 @@ impl Project {
         Ok(Project { dir, name, manifest, place, code })
     }
 
-    /// Whether it depends on the SDK in this binary (a project made by `mayfly new` does).
+    /// Whether the project depends on the SDK of this binary, as a project made by `mayfly new` does.
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
         if !matches!(self.code, Code::Cargo) {
             return Ok(false);

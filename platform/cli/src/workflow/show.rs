@@ -172,8 +172,8 @@ pub(super) async fn list(args: ListArgs, client: &Client, session: &Session) -> 
     Ok(())
 }
 
-/// Those of the namespace. All there are in `default`: most state machines that come from AWS's tools are there under
-/// independent of their names.
+/// The workflows of the namespace. In `default` all are listed: most state machines of AWS's tools are in it,
+/// whatever their names.
 async fn workflows(client: &Client, limit: usize) -> anyhow::Result<(Vec<Value>, bool)> {
     let prefix = match client.namespace() {
         NAMESPACE_DEFAULT => String::new(),

@@ -63,7 +63,7 @@ mod tests {
         give(&volume, group, true).unwrap();
         assert_eq!((mode("volume/sub/file"), mode("outside")), (0o660, 0o600));
         assert_eq!(mode("volume") & FOLDER_MODE, FOLDER_MODE);
-        // What does not match any more is only looked at from the root.
+        // Below a root whose owner fits, other files are not examined.
         fs::set_permissions(volume.join("sub/file"), fs::Permissions::from_mode(0o600)).unwrap();
         give(&volume, group, true).unwrap();
         assert_eq!(mode("volume/sub/file"), 0o600);

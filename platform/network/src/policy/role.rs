@@ -26,7 +26,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whether this node can enforce policies.
 pub enum PolicyMode {
-    /// In kernel tables with this name, once `programmed` says that the node's rules for Services are there: a node
+    /// In kernel tables with this name, once `programmed` reports that the node's rules for Services exist: a node
     /// without them runs no pod that a policy could isolate. `bridge` as for [`PolicyTables::new`].
     Nftables { table: String, bridge: bool, programmed: watch::Receiver<bool> },
     /// The userspace proxy serves this node, which sees no packets of pods.

@@ -288,11 +288,11 @@ impl PolicyTables {
         script
     }
 
-    /// Makes the kernel carry out `rules`; when nothing changed, checks that the tables are there. Says whether they
-    /// had been removed by another program.
+    /// Applies `rules` in the kernel; when nothing changed, checks that the tables exist. Returns whether another
+    /// program had removed them.
     ///
     /// # Errors
-    /// `nft` is not there, or refuses the rules; those of before are still in place.
+    /// `nft` is missing, or refuses the rules; the earlier rules are still in place.
     pub async fn apply(&mut self, rules: &PolicyRules) -> Result<bool, NftError> {
         let script = self.script(rules);
         let mut was_removed = false;

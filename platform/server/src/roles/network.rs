@@ -40,7 +40,7 @@ const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 const POD_NETWORK: &str = "10.212.0.0/16";
 const CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// How this node serves Services.
+/// The implementation of Services on this node.
 pub(super) struct ServiceNetworking {
     pub(super) proxy: ProxyMode,
     /// The network of cluster IPs.

@@ -164,7 +164,8 @@ impl Triggers {
         let status_of = |name: &str| {
             let running = before.and_then(|known| known.triggers.iter().find(|one| one.trigger.name == name));
             running.map(|one| (&one.status, one.trigger.suspend)).or_else(|| {
-                // Met for the first time in this process: what was suspended then is told by the spec now.
+                // Read for the first time in this process: whether it was suspended before is unknown, so the spec
+                // decides.
                 stored.iter().find(|status| status.name == name).map(|status| (status, false))
             })
         };

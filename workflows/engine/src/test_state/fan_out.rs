@@ -81,7 +81,7 @@ impl TestRun<'_> {
         Ok(files::items_in(&data))
     }
 
-    /// What each iteration or child is given. The API's model says what the stages hold; no recording shows one of
+    /// The input of each iteration or child. The API's model says what the stages hold; no recording shows one of
     /// `ItemBatcher`.
     fn inputs(&mut self, map: &Map, input: &Value, mut items: Vec<Value>) -> Result<(), StateError> {
         if let Some(selector) = &map.item_selector {

@@ -38,7 +38,7 @@ pub enum Resource {
     Foreign(Arc<str>),
 }
 
-/// How AWS made a service a task's: that decides how arguments, results and errors are spelled.
+/// The kind of AWS's integration of a service: it decides the spelling of arguments, results and errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IntegrationKind {
     /// By hand, for a few operations (`sqs:sendMessage`).
@@ -47,8 +47,8 @@ pub enum IntegrationKind {
     AwsSdk,
 }
 
-/// How long a Task lasts: until the call is answered, until what it started is
-/// done, or until someone sends the task's token.
+/// The end of a Task: the answer to the call, the end of the work that the call started, or a report with the task's
+/// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
     RequestResponse,
@@ -114,7 +114,7 @@ impl Resource {
         }
     }
 
-    /// How long the task lasts. Functions and activities are asked and answer.
+    /// The pattern of the task. Functions and activities are request and response.
     pub fn pattern(&self) -> Pattern {
         match self {
             Resource::LambdaInvoke(pattern)
@@ -220,7 +220,7 @@ impl FunctionArn {
     }
 }
 
-/// What follows `arn:aws:states:::`.
+/// The part after `arn:aws:states:::`.
 fn integration(rest: &str) -> Result<Resource, ResourceError> {
     use IntegrationKind::{AwsSdk, Optimised};
     let (rest, kind) = match rest.strip_prefix("aws-sdk:") {

@@ -29,12 +29,12 @@ pub struct State {
     pub retry: Vec<Retrier>,
     /// Task, Parallel and Map only.
     pub catch: Vec<Catcher>,
-    /// Where to go afterwards. Succeed and Fail end; a Choice decides itself.
+    /// The next state. Succeed and Fail end; a Choice decides itself.
     pub next: Transition,
     pub kind: StateKind,
 }
 
-/// Where a state, a rule or a catcher leads.
+/// The target of a state, a rule or a catcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transition {
     End,
@@ -91,7 +91,7 @@ pub enum ResultPath {
     Path(ReferencePath),
 }
 
-/// What a state does.
+/// The type of a state, with its fields.
 #[derive(Debug, Clone)]
 pub enum StateKind {
     Task(Task),
@@ -240,7 +240,7 @@ pub enum MapMode {
     Distributed(StateMachineType),
 }
 
-/// Where a Map's items come from when no reader is named.
+/// The source of a Map's items without a reader.
 #[derive(Debug, Clone)]
 pub enum Items {
     /// The input itself.
@@ -254,7 +254,7 @@ pub enum Items {
 /// `ItemReader`: items from a file or a listing.
 #[derive(Debug, Clone)]
 pub struct ItemReader {
-    /// `arn:aws:states:::s3:getObject` and the like.
+    /// A resource such as `arn:aws:states:::s3:getObject`.
     pub resource: Arc<str>,
     /// `Parameters` or `Arguments`.
     pub arguments: Option<Template>,

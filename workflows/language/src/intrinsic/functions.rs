@@ -1,4 +1,4 @@
-//! What each `States.…` function does, with AWS's limits.
+//! The `States.…` functions, with AWS's limits.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,9 +8,9 @@ use crate::dataflow::Ambient;
 use crate::template::hash_order;
 use crate::value::{Map, Number, Value};
 
-/// How many characters Base64 and Hash take.
+/// The maximum number of characters of Base64 and Hash.
 const ENCODED_CHARS_MAX: usize = 10_000;
-/// How many elements `States.ArrayRange` gives.
+/// The maximum number of elements of `States.ArrayRange`.
 const RANGE_MAX: i64 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
-//! What an expression mentions: variables, parts of `$states`, functions; and what AWS does not allow in it.
+//! The references of an expression: variables, parts of `$states`, functions; and the check of AWS's restrictions.
 
 use std::collections::BTreeSet;
 
 use jsonata_core::ast::{AstNode, BinaryOp, PathStep, Stage};
 
-/// What an expression mentions.
+/// The references of an expression.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     /// Free variables other than `$states`, each once, in alphabetical order.

@@ -143,8 +143,9 @@ impl Data {
     }
 }
 
-/// The reference's sentence about the first comparison of a number with a text, which names both; the crate's names
-/// neither. Only comparisons that an expression is made of are looked at, not those inside of functions and filters.
+/// The reference implementation's message about the first comparison of a number with a text, which names both; the
+/// crate's names neither. Only comparisons of the expression itself are examined, not those inside of functions and
+/// filters.
 fn compared(node: &AstNode, evaluator: &mut Evaluator, root: &JValue) -> Option<String> {
     match node {
         AstNode::Block(nodes) => compared(nodes.last().filter(|_| nodes.len() == 1)?, evaluator, root),

@@ -74,8 +74,8 @@ fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<
     }
 }
 
-/// The item, or nothing past either end: Jackson's arrays answer `null` there, and Jayway goes on with it
-/// (measured on AWS: floci-io/floci#3167).
+/// The item, or nothing past either end: Jackson's arrays answer `null` there, and Jayway continues with it (measured
+/// on AWS: floci-io/floci#3167).
 fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<Option<&'v Value>, PathError> {
     match value {
         Value::Array(items) => Ok(position(items.len(), index).map(|at| &items[at])),

@@ -41,8 +41,8 @@ impl Number {
         !matches!(self, Self::Float(_))
     }
 
-    /// What AWS makes of a number that JSONata gave: whole doubles without a fraction as far as 64 bits go, the others
-    /// as Java has them. (The Java engine that LocalStack runs for AWS's does so; JavaScript would write more digits.)
+    /// AWS's form of a number from JSONata: whole doubles without a fraction as far as 64 bits go, the others as Java
+    /// has them. (The Java engine that LocalStack runs for AWS's does so; JavaScript would write more digits.)
     #[expect(clippy::cast_possible_truncation, reason = "the range is checked first")]
     pub fn from_jsonata(double: f64) -> Option<Self> {
         const PAST_LONG: f64 = 9_223_372_036_854_775_808.0;
