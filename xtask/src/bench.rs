@@ -56,9 +56,9 @@ const SHIPPED: &str = "dist";
 
 pub(crate) struct Options {
     pub(crate) quick: bool,
-    /// How the measured binary is built.
+    /// The build profile of the measured binary.
     profile: String,
-    /// A binary that is there already.
+    /// An existing binary.
     mayfly: Option<PathBuf>,
     pub(crate) only: Option<String>,
     json: Option<PathBuf>,
@@ -149,7 +149,7 @@ fn load_generators(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace.target.join("release/examples"))
 }
 
-/// What the figures were taken on.
+/// The machine of the measurement.
 fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

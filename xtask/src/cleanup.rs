@@ -13,9 +13,9 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// How long a process may take to stop before it is killed.
+/// The time in which a process must stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often a stopping process is looked at.
+/// The interval of the checks of a stopping process.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
 /// Owns processes and folders; dropping it, Ctrl-C and a polite kill end the ones and remove the others.

@@ -30,7 +30,7 @@ pub(crate) fn install() -> Result<Clients> {
         return Ok(clients);
     }
     println!("installing {} into {}", PACKAGES.join(" "), folder.display());
-    // What an interrupted or older installation left would be mixed with ours.
+    // The rest of an interrupted or older installation would be mixed with the new one.
     if folder.exists() {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }

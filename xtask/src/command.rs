@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that started us, for another package. What cargo told us about our own package must not reach
-/// it: build scripts of some crates look at these variables, and run again when they differ.
+/// The cargo that started this program, for another package. The variables that cargo sets for this package must not
+/// reach it: build scripts of some crates read them, and run again when they differ.
 pub(crate) fn cargo() -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(&program);

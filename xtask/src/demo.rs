@@ -35,9 +35,9 @@ const WARM_CALLS: usize = 1_000;
 const SPLIT_CALLS: usize = 400;
 /// The share of the newer revision, in percent.
 const SPLIT_PERCENT: usize = 25;
-/// How long a function sleeps in after its last call here.
+/// The idle time after which a function is scaled to zero here.
 const IDLE_AFTER: &str = "2s";
-/// How long anything may take to settle.
+/// The timeout of each condition.
 const SETTLE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -122,7 +122,7 @@ impl Demo<'_> {
         let component = self.guests.join(format!("{guest}.wasm"));
         let component = component.to_string_lossy();
         let said = self.run(&[&["deploy", &*component], settings].concat())?;
-        // What it says about calling the function is shown below.
+        // The lines about calling the function are printed below.
         self.say(said.lines().next().unwrap_or_default());
         Ok(())
     }

@@ -67,7 +67,7 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
     (&["rtnetlink", "netlink", "nftables"], &["platform/network"]),
 ];
 
-/// What floor 0 must not know: words and rules need no runtime and no wire.
+/// Dependencies that are forbidden on floor 0: data types and rules need no runtime and no network.
 const NOT_ON_THE_GROUND: &[&str] =
     &["tokio", "hyper", "axum", "tower", "http", "reqwest", "async-std", "smol"];
 
@@ -284,7 +284,7 @@ mod tests {
         members
     }
 
-    /// What is found when this member is added to a house that is in order.
+    /// The problems that are found when this member is added to a valid workspace.
     #[track_caller]
     fn check(extra: Member, expect: &[&str]) {
         let found = violations(&house(extra));

@@ -1,7 +1,7 @@
 //! Building the examples into components.
 //!
-//! The work is the binary's (`mayfly build`), so that what a person does by hand and what the tests use
-//! is one thing. Here: making sure that a toolchain is there, and not building what has not changed.
+//! The build is the binary's (`mayfly build`), so that users and tests use the same one. Here: installing the
+//! toolchain, and skipping what has not changed.
 
 use std::{
     hash::{DefaultHasher, Hasher},
@@ -26,7 +26,7 @@ target/guests/*.wasm. Does nothing when neither the examples nor the SDK nor the
 The toolchain is rustup's target wasm32-wasip2, or Debian's rustc for the web with the sources of its
 standard library; the latter is installed when we are root and no other is there.";
 
-/// What Debian calls a Rust compiler that can build for wasm, the sources of its library, and a linker.
+/// Debian's packages of a Rust compiler that can build for wasm, the sources of its library, and a linker.
 const DEBIAN_TOOLCHAIN: &[&str] = &["rustc-web", "rust-web-src", "lld", "wasi-libc"];
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const RUSTUP_TARGET: &str = "wasm32-wasip2";

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// How long a server may keep silent.
+/// The timeout of a server's answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Answer {

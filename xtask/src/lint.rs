@@ -1,4 +1,4 @@
-//! What must hold of the code before its tests are run.
+//! The checks of the code before its tests are run.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,7 +31,7 @@ Advisories are not checked: their database is a git repository that cannot be fe
 
 /// The release of cargo-deny that deny.toml is written for.
 const CARGO_DENY_VERSION: &str = "^0.20";
-/// Past this length a file is reported: is there a second idea in it?
+/// A file with more lines is reported: it may have a second idea.
 const FILE_LINES_MAX: usize = 500;
 /// Left-overs that must not land. In pieces, so that this file does not find itself.
 const LEFT_OVERS: &[(&str, &str)] = &[

@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use crate::{cleanup::Scope, command, http};
 
-/// How long the server may take until it is ready.
+/// The time in which the server must become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a condition is looked at.
+/// The interval of the checks of a condition.
 const POLL: Duration = Duration::from_millis(20);
 
 pub(crate) struct Server {
@@ -27,7 +27,7 @@ pub(crate) struct Server {
     folder: PathBuf,
     data: PathBuf,
     pub(crate) id: u32,
-    /// Where functions answer.
+    /// The address of the functions.
     pub(crate) http: SocketAddr,
     /// The Step Functions API.
     pub(crate) workflows: SocketAddr,
@@ -115,7 +115,7 @@ impl Server {
         &self.folder
     }
 
-    /// What it has of containers.
+    /// The folder of its containers.
     pub(crate) fn containers(&self) -> PathBuf {
         self.data.join("containers")
     }

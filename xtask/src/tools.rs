@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::command::{self, cargo};
 
-/// Where programs that cargo builds for us go: outside the target directory, so that they outlive it.
+/// The folder of programs that cargo builds for xtask: outside the target directory, so that they outlive it.
 pub(crate) fn folder() -> Result<PathBuf> {
     if let Some(chosen) = std::env::var_os("MAYFLY_TOOLS") {
         return Ok(chosen.into());
@@ -37,11 +37,11 @@ pub(crate) fn cargo_install(package: &str, arguments: &[&str]) -> Result<()> {
     let folder = folder()?;
     let mut install = cargo();
     install.args(["install", package, "--locked", "--root"]).arg(&folder).args(arguments);
-    // A target directory of its own: an interrupted build goes on where it was, and ours stays clean.
+    // A target directory of its own: an interrupted build continues, and the workspace's stays clean.
     let build = folder.join("build");
     install.env("CARGO_TARGET_DIR", &build);
     command::run(&mut install)?;
-    // A gigabyte that nobody needs any more.
+    // A gigabyte that is not needed any more.
     let _ = std::fs::remove_dir_all(build);
     Ok(())
 }

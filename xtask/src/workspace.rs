@@ -1,4 +1,4 @@
-//! Where the sources and the build outputs are.
+//! The paths of the sources and the build outputs.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ impl Workspace {
         Ok(Self { target: target.into(), root, metadata })
     }
 
-    /// Where components built from the examples are.
+    /// The folder of components that were built from the examples.
     pub(crate) fn guests(&self) -> PathBuf {
         self.target.join("guests")
     }

@@ -35,7 +35,7 @@ const PEER_REUSE: u32 = 128;
 /// Functions that sleep, and are each asked once.
 const COLD_FUNCTIONS: usize = 1_000;
 const IDLE_FUNCTIONS: usize = 10_000;
-/// How many of the idle ones are woken to see how long it takes.
+/// The number of idle functions that are woken to measure the time.
 const IDLE_WOKEN: usize = 500;
 const BURST_REQUESTS: usize = 20_000;
 /// Connections of the burst over HTTP/2: each carries 200 requests at the same time.
@@ -44,7 +44,7 @@ const BURST_CONNECTIONS: usize = 100;
 const OPEN_FILES_KEPT: usize = 2_000;
 /// Manifests that are applied at once.
 const BATCH: usize = 500;
-/// How long many functions may take to become ready.
+/// The time in which many functions must become ready.
 const SETTLE: Duration = Duration::from_secs(600);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {

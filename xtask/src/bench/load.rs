@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{command, tools};
 
-/// What one run of the tool saw. Latencies in milliseconds.
+/// The figures of one run of the tool. Latencies in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Load {
     pub(super) per_second: f64,
@@ -23,7 +23,7 @@ impl Load {
     }
 }
 
-/// Makes sure that `wrk` is there.
+/// Installs `wrk` if it is missing.
 pub(super) fn ensure() -> Result<()> {
     if tools::find("wrk").is_some() {
         return Ok(());

@@ -234,7 +234,7 @@ fn api_times(address: SocketAddr) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// What the victim has alone, and what is left of it.
+/// The victim's figures alone, and beside its neighbours.
 struct Report {
     alone: Load,
     table: Table,

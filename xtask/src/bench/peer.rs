@@ -19,8 +19,8 @@ use crate::{
 };
 
 const VERSION: &str = "^48";
-/// What `serve` needs to run at its full speed. Profiling and debugging hooks, which cost time in each
-/// call, are left out: the peer is never slower for how it was built.
+/// The features that `serve` needs to run at its full speed. Profiling and debugging hooks, which cost time in each
+/// call, are left out, so that the peer is not slowed by its build.
 const FEATURES: &str = "run,serve,compile,component-model,component-model-async,pooling-allocator,\
                         parallel-compilation,threads,gc,gc-drc,gc-null,addr2line,demangle,logging";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -78,8 +78,8 @@ fn serve(wasmtime: &Path, component: &Path, address: SocketAddr, reuse: Option<u
     serve
 }
 
-/// What a first request costs with the peer: a process for it, from its start to the answer, in
-/// milliseconds. The component was compiled before.
+/// The cost of a first request with the peer: a process for it, from its start to the answer, in milliseconds. The
+/// component was compiled before.
 pub(super) fn cold_starts(scope: &Scope, wasmtime: &Path, component: &Path, runs: usize) -> Result<Vec<f64>> {
     let folder = scope.temporary_folder("peer")?;
     let compiled = folder.join("component.cwasm");

@@ -25,7 +25,7 @@ use crate::{
 
 /// Pods that are made at once.
 const AT_ONCE: usize = 50;
-/// How long a round may take.
+/// The timeout of a round.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(120);
 const IMAGE: &str = "docker.io/library/busybox:bench";
 

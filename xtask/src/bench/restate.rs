@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{cleanup::Scope, command, http::Connection, server::wait_for, tools};
 
-/// What is installed by npm, once.
+/// The package that npm installs once.
 const SERVER: &str = "@restatedev/restate-server@1.7";
 const SDK: &str = "@restatedev/restate-sdk@1.17";
 const SERVICES: &str = include_str!("restate_services.mjs");

@@ -1,4 +1,4 @@
-//! From starting the process to being ready, and what it holds while nobody asks for anything.
+//! The time from starting the process to being ready, and its memory while it is idle.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// How long after being ready memory is looked at: start-up's own garbage is gone by then.
+/// The time after being ready at which memory is read: allocations of the start are released by then.
 const IDLE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {

@@ -13,7 +13,7 @@ pub(super) struct Side {
     pub(super) load: Box<dyn Fn(u32) -> Command>,
 }
 
-/// What one side did with so many clients: a figure for each round.
+/// The figures of one side with this many clients, one for each round.
 pub(super) struct Cell {
     pub(super) side: String,
     pub(super) clients: u32,

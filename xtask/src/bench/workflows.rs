@@ -34,7 +34,7 @@ pub(super) const PARTS: &[&str] = &["steps", "express", "map", "waiting", "timer
 
 const CLIENTS: &[u32] = &[1, 16, 64, 256];
 const STEPS: &[(usize, &str)] = &[(1, "one"), (3, "three"), (9, "nine")];
-/// Where the cost of a step is looked at.
+/// The number of clients at which the cost of a step is measured.
 const COST_CLIENTS: u32 = 64;
 const COST_STEPS: (usize, &str) = (3, "three");
 /// States of the express machine, each of them a transition.
@@ -42,7 +42,7 @@ const EXPRESS_STATES: usize = 100;
 const MAP_ITEMS: usize = 10_000;
 const WAITING: usize = 100_000;
 const READY: Duration = Duration::from_secs(60);
-/// What every function is asked; the answer of a step is the next one's question.
+/// The input of every function; the answer of a step is the next one's input.
 const INPUT: &str = r#"{"name":"Ada"}"#;
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -88,7 +88,7 @@ impl Bench<'_> {
         let function = server.get("function", "upload")?;
         let component =
             function["spec"]["source"]["component"].as_str().context("upload names no component")?;
-        // Restate's handlers live in one process for all calls: reused instances are what is like them.
+        // Restate's handlers live in one process for all calls, so instances are reused for the comparison.
         let spec = json!({
             "isolation": "reuse",
             "limits": {"concurrency": 1000},
@@ -156,7 +156,7 @@ impl Bench<'_> {
         sides
     }
 
-    /// What a step costs each side's disk and memory.
+    /// The cost of a step in disk and memory, for each side.
     fn costs(&self, server: &Server, peer: Option<&Restate>) -> Result<Value> {
         let (count, name) = COST_STEPS;
         let machine = create(server.workflows, "cost", "STANDARD", &steps_of(count))?;
@@ -225,7 +225,7 @@ impl Bench<'_> {
             ("a function", json!({"I": task(json!({"name": "Ada"}), true)})),
         ] {
             let processor = json!({"StartAt": "I", "States": states});
-            // What comes of the items is left out: ten thousand greetings are more than a payload may be.
+            // The results of the items are discarded: ten thousand greetings exceed the size of a payload.
             let map = json!({"Type": "Map", "ItemProcessor": processor, "ResultPath": null, "End": true});
             let definition = json!({"StartAt": "M", "States": {"M": map}});
             let name_of = name.replace(' ', "-");
@@ -256,7 +256,7 @@ impl Bench<'_> {
         let mut resident = server.resident_bytes()?;
         println!("  resident {} with all of them just started", mib(resident as f64));
         let at_once = resident;
-        // Those who wait long leave memory after a while.
+        // Executions that wait for long are evicted from memory after a while.
         let deadline = Instant::now() + Duration::from_secs(90);
         while Instant::now() < deadline {
             std::thread::sleep(Duration::from_secs(5));
@@ -310,7 +310,7 @@ fn print_steps(count: usize, cells: &[Cell]) {
     println!("\n{}", table.text());
 }
 
-/// A workflow of so many calls of the function, each with the answer of the one before.
+/// A workflow of this many calls of the function, each with the answer of the one before.
 fn steps_of(count: usize) -> Value {
     let mut states = Map::new();
     for at in 1..=count {
@@ -390,7 +390,7 @@ fn written_bytes(id: u32) -> Result<u64> {
     line.context("no write_bytes")?.trim().parse().context("write_bytes is no number")
 }
 
-/// Counts a process's fsyncs with `perf`, where that is there and allowed.
+/// Counts a process's fsyncs with `perf`, if it is installed and permitted.
 struct Syncs(std::process::Child);
 
 impl Syncs {

@@ -71,7 +71,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     }))
 }
 
-/// How many times the writes of etcd one side did with as many clients.
+/// The ratio of one side's writes to etcd's with as many clients.
 struct Beside {
     side: String,
     clients: u32,

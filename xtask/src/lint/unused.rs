@@ -16,7 +16,7 @@ use super::rust_files;
 /// Packages whose code has another name than `-` read as `_` gives.
 const OTHERWISE_NAMED: &[(&str, &str)] = &[("md-5", "md5"), ("mayfly-sdk", "mayfly")];
 
-/// What is listed and not named, for each member that `cargo metadata` tells of.
+/// The dependencies that are listed and not used, for each member of `cargo metadata`.
 pub(super) fn unused(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
     let folders = packages.iter().map(folder).collect::<Result<Vec<_>>>()?;
@@ -90,7 +90,7 @@ mod tests {
             let listed = [json!({"name": name, "rename": rename})];
             assert_eq!(unnamed(listed.iter(), sources).len(), usize::from(is_unnamed), "{name}");
         }
-        // In two sections, told once.
+        // In two sections, reported once.
         let twice = [json!({"name": "hyper"}), json!({"name": "hyper"})];
         assert_eq!(unnamed(twice.iter(), sources).len(), 1);
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-/// How a line begins by which a test says that it could not run here: with its name, or without.
+/// The start of the line by which a test reports that it could not run here, with or without its name.
 const SKIPPED: &str = "SKIPPED ";
 const SKIPPED_NAMELESS: &str = "skipped: ";
 

@@ -63,7 +63,7 @@ impl Neighbour {
     fn start(http: &Http, path: &'static str, connections: usize) -> Self {
         let call = |http: Http| async move {
             loop {
-                // What it answers, if anything, is its own matter.
+                // The answer, if any, does not matter.
                 http.get(path).await.ok();
             }
         };
@@ -77,7 +77,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// What the victim's callers see.
+/// The figures that the victim's callers measure.
 #[derive(Debug)]
 struct Seen {
     per_second: f64,
@@ -180,7 +180,7 @@ async fn one_slow_function_leaves_instances_to_others() -> Result<()> {
         ensure!(answer.status == 200, "{answer:?}");
     }
     ensure!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
-    // Those of its own that find no slot are told which setting to change.
+    // Its own calls that find no slot get an error that names the setting to change.
     let refused = http.get("/fn/default/sleep/").await?;
     let error = &refused.json()?["error"];
     ensure!(refused.status == 503 && error["code"] == "overloaded", "{refused:?}");

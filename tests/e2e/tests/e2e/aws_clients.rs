@@ -7,7 +7,7 @@ use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// How long a client may take: Python starts slowly beside a compiler.
+/// The timeout of a client: Python starts slowly beside a compiler.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A program of AWS's, with credentials that stand for nothing and none of the person's own settings.
@@ -20,7 +20,7 @@ fn client(program: &str) -> Command {
     command.env("AWS_CONFIG_FILE", nowhere).env("AWS_SHARED_CREDENTIALS_FILE", nowhere);
     command.env("AWS_ACCESS_KEY_ID", "any").env("AWS_SECRET_ACCESS_KEY", "any");
     command.env("AWS_DEFAULT_REGION", "us-east-1").env("AWS_PAGER", "").env("AWS_MAX_ATTEMPTS", "1");
-    // `sync-127.0.0.1` is nobody's name.
+    // `sync-127.0.0.1` does not resolve.
     command.env("AWS_DISABLE_HOST_PREFIX_INJECTION", "true").env("AWS_EC2_METADATA_DISABLED", "true");
     command.kill_on_drop(true);
     command

@@ -115,8 +115,8 @@ async fn a_digest_that_does_not_match_is_refused() -> Result<()> {
 async fn an_upload_past_the_limit_is_cut_off() -> Result<()> {
     let up = Up::start().await?;
     let before = up.resident_bytes()?;
-    // 80 MB, in pieces of one; the limit is 64 MiB. The little that is left then is read and thrown away, so that who
-    // sends hears the answer, and finds no broken connection.
+    // 80 MB, in pieces of one; the limit is 64 MiB. The rest is read and discarded, so that the client gets the
+    // answer instead of a broken connection.
     let piece = Bytes::from(vec![0; 1_000_000]);
     let pieces = futures::stream::iter(0..80).map(move |_| piece.clone());
     let path = format!("/artifacts/{}", digest_of(b"whatever"));
@@ -172,7 +172,7 @@ async fn an_artifact_in_use_stays_and_one_that_nobody_names_can_go() -> Result<(
     nothing_kept(&up).await
 }
 
-/// What the server's compiler does with a component; `memory_bytes_max` is what it may take.
+/// The result of the server's compiler for a component; `memory_bytes_max` is its memory limit.
 async fn compile(up: &Up, component: &[u8], memory_bytes_max: &str) -> Result<mayfly_e2e::Finished> {
     let reserved = (4_u64 << 30).to_string();
     up.cli().with_stdin(&["compile", "sync", &reserved, "2", memory_bytes_max], component).await

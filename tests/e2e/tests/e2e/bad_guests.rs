@@ -1,4 +1,4 @@
-//! Functions that misbehave: the caller is told what happened, and their neighbours answer on.
+//! Functions that misbehave: their callers get errors with the cause, and their neighbours continue to answer.
 
 use std::time::Duration;
 

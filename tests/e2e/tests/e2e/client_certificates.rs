@@ -94,7 +94,7 @@ async fn a_signed_request_authenticates_its_user() -> Result<()> {
     let (allowed, shown) = as_jane(&["get", "configmaps"]).await?;
     ensure!(allowed && shown.contains("kube-root-ca.crt"), "{shown}");
 
-    // A certificate of another authority authenticates nobody.
+    // A certificate of another authority authenticates no user.
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "jane");
     std::fs::write(&certificate_file, params.self_signed(&key)?.pem())?;

@@ -149,7 +149,7 @@ async fn a_gigabyte_is_refused_past_the_limit_in_bounded_memory() -> Result<()> 
     let (path, h2c) = ("/fn/default/wordcount/", http.h2c());
     let answer = h2c.call(h2c.request(Method::POST, path), pieces()).await?;
     ensure!(answer.status == 413 && answer.json()?["error"]["code"] == "request_too_large", "{answer:?}");
-    // Over HTTP/1.1 who still sends may see the closed connection instead of the answer.
+    // Over HTTP/1.1 a client that is still sending may see the closed connection instead of the answer.
     if let Ok(answer) = http.call(http.request(Method::POST, path), pieces()).await {
         ensure!(answer.status == 413, "{answer:?}");
     }
@@ -173,7 +173,7 @@ async fn when_the_client_hangs_up_the_guest_is_ended() -> Result<()> {
     let flags = ["--timeout", "300s", "--concurrency", "1", "--max", "1"];
     up.deploy("sleep", "sleep", &flags).await?;
     up.http().get("/fn/default/sleep/?ms=1").await?;
-    // The one place is taken by a call that nobody waits for any more.
+    // The only slot is taken by a call whose client has disconnected.
     let mut gone = TcpStream::connect(up.http().address()).await?;
     gone.write_all(b"GET /fn/default/sleep/?ms=250000 HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     let http = up.http();
@@ -233,7 +233,7 @@ async fn what_is_no_http_is_refused_and_harms_nobody() -> Result<()> {
     guest_or_skip!("hello");
     let up = Up::start().await?;
     up.deploy("hello", "hello", &[]).await?;
-    // What the third one's length says is not what counts (RFC 9112, 6.3): a whole request, which leads nowhere.
+    // The content-length of the third one does not count (RFC 9112, 6.3): a whole request, without a route.
     let heads = [
         ("\u{16}\u{3}\u{1}\u{2}\0 no TLS here\r\n\r\n".to_owned(), "400", "bad_request"),
         (format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(200_000)), "431", "head_too_large"),
@@ -247,7 +247,8 @@ async fn what_is_no_http_is_refused_and_harms_nobody() -> Result<()> {
     ];
     for (head, status, code) in heads {
         let mut socket = TcpStream::connect(up.http().address()).await?;
-        // All of it is taken, also where its beginning was enough. (Who ends the connection here is gone to the server.)
+        // All of it is read, also if its beginning was enough. (A client that closes the connection here counts as
+        // disconnected.)
         socket.write_all(head.as_bytes()).await?;
         let mut answer = Vec::new();
         tokio::time::timeout(wait::PATIENCE, socket.read_to_end(&mut answer)).await??;

@@ -35,7 +35,7 @@ async fn client(node: &ContainerNode) -> Result<()> {
     node.ready("client").await
 }
 
-/// What curl in a pod prints.
+/// The output of curl in a pod.
 async fn fetched(node: &ContainerNode, pod: &str, url: &str) -> Result<String> {
     let command = format!("/usr/bin/curl -sS -m 30 {url} 2>&1");
     Ok(node.kubectl.run(&["exec", pod, "--", "sh", "-c", &command]).await?.stdout)
@@ -170,7 +170,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     }
     let resolv = node.exec("client", "cat /etc/resolv.conf").await?;
     ensure!(resolv.starts_with(&format!("nameserver {dns}\nsearch default.svc.cluster.local ")), "{resolv}");
-    // What no Service has leads nowhere.
+    // A name without a Service does not resolve.
     let text = fetched(&node, "client", "http://nothing.default/").await?;
     ensure!(text.contains("Could not resolve host"), "{text:?}");
 

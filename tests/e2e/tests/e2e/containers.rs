@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 
 use crate::kubectl::Kubectl;
 
-/// What containers need, as the server itself looks for it.
+/// The programs that containers need, found as the server finds them.
 const PROGRAMS: [&str; 6] = ["containerd", "runc", "iptables", "ip", "busybox", "kubectl"];
 
 /// Why there can be no containers here.
@@ -162,7 +162,7 @@ async fn start(folder: &Path, arguments: &[String]) -> Result<Up> {
     Start::default().in_folder(&folder.join("d")).with(&["--containers", "on"]).with(&arguments).ready().await
 }
 
-/// What a server could leave on its host.
+/// Everything that a server could leave on its host.
 #[derive(Debug, PartialEq)]
 struct HostState {
     mounts: Vec<String>,

@@ -350,7 +350,7 @@ async fn filters_tokens_and_conditions_of_the_node() -> Result<()> {
     node.ready(&mirror).await?;
     std::fs::remove_file(folder.join("fixed.yaml"))?;
     node.kubectl.ok(&["wait", "--for=delete", &format!("pod/{mirror}"), "--timeout=60s"]).await?;
-    // What the node is short of is measured.
+    // The node's conditions are measured.
     let path = "jsonpath={range .items[0].status.conditions[*]}{.type}={.reason} {end}";
     let conditions = node.kubectl.ok(&["get", "nodes", "-o", path]).await?;
     ensure!(

@@ -1,4 +1,4 @@
-//! What surrounds the server: clients that connect and send nothing, databases that are removed, Services that are
+//! The server's environment: clients that connect and send nothing, databases that are removed, Services that are
 //! reached by their addresses.
 
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::workflows::{call, create, ended, start};
 
-/// What was asked: the target or the path, the body, `Authorization`.
+/// The received requests: the target or the path, the body, `Authorization`.
 type Asked = Arc<Mutex<Vec<(String, Value, Option<String>)>>>;
 
 /// AWS's services, as far as these tests ask them.

@@ -1,4 +1,4 @@
-//! What a function is given and what it is kept from: values, and the world outside.
+//! The environment of a function: its variables, and the outbound destinations that it may reach.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -47,7 +47,7 @@ async fn values_come_from_the_spec_config_maps_and_secrets() -> Result<()> {
         (&json!("yes"), &json!("blue"), &json!("s3cret"))
     );
     assert_eq!(seen["BOTH"], "yes and blue");
-    // What the server runs with is not the function's business.
+    // The server's own environment is not visible to the function.
     ensure!(seen["PATH"].is_null() && seen["HOME"].is_null(), "{seen}");
     Ok(())
 }
@@ -73,7 +73,7 @@ async fn a_changed_config_map_reaches_new_calls() -> Result<()> {
     Ok(())
 }
 
-/// As a pod keeps what it was started with; and no older revision comes back.
+/// A running replica keeps its values, as a pod does; and no older revision becomes active again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_that_goes_takes_nothing_from_who_has_it() -> Result<()> {
     guest_or_skip!("env");

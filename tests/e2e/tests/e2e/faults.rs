@@ -1,4 +1,4 @@
-//! Disks that fail: a sync that does not come to its end, files that are damaged while nobody looks.
+//! Disks that fail: a sync that does not end, files that are damaged while the server is stopped.
 
 use std::{
     os::unix::fs::FileExt as _,
@@ -51,7 +51,7 @@ async fn a_sync_that_fails_stops_the_writing_and_turns_the_health_red() -> Resul
     }
     ensure!(up.admin().get("/healthz").await?.status == 200);
     std::fs::write(folder.path().join("order"), "")?;
-    // Whoever writes first meets it, which may be a part of the server; after that nobody is told yes.
+    // The first writer gets the error, and may be a part of the server; after that no write is acknowledged.
     for name in ["lost", "later"] {
         let told = api.post(CONFIG_MAPS, &config_map(name)).await?;
         ensure!(told.status >= 500 && told.message().contains("until the next start"), "{told:?}");
@@ -76,7 +76,7 @@ async fn a_sync_that_fails_stops_the_writing_and_turns_the_health_red() -> Resul
     up.stop().await
 }
 
-/// What cannot be written is no reason to answer nobody: not even to be brought back to memory takes a write.
+/// A failed disk does not stop functions: loading a component needs no write.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_answer_warm_and_asleep_when_nothing_can_be_written() -> Result<()> {
     guest_or_skip!("hello");
@@ -184,7 +184,7 @@ async fn a_full_disk_is_told_and_over_when_there_is_room() -> Result<()> {
     ensure!(up.admin().get("/readyz").await?.status == 200);
 
     let ballast = disk.fill()?;
-    // An answer, and one that can be tried again, for everybody who asks; nobody waits for the room.
+    // Each request gets an answer that permits a retry; none waits for free space.
     let input = json!({"text": "x".repeat(100_000)});
     for _ in 0..3 {
         let told = start(&up, &machine, input.clone()).await.err().context("a start was acknowledged")?;

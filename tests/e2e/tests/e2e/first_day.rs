@@ -1,4 +1,4 @@
-//! What a person does on the first day, with the commands of the binary.
+//! A user's first day with the commands of the binary.
 
 use std::{path::Path, process::Stdio};
 
@@ -207,7 +207,7 @@ async fn a_new_job_is_built_pushed_and_run() -> Result<()> {
     let pods: Value = serde_json::from_str(&run(&["get", "pods", "-o", "json"], &project).await?)?;
     let pod = pods["items"][0]["metadata"]["name"].as_str().context("no pod")?;
     assert_eq!(run(&["logs", &format!("pod/{pod}")], &project).await?, "Hello, Ada!\n");
-    // What the node noted about it is no component and no data of anybody.
+    // The node's record of it is neither a component nor data of a user.
     let listed = run(&["artifact", "list"], &project).await?;
     let types: Vec<_> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
     ensure!(types.contains(&"component") && types.contains(&"data") && types.len() == 2, "{listed}");
@@ -307,7 +307,7 @@ async fn without_a_server_a_command_says_where_it_looked() -> Result<()> {
     Ok(())
 }
 
-/// The controllers write to a function right after each deployment: that is nobody's conflict.
+/// The controllers write to a function right after each deployment: that causes no conflict.
 #[tokio::test(flavor = "multi_thread")]
 async fn deployments_in_a_row_do_not_get_in_each_others_way() -> Result<()> {
     guest_or_skip!("hello");

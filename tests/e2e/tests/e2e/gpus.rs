@@ -33,7 +33,7 @@ async fn node() -> Result<ContainerNode> {
     ContainerNode::start_with(&["--fake-gpus", "4xH200", "--gpu-libraries-dir", &libraries]).await
 }
 
-/// Where cargo put the libraries: beside this program, or one folder up.
+/// The folder of the libraries that cargo built: beside this program, or one folder up.
 fn libraries() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let mut folders = program.ancestors().skip(1).take(2);
@@ -85,7 +85,7 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     })
     .await?;
     ensure!(described.contains("Allocated resources"), "{described}");
-    // Two halves are one GPU; the program is held to its 8 GiB, and then ends only when told.
+    // Two halves are one GPU; the program is limited to its 8 GiB, and ends only when it is signalled.
     let program = source();
     let content = std::fs::read_to_string(&program)?;
     node.kubectl
@@ -123,7 +123,7 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
         devices.push(node.exec(name, "echo $NVIDIA_VISIBLE_DEVICES").await?);
     }
     ensure!(devices[0] == devices[1] && devices[0].starts_with("GPU-"), "{devices:?}");
-    // The shared GPU is no whole one any more, and comes back when its pods are gone.
+    // The shared GPU is not offered whole, and is offered again when its pods are removed.
     whole_gpus(&node, 3).await?;
     node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
     whole_gpus(&node, 4).await?;

@@ -77,14 +77,14 @@ async fn create_ingress(up: &Up, name: &str, spec: Value) -> Result<()> {
     Ok(())
 }
 
-/// What curl prints.
+/// The output of curl.
 async fn curl(arguments: &[&str]) -> Result<String> {
     let output =
         tokio::process::Command::new("curl").args(["-sS", "-m", "20"]).args(arguments).output().await?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
 }
 
-/// What curl gets from a host name at a port of this machine.
+/// The answer that curl gets from a host name at a port of this machine.
 async fn fetched(scheme: &str, host: &str, at: SocketAddr, path: &str, more: &[&str]) -> Result<String> {
     let resolve = format!("{host}:{}:{}", at.port(), at.ip());
     let url = format!("{scheme}://{host}:{}{path}", at.port());
@@ -138,7 +138,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
     let missing =
         fetched("http", "shop.example.com", at, "/gone", &["-o", "/dev/null", "-w", "%{http_code}"]).await?;
     ensure!(missing == "503", "{missing}");
-    // Functions keep their own routes, and unknown hosts are nobody's.
+    // Functions keep their own routes, and unknown hosts have none.
     ensure!(up.http().get("/fn/default/hello").await?.text() == hello);
     let nobody = fetched("http", "example.org", at, "/", &["-o", "/dev/null", "-w", "%{http_code}"]).await?;
     ensure!(nobody == "404", "{nobody}");
@@ -157,7 +157,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
         answer.push(stream.read_u8().await?);
     }
     ensure!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
-    // Bytes that would look like a status.
+    // Bytes in the form of a status line.
     for text in ["HTTP/1.1 404 x\n", "second\n"] {
         stream.write_all(text.as_bytes()).await?;
         let mut echoed = vec![0; text.len()];

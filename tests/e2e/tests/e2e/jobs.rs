@@ -45,7 +45,7 @@ fn output(told: &Value) -> Result<Value> {
     Ok(serde_json::from_str(told["output"].as_str().context("no output")?)?)
 }
 
-/// What an execution's history shows of jobs that were created.
+/// The records of created jobs in an execution's history.
 async fn submitted(up: &Up, execution: &str) -> Result<Vec<Value>> {
     let told = call(up, "GetExecutionHistory", json!({"executionArn": execution})).await?;
     let events = told["events"].as_array().context("no events")?;
@@ -95,7 +95,7 @@ async fn kubectl_runs_jobs_to_their_end() -> Result<()> {
         Ok(pods.trim().is_empty().then_some(()))
     })
     .await?;
-    // What nobody carries out is refused.
+    // Fields that are not implemented are refused.
     let refused = job("refused", &component, json!({"backoffLimitPerIndex": 1}), json!({}));
     let refused = kubectl.run(&["apply", "-f", &kubectl.file("refused.json", &refused)?]).await?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("spec.backoffLimitPerIndex"), "{refused:?}");
@@ -216,7 +216,7 @@ async fn a_jobs_bad_end_has_a_name_and_leaves_its_outputs() -> Result<()> {
         let notes = cause["artifacts"]["notes.txt"]["digest"].as_str().context("no notes")?;
         ensure!(up.cli().ok(&["artifact", "get", notes]).await? == "what was done so far\n", "{name}");
     }
-    // What could never run is told at once.
+    // A job that could never run is refused at once.
     let nowhere = format!("sha256:{}", "0".repeat(64));
     for (name, component, arguments, error) in [
         ("nowhere", nowhere.as_str(), json!({}), "Job.ComponentNotFound"),
@@ -260,7 +260,7 @@ async fn a_job_goes_with_its_execution_even_if_nobody_let_it_go() -> Result<()> 
     let at_once = json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}});
     let over = start(&up, &create(&up, "short", "STANDARD", at_once).await?, json!({})).await?;
     ended(&up, &over).await?;
-    // What a crash leaves after an execution's end and before its job's; and one that an execution only began.
+    // The state after a crash between an execution's end and its job's; and a job that an execution only began.
     let api = up.api()?;
     for (name, awaited) in [("left", "true"), ("begun", "false")] {
         let sleeps = json!({"args": ["sleep", "3600"]});

@@ -56,12 +56,12 @@ impl Kubectl {
     /// Edits an object with a script of sed, without spaces, in place of a person.
     pub(crate) async fn edit(&self, kind: &str, name: &str, script: &str) -> Result<Finished> {
         let mut edit = self.command(&["edit", kind, name]);
-        // What is not accepted is left in a file, which goes with the rest.
+        // kubectl leaves a refused edit in a file, which is removed with the folder.
         edit.env("KUBE_EDITOR", format!("sed -i {script}")).env("TMPDIR", self.home.path());
         finished(edit).await
     }
 
-    /// Starts one that goes on by itself.
+    /// Starts a command that runs until it is ended.
     pub(crate) fn start(&self, arguments: &[&str]) -> Result<Running> {
         let mut process = self.command(arguments).stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(process.stdout.take().context("no stdout")?).lines();
@@ -196,7 +196,7 @@ async fn objects_are_applied_changed_patched_and_deleted() -> Result<()> {
     ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("unchanged"));
     kubectl.file("map.json", &map("green"))?;
     let diff = kubectl.run(&["diff", "-f", &file]).await?;
-    // 1 says that something differs; what is higher, that nobody knows.
+    // Exit code 1 is a difference; a higher one is an error.
     ensure!(diff.code == Some(1), "{diff:?}");
     for line in ["-  colour: blue", "+  colour: green"] {
         ensure!(diff.stdout.lines().any(|shown| shown == line), "{line} is not in\n{}", diff.stdout);
@@ -323,7 +323,7 @@ async fn the_log_of_a_functions_pod_is_followed() -> Result<()> {
     http.get("/fn/default/logger/?lines=1").await?;
     let mut log = kubectl.start(&["logs", pod.trim(), "--follow"])?;
     log.line("of the call before", |line| line == "plain line 1 on stdout").await?;
-    // It is there now, so that this call is enough.
+    // The function exists now, so that this call is enough.
     http.get("/fn/default/logger/?lines=7").await?;
     log.line("of the call after", |line| line == "plain line 7 on stdout").await
 }

@@ -17,7 +17,7 @@ async fn what_is_exported_can_be_applied_and_changes_nothing() -> Result<()> {
     let mut exported: serde_json::Value = serde_json::from_str(&exported)?;
     ensure!(exported["kind"] == "List", "{exported}");
     for item in exported["items"].as_array_mut().into_iter().flatten() {
-        // What names one state of the object; without it the file is a wish.
+        // Removes the fields of one state of the object, so that the file is a desired state.
         item["metadata"] = json!({"name": item["metadata"]["name"], "namespace": "default"});
     }
     let file = kubectl.file("exported.json", &exported)?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::kubectl::{Kubectl, kubectl_or_skip};
 
-/// What the objects of all rows are called.
+/// The name of the objects of all rows.
 const NAME: &str = "sample";
 
 struct Row {
@@ -23,9 +23,9 @@ struct Row {
     edit: Change,
     /// A merge patch, or a strategic one where there is that.
     patch: Change,
-    /// What may not be changed.
+    /// An immutable field.
     refused: Option<Refused>,
-    /// What `describe` shows once all that is done.
+    /// A text in the output of `describe` after all that.
     described: &'static str,
     /// A field, and what `explain` says of it.
     explained: (&'static str, &'static str),
@@ -276,7 +276,7 @@ fn function() -> Row {
     }
 }
 
-/// Of a function that is not there: nobody takes it for its own. What it was made of never changes.
+/// Of a function that does not exist: no controller adopts it. Its spec is immutable.
 fn revision() -> Row {
     let source = json!({"component": mayfly_e2e::digest_of(b"nowhere")});
     let spec = json!({"function": "nobody", "source": source, "isolation": "fresh"});
@@ -333,7 +333,7 @@ impl Row {
         self.goes(kubectl).await
     }
 
-    /// What kubectl says after it has done something.
+    /// kubectl's confirmation of an action.
     fn said(&self, what: &str) -> String {
         format!("{}/{NAME} {what}", self.resource)
     }
@@ -352,7 +352,7 @@ impl Row {
     /// Edits and patches it, and watches that.
     async fn changes(&self, kubectl: &Kubectl) -> Result<()> {
         let Self { kind, edit, patch, .. } = self;
-        // Of a list, even if of one: whoever watches an object by its name may miss what comes at the beginning.
+        // Of a list, even if of one: a watch of an object by its name may miss its first events.
         let selector = format!("metadata.name={NAME}");
         let shown = format!("jsonpath={}|{}{{\"\\n\"}}", edit.field, patch.field);
         let mut watch =
@@ -386,7 +386,7 @@ impl Row {
         ensure!(patched.code == Some(1) && patched.stderr.contains(refused.why), "{patched:?}");
         let edited = kubectl.edit(self.kind, NAME, refused.edit).await?;
         ensure!(edited.code == Some(1) && edited.stderr.contains("is invalid"), "{edited:?}");
-        // The editor was opened once more, with the reason on top; that file is kept, and named.
+        // The editor was opened once more, with the reason at the top; kubectl keeps that file and names it.
         let kept = edited.stderr.lines().find(|line| line.contains("has been stored to"));
         let kept = kept.and_then(|line| line.split('"').nth(1)).context("nothing was kept")?;
         let kept = std::fs::read_to_string(kept)?;

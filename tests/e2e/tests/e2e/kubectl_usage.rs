@@ -63,7 +63,7 @@ async fn top_shows_what_nodes_and_pods_use() -> Result<()> {
         })
         .await?;
     }
-    // What is not known is not invented: time is counted of programs, not of requests.
+    // Unknown values are absent: time is measured of programs, not of requests.
     for (selector, counted) in [("job=naps", true), ("mayfly.dev/function=hello", false)] {
         let cpu = "jsonpath={.items[0].containers[0].usage.cpu}";
         let cpu = kubectl.ok(&["get", "pods.metrics.k8s.io", "-l", selector, "-o", cpu]).await?;
@@ -100,7 +100,7 @@ async fn a_function_that_is_scaled_says_what_to_set() -> Result<()> {
     ensure!(refused.code == Some(1) && refused.stderr.contains("spec.scaling.min"), "{refused:?}");
     let missing = kubectl.run(&["scale", "function/none", "--replicas=3"]).await?;
     ensure!(missing.stderr.contains("\"none\" not found"), "{missing:?}");
-    // What the words advise works.
+    // The remedy in the message works.
     let spec = r#"{"spec":{"scaling":{"min":1,"max":10}}}"#;
     kubectl.ok(&["patch", "function", "hello", "--type", "merge", "-p", spec]).await?;
     let replicas = "jsonpath={.status.readyReplicas}";
@@ -147,7 +147,7 @@ async fn a_job_without_its_component_says_so_everywhere_and_goes_on_with_it() ->
     Ok(())
 }
 
-/// Whoever has waited for a change gets its answer.
+/// A client that waits for a change gets an answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_means_that_requests_go_there() -> Result<()> {
     guest_or_skip!("env");

@@ -22,7 +22,7 @@ async fn middleware_takes_a_request_before_the_handler() -> Result<()> {
         ensure!((answer.text() == "Hello from Mayfly!\n") == (status == 200), "{token}: {answer:?}");
     }
 
-    // The middleware is part of the component: the same handler without it answers everybody.
+    // The middleware is part of the component: the same handler without it answers all clients.
     up.deploy("hello", "open", &[]).await?;
     let answer = up.http().get("/fn/default/open/").await?;
     ensure!(answer.status == 200, "{answer:?}");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// How a run ended: exit code, stdout, stderr.
+/// The result of a run: exit code, stdout, stderr.
 struct Tested(Option<i32>, String, String);
 
 /// Runs `mayfly workflow test …` in a folder, with a data directory in which nothing is.

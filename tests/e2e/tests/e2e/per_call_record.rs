@@ -1,11 +1,11 @@
-//! What the log says of each call, where somebody asks for it.
+//! The log's record of each call, if the filter enables it.
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
 use mayfly_e2e::{Start, Up, full, guest_or_skip, wait};
 use serde_json::Value;
 
-/// What the records are known by in the log's filter.
+/// The name of the records in the log's filter.
 const CALLS: &str = "mayfly_runtime_wasm::calls";
 
 /// A server that logs a record of each call, as lines of JSON.
@@ -14,7 +14,7 @@ async fn recording() -> Result<Up> {
     Start::default().environment("MAYFLY_LOG", &filter).with(&["--log-format", "json"]).ready().await
 }
 
-/// Asks a function under a request id; gives the answer's status, and the call's record when it is there.
+/// Calls a function with a request id; returns the answer's status, and the call's record once it is written.
 async fn call(up: &Up, path: &str, id: &str) -> Result<(u16, Value)> {
     let http = up.http();
     let request = http.request(Method::GET, &format!("/fn/default/{path}")).header("x-request-id", id);
@@ -37,8 +37,8 @@ fn number(record: &Value, field: &str) -> Result<u64> {
     record[field].as_u64().with_context(|| format!("{field} is no number in {record}"))
 }
 
-/// How it ended, whether it was cold, and what every record has: its revision, its times, and the memory of an instance
-/// that was there.
+/// Checks the outcome, whether the call was cold, and the fields of every record: its revision, its times, and the
+/// memory of an instance.
 fn check(record: &Value, revision: &str, cold: bool, outcome: &str) -> Result<()> {
     ensure!(record["level"] == "DEBUG" && record["revision"] == revision, "{record}");
     ensure!(record["cold"] == cold && record["outcome"] == outcome, "{record}");
@@ -79,7 +79,7 @@ async fn each_call_leaves_one_record_of_its_times_its_memory_and_its_end() -> Re
     Ok(())
 }
 
-/// The instance is taken away from a guest that does not end by itself: what it used is told all the same.
+/// The instance of a guest that does not end is dropped: its usage is recorded all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_ended_at_its_timeout_has_a_record_too() -> Result<()> {
     guest_or_skip!("sleep");
@@ -93,14 +93,14 @@ async fn a_call_that_is_ended_at_its_timeout_has_a_record_too() -> Result<()> {
     Ok(())
 }
 
-/// The record comes when the guest is gone, not when its answer's head is there.
+/// The record is written when the guest has ended, not with the head of its answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_client_leaves_in_the_middle_of_the_answer_is_told_as_cancelled() -> Result<()> {
     guest_or_skip!("stream");
     let up = recording().await?;
     up.deploy("stream", "stream", &[]).await?;
     let http = up.http();
-    // A piece at once; the next one is longer in coming than anybody waits here.
+    // A piece at once; the next one comes later than this test waits.
     let request = http.request(Method::GET, "/fn/default/stream/?chunks=2&ms=600000");
     let response = http.open(request.header("x-request-id", "the-impatient"), full("")).await?;
     ensure!(response.status() == 200, "{response:?}");

@@ -43,7 +43,7 @@ async fn no_acknowledged_write_is_lost_however_often_it_is_killed() -> Result<()
     for round in 0..4 {
         let up = Start::default().in_folder(&data).ready().await?;
         let api = Arc::new(up.api()?);
-        // What was acknowledged before the last kill is all there.
+        // Everything that was acknowledged before the last kill exists.
         let list = api.get(CONFIG_MAPS).await?;
         let items = list.body["items"].as_array().with_context(|| format!("{list:?}"))?;
         let names: std::collections::HashSet<&str> =

@@ -27,7 +27,7 @@ struct Object {
     tags: String,
 }
 
-/// What a request comes to: a status, headers, a body.
+/// The result of a request: a status, headers, a body.
 type Told = (u16, Vec<(&'static str, String)>, Bytes);
 
 #[derive(Default)]
@@ -403,7 +403,7 @@ fn listing(bucket: &str, objects: &BTreeMap<String, Object>, asks: &dyn Fn(&str)
     ))
 }
 
-/// The headers of a request that is not signed at all are told apart from those of one that is signed badly.
+/// An unsigned request has another answer than one with a wrong signature.
 pub(crate) async fn unsigned(url: &str) -> Result<u16> {
     let address = url.strip_prefix("http://").context("no URL")?;
     let stream = tokio::net::TcpStream::connect(address).await?;

@@ -148,7 +148,7 @@ async fn flags_environment_and_config_file_are_read_in_their_order() -> Result<(
     Ok(())
 }
 
-/// What Ctrl-C sends.
+/// SIGINT, as Ctrl-C sends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupt_ends_it_in_order() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -194,7 +194,7 @@ async fn a_full_disk_is_told_and_survived() -> Result<()> {
         ensure!(kept.len() < 500, "the disk never got full");
     };
     ensure!(told.status == 507 && told.message().contains(DISK_FULL), "{told:?}");
-    // Reading goes on, everything acknowledged is there.
+    // Reads continue, and everything acknowledged exists.
     for name in &kept {
         ensure!(api.get(&format!("{maps}/{name}")).await?.status == 200, "{name} is lost");
     }
@@ -221,11 +221,11 @@ async fn a_full_disk_is_told_and_survived() -> Result<()> {
     Ok(())
 }
 
-/// What the API says of a full disk, and what to do.
+/// The API's message about a full disk, with the remedy.
 const DISK_FULL: &str = "the server's disk is full: nothing was written; free some space";
 
-/// A program (wasi:cli/run) that is larger than so many bytes by a custom section, which means nothing to anybody
-/// (the Component Model's `Binary.md`: 0, the length of what follows as LEB128, a name, any bytes).
+/// A program (wasi:cli/run) that a custom section without a meaning makes larger than this many bytes (the Component
+/// Model's `Binary.md`: 0, the length of the rest as LEB128, a name, any bytes).
 fn component_of_bytes(bytes: usize) -> Result<Vec<u8>> {
     const NAME: &[u8] = b"\x07padding";
     let mut component = wat::parse_str(

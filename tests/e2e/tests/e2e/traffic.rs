@@ -25,7 +25,7 @@ async fn two_revisions(extra: Value) -> Result<Up> {
 const OLD: &str = "Hello, Ada!";
 const NEW: &str = "Good day, Ada!";
 
-/// What greet says when it is asked once.
+/// The answer of one call of greet.
 async fn said(up: &Up, path: &str, headers: &[(&str, &str)]) -> Result<String> {
     let http = up.http();
     let request = http.request(http::Method::POST, path);
@@ -35,7 +35,7 @@ async fn said(up: &Up, path: &str, headers: &[(&str, &str)]) -> Result<String> {
     Ok(answer.json()?["message"].as_str().unwrap_or_default().to_owned())
 }
 
-/// How often each answer came.
+/// The number of each answer.
 async fn count(up: &Up, calls: usize, headers: &[(&str, &str)]) -> Result<BTreeMap<String, usize>> {
     let mut counts = BTreeMap::new();
     for _ in 0..calls {

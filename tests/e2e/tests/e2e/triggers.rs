@@ -1,4 +1,4 @@
-//! What starts executions by itself: times, AWS's PutEvents, CloudEvents.
+//! Triggers of executions: times, AWS's PutEvents, CloudEvents.
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
@@ -99,7 +99,7 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
         answer["FailedEntryCount"] == 1 && answer["Entries"][2]["ErrorCode"] == "InvalidArgument",
         "{answer}"
     );
-    // What is answered has started.
+    // An answered event has started its executions.
     let large = executions(&up, "large").await?;
     let id = answer["Entries"][0]["EventId"].as_str().context("no id")?;
     assert_eq!(large, [format!("paid-{id}")]);

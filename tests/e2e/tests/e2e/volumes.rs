@@ -9,7 +9,7 @@ use crate::{
     kubectl::{Kubectl, kubectl_or_skip},
 };
 
-/// A StatefulSet whose pods write once to a volume of their own, and print what is there.
+/// A StatefulSet whose pods write once to a volume of their own, and print its content.
 fn stateful_set() -> Value {
     let script = "[ -e /data/first ] || hostname > /data/first; cat /data/first; exec sleep 1d";
     json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db"}, "spec": {

@@ -20,14 +20,14 @@ fn workflow(name: &str, definition: Value) -> Value {
     json!({"apiVersion": "mayfly.dev/v1", "kind": "Workflow", "metadata": {"name": name}, "spec": {"definition": definition}})
 }
 
-/// `ResultPath: null` says something: what is told to be kept has to be.
+/// `ResultPath: null` has a meaning: the null has to be kept.
 fn two_steps(seconds: u32) -> Value {
     json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Result": 1, "ResultPath": null, "Next": "B"},
         "B": {"Type": "Wait", "Seconds": seconds, "End": true}}})
 }
 
-/// What the Step Functions API says that a state machine does, once it says `expected`.
+/// The definition of a state machine in the Step Functions API, once it is `expected`.
 async fn until_defined(up: &Up, name: &str, expected: &Value) -> Result<()> {
     until(&format!("{name} does {expected}"), async || {
         let told = call(up, "DescribeStateMachine", json!({"stateMachineArn": arn(name)})).await?;
@@ -37,7 +37,7 @@ async fn until_defined(up: &Up, name: &str, expected: &Value) -> Result<()> {
     .await
 }
 
-/// What the object says, once it says `expected`.
+/// The definition in the object, once it is `expected`.
 async fn until_object(kubectl: &Kubectl, name: &str, expected: &Value) -> Result<()> {
     until(&format!("workflow {name} says {expected}"), async || {
         let object = kubectl.ok(&["get", "workflow", name, "-o", "json"]).await?;
@@ -124,7 +124,7 @@ async fn a_state_machine_is_a_workflow() -> Result<()> {
         })
         .await?;
     }
-    // What goes with a namespace goes here too.
+    // Machines of a deleted namespace are deleted as well.
     create(up, "shop.last", "STANDARD", two_steps(0)).await?;
     until("it is an object", async || Ok(kubectl.ok(&["get", "wf", "last", "-n", "shop"]).await.ok()))
         .await?;

@@ -93,7 +93,7 @@ async fn a_functions_error_is_caught_by_its_name() -> Result<()> {
     up.deploy("greet", "greet", &[]).await?;
     up.deploy("panic", "panic", &[]).await?;
     for (function, error) in [
-        // Told by the function, by its trap, by nobody being there.
+        // Reported by the function, by its trap, by the absence of a function.
         ("greet", "InvalidBody"),
         ("panic", "Runtime.ExitError"),
         ("nobody", "Lambda.ResourceNotFoundException"),
@@ -149,7 +149,7 @@ async fn a_wrong_definition_is_refused_with_every_reason() -> Result<()> {
     Ok(())
 }
 
-/// Runs SQL on the journal's file, as an operator with SQLite at hand; `None` where there is none.
+/// Runs SQL on the journal's file, as an operator with the `sqlite3` program does; `None` without the program.
 fn sql(up_data: &std::path::Path, statement: &str) -> Option<()> {
     let script =
         "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], 30); db.execute(sys.argv[2]); db.commit()";
