@@ -30,8 +30,8 @@ impl Digest {
         Self(bytes)
     }
 
-    /// The component that a wasm container's image names: the digest alone (`sha256:…`), or in the form of an
-    /// image's reference ([`COMPONENT_IMAGE_PREFIX`] and the digits). `None` for what is no component.
+    /// The component that a wasm container's image names: the digest alone (`sha256:…`), or in the form of an image's
+    /// reference ([`COMPONENT_IMAGE_PREFIX`] and the digits). `None` if the image names no component.
     pub fn of_image(image: &str) -> Option<Self> {
         match image.strip_prefix(COMPONENT_IMAGE_PREFIX) {
             Some(hex) => format!("sha256:{hex}").parse().ok(),

@@ -138,7 +138,8 @@ pub fn is_public(address: IpAddr) -> bool {
                 || segments[..3] == [0x2001, 2, 0]
                 || segments[..4] == [0x100, 0, 0, 0]
                 || segments[0] == 0x5f00
-                // NAT64 of a network's own (RFC 8215): what it carries, and where, only that network knows.
+                // NAT64 with a prefix of the network's own (RFC 8215): the addresses behind it are known to that
+                // network only.
                 || segments[..3] == [0x64, 0xff9b, 1]
                 || segments[..6] == [0; 6])
         }

@@ -125,7 +125,7 @@ impl Default for Limits {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Scaling {
-    /// Replicas that are kept even when nothing is asked. Default 0.
+    /// Replicas that are kept without requests. Default 0.
     pub min: u32,
     /// Replicas that there may be at most. Default 100.
     pub max: u32,

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::{Digest, k8s::jiff::Timestamp};
 
-/// On a pod (or a pod template): what the job is given, an [`Inputs`] or its digest.
+/// On a pod (or a pod template): the inputs of the job, an [`Inputs`] or its digest.
 pub const ANNOTATION_INPUTS: &str = "mayfly.dev/inputs";
 /// On a pod: a [`Collected`], written by the node.
 pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
@@ -85,7 +85,10 @@ pub enum InputsSource {
 }
 
 impl InputsSource {
-    /// Reads an annotation's value. The error says what is wrong with it.
+    /// Reads an annotation's value.
+    ///
+    /// # Errors
+    /// The problem of the value, as text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Ok(digest) = text.trim().parse() {
             return Ok(Self::Stored(digest));

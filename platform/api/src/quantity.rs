@@ -25,7 +25,7 @@ pub fn whole(quantity: &Quantity) -> Result<u64, InvalidQuantity> {
     scaled(&quantity.0, 1.0)
 }
 
-/// A number of bytes as a manifest would say it: `64Mi`, or `70000 bytes` where no unit goes into it.
+/// A number of bytes in the form of a manifest: `64Mi`, or `70000 bytes` if no unit divides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 

@@ -97,7 +97,7 @@ pub struct ComponentStatus {
 /// The progress of preparing a component.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComponentState {
-    /// It takes its time, or waits for its turn; the message says which.
+    /// It is being compiled, or waits for the compiler; the message says which.
     Compiling,
     /// Compiled: a call does not wait for the compiler.
     Compiled,

@@ -46,7 +46,7 @@ pub fn claims_of(pod: &Pod) -> Vec<PodClaim> {
     volumes.filter_map(|volume| claim_of(pod, volume)).collect()
 }
 
-/// The claims that a pod uses: once it has a node, until its object is gone.
+/// The claims that a pod uses, from its binding to a node until the removal of its object.
 pub fn used_claims(pod: &Pod) -> Vec<ObjectKey> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
     if node.is_empty() {
@@ -70,7 +70,7 @@ pub fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotations.get(ANNOTATION_BIND_COMPLETED)?;
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
-/// The annotation that came before `storageClassName`.
+/// The annotation that preceded `storageClassName`.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// The class that a claim names; empty where it names none.
@@ -88,7 +88,7 @@ fn class_of_volume(volume: &PersistentVolume) -> &str {
     annotated.or_else(named).map_or("", String::as_str)
 }
 
-/// The size that a claim asks for, in bytes.
+/// The requested size of a claim, in bytes.
 pub fn requested_bytes(claim: &PersistentVolumeClaim) -> u64 {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let requested = resources.and_then(|resources| resources.requests.as_ref()?.get("storage"));

@@ -166,7 +166,7 @@ pub struct InputTransform {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkflowStatus {
-    /// Under which the Step Functions API knows it.
+    /// The ARN of the state machine in the Step Functions API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_machine_arn: Option<String>,
     /// The state machine's revision; `INITIAL` for the one it was created with.
@@ -195,7 +195,7 @@ pub struct TriggerStatus {
     /// The schedule of the recorded times; another schedule starts without them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
-    /// Nothing before this is started: when the trigger, or its schedule, came to be, or was resumed.
+    /// Earlier times are not started: when the trigger, or its schedule, was created or resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
     /// The time that was decided on last.
@@ -245,7 +245,7 @@ pub struct ExecutionSpec {
     pub workflow: String,
     /// The execution's own name.
     pub name: String,
-    /// Under which the Step Functions API knows it.
+    /// The ARN of the execution in the Step Functions API.
     pub execution_arn: String,
     /// The state machine's ARN.
     pub state_machine_arn: String,

@@ -225,7 +225,7 @@ fn percent_decoded(text: &str) -> String {
     decoded.unwrap_or_else(|| text.to_owned())
 }
 
-/// The refusal, worded as in upstream's `apiserver/pkg/endpoints/handlers/responsewriters`.
+/// The refusal in the form of upstream's `apiserver/pkg/endpoints/handlers/responsewriters`.
 pub(crate) fn refused(user: &User, asked: &Attributes<'_>, decision: &AccessDecision) -> ApiError {
     let mut why = String::new();
     if let AccessDecision::Refused { errors } = decision

@@ -58,7 +58,7 @@ pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of concurrent uploads; further ones wait.
 const UPLOADS_MAX: usize = 64;
 
-/// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
+/// One upload of a digest at a time: a second one waits until the first is checked, and kept or removed.
 pub(crate) struct Uploads {
     by_digest: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
     turns: Semaphore,
@@ -224,7 +224,7 @@ impl Inner {
         }
     }
 
-    /// `until`: it goes only if it was not uploaded after this.
+    /// `until`: it is removed only if it was not uploaded after this time.
     async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
         self.remove_unnamed(digest, until.unwrap_or(Timestamp::MAX)).await?;
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});

@@ -95,7 +95,7 @@ impl Call {
             true => self.server.function_log(kind, namespace, name, query).await?,
             false => self.server.pod_log(kind, namespace, name, query).await?,
         };
-        // The place is given back when the answer has ended or its reader has gone.
+        // The slot is released when the answer has ended or its client has disconnected.
         let stop = self.server.shutdown.clone();
         Ok(response.map(|body| {
             use futures::StreamExt;
@@ -158,7 +158,7 @@ impl Call {
             };
         }
         if self.parts.method != Method::GET {
-            // In what form to answer is looked at before anything is written.
+            // The form of the answer is checked before anything is written.
             self.view()?;
         }
         if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)

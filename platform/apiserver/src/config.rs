@@ -34,7 +34,7 @@ pub struct Config {
     pub upload_timeout: Duration,
     /// The longest pause of an upload.
     pub upload_stall_timeout: Duration,
-    /// The duration of a watch whose client asks for no shorter one. Up to half of it is added at random, so that
+    /// The duration of a watch if its client requests no shorter one. Up to half of it is added at random, so that
     /// watchers do not reconnect at the same moment.
     pub watch_timeout: Duration,
     /// The interval of bookmarks in a watch without events.

@@ -28,7 +28,7 @@ use crate::{
 
 /// The store's name of the definitions.
 pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
-/// Keeps a definition until its objects are gone (upstream's name).
+/// Keeps a definition until its objects are removed (upstream's name).
 pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 /// The custom kinds of one server.

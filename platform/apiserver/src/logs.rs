@@ -135,7 +135,7 @@ impl Inner {
     }
 }
 
-/// The container asked for, checked; else the annotated one; else the only one.
+/// The requested container, checked; else the annotated one; else the only one.
 pub(crate) fn container(pod: &Object, name: &str, asked: Option<&str>) -> Result<String, ApiError> {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let of = |list: &str| {

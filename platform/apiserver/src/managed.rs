@@ -272,7 +272,7 @@ fn cap(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-/// The object that an apply makes: of the live one (`None`: it is created) and what is applied.
+/// The result of an apply, from the live object (`None`: it is created) and the applied configuration.
 pub(crate) fn apply(
     request: &WriteRequest,
     part: Part,

@@ -55,7 +55,7 @@ impl Range<'_> {
         self.parameters.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
     }
 
-    /// 1 when it is not said, or not readable.
+    /// 1 if it is absent or invalid.
     fn quality(&self) -> f32 {
         self.get("q").parse().unwrap_or(1.0)
     }

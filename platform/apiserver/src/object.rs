@@ -148,7 +148,7 @@ pub(crate) fn splice(out: &mut Vec<u8>, stored: &[u8], revision: Revision) {
     out.extend_from_slice(&stored[at..]);
 }
 
-/// Appends the metadata of a stored object, with its resourceVersion; the rest of the object is not looked at.
+/// Appends the metadata of a stored object, with its resourceVersion; the rest of the object is not parsed.
 pub(crate) fn splice_metadata(
     out: &mut Vec<u8>,
     stored: &[u8],

@@ -58,7 +58,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Value, ProtobufError> {
     Ok(Value::Object(object))
 }
 
-/// A value as it lies in the message.
+/// A value in the form of the message.
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),

@@ -83,7 +83,7 @@ pub(crate) struct Kind {
     pub(crate) selectable: &'static [(&'static str, &'static str)],
     /// Sets the defaults of absent fields. Runs on every write and is idempotent.
     pub(crate) defaults: fn(&mut Object),
-    /// Puts a new object into its first state; by default the status goes.
+    /// Sets the initial state of a new object; by default the status is removed.
     pub(crate) on_create: fn(&mut Object),
     /// Completes a new object after admission.
     pub(crate) on_admitted: fn(&mut Object),
@@ -459,7 +459,7 @@ fn decodes<K: DeserializeOwned>(value: &Value) -> Result<(), String> {
     if K::deserialize(value).is_ok() {
         return Ok(());
     }
-    // Keeping track of the path costs time, so it is looked for when it is wanted.
+    // Tracking the path costs time, so it is computed only for an error.
     let Err(error) = serde_path_to_error::deserialize::<_, K>(value) else { return Ok(()) };
     match error.path().to_string() {
         path if path == "." => Err(error.inner().to_string()),

@@ -35,7 +35,7 @@ impl IncludeObject {
     }
 }
 
-/// The representation of objects of a kind that the client asks for.
+/// The representation of objects of a kind that the client accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub(crate) kind: &'static Kind,

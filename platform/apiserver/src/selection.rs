@@ -86,7 +86,7 @@ impl Selection {
         Range { resource, scope }
     }
 
-    /// Whether everything in the range is selected: no object needs to be looked at.
+    /// Whether everything in the range is selected, so that no object needs to be parsed.
     pub(crate) fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty() && self.name.is_none() && self.namespace.is_none()
     }

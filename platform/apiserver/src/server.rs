@@ -60,7 +60,7 @@ pub enum StartError {
 #[derive(Clone)]
 pub struct ApiServer {
     pub(crate) inner: Arc<Inner>,
-    /// Ends background work and watches once the last handle is gone.
+    /// Ends background work and watches when the last handle is dropped.
     _stop: Arc<DropGuard>,
 }
 

@@ -351,7 +351,7 @@ impl ApiError {
             ("", reason) => format!("{by}: {reason}"),
             (message, _) => format!("{by}: {message}"),
         };
-        // A refusal is an error, whatever code came with it.
+        // A refusal is an error, whatever its code.
         let code = StatusCode::from_u16(denied.code).ok().filter(|code| code.as_u16() >= 400);
         let reason = REASONS.iter().find(|reason| **reason == denied.reason).copied().unwrap_or("");
         Self::new(code.unwrap_or(StatusCode::BAD_REQUEST), reason, message)

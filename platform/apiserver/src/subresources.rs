@@ -51,7 +51,7 @@ fn segments(path: &[String]) -> Vec<&str> {
     path.iter().map(String::as_str).collect()
 }
 
-/// Sets the wanted replicas where the kind has them.
+/// Sets the desired replicas at the kind's field.
 fn set_replicas(kind: &Kind, object: &mut Object, replicas: i32) {
     let path = match kind.definition.and_then(|definition| definition.scale.as_ref()) {
         Some(scale) => segments(&scale.spec_replicas),
@@ -109,7 +109,7 @@ pub(crate) fn unsupported_subresource(kind: &Kind, subresource: &str) -> Option<
 }
 
 impl Inner {
-    /// Writes a scale: `change` turns the current one into the wanted one.
+    /// Writes a scale: `change` computes the new one from the current one.
     pub(crate) async fn change_scale(
         &self,
         request: &WriteRequest,

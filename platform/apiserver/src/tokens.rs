@@ -18,7 +18,7 @@ pub(crate) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 pub(crate) const EXPIRATION_SECONDS_DEFAULT: i64 = 3600;
 pub(crate) const EXPIRATION_SECONDS_MIN: i64 = 600;
 pub(crate) const EXPIRATION_SECONDS_MAX: i64 = 1 << 32;
-/// Longest token that is looked at, in bytes.
+/// The longest token that is parsed, in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 /// Why a token is not accepted.

@@ -72,7 +72,7 @@ pub struct ViewQuery {
     pub limit: usize,
     /// [`ViewPage::next`] of the page before.
     pub after: Option<String>,
-    /// Whether parts of an object that are large will be looked at: not for a table.
+    /// Whether large parts of an object are needed: not for a table.
     pub whole: bool,
 }
 
@@ -101,7 +101,7 @@ pub struct ViewEvent {
 /// A change of an object.
 #[derive(Clone, Debug)]
 pub enum ViewChange {
-    /// It came to be.
+    /// The object was created.
     Created,
     /// It is another than it was.
     Modified { previous: Value },

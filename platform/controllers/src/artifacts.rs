@@ -145,7 +145,7 @@ impl ArtifactCollector {
             let digest = artifact.digest;
             match self.client.request_text(removal(&artifact)?).await {
                 Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
-                // Named or uploaded since, or gone: the API decides by the newest state.
+                // Referenced, uploaded or removed since: the API decides by the newest state.
                 Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
                 Err(error) => return Err(error),
             }

@@ -139,7 +139,7 @@ impl CertificateSigningController {
                 json!({"conditions": conditions})
             }
         };
-        // The version that was signed: another approval or denial in between is looked at again.
+        // The version that was signed: another approval or denial in between is a conflict.
         let patch =
             json!({"metadata": {"resourceVersion": request.metadata.resource_version}, "status": status});
         let requests: Api<CertificateSigningRequest> = Api::all(self.client.clone());

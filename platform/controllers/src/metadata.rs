@@ -15,7 +15,7 @@ pub(crate) fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> 
     object.meta().owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
-/// The uid of an object that came from the API. Empty for one that did not.
+/// The uid of an object from the API. Empty for any other object.
 pub(crate) fn uid<K: Resource>(object: &K) -> &str {
     object.meta().uid.as_deref().unwrap_or_default()
 }
@@ -37,7 +37,7 @@ pub(crate) fn only(uid: &str) -> DeleteParams {
     DeleteParams { preconditions, ..DeleteParams::background() }
 }
 
-/// Whether the API said that the object is not there (any more): as good as deleted.
+/// Whether the API answered that the object does not exist, which is as good as deleted.
 pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }

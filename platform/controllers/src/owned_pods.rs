@@ -170,7 +170,7 @@ impl<O: PodOwner> OwnedPods<O> {
         (!met).then_some(Outcome::RequeueAfter(expectations::TIMEOUT))
     }
 
-    /// The owner is gone: nothing of it has to be remembered.
+    /// Forgets an owner that was removed.
     pub(crate) fn forget(&self, key: &ObjectKey) {
         self.expectations.lock().forget(key);
     }

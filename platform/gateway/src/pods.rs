@@ -182,7 +182,7 @@ impl PodUpstream {
         }
     }
 
-    /// The revision is gone: its probes end.
+    /// Ends the probes when the revision is removed.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -249,7 +249,7 @@ impl PodUpstream {
         })
     }
 
-    /// A place at a pod, and whether none answered when the request came.
+    /// A slot at a pod, and whether no pod answered when the request arrived.
     async fn place(self: &Arc<Self>, deadline: Instant) -> Result<(bool, PodPermit), Refusal> {
         let mut cold = false;
         loop {
@@ -283,7 +283,7 @@ impl PodUpstream {
         Ok(request)
     }
 
-    /// Nothing listens there any more: no request goes there until it answers again.
+    /// Removes a pod that refuses connections: it gets no request until it answers again.
     fn lost(self: &Arc<Self>, pod: &PodAddress) {
         let was_answering = {
             let mut endpoints = self.endpoints.lock();

@@ -62,7 +62,7 @@ struct Ready {
     target: Arc<RevisionTarget>,
     request: Request<Body>,
     set_cookie: Option<SetCookie>,
-    /// Turns true when more of the body came than the bound allows.
+    /// Turns true when the body is longer than the bound.
     exceeded: Option<Arc<AtomicBool>>,
 }
 
@@ -218,8 +218,8 @@ impl Proxy {
         }
     }
 
-    /// The request's route. No function has `%` in its name: only an address that leads nowhere is looked at
-    /// again with its encodings taken off.
+    /// The request's route. No function has `%` in its name: only an address without a route is looked up again with
+    /// its percent-encodings decoded.
     fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
         let found = self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         if found.is_err()

@@ -33,11 +33,11 @@ pub enum Code {
     HeadTooLarge,
     /// The request's body is larger than the gateway takes.
     RequestTooLarge,
-    /// The function, or the revision its traffic goes to, is not ready.
+    /// The function, or the revision of its traffic, is not ready.
     NotReady,
     /// Too many requests wait for this revision already.
     QueueFull,
-    /// No turn came in time.
+    /// The request was not admitted in time.
     QueueTimeout,
     /// The host has no room.
     Overloaded,

@@ -37,13 +37,13 @@ pub(crate) struct RevisionTarget {
     pub(crate) upstream: ArcSwap<Upstream>,
     /// Replicas that run, from the revision's status.
     pub(crate) ready_replicas: AtomicU32,
-    /// Replicas that the autoscaler wants.
+    /// The autoscaler's number of replicas.
     pub(crate) desired_replicas: AtomicU32,
     /// Some route leads here. Without one its replicas are not needed.
     pub(crate) routed: AtomicBool,
     /// The component is not in the artifact store, by its status or the last call: no replica can start.
     pub(crate) lacks_component: AtomicBool,
-    /// The revision is gone.
+    /// The revision was removed.
     pub(crate) deleted: AtomicBool,
     /// The autoscaler evaluates the revision.
     watched: AtomicBool,
@@ -133,7 +133,7 @@ impl RevisionTarget {
     }
 }
 
-/// A request that runs. It ends with its answer's last byte, or when the client goes.
+/// A running request. It ends with its answer's last byte, or when the client disconnects.
 pub(crate) struct Permit {
     target: Arc<RevisionTarget>,
     arrived: Instant,
@@ -143,7 +143,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// When its turn came.
+    /// The time of its admission.
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
@@ -168,7 +168,7 @@ pub(crate) enum Admission {
     Waiting(Waiting),
 }
 
-/// A request in the queue. May be dropped at any moment: a turn that was given but not taken goes back.
+/// A request in the queue. May be dropped at any moment: a granted slot that was not taken is returned.
 pub(crate) struct Waiting {
     target: Arc<RevisionTarget>,
     arrived: Instant,
@@ -198,7 +198,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Every revision that a route led to since it came to be.
+/// Every revision that has had a route.
 #[derive(Default)]
 pub(crate) struct Targets {
     by_uid: RwLock<HashMap<String, Arc<RevisionTarget>>>,
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(permit.deadline(), now + TIMEOUT_MAX);
     }
 
-    /// The autoscaler decides on what it sees, and the routes' owner changes that before it is released.
+    /// The autoscaler decides on what it observes, and the routes' owner changes that before it is released.
     #[test]
     fn what_changes_while_it_is_released_is_looked_at_again() {
         let spec = serde_json::from_value(json!({"function": "f", "source": {}})).unwrap();

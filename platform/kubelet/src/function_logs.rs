@@ -69,7 +69,7 @@ impl FunctionLogs {
         Ok(lines.boxed())
     }
 
-    /// Removes the logs of revisions that go, and of those that are gone, until `stop`.
+    /// Removes the logs of revisions that are removed, or were removed before the start, until `stop`.
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         let (tell, mut gone) = mpsc::channel(GONE_MAX);
         self.revisions.handle(move |change: Change<'_, Revision>| {

@@ -102,7 +102,7 @@ impl LogQuery {
     fn options(&self) -> LogOptions {
         let ago = |seconds| {
             let since = Timestamp::now().checked_sub(SignedDuration::from_secs(seconds));
-            // Longer ago than time goes back: everything.
+            // A time before the earliest timestamp: everything.
             since.unwrap_or(Timestamp::MIN)
         };
         LogOptions {
@@ -132,7 +132,7 @@ pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, image
         .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
 }
 
-/// The pods bound to this node, as this process knows them.
+/// The pods bound to this node, as in this process's informer.
 async fn pods(State(logs): State<Logs>) -> Json<serde_json::Value> {
     let items: Vec<_> = logs.pods.list().into_iter().filter(|pod| logs.has(pod)).collect();
     let items: Vec<_> = items.iter().map(|pod| &**pod).collect();

@@ -33,7 +33,7 @@ pub struct ImageCollection {
     pub low_percent: u8,
     /// An image stays at least so long after it was found, or last used.
     pub min_age: Duration,
-    /// An image that nothing used for so long goes whatever room there is; `None`: it stays.
+    /// The age since the last use at which an image is removed, however much room there is; `None`: it stays.
     pub max_age: Option<Duration>,
 }
 

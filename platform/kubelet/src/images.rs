@@ -54,7 +54,7 @@ impl NodeImages {
         })
     }
 
-    /// Writes an archive to a file, which goes when it is dropped.
+    /// Writes an archive to a file, which is removed when it is dropped.
     async fn receive(&self, body: Body) -> Result<tempfile::TempPath, HttpRefusal> {
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::StorageFull => {

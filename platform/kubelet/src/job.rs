@@ -33,7 +33,7 @@ pub(crate) use collect::{Ended, collect};
 #[derive(Clone)]
 pub struct JobFiles {
     pub artifacts: Artifacts,
-    /// Below it lies a folder for each pod.
+    /// The parent of the pods' folders.
     pub folder: PathBuf,
     /// The largest artifact that is collected, and the largest folder that is unpacked, in bytes.
     pub artifact_bytes_max: u64,
@@ -105,8 +105,8 @@ impl JobFiles {
         }
     }
 
-    /// Removes the folders of pods that are not `known`, which is asked when the folders are listed: a pod has none
-    /// before it is known, so one that comes meanwhile is not taken for a stranger.
+    /// Removes the folders of pods that are not `known`, which is called when the folders are listed: a pod has no
+    /// folder before it is known, so a new one is not taken for a leftover.
     pub(crate) async fn sweep(&self, known: impl FnOnce() -> HashSet<String>) {
         let folder = self.folder.clone();
         let list = move || -> Vec<String> {

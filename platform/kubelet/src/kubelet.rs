@@ -245,7 +245,7 @@ impl Kubelet {
             let (worker, stop) = (worker.clone(), stop.clone());
             async move {
                 tokio::select! {
-                    // Steps that are interrupted are repeated after the next start: runtimes know their ids.
+                    // Interrupted steps are repeated after the next start: runtimes recognise their ids.
                     () = stop.cancelled() => Ok(Outcome::Done),
                     outcome = worker.reconcile(key) => outcome,
                 }
@@ -382,8 +382,7 @@ async fn watch_pressure(
     }
 }
 
-/// Removes leftovers of pods that the API does not know (any more), whose deletion a kubelet that did not run has
-/// missed.
+/// Removes leftovers of pods that the API does not have any more, whose deletion happened while no kubelet ran.
 async fn sweep(worker: &Worker, stop: &CancellationToken) {
     loop {
         worker.remove_strangers().await;

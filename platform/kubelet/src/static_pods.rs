@@ -113,7 +113,7 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a String> {
     pod.metadata.annotations.as_ref()?.get(name)
 }
 
-/// Deletes mirror pods whose file is gone or changed, creates those without an object.
+/// Deletes mirror pods whose file was removed or changed, creates those without an object.
 fn plan(wanted: &[Pod], mirrors: &[std::sync::Arc<Pod>]) -> Vec<StaticPodStep> {
     let mut steps = Vec::new();
     for mirror in mirrors {
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(plan(std::slice::from_ref(&pod), &[mirror(&pod)]), []);
         let delete = StaticPodStep::Delete { key: ObjectKey::of(&pod), uid: None };
         assert_eq!(plan(&[], &[mirror(&pod)]), std::slice::from_ref(&delete));
-        // The new one is made when the old one is gone.
+        // The new one is created when the old one is removed.
         assert_eq!(plan(std::slice::from_ref(&changed), &[mirror(&pod)]), [delete]);
         let mut going = pod.clone();
         going.metadata.deletion_timestamp = Some(mayfly_api::k8s::apimachinery::pkg::apis::meta::v1::Time(

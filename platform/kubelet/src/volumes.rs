@@ -134,7 +134,7 @@ impl Volumes {
         Ok(path)
     }
 
-    /// Updates the files of a running pod. If a source is gone, the existing files stay. Blocks.
+    /// Updates the files of a running pod. If a source was deleted, the existing files stay. Blocks.
     pub(crate) fn refresh(&self, pod: &Pod, sources: &VolumeSources<'_, impl EnvSources>) {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();

@@ -10,10 +10,10 @@ pub mod known;
 /// Elements that one table of an instance may have: what its host holds for each counts against a function's memory.
 pub const TABLE_ELEMENTS_MAX: usize = 200_000;
 
-/// A component that can run here, as far as its interfaces tell.
+/// A component whose interfaces can run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentReport {
-    /// In the order of preference: the first is what the host calls.
+    /// In the order of preference: the host calls the first.
     pub worlds: Vec<World>,
     /// Every import by name, such as `wasi:io/streams@0.2.6`.
     pub imports: Vec<String>,
@@ -118,7 +118,7 @@ pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
     Ok(ComponentReport { worlds, imports, exports })
 }
 
-/// Refuses what is valid, and what no instance here has room for.
+/// Refuses valid components that no instance here has room for.
 fn runnable(content: &[u8]) -> Result<(), ComponentRefused> {
     let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
     for payload in Parser::new(0).parse_all(content) {
@@ -189,7 +189,7 @@ fn interfaces(content: &[u8]) -> Result<(Vec<String>, Vec<String>), ComponentRef
     Ok((imports, exports))
 }
 
-/// The first bytes of something that is not wasm, as text if that is what they are.
+/// The first bytes of a file that is not wasm, as text if they are text.
 fn beginning(content: &[u8]) -> String {
     const SHOWN: usize = 16;
     let start = &content[..content.len().min(SHOWN)];

@@ -46,7 +46,7 @@ pub enum ContainerRole {
     Main,
 }
 
-/// The devices that one container asks for.
+/// The devices that one container requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceClaim {
     pub container: String,
@@ -55,7 +55,7 @@ pub struct DeviceClaim {
     pub resources: BTreeMap<String, u32>,
 }
 
-/// The devices that a pod asks for, in the order in which its containers start.
+/// The devices that a pod requests, in the order in which its containers start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodDeviceClaims {
     pub uid: PodUid,
@@ -73,8 +73,7 @@ pub struct DeviceAllocation {
     pub devices: Vec<String>,
 }
 
-/// The devices of the node by resource name. A resource that is gone is listed with 0, so that the node's object
-/// follows.
+/// The devices of the node by resource name. A removed resource is listed with 0, so that the node's object follows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
     pub capacity: BTreeMap<String, u64>,
@@ -101,8 +100,8 @@ pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
     /// Changes whenever [`NodeDevices::counts`] may have.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Allocates the devices of the pod where that has not happened, and tells what its container gets. May be
-    /// repeated: a pod keeps what it was given.
+    /// Allocates the devices of the pod if that has not happened, and returns those of its container. May be
+    /// repeated: a pod keeps its devices.
     async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError>;
 
     /// The pod's containers have ended for good.

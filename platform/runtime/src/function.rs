@@ -19,8 +19,8 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 /// A streamed body, in either direction.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Everything a host must know to run one revision. Made at deploy time, so that nothing in it has to be
-/// looked up, parsed or formatted per request.
+/// Everything that a host needs to run one revision. Created at deploy time, so that nothing in it has to be looked
+/// up, parsed or formatted per request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostedSpec {
     /// Namespace and name of the Revision.
@@ -75,7 +75,7 @@ pub trait HostedFunction: Send + Sync + 'static {
     fn unload(&self);
 }
 
-/// A guest's answer, and what it took to get it.
+/// A guest's answer, and its timings.
 pub struct Answer {
     pub response: Response<Body>,
     pub timings: Timings,
@@ -84,7 +84,7 @@ pub struct Answer {
 /// The parts of a call's duration, up to the guest's status and headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// The component was not in memory when the call came.
+    /// The component was not in memory when the call arrived.
     pub cold: bool,
     /// Waiting for a free instance slot of the host.
     pub queue: Duration,

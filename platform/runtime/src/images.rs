@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod::RuntimeError;
 
-/// When a container's image is looked for in its registry (`imagePullPolicy`).
+/// When a container's image is requested from its registry (`imagePullPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
     Always,
@@ -49,10 +49,10 @@ pub trait ImageStore: Send + Sync {
     /// Takes in an OCI or Docker archive (tar). Returns the images that were in it.
     async fn import(&self, archive: &Path) -> Result<Vec<ImageRecord>, RuntimeError>;
 
-    /// Fetches an image from its registry, in the node's platform. What is here of it is not fetched again.
+    /// Fetches an image from its registry, for the node's platform. Content that exists here is not fetched again.
     ///
     /// # Errors
-    /// [`RuntimeError::ImageMissing`] with what the registry says; [`RuntimeError::ImageName`].
+    /// [`RuntimeError::ImageMissing`] with the registry's message; [`RuntimeError::ImageName`].
     async fn pull(&self, reference: &str, secrets: &[PullSecret]) -> Result<ImageRecord, RuntimeError>;
 
     /// The image, where this node has it.
@@ -61,14 +61,14 @@ pub trait ImageStore: Send + Sync {
     /// [`RuntimeError::ImageName`] for a text that is no name.
     async fn find(&self, reference: &str) -> Result<Option<ImageRecord>, RuntimeError>;
 
-    /// Whether a look at the images starts nothing: a node that ran no container yet has none.
+    /// Whether a list of the images starts nothing: a node that ran no container yet has none.
     fn is_started(&self) -> bool;
 
     async fn list(&self) -> Result<Vec<ImageRecord>, RuntimeError>;
 
-    /// Removes a reference; its content goes when no other image and no container uses it.
+    /// Removes a reference; its content is removed when no other image and no container uses it.
     ///
     /// # Errors
-    /// [`RuntimeError::ImageMissing`] when there is no such image.
+    /// [`RuntimeError::ImageMissing`] if the image does not exist.
     async fn remove(&self, reference: &str) -> Result<(), RuntimeError>;
 }

@@ -4,8 +4,7 @@ use serde_json::Value;
 
 use crate::Digest;
 
-/// The text for the Step Functions API: a text as it is, an object as indented JSON in the order in which it
-/// came.
+/// The text for the Step Functions API: a text as it is, an object as indented JSON in its own order.
 pub fn text(definition: &Value) -> String {
     match definition {
         Value::String(text) => text.clone(),
@@ -61,7 +60,7 @@ mod tests {
         );
         assert_eq!(digest(&object), digest(&text));
         assert_ne!(digest(&object), digest(&json!({"StartAt": "A"})));
-        // A null says something.
+        // A null has a meaning.
         let without = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
         assert_ne!(digest(&object), digest(&without));
         assert_eq!(digest(&json!("{")), digest(&json!("{")));

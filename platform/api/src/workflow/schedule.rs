@@ -24,7 +24,7 @@ pub enum InvalidSchedule {
     /// Not a cron expression.
     #[error("{0}; a schedule has five fields (minute hour day month weekday), or six with seconds in front")]
     Cron(String),
-    /// Not a time zone that this machine knows.
+    /// A time zone that is not in this machine's database.
     #[error("this machine knows no such time zone; write it like Europe/Berlin (from /usr/share/zoneinfo)")]
     TimeZone,
     /// A date that does not come, such as the 30th of February.

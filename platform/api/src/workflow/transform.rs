@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::InputTransform;
 
-/// The name that stands for the whole event.
+/// The name of the whole event.
 const EVENT: &str = "event";
 
 /// Whether a place may be called so: letters, digits, `_`, `-` and `.`.
@@ -63,7 +63,7 @@ impl Place {
 }
 
 impl InputTransform {
-    /// The places of the template that nothing fills: where each stands in it, and the name.
+    /// The placeholders of the template without a value: the path of each in the template, and its name.
     pub fn unknown(&self) -> Vec<(String, String)> {
         let mut unknown = Vec::new();
         self.look(&self.template, String::new(), &mut unknown);
@@ -128,7 +128,7 @@ fn fill(template: &Value, parts: &BTreeMap<&str, Value>) -> Value {
 
 fn fill_json(template: &str, parts: &BTreeMap<&str, Value>) -> String {
     replace(template, parts, |part, before| match is_open(before) {
-        // Inside quotes: the text, escaped as JSON wants it.
+        // Inside quotes: the text, escaped for JSON.
         true => {
             let quoted = Value::String(plain(part)).to_string();
             quoted[1..quoted.len() - 1].to_owned()

@@ -136,7 +136,7 @@ impl Inner {
         Some(self.object("", "namespaces", "", &request.namespace).as_ref().map_or(Value::Null, labels))
     }
 
-    /// Lets mutating webhooks change `new`, then asks the validating ones. Returns their warnings.
+    /// Calls the mutating webhooks, which may change `new`, then the validating ones. Returns their warnings.
     pub(crate) async fn call_webhooks(
         &self,
         request: &WriteRequest,
@@ -153,7 +153,7 @@ impl Inner {
                 self.call_mutating(request, operation, webhook, &mut new, old, &mut warnings).await?;
             changes.push(changed);
         }
-        // Reinvokes webhooks whose policy asks for it after a later one has changed the object.
+        // Calls webhooks with the reinvocation policy IfNeeded again after a later one has changed the object.
         for (at, webhook) in mutating.enumerate() {
             let changed_later = changes[at + 1..].iter().any(|changed| *changed);
             if webhook.reinvoke && changed_later {
@@ -189,7 +189,7 @@ impl Inner {
         Ok(changed)
     }
 
-    /// One webhook's verdict. A call that fails refuses the request, unless the webhook's policy says otherwise.
+    /// The verdict of one webhook. A failed call refuses the request, unless the webhook's policy is Ignore.
     async fn ask(&self, webhook: &Webhook, review: &Review<'_>) -> Result<Verdict, ApiError> {
         let body = review.body();
         let call = WebhookCall { webhook, body: &body, endpoint: self.webhook_endpoint(webhook) };
@@ -206,7 +206,7 @@ impl Inner {
         }
     }
 
-    /// The address of a ready endpoint of the Service that a webhook names; an error says why there is none. `None`
+    /// The address of a ready endpoint of the Service that a webhook names, or the reason why there is none. `None`
     /// for a webhook with a URL.
     fn webhook_endpoint(&self, webhook: &Webhook) -> Option<Result<std::net::SocketAddr, String>> {
         let service = webhook.service.as_ref()?;

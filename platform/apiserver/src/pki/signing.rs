@@ -28,8 +28,8 @@ pub enum SignError {
     Validity,
 }
 
-/// Signs a request. Usages and validity are those of the arguments, whatever the request asks for; the certificate is
-/// never one of an authority.
+/// Signs a request. Usages and validity are those of the arguments, not of the request; the certificate is never one
+/// of an authority.
 pub(super) fn sign(
     issuer: &Issuer<'_, impl SigningKey>,
     request: &str,

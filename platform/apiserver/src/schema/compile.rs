@@ -279,7 +279,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// The one type of an enum's variants; anything goes when they differ.
+/// The one type of an enum's variants; any value if they differ.
 fn one_type(alternatives: &Value) -> Node {
     let types: Vec<_> = alternatives
         .as_array()

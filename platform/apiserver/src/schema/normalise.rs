@@ -11,7 +11,7 @@ use super::{
 };
 use crate::registry::Kind;
 
-/// Deepest nesting that is looked at; the decoder's own limit is lower.
+/// The deepest nesting that is processed; the decoder's own limit is lower.
 const DEPTH_MAX: usize = 256;
 
 /// The findings about an object.

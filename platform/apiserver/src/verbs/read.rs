@@ -12,7 +12,7 @@ use crate::{
     registry::Kind, render::ListMeta, request::Query, selection::Selection, server::Inner, status::ApiError,
 };
 
-/// Entries looked at in one go while a selector is applied.
+/// Entries that a selector is applied to at once.
 const PAGE_ENTRIES: usize = 500;
 
 /// The position at which a list continues. Opaque to clients; the form is upstream's.

@@ -23,13 +23,13 @@ const ATTEMPTS: usize = 32;
 pub(crate) enum Part {
     Main,
     Status,
-    /// `deployments/x/scale`: the wanted replicas, owned under the name of the subresource.
+    /// `deployments/x/scale`: the desired replicas, owned under the name of the subresource.
     Scale,
     /// `namespaces/x/finalize`: the finalizers in the spec.
     Finalize,
     /// `pods/x/ephemeralcontainers`: containers added to a running pod.
     EphemeralContainers,
-    /// `pods/x/binding`: the node's name, and what comes with it.
+    /// `pods/x/binding`: the node's name, and the metadata of the binding.
     Binding,
     /// Changes by the server itself (deletion marks).
     Whole,
@@ -67,7 +67,7 @@ impl Inner {
             object.meta_mut().remove("resourceVersion");
             return self.create(request, object, warnings).await;
         }
-        // That an object does not exist comes before what is wrong with its update, as upstream.
+        // The absence of the object is reported before problems of its update, as upstream.
         if exists
             && expected.is_none()
             && !kind.unconditional_update
@@ -201,7 +201,7 @@ impl Inner {
         entry: &Entry,
         object: &Object,
     ) -> Result<Revision, WriteError> {
-        // Held until the write is done, so that an address is free once its Service is gone, and not before.
+        // Held until the write is done, so that an address is free after its Service is removed, and not before.
         let mut allocations = match kind.allocates {
             true => Some(self.allocations.lock().await),
             false => None,

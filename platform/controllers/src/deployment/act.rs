@@ -92,7 +92,7 @@ impl DeploymentController {
         .await;
     }
 
-    /// A Deployment that recreates waits until the last old pod is gone or has finished.
+    /// A Deployment that recreates waits until the last old pod is removed or has finished.
     fn wake_when_pods_go(&self, queue: &WorkQueue<ObjectKey>) {
         let (sets, queue) = (self.sets.objects.clone(), queue.clone());
         self.pods.handle(move |change| {

@@ -74,7 +74,7 @@ pub(super) fn was_scaled(deployment: &Deployment, sets: &Sets) -> bool {
     active.any(|set| number(set, ANNOTATION_DESIRED).is_some_and(|known| known != desired(deployment)))
 }
 
-/// The size of the new ReplicaSet, given what the others still have.
+/// The size of the new ReplicaSet, given the sizes of the others.
 pub(super) fn new_size(sets: &Sets, current: i32, recreate: bool, bounds: Bounds) -> i32 {
     if recreate || current > bounds.replicas {
         return bounds.replicas;

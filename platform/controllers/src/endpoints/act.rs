@@ -148,7 +148,7 @@ impl EndpointsController {
         self.nodes.get(&ObjectKey::cluster(node))?.labels().get(LABEL_ZONE).cloned()
     }
 
-    /// The Service is gone: so are its EndpointSlices (by the garbage collector, too) and its Endpoints.
+    /// The Service is removed: so are its EndpointSlices (by the garbage collector, too) and its Endpoints.
     async fn forget(&self, key: &ObjectKey, known: Vec<Arc<EndpointSlice>>) -> kube::Result<()> {
         let own = |slice: &Arc<EndpointSlice>| {
             matches!(label(&**slice, LABEL_MANAGED_BY), Some(MANAGED_BY | MIRRORED_BY))

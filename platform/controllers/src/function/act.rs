@@ -121,7 +121,7 @@ impl FunctionController {
         let (queue, other_claimants) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
         reconciler.functions.handle(move |change| {
             let key = ObjectKey::of(&**change.latest());
-            // Functions that want its host, and those of its tags, may lose or win it now.
+            // Functions that claim its host, and those of its tags, may lose or win it now.
             for object in change.states() {
                 for host in claimed_hosts(object).into_iter().chain([key.to_string()]) {
                     other_claimants
@@ -356,7 +356,7 @@ impl Reconciler {
         tokio::time::timeout(ROUTE_WAIT, routed).await.is_ok()
     }
 
-    /// Returns whether nothing has to be looked at again: `false` while the gateway has no route.
+    /// Returns whether the function needs no other look: `false` while the gateway has no route.
     async fn write_status(
         &self,
         key: &ObjectKey,

@@ -37,7 +37,7 @@ pub(super) struct FunctionSnapshot {
     pub(super) fetched: Option<Result<Digest, String>>,
 }
 
-/// A host that a tag of the function wants, and its holder.
+/// A host that a tag of the function claims, and its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LostHost {
     pub(super) tag: String,
@@ -110,8 +110,8 @@ impl FunctionSnapshot {
         self.revisions.values().next_back()
     }
 
-    /// The newest that answers. One that did keeps its place when a ConfigMap or a Secret of its environment goes,
-    /// as a pod keeps what it was started with: a deletion must not bring older code back.
+    /// The newest revision that can answer. A revision that could keeps its place when a ConfigMap or a Secret of its
+    /// environment is deleted, as a running pod keeps its values: a deletion must not bring older code back.
     pub(super) fn latest_ready(&self) -> Option<&RevisionState> {
         let named = self.function.status.as_ref().and_then(|status| status.latest_ready_revision.as_deref());
         self.revisions.values().rev().find(|state| match &state.readiness {
@@ -449,7 +449,7 @@ pub(super) fn tag_hosts(function: &Function) -> impl Iterator<Item = (&str, Stri
     tags.map(move |tag| (tag, format!("{tag}-{name}")))
 }
 
-/// The other holder of the host that a tag wants: a function of that name before any tag; of several tags the first
+/// The other holder of the host that a tag claims: a function of that name before any tag; of several tags the first
 /// function's (the gateway's rule).
 pub(super) fn host_holder(
     function: &Function,

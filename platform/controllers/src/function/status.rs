@@ -16,7 +16,7 @@ pub(super) const READY: &str = "Ready";
 pub(super) const ACTIVE: &str = "Active";
 /// Why a function that can answer is not ready for a moment.
 pub(super) const ROUTE_PENDING: &str = "RoutePending";
-/// Whether the hosts of a function's tags are its own. Only said of one that has tags.
+/// Whether the hosts of a function's tags belong to it. Present only for functions with tags.
 pub(super) const TAG_HOSTS: &str = "TagHosts";
 
 /// Why something is not ready: a reason for programs, a message for people.

@@ -125,7 +125,7 @@ impl Graph {
         let mut work = Vec::new();
 
         let dependents = known.map(|node| node.dependents.clone()).unwrap_or_default();
-        // Dependents that placed this owner elsewhere have to be looked at again: for them it is absent.
+        // Dependents that name this owner elsewhere are checked again: for them it is absent.
         if let Some(node) = known.filter(|node| node.is_virtual && node.identity != identity) {
             work.extend(node.dependents.iter().cloned().map(CollectorWork::Delete));
         }
@@ -165,11 +165,11 @@ impl Graph {
         work
     }
 
-    /// Removes an object that is gone: by a watch event (`seen`), or by a read of a virtual node.
+    /// Removes an object after its deletion: by a watch event (`seen`), or by a read of a virtual node.
     pub(super) fn remove(&mut self, identity: &ObjectIdentity, seen: bool) -> Vec<CollectorWork> {
         let Some(node) = self.nodes.get(&identity.uid) else { return Vec::new() };
         if !seen && node.identity != *identity {
-            // Only this identity is absent. Dependents that name it are looked at again; the node stays.
+            // Only this identity is absent. Dependents that name it are checked again; the node stays.
             let named_it = self.dependents(&identity.uid).filter(|dependent| {
                 let namespace = &dependent.identity.namespace;
                 dependent.owners.iter().any(|owner| {

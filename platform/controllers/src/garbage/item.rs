@@ -151,7 +151,7 @@ impl CollectorContext {
         Ok(Outcome::Done)
     }
 
-    /// An owner in foreground deletion: goes when no dependent blocks it any more.
+    /// An owner in foreground deletion: it is deleted when no dependent blocks it any more.
     async fn finish_foreground(&self, identity: &ObjectIdentity, live: &Live) -> Result<(), Error> {
         let blocking: Vec<_> = {
             let graph = self.graph.lock();

@@ -202,7 +202,7 @@ impl JobController {
         self.written.lock().insert(key.clone(), version(job));
     }
 
-    /// The Job is gone: its pods need not be counted any more.
+    /// The Job is removed: its pods need not be counted any more.
     async fn let_go(&self, key: &ObjectKey) -> kube::Result<()> {
         let mut pods = self.owned.pods.list_namespace(&key.namespace);
         pods.retain(|pod| OwnedPods::<Job>::owner_of(pod).as_ref() == Some(key));

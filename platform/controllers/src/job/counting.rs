@@ -33,7 +33,7 @@ pub(super) struct Counted {
     pub(super) completed: BTreeSet<i32>,
     /// Pods that are written down once the status is: their finalizer may go then.
     pub(super) release: Vec<Arc<Pod>>,
-    /// A rule of the failure policy said that the Job has failed.
+    /// The message of a failure policy's rule that fails the Job.
     pub(super) fail_job: Option<String>,
     /// Pods that ended and were not known to have.
     pub(super) outcomes: Vec<Outcome>,

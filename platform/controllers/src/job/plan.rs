@@ -40,7 +40,7 @@ pub(super) struct JobPlan {
     pub(super) again: Option<Duration>,
     /// Events: a warning?, reason, message.
     pub(super) said: Vec<(bool, &'static str, String)>,
-    /// Why a pod does not start, for people: to be said once.
+    /// The reason why a pod does not start, for an event that is recorded once.
     pub(super) stuck: Option<String>,
 }
 

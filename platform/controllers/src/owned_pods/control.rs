@@ -153,7 +153,7 @@ impl<O: PodOwner> OwnedPods<O> {
         result
     }
 
-    /// A pod that was gone already will send no event any more: nothing waits for one.
+    /// Pods that did not exist any more send no event: none is expected.
     fn deleted(&self, key: &ObjectKey, doomed: &[Arc<Pod>]) {
         let mut expectations = self.expectations.lock();
         for pod in doomed {

@@ -8,8 +8,8 @@ use std::{
 use mayfly_api::ObjectKey;
 use tokio::time::Instant;
 
-/// After this long, an expectation that was not met is dropped: the informer missed it for good (an
-/// object that came and went between two lists). Upstream's value.
+/// The age at which an unmet expectation is dropped: the informer has missed the event (an object that was created
+/// and deleted between two lists). Upstream's value.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Uids of pods that the writes for one owner made or unmade.
@@ -22,8 +22,7 @@ pub(crate) struct Expectations {
 struct Expected {
     created: HashSet<String>,
     deleted: HashSet<String>,
-    /// Writes without a response yet, and the events that came meanwhile: the event of a write may come before its
-    /// response.
+    /// Writes without a response yet, and the events meanwhile: the event of a write may arrive before its response.
     in_flight: usize,
     seen: HashSet<String>,
     since: Option<Instant>,
@@ -83,7 +82,7 @@ impl Expectations {
         }
     }
 
-    /// The informer showed this pod; `going` when it is gone or on its way out.
+    /// The informer showed this pod; `going` if it is deleted or being deleted.
     pub(crate) fn saw(&mut self, owner: &ObjectKey, uid: &str, going: bool) {
         let Some(expected) = self.owners.get_mut(owner) else { return };
         expected.created.remove(uid);

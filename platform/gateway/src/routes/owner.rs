@@ -177,7 +177,7 @@ impl Owner {
         tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "took changes into the routes");
     }
 
-    /// Keeps track of a revision that came, changed or went.
+    /// Records a revision that was created, changed or removed.
     fn note_revision(&mut self, key: &ObjectKey, functions: &mut BTreeSet<ObjectKey>) {
         let now = self.objects.revisions.get(key);
         let uid = now.as_ref().and_then(|revision| revision.metadata.uid.clone()).unwrap_or_default();

@@ -181,7 +181,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
 const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
 const COMPONENT_MISSING: &str = "ComponentMissing";
 
-/// Whether a revision's status says that its component is not in the artifact store.
+/// Whether a revision's status reports that its component is not in the artifact store.
 pub(crate) fn lacks_component(revision: &Revision) -> bool {
     let mut conditions = revision.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == "Ready");
@@ -275,7 +275,7 @@ mod tests {
         );
     }
 
-    /// The function's status says it only once requests go there.
+    /// The function's status follows only once requests are routed there.
     #[test]
     fn a_newer_revision_that_can_answer_is_the_latest() {
         let with = |name: &str, minute: u8, status: &str| {

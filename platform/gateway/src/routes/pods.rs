@@ -43,7 +43,7 @@ impl PodRoutes {
         upstream
     }
 
-    /// Takes over pods that came, changed or went.
+    /// Takes over pods that were created, changed or removed.
     pub(super) fn update(&mut self, changed: &BTreeSet<ObjectKey>) {
         let mut revisions = BTreeSet::new();
         for key in changed {
@@ -64,7 +64,7 @@ impl PodRoutes {
         }
     }
 
-    /// The revision is gone.
+    /// Forgets a revision that was removed.
     pub(super) fn forget(&mut self, key: &ObjectKey, uid: &str) {
         if self.upstreams.get(key).is_some_and(|(known, _)| known == uid)
             && let Some((_, upstream)) = self.upstreams.remove(key)

@@ -53,7 +53,7 @@ enum StickyBy {
     Cookie(ByCookie),
 }
 
-/// The way a request goes.
+/// The target of a request.
 pub(crate) struct RouteChoice<'a> {
     pub(crate) target: &'a Arc<RevisionTarget>,
     pub(crate) set_cookie: Option<SetCookie>,
@@ -75,8 +75,8 @@ impl FunctionRoute {
         Self { function: Some(function), ..self }
     }
 
-    /// Whether requests go where this state of the function, or a later one, says; `latest`: where its target
-    /// `latest: true` leads.
+    /// Whether requests are routed by this state of the function, or a later one; `latest`: the revision of its
+    /// target `latest: true`.
     pub(crate) fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
         let own = self.function.as_ref().map(|own| &own.metadata);
         let is_it = own.is_some_and(|own| {

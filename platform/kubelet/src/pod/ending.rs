@@ -82,7 +82,7 @@ impl Worker {
         Ok(Outcome::Done)
     }
 
-    /// Nothing of the pod is left here: its object goes, too.
+    /// Removes the pod's object when nothing of the pod is left here.
     pub(super) async fn remove_object(&self, pod: &Pod) -> kube::Result<()> {
         let api: Api<Pod> =
             Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
@@ -148,7 +148,7 @@ impl Worker {
         queue.add(key.clone());
     }
 
-    /// The object is gone, or another one has its name: what still runs of the old one is ended at once.
+    /// Ends at once what still runs of a pod whose object was removed or replaced by another one of its name.
     pub(super) async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
         let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
         let old = self.local.lock().get(key).filter(|local| uid != Some(local.uid.0.as_str())).cloned();
@@ -198,7 +198,7 @@ impl Worker {
         let _ = spawn_blocking(remove).await;
     }
 
-    /// Ends sandboxes of pods that neither the API nor this worker knows, and removes their files.
+    /// Ends sandboxes of pods that neither the API nor this worker has, and removes their files.
     pub(crate) async fn remove_strangers(&self) {
         let known = || -> HashSet<String> {
             let local = self.local.lock();
@@ -223,7 +223,7 @@ impl Worker {
             }
         }
         if let Some(volumes) = self.volumes.clone() {
-            // Listed before it is asked which pods are known, for the same reason as the logs below.
+            // Listed before the known pods, for the same reason as the logs below.
             let listed = spawn_blocking(move || volumes.pods()).await.unwrap_or_default();
             let known = known();
             for uid in listed.iter().filter(|uid| !known.contains(&uid.0)) {

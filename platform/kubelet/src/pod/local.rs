@@ -125,8 +125,8 @@ impl Default for LocalContainer {
 }
 
 impl LocalPod {
-    /// The state of a pod that this process sees for the first time: what an earlier process wrote into its status. A
-    /// container that ran then and is unknown to the runtime now is lost.
+    /// The state of a pod that is new to this process, from the status that an earlier process wrote. A container
+    /// that ran then and is unknown to the runtime now is lost.
     pub(crate) fn learn(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let status = pod.status.clone().unwrap_or_default();

@@ -206,7 +206,7 @@ pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().all(|container| !matches!(completion(spec, local, container), Completion::Alive))
 }
 
-/// A pod that came to its own end leaves its sidecars their grace; one that is ended for a reason is ended at once.
+/// A pod that ended by itself gives its sidecars their grace period; one that is ended for a reason is ended at once.
 fn finish(spec: &PodSpec, local: &LocalPod) -> Step {
     let grace = if local.ended.is_some() { Duration::ZERO } else { grace_of(spec) };
     Step::Finish { grace }

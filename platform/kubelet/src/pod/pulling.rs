@@ -103,8 +103,8 @@ impl Worker {
         }
     }
 
-    /// In upstream's words: the first try is an error, and what follows is a pause after it. `is_remote`: a registry
-    /// was asked, which is left in peace for longer than this node's own store.
+    /// With upstream's messages: the first failure is an error, and the pause after it a back-off. `is_remote`: the
+    /// image comes from a registry, which is retried less often than this node's own store.
     pub(super) fn pull_failed(
         &self,
         spec: &Container,

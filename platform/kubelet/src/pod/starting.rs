@@ -250,7 +250,7 @@ impl Worker {
         done
     }
 
-    /// Does something that may take long, and gives it up when the pod is deleted: its sandbox goes then.
+    /// Runs work that may take long, and abandons it when the pod is deleted: its sandbox is removed then.
     pub(super) async fn unless_deleted<T>(&self, pod: &Pod, work: impl Future<Output = T>) -> Option<T> {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();

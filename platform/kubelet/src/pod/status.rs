@@ -29,7 +29,7 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     let mut phase = phase(spec, local, &old);
     let over = matches!(phase, "Succeeded" | "Failed");
     if over && needs_collecting(pod, local) {
-        // A client that reads a final phase takes the outputs for complete.
+        // A client that reads a final phase assumes that the outputs are complete.
         phase = "Running";
     }
     let inits = spec.init_containers.as_deref().unwrap_or_default();

@@ -42,8 +42,8 @@ fn stop_groups(spec: Option<&PodSpec>, running: &[ContainerId]) -> Vec<Vec<Conta
 }
 
 impl Worker {
-    /// Waits until the pod is given fewer than `seconds` to end; gives what is left of them, and how many they were.
-    /// (When they end is a time of the wall clock, which two deletions may have read before and after a step.)
+    /// Waits until the pod's grace period is shortened below `seconds`; returns the rest of it, and its length. (Its
+    /// end is a time of the wall clock, which two deletions may have read before and after a step.)
     async fn hurried(&self, pod: &Pod, seconds: Option<i64>) -> (Duration, Option<i64>) {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();

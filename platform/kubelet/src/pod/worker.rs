@@ -181,8 +181,8 @@ impl Worker {
         let mut patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
         let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
         if has_gates {
-            // Others write conditions of this pod: a write of theirs must not be undone by an older copy. The newer
-            // copy comes through the informer, and is looked at then.
+            // Other components write conditions of this pod: their write must not be undone by an older copy. The
+            // newer copy arrives through the informer, and the status is computed again then.
             patch["metadata"]["resourceVersion"] = json!(pod.metadata.resource_version);
         }
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -192,7 +192,7 @@ impl Worker {
     }
 }
 
-/// Whether a failed write means that the pod is gone or was replaced, which the informer will report too.
+/// Whether a failed write means that the pod was removed or replaced, which the informer will report too.
 pub(super) fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }

@@ -27,7 +27,7 @@ pub(crate) struct ProbeTarget {
 pub(crate) enum ProbeResult {
     Success,
     Failure(String),
-    /// The check could not be made, which says nothing about the container.
+    /// The check could not be made: no verdict about the container.
     Unknown(String),
 }
 

@@ -28,7 +28,7 @@ use url::Url;
 const BODY_BYTES_MAX: usize = 10 << 10;
 /// Redirects that are followed (Go's default).
 const REDIRECTS_MAX: usize = 10;
-/// The user agent of upstream's probes; programs look for it in their logs.
+/// The user agent of upstream's probes, which programs search for in their logs.
 pub(crate) const PROBE_AGENT: &str = "kube-probe/1.33";
 pub(crate) const HOOK_AGENT: &str = "kube-lifecycle/1.33";
 
@@ -44,7 +44,7 @@ pub(crate) struct HttpGet {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HttpAnswer {
     Status(StatusCode),
-    /// A redirect to another host, which is not followed (upstream takes it for a success).
+    /// A redirect to another host, which is not followed (a success, as upstream).
     RedirectAway(String),
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct ProbeCounter {
 }
 
 impl ProbeCounter {
-    /// Takes in one result; gives the verdict once enough equal ones came in a row.
+    /// Records one result; returns the verdict after enough equal ones in a row.
     pub(crate) fn record(&mut self, succeeded: bool, timing: &ProbeTiming) -> Option<bool> {
         self.in_a_row = if self.last == Some(succeeded) { self.in_a_row.saturating_add(1) } else { 1 };
         self.last = Some(succeeded);

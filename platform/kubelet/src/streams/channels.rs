@@ -39,8 +39,8 @@ struct Size {
     height: u16,
 }
 
-/// The last message of a session. Clients take a close frame without the normal code for a broken connection, and then
-/// drop the exit code that came before it.
+/// The last message of a session. Clients treat a close frame without the normal code as a broken connection, and
+/// then drop the exit code before it.
 fn end() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Default::default() }))
 }
@@ -91,7 +91,7 @@ async fn pump(stream: Option<OutputStream>, channel: u8, messages: &mpsc::Sender
     }
 }
 
-/// Takes the client's messages until it goes.
+/// Reads the client's messages until it disconnects.
 async fn input(
     mut source: SplitStream<WebSocket>,
     protocol: &str,

@@ -155,7 +155,7 @@ impl ForwardTarget {
     }
 }
 
-/// Forwards until the client goes.
+/// Forwards until the client disconnects.
 pub(super) async fn run(
     socket: WebSocket,
     protocol: &str,

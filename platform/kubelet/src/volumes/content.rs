@@ -13,7 +13,7 @@ use super::{
 };
 use crate::pod::fields;
 
-/// The mode of files where nothing is said (upstream's).
+/// The default mode of files (upstream's).
 const MODE_DEFAULT: i32 = 0o644;
 
 /// The source of a volume whose files the kubelet writes.

@@ -56,7 +56,7 @@ pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> i
     }
 }
 
-/// Creates a link for each first part of a path, and removes links whose file is gone.
+/// Creates a link for each first part of a path, and removes links whose file does not exist.
 fn link_names(folder: &Path, files: &VolumeFiles) -> io::Result<()> {
     let first = |path: &str| path.split('/').next().unwrap_or_default().to_owned();
     let wanted: std::collections::BTreeSet<String> = files.keys().map(|path| first(path)).collect();

@@ -319,7 +319,7 @@ impl FlexDrivers {
         serde_json::to_string(&options).map_err(|error| FlexError::Node(error.to_string()))
     }
 
-    /// Unmounts all FlexVolumes of a pod, by its journals. A journal goes after its driver's last call.
+    /// Unmounts all FlexVolumes of a pod, by its journals. A journal is removed after its driver's last call.
     pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), FlexError> {
         for (journal, record) in journals(&root.join(uid)) {
             self.unmount(&record).await?;

@@ -93,7 +93,7 @@ impl ServiceAccountTokens {
         Ok(tokens)
     }
 
-    /// Forgets the tokens of a pod that is gone.
+    /// Forgets the tokens of a removed pod.
     pub(crate) fn forget(&self, uid: &PodUid) {
         self.issued.lock().remove(uid);
     }

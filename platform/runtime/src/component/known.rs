@@ -97,8 +97,8 @@ fn contains(table: &[(&str, &[&str])], path: &str) -> bool {
     table.iter().any(|(name, interfaces)| *name == package && interfaces.contains(&interface))
 }
 
-/// Whether a host's version serves an asked one: the same first two numbers, no pre-release. What a later
-/// patch version added shows when the component is linked.
+/// Whether a host's version serves a requested one: the same first two numbers, no pre-release. Functions that a
+/// later patch version added are found missing when the component is linked.
 fn serves(newest: &str, asked: &str) -> bool {
     newest.rsplit_once('.').is_some_and(|(line, _)| is_version(asked, line))
 }

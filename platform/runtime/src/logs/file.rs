@@ -148,8 +148,7 @@ impl Past {
         Ok(Self { path, options, parts: [older, current], at: 0 })
     }
 
-    /// The next line that was asked for; none after the last that was there at the opening. Loses nothing when it is
-    /// dropped before it is done.
+    /// The next requested line; none after the last one that existed at the opening. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
         while let Some(part) = self.parts.get_mut(self.at) {
             let mut was_partial = false;
@@ -171,7 +170,7 @@ impl Past {
         Ok(None)
     }
 
-    /// Leaves out all lines but the last `most`, and says how many are left.
+    /// Skips all lines but the last `most`, and returns the number of remaining ones.
     pub(super) async fn keep_last(&mut self, most: usize) -> io::Result<usize> {
         let mut lines = 0;
         while self.next().await?.is_some() {
@@ -206,7 +205,7 @@ pub(super) fn follow_from_start(path: PathBuf, options: LogOptions) -> LogStream
 struct Follow {
     path: PathBuf,
     reader: Option<Lines>,
-    /// Nothing was there yet: when the file appears, it may already have been moved aside once.
+    /// The file did not exist yet: when it appears, it may already have been rotated once.
     waited_for: bool,
     seen: bool,
     options: LogOptions,

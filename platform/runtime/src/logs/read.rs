@@ -39,7 +39,7 @@ pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
 pub struct LogReader {
     options: LogOptions,
     past: Vec<Past>,
-    /// The next line of each of `past`. Empty before they are looked for.
+    /// The next line of each of `past`. Empty before they are read.
     heads: Vec<Option<Line>>,
     /// The file of the last returned line: the rest of a partial line belongs behind it.
     told: Option<usize>,
@@ -110,7 +110,7 @@ impl LogReader {
 
     /// The oldest of the next lines of all.
     async fn next_past(&mut self) -> io::Result<Option<Line>> {
-        // One at a time: what was found stays when this is dropped meanwhile.
+        // One at a time, so that the result is kept if this is cancelled meanwhile.
         while self.heads.len() < self.past.len() {
             let head = self.past[self.heads.len()].next().await?;
             self.heads.push(head);

@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
 
-/// Lines waiting for the disk, over all files. A full queue drops lines, and says how many.
+/// Lines waiting for the disk, over all files. A full queue drops lines and counts them.
 const QUEUE_LINES_MAX: usize = 8192;
 /// Queued lines of one program: a program that writes faster than the disk loses its own lines only.
 const PROGRAM_LINES_MAX: usize = QUEUE_LINES_MAX / 4;

@@ -44,7 +44,7 @@ impl WebhookCall<'_> {
         let port = url.port_or_known_default().unwrap_or(443);
         let stream = match &self.endpoint {
             Some(endpoint) => TcpStream::connect(endpoint.clone()?).await,
-            // An IPv6 address stands in brackets in a URL.
+            // An IPv6 address is in brackets in a URL.
             None => TcpStream::connect((host.trim_matches(['[', ']']), port)).await,
         };
         let stream = stream.map_err(|error| format!("dial tcp: {error}"))?;
