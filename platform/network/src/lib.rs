@@ -2,7 +2,7 @@
 //! resolve.
 //!
 //! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies carry it out. With
-//! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, one transaction per change.
+//! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, by transactions of the changes.
 //! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
 //! the cluster's name server. [`policy`] enforces NetworkPolicies between pods, in tables of its own.
 //!

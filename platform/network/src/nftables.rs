@@ -1,15 +1,21 @@
 //! The proxy in the kernel: an nftables table of its own, changed by transactions.
 //!
 //! ```text
-//!   prerouting, output ─▶ services ─▶ vmap @service-ips (address . protocol . port) ─▶ svc-… ─▶ ep-… ─▶ dnat
-//!                                  └▶ vmap @service-ports (protocol . port of the node's addresses) ─▶ ext-… ─▶ svc-…
+//!   prerouting, output ─▶ services ─▶ vmap @service-ips (address . protocol . port) ─▶ front-… ─▶ svc-… ─▶ ep-… ─▶ dnat
+//!                                  └▶ vmap @service-ports (protocol . port of the node's addresses) ─▶ front-… ─▶ ext-… ─▶ svc-…
 //!   input, forward, output (filter) ─▶ vmap @no-endpoints ─▶ reject
 //!   postrouting ─▶ masquerade what is marked
 //! ```
 //!
-//! A chain is named after a digest of its rules, so a chain never changes: a transaction adds the chains that are
-//! new, moves the map elements over to them, and deletes the chains that nothing refers to any more. Lookups cost
-//! the same with one Service and with ten thousand.
+//! The chain `front-…` belongs to a frontend and has one rule, which leads to the frontend's current chain. Every other
+//! chain is named after a digest of its rules, so it never changes. A change is two transactions: the first adds the new
+//! chains and replaces the rule of the frontends that lead to them, the second deletes the chains that nothing refers to
+//! any more. Lookups cost the same with one Service and with ten thousand.
+//!
+//! A packet that the kernel processes during a commit sees the rules of one generation, but each of its look-ups in a map
+//! is of the newest one. In the old chains of a single transaction such a look-up finds nothing, and the packet leaves
+//! unchanged, as its whole connection does. Therefore chains are deleted only after the packets that were in them have
+//! left, and the element of a frontend is never replaced.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -164,21 +170,24 @@ impl Tables {
         Self { name: name.to_owned(), bridged_pods, families: tables }
     }
 
-    /// The transaction that leads from `before` to these tables; `None`: from any state. Empty when nothing changes.
+    /// The transactions that lead from `before` to these tables; `None`: from any state. None when nothing changes.
     #[must_use]
-    pub fn transaction(&self, before: Option<&Self>) -> String {
-        let mut script = String::new();
+    pub fn transactions(&self, before: Option<&Self>) -> Vec<String> {
+        let (mut change, mut removal) = (String::new(), String::new());
         for (family, content) in &self.families {
             let table = family.table(&self.name);
             match before.and_then(|before| before.families.get(family)) {
-                Some(before) => content.change(*family, &table, before, &mut script),
+                Some(before) => {
+                    content.change(*family, &table, before, &mut change);
+                    content.remove_unused(&table, before, &mut removal);
+                }
                 None => {
-                    base(*family, &self.name, self.bridged_pods, &mut script);
-                    content.change(*family, &table, &Content::default(), &mut script);
+                    base(*family, &self.name, self.bridged_pods, &mut change);
+                    content.change(*family, &table, &Content::default(), &mut change);
                 }
             }
         }
-        script
+        [change, removal].into_iter().filter(|script| !script.is_empty()).collect()
     }
 }
 
@@ -201,7 +210,10 @@ impl Content {
         }
         let service = self.service_chain(family, frontend.protocol(), backend, &endpoints);
         let target = self.entry_chain(family, backend, service);
-        self.elements.insert((with_endpoints, key), format!("goto {target}"));
+        let front = format!("front-{}", digest(&format!("{} {key}", with_endpoints.name())));
+        self.order.push(front.clone());
+        self.chains.insert(front.clone(), vec![format!("goto {target}")]);
+        self.elements.insert((with_endpoints, key), format!("goto {front}"));
     }
 
     /// The chain in front of a service's own: what is done for clients from outside.
@@ -283,7 +295,7 @@ impl Content {
         name
     }
 
-    /// The commands that lead from `before` to this content.
+    /// The commands that lead from `before` to this content, with the unused chains and sets of `before` left over.
     fn change(&self, family: AddressFamily, table: &str, before: &Self, script: &mut String) {
         let mut line = |text: String| {
             script.push_str(&text);
@@ -295,9 +307,15 @@ impl Content {
                 "add set {table} {set} {{ type {key}; flags dynamic,timeout; timeout {seconds}s; size {AFFINITY_CLIENTS_MAX}; }}"
             ));
         }
-        for name in self.order.iter().filter(|name| !before.chains.contains_key(*name)) {
-            line(format!("add chain {table} {name}"));
-            for rule in &self.chains[name] {
+        // Chains come after those that they refer to.
+        for name in &self.order {
+            let rules = &self.chains[name];
+            match before.chains.get(name) {
+                Some(before) if before == rules => continue,
+                Some(_) => line(format!("flush chain {table} {name}")),
+                None => line(format!("add chain {table} {name}")),
+            }
+            for rule in rules {
                 line(format!("add rule {table} {name} {rule}"));
             }
         }
@@ -318,6 +336,14 @@ impl Content {
                 line(format!("add element {table} {} {{ {} }}", map.name(), elements.join(", ")));
             }
         }
+    }
+
+    /// The commands that delete the chains and sets of `before` that this content does not use.
+    fn remove_unused(&self, table: &str, before: &Self, script: &mut String) {
+        let mut line = |text: String| {
+            script.push_str(&text);
+            script.push('\n');
+        };
         let gone: BTreeSet<_> = before.order.iter().filter(|name| !self.chains.contains_key(*name)).collect();
         // Users first: a chain can be deleted when nothing jumps to it.
         for name in before.order.iter().rev().filter(|name| gone.contains(name)) {
@@ -423,22 +449,24 @@ impl NftablesProxy {
         self
     }
 
-    /// Makes the kernel carry out `rules`, in one transaction of what changed. When nothing changed, checks that the
-    /// tables are still there. After a failure the next call writes everything. Says whether the tables had been
-    /// removed or changed by another program.
+    /// Applies `rules` in the kernel, by transactions of the changes. When nothing changed, checks that the tables
+    /// exist. After a failure the next call writes everything. Returns whether another program had removed or changed
+    /// the tables.
     ///
     /// # Errors
-    /// `nft` is not there, or refuses the rules; those of before are still in place.
+    /// `nft` is missing, or refuses the rules; the earlier rules are still in place.
     pub async fn apply(&mut self, rules: &RuleSet) -> Result<bool, NftError> {
         let tables = Tables::of(&self.table, self.bridged_pods, rules);
-        let script = tables.transaction(self.written.as_ref());
+        let transactions = tables.transactions(self.written.as_ref());
         let is_first = self.written.is_none();
-        let tried = match script.is_empty() {
+        let tried = match transactions.is_empty() {
             true => run_nft_with(&["list", "map", "ip", &self.table, Map::ServiceIps.name()], "").await,
-            false => run_nft(&script).await,
+            false => run_all(&transactions).await,
         };
         let result = match tried {
-            Err(NftError::Refused(_)) if !is_first => run_nft(&tables.transaction(None)).await.map(|()| true),
+            Err(NftError::Refused(_)) if !is_first => {
+                run_all(&tables.transactions(None)).await.map(|()| true)
+            }
             tried => tried.map(|()| false),
         };
         self.written = result.is_ok().then_some(tables);
@@ -458,6 +486,14 @@ impl NftablesProxy {
         }
         run_nft(&script).await
     }
+}
+
+/// Runs transactions one after the other.
+async fn run_all(transactions: &[String]) -> Result<(), NftError> {
+    for transaction in transactions {
+        run_nft(transaction).await?;
+    }
+    Ok(())
 }
 
 pub(crate) async fn run_nft(script: &str) -> Result<(), NftError> {
