@@ -9,7 +9,7 @@ use mayfly_accept::ConnectionMetrics;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 
-use crate::{certificates::ClientAuthority, services::ServiceNetwork};
+use crate::{audit::Audit, certificates::ClientAuthority, services::ServiceNetwork};
 
 /// Limits. Each can be set; the defaults fit one machine.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ pub struct Config {
     pub service_account_key: Option<Vec<u8>>,
     /// The authority whose client certificates authenticate users; `None`: no certificate does.
     pub client_authority: Option<ClientAuthority>,
+    /// The audit log; `None`: no request is recorded.
+    pub audit: Option<Arc<Audit>>,
     /// Refuses pods whose service account does not exist. For servers with a controller that creates the account
     /// `default` in every namespace.
     pub service_accounts_required: bool,
@@ -72,6 +74,7 @@ impl Config {
             bookmark_interval: Duration::from_secs(60),
             service_account_key: None,
             client_authority: None,
+            audit: None,
             service_accounts_required: false,
             service_account_token_volumes: false,
             service_network: ServiceNetwork::DEFAULT,

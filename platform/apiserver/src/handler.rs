@@ -12,6 +12,7 @@ use http_body::Body as _;
 use crate::{
     access::{self, User},
     artifacts::{DISCARD_TIME_MAX, discard},
+    audit::AuditRecord,
     call::Call,
     custom::ServedKinds,
     discovery, health,
@@ -36,9 +37,14 @@ pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Respon
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers());
     let is_head = request.method() == Method::HEAD;
-    let response = match Box::pin(route(server, request, path, target)).await {
+    let mut record = None;
+    let response = match Box::pin(route(server, request, path, target, &mut record)).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
+    };
+    let response = match record {
+        Some(record) => Box::pin(record.responded(response)).await,
+        None => response,
     };
     let response = match encoding {
         Encoding::Json => response,
@@ -62,9 +68,14 @@ async fn route(
     request: Request<Body>,
     path: Option<Vec<String>>,
     target: Result<Target, ApiError>,
+    record: &mut Option<AuditRecord>,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let allowed = match allow(&server, &parts, path, &target) {
+    let allowed = allow(&server, &parts, path, &target, record);
+    if let Some(record) = record {
+        record.received().await;
+    }
+    let allowed = match allowed {
         Ok(allowed) => allowed,
         Err(error) => {
             let mut content = body.into_data_stream();
@@ -107,6 +118,10 @@ async fn route(
         return streams::proxy(&server, node, &rest, parts, body).await;
     }
     let target = target?;
+    let body = match record {
+        Some(record) => record.request_body(&parts, body, server.config.body_bytes_max).await,
+        None => body,
+    };
     let query = Query::parse(&parts.method, parts.uri.query().unwrap_or(""))?;
     Call { server, user, target, query, parts }.answer(body).await
 }
@@ -126,6 +141,7 @@ fn allow(
     parts: &Parts,
     path: Option<Vec<String>>,
     target: &Result<Target, ApiError>,
+    record: &mut Option<AuditRecord>,
 ) -> Result<Allowed, ApiError> {
     let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
     if uri_bytes > URI_BYTES_MAX {
@@ -139,7 +155,6 @@ fn allow(
         Some(user) => user.clone(),
         None => server.authenticate(&parts.headers, parts.extensions.get())?,
     };
-    let user = server.impersonated(user, &parts.headers)?;
     let verb = verb(&parts.method, &parts.uri, target.as_ref().ok());
     let method = parts.method.as_str().to_ascii_lowercase();
     let asked = match target {
@@ -158,7 +173,18 @@ fn allow(
         },
         Err(_) => Attributes { verb: &method, path: Some(parts.uri.path()), ..Attributes::default() },
     };
+    if let Some(audit) = &server.config.audit {
+        *record = audit.record(&user, &asked, parts, target.as_ref().ok(), &server.clock);
+    }
+    let authenticated = user.name.clone();
+    let user = server.impersonated(user, &parts.headers)?;
+    if let Some(record) = record.as_mut().filter(|_| user.name != authenticated) {
+        record.impersonates(&user);
+    }
     let decision = server.authorize(&user, &asked);
+    if let Some(record) = record {
+        record.decided(&decision);
+    }
     if !decision.is_allowed() {
         return Err(access::refused(&user, &asked, &decision));
     }

@@ -16,6 +16,7 @@ mod access;
 mod admission;
 mod api_endpoint;
 mod artifacts;
+mod audit;
 mod call;
 mod certificates;
 mod config;
@@ -57,6 +58,7 @@ mod views;
 mod yaml;
 
 pub use access::User;
+pub use audit::{Audit, AuditError, AuditPolicyError};
 pub use certificates::{AuthorityError, ClientAuthority};
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError, SignError};

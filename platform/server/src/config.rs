@@ -123,6 +123,12 @@ pub(crate) struct UpArgs {
     /// [default: /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
     #[arg(long, env = "MAYFLY_VOLUME_PLUGIN_DIR", value_name = "DIR")]
     volume_plugin_dir: Option<PathBuf>,
+    /// The policy of the API's audit log, a Policy of audit.k8s.io/v1 [default: no audit log]
+    #[arg(long, env = "MAYFLY_AUDIT_POLICY_FILE", value_name = "FILE")]
+    audit_policy_file: Option<PathBuf>,
+    /// The file of the audit log [default: audit.log in the data directory]
+    #[arg(long, env = "MAYFLY_AUDIT_LOG_PATH", value_name = "FILE")]
+    audit_log_path: Option<PathBuf>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -178,6 +184,8 @@ struct ConfigFile {
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
     volume_plugin_dir: Option<PathBuf>,
+    audit_policy_file: Option<PathBuf>,
+    audit_log_path: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -218,6 +226,9 @@ pub(crate) struct UpConfig {
     pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) gpu_libraries_dir: Option<PathBuf>,
     pub(crate) volume_plugin_dir: Option<PathBuf>,
+    /// The policy of the audit log; `None`: no audit log.
+    pub(crate) audit_policy_file: Option<PathBuf>,
+    pub(crate) audit_log_path: Option<PathBuf>,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -320,6 +331,8 @@ impl UpArgs {
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
             volume_plugin_dir: self.volume_plugin_dir.or(file.volume_plugin_dir),
+            audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
+            audit_log_path: self.audit_log_path.or(file.audit_log_path),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -2,6 +2,7 @@
 
 mod access;
 mod artifacts;
+mod audit;
 mod client;
 mod custom_resources;
 mod kubectl;

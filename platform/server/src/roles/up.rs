@@ -9,7 +9,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use mayfly_api::Revision;
-use mayfly_apiserver::{ApiServer, Identity, User};
+use mayfly_apiserver::{ApiServer, Audit, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
 use mayfly_controllers::{Controllers, LocalVolumes, Routes};
@@ -128,6 +128,7 @@ impl Up {
         let networking = ServiceNetworking::create(&config, &data_dir)?;
         let mut api_config = api_config(&config, &ports, &identity);
         api_config.service_network = networking.network.parse().context("the network of Services")?;
+        api_config.audit = audit(&config, &data_dir)?;
         let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
         // The userspace proxy could not listen on the Service's port, 443, without root.
         if networking.has_kernel_rules() {
@@ -465,6 +466,18 @@ fn kubelet_config(
         kubelet.volume_plugins.clone_from(folder);
     }
     kubelet
+}
+
+/// The audit log, if there is a policy for it.
+fn audit(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Arc<Audit>>> {
+    let Some(policy) = &config.audit_policy_file else { return Ok(None) };
+    let text = std::fs::read_to_string(policy)
+        .with_context(|| format!("cannot read --audit-policy-file {}", policy.display()))?;
+    let log = config.audit_log_path.clone().unwrap_or_else(|| data_dir.path().join("audit.log"));
+    let audit = Audit::create(&text, &log).with_context(|| {
+        format!("cannot start the audit log {} with the policy {}", log.display(), policy.display())
+    })?;
+    Ok(Some(Arc::new(audit)))
 }
 
 fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) -> mayfly_apiserver::Config {
