@@ -85,6 +85,10 @@ pub struct Verdict {
     pub taints_disliked: u32,
     /// Sum of the weights of the preferred terms that match.
     pub preference: u32,
+    /// The node selector and the required node affinity match, whatever else is in the way.
+    pub is_selected: bool,
+    /// Every taint with the effect NoSchedule or NoExecute is tolerated.
+    pub is_tolerated: bool,
 }
 
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
@@ -107,6 +111,8 @@ impl NodeFacts {
             misfit: self.misfit(wanted),
             taints_disliked: u32::try_from(self.taints.iter().filter(disliked).count()).unwrap_or(u32::MAX),
             preference: preferred.map(|term| u32::try_from(term.weight).unwrap_or(0)).sum(),
+            is_selected: self.is_selected(wanted),
+            is_tolerated: self.untolerated(wanted).is_none(),
         }
     }
 
@@ -128,14 +134,22 @@ impl NodeFacts {
             None if self.says_its_runtimes() && !self.has_runtime(RUNTIME_OCI) => return Some(Misfit::Oci),
             _ => {}
         }
-        let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-        if let Some(taint) = self.taints.iter().filter(hard).find(|taint| !tolerated(taint, wanted)) {
+        if let Some(taint) = self.untolerated(wanted) {
             let (key, value) = (taint.key.clone(), taint.value.clone().unwrap_or_default());
             return Some(Misfit::Taint { key, value });
         }
-        let selected = wanted.node_selector.iter().all(|(key, value)| self.labels.get(key) == Some(value));
-        let matches = wanted.required.as_ref().is_none_or(|selector| self.matches_selector(selector));
-        (!selected || !matches).then_some(Misfit::Selector)
+        (!self.is_selected(wanted)).then_some(Misfit::Selector)
+    }
+
+    /// The first taint that keeps the pod away.
+    fn untolerated(&self, wanted: &Constraints) -> Option<&Taint> {
+        let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        self.taints.iter().filter(hard).find(|taint| !tolerated(taint, wanted))
+    }
+
+    fn is_selected(&self, wanted: &Constraints) -> bool {
+        wanted.node_selector.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+            && wanted.required.as_ref().is_none_or(|selector| self.matches_selector(selector))
     }
 
     fn has_runtime(&self, class: &str) -> bool {

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use crate::k8s::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// A parsed label selector. Empty: everything matches.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selector {
     requirements: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Requirement {
     In(String, Vec<String>),
     NotIn(String, Vec<String>),

@@ -26,6 +26,23 @@ fn main() {
         "wasm, 200 revisions",
         |pod| json!({"runtimeClassName": "wasm", "revision": format!("f{}", pod % 200)}),
     );
+    measure("20 owners, spread", |pod| json!({"owner": format!("rs{}", pod % 20)}));
+    let app = |pod: usize| format!("app{}", pod % 20);
+    let matching = |pod: usize| json!({"matchLabels": {"app": app(pod)}});
+    measure("spread by zone", |pod| {
+        json!({"app": app(pod), "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": matching(pod)}]})
+    });
+    measure("affinity by zone", |pod| {
+        let term = json!([{"topologyKey": "zone", "labelSelector": matching(pod)}]);
+        let affinity = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}});
+        json!({"app": app(pod), "affinity": affinity})
+    });
+    measure("anti-affinity by host", |pod| {
+        let term = json!([{"topologyKey": "host", "labelSelector": matching(pod)}]);
+        let affinity = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}});
+        json!({"app": app(pod), "affinity": affinity})
+    });
 }
 
 fn measure(name: &str, spec: impl Fn(usize) -> Value) {
@@ -52,17 +69,25 @@ fn measure(name: &str, spec: impl Fn(usize) -> Value) {
 }
 
 fn node(number: usize) -> Node {
-    let labels = json!({"zone": format!("z{}", number % 5), "runtime.mayfly.dev/oci": "true"});
+    let labels = json!({"zone": format!("z{}", number % 5), "host": format!("n{number}"),
+        "kubernetes.io/hostname": format!("n{number}"), "runtime.mayfly.dev/oci": "true"});
     serde_json::from_value(json!({"metadata": {"name": format!("n{number}"), "labels": labels},
         "status": {"allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110"}}}))
     .expect("a node")
 }
 
 fn pod(number: usize, mut spec: Value) -> Pod {
-    let revision = spec.as_object_mut().and_then(|spec| spec.remove("revision"));
-    let labels = revision.map(|revision| json!({"mayfly.dev/revision": revision}));
+    let mut take = |field: &str| spec.as_object_mut().and_then(|spec| spec.remove(field));
+    let (revision, app, owner) = (take("revision"), take("app"), take("owner"));
+    let labels = revision
+        .map(|revision| json!({"mayfly.dev/revision": revision}))
+        .or_else(|| app.map(|app| json!({"app": app})));
+    let owners = owner.map(|uid| {
+        json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": uid, "uid": uid, "controller": true}])
+    });
     spec["containers"] =
         json!([{"name": "c", "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}]);
-    let metadata = json!({"name": format!("p{number}"), "namespace": "ns", "uid": format!("p{number}"), "labels": labels});
+    let metadata = json!({"name": format!("p{number}"), "namespace": "ns", "uid": format!("p{number}"), "labels": labels,
+        "ownerReferences": owners});
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }

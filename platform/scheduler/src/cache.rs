@@ -15,7 +15,11 @@ use mayfly_api::{
     resources::Amounts,
 };
 
-use crate::request::{HostPort, PodRequest, is_finished};
+use crate::{
+    pod_constraints::PodTraits,
+    pod_index::PodIndex,
+    request::{HostPort, PodRequest, is_finished},
+};
 
 /// A node's place in the packed arrays. Given again after the node is gone.
 pub type NodeId = usize;
@@ -38,8 +42,19 @@ pub struct NodeState {
 #[derive(Clone, Debug)]
 struct Held {
     node: String,
-    request: PodRequest,
+    request: Arc<PodRequest>,
     assumed: bool,
+    is_terminating: bool,
+}
+
+/// A pod that was taken out of the cache.
+#[derive(Debug)]
+pub(crate) struct TakenOut(Held);
+
+impl TakenOut {
+    pub(crate) fn request(&self) -> &Arc<PodRequest> {
+        &self.0.request
+    }
 }
 
 #[derive(Debug, Default)]
@@ -50,14 +65,18 @@ pub struct Cache {
     changed: Vec<NodeId>,
     is_changed: Vec<bool>,
     pods: HashMap<ObjectKey, Held>,
+    /// The same pods by node, for the rules about pods.
+    index: PodIndex,
     /// Pods bound to a node that is not known (yet).
     homeless: HashMap<String, Vec<ObjectKey>>,
 }
 
 /// The effect of a change on waiting pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     None,
+    /// Some pod with affinity or spread constraints may fit now, because a pod was placed.
+    MayAttract,
     /// Some pod that did not fit may fit now.
     MayFit,
 }
@@ -93,6 +112,9 @@ impl Cache {
                 self.mark(id);
                 let left = self.pods.iter().filter(|(_, held)| held.node == name);
                 let left: Vec<_> = left.map(|(key, _)| key.clone()).collect();
+                for key in &left {
+                    self.index.remove(id, key);
+                }
                 if !left.is_empty() {
                     self.homeless.insert(name.into(), left);
                 }
@@ -124,7 +146,7 @@ impl Cache {
         self.mark(id);
         for key in self.homeless.remove(name).unwrap_or_default() {
             if let Some(held) = self.pods.get(&key).cloned().filter(|held| held.node == name) {
-                self.add_to_node(name, &held.request);
+                self.add_to_node(&held);
             }
         }
         Effect::MayFit
@@ -153,17 +175,56 @@ impl Cache {
         {
             // Requests of a bound pod do not change (in-place resize is not offered).
             held.assumed = false;
-            return Effect::None;
+            let is_terminating = pod.metadata.deletion_timestamp.is_some();
+            let traits = PodTraits::of(pod);
+            if held.is_terminating == is_terminating && *held.request.traits == traits {
+                return Effect::None;
+            }
+            held.is_terminating = is_terminating;
+            held.request = Arc::new(PodRequest::of(pod));
+            let held = held.clone();
+            self.reindex(&held);
+            return Effect::MayFit;
         }
         let effect = self.release(key);
-        self.hold(node, PodRequest::of(pod), false);
-        effect
+        let is_terminating = pod.metadata.deletion_timestamp.is_some();
+        self.hold(Held { node, request: Arc::new(PodRequest::of(pod)), assumed: false, is_terminating });
+        effect.max(Effect::MayAttract)
+    }
+
+    /// The labels of a namespace; `None` when it is gone.
+    pub fn set_namespace(&mut self, name: &str, labels: Option<&BTreeMap<String, String>>) -> Effect {
+        if self.index.set_namespace(name, labels) { Effect::MayFit } else { Effect::None }
+    }
+
+    pub(crate) fn index(&self) -> &PodIndex {
+        &self.index
+    }
+
+    pub(crate) fn index_mut(&mut self) -> &mut PodIndex {
+        &mut self.index
+    }
+
+    pub(crate) fn id(&self, node: &str) -> Option<NodeId> {
+        self.ids.get(node).copied()
     }
 
     /// Books a planned pod on its node.
     pub fn assume(&mut self, request: &PodRequest, node: &str) {
         self.release(&request.key);
-        self.hold(node.into(), request.clone(), true);
+        let (node, request) = (node.into(), Arc::new(request.clone()));
+        self.hold(Held { node, request, assumed: true, is_terminating: false });
+    }
+
+    /// Takes a pod out as if it were gone, to try what fits without it. [`Cache::put_back`] undoes it.
+    pub(crate) fn take_out(&mut self, key: &ObjectKey) -> Option<TakenOut> {
+        let held = self.pods.get(key).cloned()?;
+        self.release(key);
+        Some(TakenOut(held))
+    }
+
+    pub(crate) fn put_back(&mut self, pod: TakenOut) {
+        self.hold(pod.0);
     }
 
     /// The binding of an assumed pod failed.
@@ -172,18 +233,23 @@ impl Cache {
         if assumed { self.release(key) } else { Effect::None }
     }
 
+    /// The node that a pod is assumed on or bound to.
+    pub fn node_of(&self, key: &ObjectKey) -> Option<&str> {
+        self.pods.get(key).map(|held| held.node.as_str())
+    }
+
     /// Whether a pod is assumed or bound.
     pub fn holds(&self, key: &ObjectKey, uid: &str) -> bool {
         self.pods.get(key).is_some_and(|held| held.request.uid == uid)
     }
 
-    fn hold(&mut self, node: String, request: PodRequest, assumed: bool) {
-        if self.ids.contains_key(&node) {
-            self.add_to_node(&node, &request);
+    fn hold(&mut self, held: Held) {
+        if self.ids.contains_key(&held.node) {
+            self.add_to_node(&held);
         } else {
-            self.homeless.entry(node.clone()).or_default().push(request.key.clone());
+            self.homeless.entry(held.node.clone()).or_default().push(held.request.key.clone());
         }
-        self.pods.insert(request.key.clone(), Held { node, request, assumed });
+        self.pods.insert(held.request.key.clone(), held);
     }
 
     fn release(&mut self, key: &ObjectKey) -> Effect {
@@ -192,6 +258,7 @@ impl Cache {
             keys.retain(|other| other != key);
         }
         let Some(id) = self.ids.get(&held.node).copied() else { return Effect::None };
+        self.index.remove(id, key);
         if let Some(state) = &mut self.slots[id] {
             state.remove(&held.request);
             self.mark(id);
@@ -199,11 +266,19 @@ impl Cache {
         Effect::MayFit
     }
 
-    fn add_to_node(&mut self, node: &str, request: &PodRequest) {
-        let Some(id) = self.ids.get(node).copied() else { return };
+    fn add_to_node(&mut self, held: &Held) {
+        let Some(id) = self.ids.get(&held.node).copied() else { return };
         if let Some(state) = &mut self.slots[id] {
-            state.add(request);
+            state.add(&held.request);
+            self.index.add(id, &held.request, held.is_terminating);
             self.mark(id);
+        }
+    }
+
+    fn reindex(&mut self, held: &Held) {
+        if let Some(id) = self.ids.get(&held.node).copied() {
+            self.index.remove(id, &held.request.key);
+            self.index.add(id, &held.request, held.is_terminating);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Places pods on nodes.
 //!
 //! **Belongs here:** the cache of nodes and of what is bound to them, the snapshot made from it, the plan
-//! (filters and scores) for one pod, the queue of pods that wait, binding.
+//! (filters and scores) for one pod, preemption, the queue of pods that wait, binding.
 //!
 //! **Does not belong here:** how many pods there are (controllers), running them (the kubelet), any store
 //! but the API.
@@ -13,8 +13,13 @@
 //! One task owns cache, snapshot and queue; binding runs beside it. Start reading at [`plan`], then
 //! [`Scheduler`].
 
+mod budgets;
 pub mod cache;
+mod evict;
 pub mod plan;
+mod pod_constraints;
+pub mod pod_index;
+pub mod preemption;
 pub mod queue;
 pub mod rehearsal;
 pub mod request;
@@ -22,6 +27,7 @@ mod run;
 pub mod snapshot;
 mod state;
 mod storage;
+mod topology;
 pub mod volumes;
 
 pub use rehearsal::Rehearsal;

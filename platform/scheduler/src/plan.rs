@@ -1,9 +1,9 @@
 //! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
 //! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
-//! amounts of every requested resource, host ports. Scores: the free share of CPU and memory after placing (upstream's
-//! LeastAllocated), PreferNoSchedule taints × 3, preferred affinity × 2, and a bonus for a node that already runs the
-//! pod's revision, where it is warm.
+//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU and
+//! memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2, the rules
+//! about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision, where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -11,8 +11,10 @@ use mayfly_api::{node_fit::NodeFacts, resources::Amounts};
 
 use crate::{
     cache::NodeId,
+    pod_index::PodIndex,
     request::{HostPort, PodRequest},
     snapshot::{Snapshot, Verdicts},
+    topology::TopologyRules,
 };
 
 /// Weights, in the scale where a whole score is 100.
@@ -65,6 +67,7 @@ type Wanted<'a> = Vec<(u64, Option<&'a [u64]>)>;
 struct Scan<'a> {
     snapshot: &'a Snapshot,
     verdicts: &'a Verdicts,
+    rules: &'a TopologyRules,
     /// By verdict: its part of the score, or `None` when it is a misfit.
     static_scores: Vec<Option<f32>>,
     wanted: Wanted<'a>,
@@ -74,16 +77,22 @@ struct Scan<'a> {
 }
 
 impl Planner {
-    /// Finds the best node. The snapshot is only changed by what it remembers of constraints.
-    pub fn plan(&mut self, snapshot: &mut Snapshot, request: &PodRequest) -> Decision {
+    /// Where the next scan starts.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Finds the best node. Snapshot and index are only changed by what they remember of constraints.
+    pub fn plan(&mut self, snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest) -> Decision {
         let verdicts = snapshot.verdicts(&request.constraints);
+        let rules = TopologyRules::of(snapshot, &verdicts, index, request);
         let snapshot = &*snapshot;
         if let Some(blocked) = request.volumes.blocked.clone() {
             let nodes = snapshot.node_count;
             let reasons = BTreeMap::new();
             return Decision::Unschedulable(FitError { nodes, reasons, blocked: Some(blocked) });
         }
-        let scan = Scan::new(snapshot, &verdicts, request);
+        let scan = Scan::new(snapshot, &verdicts, &rules, request);
         let places = snapshot.facts.len();
         let start = if places == 0 { 0 } else { self.start % places };
         let mut best: Option<(f32, NodeId)> = None;
@@ -112,9 +121,21 @@ impl Planner {
     }
 }
 
+/// Whether one node takes the pod as things are.
+pub(crate) fn fits(snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest, id: NodeId) -> bool {
+    let verdicts = snapshot.verdicts(&request.constraints);
+    let rules = TopologyRules::of(snapshot, &verdicts, index, request);
+    Scan::new(snapshot, &verdicts, &rules, request).score(id).is_some()
+}
+
 impl<'a> Scan<'a> {
     #[expect(clippy::cast_precision_loss, reason = "scores are compared, not counted")]
-    fn new(snapshot: &'a Snapshot, verdicts: &'a Verdicts, request: &'a PodRequest) -> Self {
+    fn new(
+        snapshot: &'a Snapshot,
+        verdicts: &'a Verdicts,
+        rules: &'a TopologyRules,
+        request: &'a PodRequest,
+    ) -> Self {
         let fitting = verdicts.table.iter().filter(|verdict| verdict.misfit.is_none());
         let most_disliked = fitting.clone().map(|verdict| verdict.taints_disliked).max().unwrap_or(0);
         let most_preferred = fitting.map(|verdict| verdict.preference).max().unwrap_or(0);
@@ -128,6 +149,7 @@ impl<'a> Scan<'a> {
         Self {
             snapshot,
             verdicts,
+            rules,
             static_scores: verdicts.table.iter().map(score).collect(),
             wanted: wanted(snapshot, &request.amounts),
             request,
@@ -154,10 +176,13 @@ impl<'a> Scan<'a> {
         if !self.request.volumes.is_empty() && self.request.volumes.misfit(facts).is_some() {
             return None;
         }
+        if self.rules.misfit(id).is_some() {
+            return None;
+        }
         let (cpu, memory) = (self.snapshot.cpu[id], self.snapshot.memory[id]);
         let cpu = ((cpu.left - self.cpu) * cpu.inverse).max(0.0);
         let memory = ((memory.left - self.memory) * memory.inverse).max(0.0);
-        Some(fixed + (cpu + memory) * 50.0)
+        Some(fixed + self.rules.score(id) + (cpu + memory) * 50.0)
     }
 
     fn ports_taken(&self, id: NodeId) -> bool {
@@ -198,6 +223,9 @@ impl<'a> Scan<'a> {
             if free < amount {
                 reasons.push(format!("Insufficient {name}"));
             }
+        }
+        if reasons.is_empty() {
+            reasons.extend(self.rules.misfit(id).map(|misfit| misfit.to_string()));
         }
         reasons
     }

@@ -19,7 +19,7 @@ use mayfly_api::ObjectKey;
 use mayfly_informer::Backoff;
 use tokio::time::Instant;
 
-use crate::request::PodRequest;
+use crate::{cache::Effect, request::PodRequest};
 
 /// Pauses between tries of one pod: the first, doubled up to the most.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(10) };
@@ -130,10 +130,25 @@ impl Queue {
         self.put_back(popped, Place::BackingOff(rested), rested);
     }
 
+    /// Tries pods again that a change may let fit.
+    pub fn apply(&mut self, effect: Effect, now: Instant) {
+        match effect {
+            Effect::None => {}
+            Effect::MayAttract => self.retry(now, |request| request.others.is_attracted()),
+            Effect::MayFit => self.may_fit(now),
+        }
+    }
+
     /// Something changed that may let a pod fit.
     pub fn may_fit(&mut self, now: Instant) {
+        self.retry(now, |_| true);
+    }
+
+    fn retry(&mut self, now: Instant, concerns: impl Fn(&PodRequest) -> bool) {
         self.changes += 1;
-        let unschedulable = |waiting: &&Waiting| matches!(waiting.place, Place::Unschedulable(_));
+        let unschedulable = |waiting: &&Waiting| {
+            matches!(waiting.place, Place::Unschedulable(_)) && concerns(&waiting.request)
+        };
         let keys: Vec<_> =
             self.waiting.values().filter(unschedulable).map(|waiting| waiting.request.key.clone()).collect();
         for key in keys {

@@ -1,5 +1,7 @@
 //! Decisions without an API: for tests, benchmarks and questions of "what if".
 
+use std::collections::BTreeMap;
+
 use mayfly_api::{
     ObjectKey,
     k8s::api::core::v1::{Node, Pod},
@@ -9,6 +11,8 @@ use tokio::time::Instant;
 use crate::{
     cache::{Cache, Effect},
     plan::Decision,
+    preemption::{DisruptionBudget, Preemption},
+    request::PodRequest,
     state::State,
     volumes::VolumeNeeds,
 };
@@ -43,10 +47,27 @@ impl Rehearsal {
         let popped = self.state.queue.pop(now)?;
         let decision = self.state.decide(&popped.request);
         let key = popped.request.key.clone();
-        if matches!(decision, Decision::Unschedulable(_)) {
-            self.state.queue.unschedulable(popped, now);
+        match decision {
+            Decision::Place { .. } => self.state.queue.apply(Effect::MayAttract, now),
+            Decision::Unschedulable(_) => self.state.queue.unschedulable(popped, now),
         }
         Some((key, decision))
+    }
+
+    /// The search for victims for a waiting pod that fits nowhere.
+    pub fn preempt(&mut self, pod: &Pod, budgets: &[DisruptionBudget]) -> Preemption {
+        self.state.preempt(&PodRequest::of(pod), || budgets.to_vec())
+    }
+
+    /// The labels of a namespace.
+    pub fn set_namespace(&mut self, name: &str, labels: &BTreeMap<String, String>, now: Instant) {
+        let effect = self.state.cache.set_namespace(name, Some(labels));
+        self.apply(effect, now);
+    }
+
+    /// The node that a pod is assumed on or bound to.
+    pub fn node_of(&self, key: &ObjectKey) -> Option<&str> {
+        self.state.cache.node_of(key)
     }
 
     pub fn cache(&self) -> &Cache {
@@ -54,8 +75,6 @@ impl Rehearsal {
     }
 
     fn apply(&mut self, effect: Effect, now: Instant) {
-        if effect == Effect::MayFit {
-            self.state.queue.may_fit(now);
-        }
+        self.state.queue.apply(effect, now);
     }
 }

@@ -4,13 +4,19 @@ use std::sync::Arc;
 
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{Pod, PodSpec},
+    k8s::{
+        api::core::v1::{Pod, PodSpec},
+        jiff::Timestamp,
+    },
     node_fit::Constraints,
     resources::Amounts,
     wellknown::LABEL_REVISION,
 };
 
-use crate::volumes::VolumeNeeds;
+use crate::{
+    pod_constraints::{PodConstraints, PodTraits},
+    volumes::VolumeNeeds,
+};
 
 /// Pods for another scheduler are left to it.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
@@ -35,6 +41,16 @@ pub struct PodRequest {
     pub constraints: Arc<Constraints>,
     /// The constraints by its claims; empty until [`PodRequest::with_volumes`].
     pub volumes: Arc<VolumeNeeds>,
+    /// The constraints on the pods around it.
+    pub(crate) others: Arc<PodConstraints>,
+    /// What the constraints of other pods look at.
+    pub(crate) traits: Arc<PodTraits>,
+    /// Whether pods of lower priority may be deleted to make room for it.
+    pub(crate) may_preempt: bool,
+    /// The node that it preempted pods on.
+    pub(crate) nominated_node: Option<String>,
+    /// When a bound pod started; the youngest victims are preferred. `None`: not started.
+    pub(crate) started: Option<Timestamp>,
 }
 
 /// A port of the node that a container wants for itself.
@@ -64,6 +80,9 @@ impl PodRequest {
         let labels = pod.metadata.labels.as_ref();
         let revision = labels.and_then(|labels| labels.get(LABEL_REVISION));
         let (cpu_millis_scored, memory_bytes_scored) = scored(spec);
+        let (traits, status) = (PodTraits::of(pod), pod.status.as_ref());
+        // Replicas of a function stay with their revision instead, where it is warm.
+        let others = PodConstraints::of(spec, &traits, revision.is_none());
         Self {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -75,6 +94,11 @@ impl PodRequest {
             revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
             constraints: Arc::new(Constraints::of(spec)),
             volumes: Arc::default(),
+            others: Arc::new(others),
+            traits: Arc::new(traits),
+            may_preempt: spec.preemption_policy.as_deref() != Some("Never"),
+            nominated_node: status.and_then(|status| status.nominated_node_name.clone()),
+            started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
         }
     }
 

@@ -28,8 +28,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    budgets::PolicyObjects,
     cache::Effect,
+    evict::Eviction,
     plan::{Decision, FitError},
+    preemption::Preemption,
     queue::Popped,
     request::{PodRequest, wants_node},
     state::State,
@@ -44,7 +47,7 @@ pub struct Config {
     pub bindings_max: usize,
     /// Pods planned before changes are looked at again.
     pub batch_max: usize,
-    /// Failure reports on their way to the API at the same time; past that, reports wait for the next try.
+    /// Failure reports and preemptions on their way to the API at the same time; past that, both wait for the next try.
     pub reports_max: usize,
     /// The longest wait of a stop for bindings in progress.
     pub drain_timeout: Duration,
@@ -63,6 +66,7 @@ pub struct Scheduler {
     pods: Informer<Pod>,
     nodes: Informer<Node>,
     storage: Storage,
+    policies: PolicyObjects,
     /// Pods that wait for a node and have claims: looked at again when any claim, volume or class changes.
     with_claims: BTreeSet<ObjectKey>,
     state: State,
@@ -122,8 +126,9 @@ impl Scheduler {
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let pods = informers.of::<Pod>();
         let storage = Storage::create(informers, &pods);
+        let policies = PolicyObjects::create(informers);
         let (nodes, state) = (informers.of(), State::default());
-        Self { config, client, pods, nodes, storage, with_claims: BTreeSet::new(), state }
+        Self { config, client, pods, nodes, storage, policies, with_claims: BTreeSet::new(), state }
     }
 
     /// Runs until `stop`, then waits for the bindings under way.
@@ -133,6 +138,7 @@ impl Scheduler {
             self.nodes.synced().await;
             self.pods.synced().await;
             self.storage.synced().await;
+            self.policies.synced().await;
         };
         tokio::select! {
             () = synced => {}
@@ -140,8 +146,10 @@ impl Scheduler {
         }
         let (mut node_changes, mut pod_changes) = (self.nodes.subscribe(), self.pods.subscribe());
         let mut storage_changes = self.storage.subscribe();
+        let mut namespace_changes = self.policies.subscribe_namespaces();
         let (mut bindings, mut reports) = (Bindings::default(), JoinSet::new());
         // Bound pods are counted before the first decision.
+        self.take_namespaces(namespace_changes.take());
         self.take_nodes(node_changes.take());
         self.take_pods(pod_changes.take());
         loop {
@@ -160,6 +168,7 @@ impl Scheduler {
                 }
                 changed = node_changes.next() => self.take_nodes(changed),
                 changed = pod_changes.next() => self.take_pods(changed),
+                changed = namespace_changes.next() => self.take_namespaces(changed),
                 () = storage_changes.next() => self.take_pods(self.with_claims.clone()),
                 Some(_) = reports.join_next() => {}
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() && has_room && !more => {}
@@ -176,13 +185,14 @@ impl Scheduler {
         let mut effect = Effect::None;
         for key in keys {
             let node = self.nodes.get(&key);
-            if self.state.cache.set_node(&key.name, node.as_deref()) == Effect::MayFit {
-                effect = Effect::MayFit;
-            }
+            effect = effect.max(self.state.cache.set_node(&key.name, node.as_deref()));
         }
-        if effect == Effect::MayFit {
-            self.state.queue.may_fit(Instant::now());
-        }
+        self.state.queue.apply(effect, Instant::now());
+    }
+
+    fn take_namespaces(&mut self, keys: BTreeSet<ObjectKey>) {
+        let effect = self.policies.take_namespaces(keys, &mut self.state.cache);
+        self.state.queue.apply(effect, Instant::now());
     }
 
     fn take_pods(&mut self, keys: BTreeSet<ObjectKey>) {
@@ -196,13 +206,9 @@ impl Scheduler {
             } else {
                 self.with_claims.remove(&key);
             }
-            if self.state.take_pod(&key, pod.as_deref(), needs) == Effect::MayFit {
-                effect = Effect::MayFit;
-            }
+            effect = effect.max(self.state.take_pod(&key, pod.as_deref(), needs));
         }
-        if effect == Effect::MayFit {
-            self.state.queue.may_fit(Instant::now());
-        }
+        self.state.queue.apply(effect, Instant::now());
     }
 
     /// Decides for a batch of pods.
@@ -221,15 +227,42 @@ impl Scheduler {
                     self.state.queue.unschedulable(popped, now);
                 }
                 Decision::Place { node } => {
+                    self.state.queue.apply(Effect::MayAttract, now);
                     let binding = bind(self.client.clone(), &popped.request, &node);
                     bindings.spawn(popped, node, binding);
                 }
+                Decision::Unschedulable(error) if reports.len() >= self.config.reports_max => {
+                    tracing::debug!(pod = %popped.request.key, %error, "a report waits for the next try");
+                    self.state.queue.failed(popped, now);
+                }
                 Decision::Unschedulable(error) => {
-                    self.report(&popped.request, &error, reports, events);
-                    self.state.queue.unschedulable(popped, now);
+                    let preemption = self.preempt(&popped.request, reports, events);
+                    self.report(&popped.request, &error, &preemption, reports, events);
+                    match preemption {
+                        // Tried again soon even if a victim's deletion fails.
+                        Preemption::Victims { .. } => self.state.queue.failed(popped, now),
+                        _ => self.state.queue.unschedulable(popped, now),
+                    }
                 }
             }
         }
+    }
+
+    /// Searches pods to delete for one that fits nowhere, and starts to delete them.
+    fn preempt(
+        &mut self,
+        request: &PodRequest,
+        reports: &mut JoinSet<()>,
+        events: &EventRecorder,
+    ) -> Preemption {
+        let policies = &self.policies;
+        let preemption = self.state.preempt(request, || policies.budgets());
+        if let Preemption::Victims { node, victims } = &preemption {
+            let eviction = Eviction::new(request, node.clone(), victims, &self.pods);
+            eviction.announce(events);
+            reports.spawn(eviction.carry_out(self.client.clone()));
+        }
+        preemption
     }
 
     fn settle(&mut self, bound: Bound, events: &EventRecorder) {
@@ -245,9 +278,8 @@ impl Scheduler {
             }
             Err(error) => {
                 tracing::debug!(pod = %popped.request.key, %node, %error, "a binding failed");
-                if self.state.cache.forget(&popped.request.key, &popped.request.uid) == Effect::MayFit {
-                    self.state.queue.may_fit(Instant::now());
-                }
+                let effect = self.state.cache.forget(&popped.request.key, &popped.request.uid);
+                self.state.queue.apply(effect, Instant::now());
                 if pod.is_some_and(|pod| wants_node(&pod)) {
                     self.state.queue.failed(popped, Instant::now());
                 }
@@ -260,16 +292,17 @@ impl Scheduler {
         &self,
         request: &PodRequest,
         error: &FitError,
+        preemption: &Preemption,
         reports: &mut JoinSet<()>,
         events: &EventRecorder,
     ) {
         let Some(pod) = self.pods.get(&request.key) else { return };
-        let message = error.to_string();
+        let message = match preemption.message(error.nodes) {
+            Some(preemption) => format!("{error} {preemption}"),
+            None => error.to_string(),
+        };
         events.warning(&*pod, "FailedScheduling", message.clone());
         let Some(patch) = unschedulable(&pod, &message) else { return };
-        if reports.len() >= self.config.reports_max {
-            return;
-        }
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &request.key.namespace);
         let name = request.key.name.clone();
         reports.spawn(async move {

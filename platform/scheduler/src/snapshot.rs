@@ -14,6 +14,8 @@ use crate::{
 
 /// The number of constraint sets whose verdicts are cached. Pods of one template share one.
 const VERDICTS_MAX: usize = 64;
+/// The number of topology keys whose domains are cached.
+const TOPOLOGY_KEYS_MAX: usize = 32;
 
 /// The planner's view of the cluster. Equal to the cache at the time of the last [`Snapshot::update`].
 #[derive(Default)]
@@ -30,6 +32,34 @@ pub struct Snapshot {
     revisions_on: Vec<Vec<Arc<str>>>,
     /// The most recently used last.
     verdicts: Vec<(Arc<Constraints>, Arc<Verdicts>)>,
+    /// By node label. Made when a rule asks for the label, dropped when a node's labels change.
+    domains: HashMap<String, Arc<DomainColumn>>,
+}
+
+/// The domain of each node for one topology key: nodes with the same value of that label.
+#[derive(Debug)]
+pub(crate) struct DomainColumn {
+    /// By node; 0: the node lacks the label.
+    pub(crate) of_node: Vec<u32>,
+    domains: usize,
+}
+
+impl DomainColumn {
+    fn of(facts: &[Option<Arc<NodeFacts>>], key: &str) -> Self {
+        let mut known: HashMap<&str, u32> = HashMap::new();
+        let mut of_node = Vec::with_capacity(facts.len());
+        for facts in facts {
+            let next = u32::try_from(known.len() + 1).unwrap_or(u32::MAX);
+            let value = facts.as_ref().and_then(|facts| facts.labels.get(key));
+            of_node.push(value.map_or(0, |value| *known.entry(value).or_insert(next)));
+        }
+        Self { of_node, domains: known.len() + 1 }
+    }
+
+    /// The number of domains, with the one of nodes that lack the label.
+    pub(crate) fn domains(&self) -> usize {
+        self.domains
+    }
 }
 
 /// The free amount of a resource, for scores: `left × inverse` is the free share.
@@ -49,6 +79,11 @@ pub(crate) struct Verdicts {
 }
 
 impl Verdicts {
+    /// The verdict on a node that exists.
+    pub(crate) fn of(&self, node: NodeId) -> &Verdict {
+        &self.table[self.of_node[node] as usize]
+    }
+
     fn set(&mut self, node: NodeId, verdict: Verdict) {
         let known = self.table.iter().position(|other| *other == verdict);
         let index = known.unwrap_or_else(|| {
@@ -98,6 +133,7 @@ impl Snapshot {
         let Some(state) = state else {
             self.facts[id] = None;
             self.pods_free[id] = 0;
+            self.domains.clear();
             return;
         };
         self.take_amounts(id, state);
@@ -112,6 +148,9 @@ impl Snapshot {
         if !same {
             for (constraints, verdicts) in &mut self.verdicts {
                 Arc::make_mut(verdicts).set(id, state.facts.judge(constraints));
+            }
+            if self.facts[id].as_ref().is_none_or(|known| known.labels != state.facts.labels) {
+                self.domains.clear();
             }
             self.facts[id] = Some(state.facts.clone());
         }
@@ -144,6 +183,19 @@ impl Snapshot {
         for column in self.free.values_mut() {
             column.resize(places, 0);
         }
+    }
+
+    /// The domains of one topology key.
+    pub(crate) fn domains(&mut self, key: &str) -> Arc<DomainColumn> {
+        if let Some(column) = self.domains.get(key) {
+            return column.clone();
+        }
+        if self.domains.len() >= TOPOLOGY_KEYS_MAX {
+            self.domains.clear();
+        }
+        let column = Arc::new(DomainColumn::of(&self.facts, key));
+        self.domains.insert(key.to_owned(), column.clone());
+        column
     }
 
     /// The verdicts on all nodes, from the last time or made now.

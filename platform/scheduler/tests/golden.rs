@@ -2,21 +2,30 @@
 //!
 //! Lines: `node NAME cpu=2 memory=1Gi pods=10 [label:k=v] [taint:k=v:Effect] [cordoned]`, `drop-node NAME`,
 //! `pod NAME [cpu=…] [memory=…] [gpu=…] [class=wasm] [select:k=v] [tolerate:k] [revision=r] [port=n]
-//! [priority=n]`, `gone NAME`, `after SECONDS`, and `decide`, which prints what was decided.
+//! [priority=n] [label:k=v] [owner=uid] [near:k=v@topology] [apart:k=v@topology] [likes:k=v@topology]
+//! [dislikes:k=v@topology] [spread:skew@topology] [evenly:skew@topology]`, `ends NAME` (a bound pod is being deleted),
+//! `gone NAME`, `after SECONDS`, `decide`, which prints what was decided, and `preempt NAME`, which prints the victims.
+//! `spread` and `evenly` count the pods with the pod's own first label.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use mayfly_api::{
     ObjectKey,
     k8s::api::core::v1::{Node, Pod},
 };
-use mayfly_scheduler::{Rehearsal, plan::Decision};
+use mayfly_scheduler::{
+    Rehearsal,
+    plan::Decision,
+    preemption::{DisruptionBudget, Preemption},
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 struct Cluster {
     scheduler: Rehearsal,
     now: Instant,
+    pods: HashMap<String, Pod>,
+    budgets: Vec<DisruptionBudget>,
 }
 
 fn key(name: &str) -> ObjectKey {
@@ -25,7 +34,12 @@ fn key(name: &str) -> ObjectKey {
 
 impl Cluster {
     fn new() -> Self {
-        Self { scheduler: Rehearsal::default(), now: Instant::now() }
+        Self {
+            scheduler: Rehearsal::default(),
+            now: Instant::now(),
+            pods: HashMap::new(),
+            budgets: Vec::new(),
+        }
     }
 
     fn run(&mut self, script: &str) -> String {
@@ -35,7 +49,35 @@ impl Cluster {
             match words[0] {
                 "node" => self.scheduler.set_node(words[1], Some(&node(&words[1..])), self.now),
                 "drop-node" => self.scheduler.set_node(words[1], None, self.now),
-                "pod" => self.scheduler.set_pod(&key(words[1]), Some(&pod(&words[1..])), self.now),
+                "pod" => {
+                    let pod = pod(&words[1..]);
+                    self.scheduler.set_pod(&key(words[1]), Some(&pod), self.now);
+                    self.pods.insert(words[1].into(), pod);
+                }
+                "ends" => {
+                    let mut pod = self.pods[words[1]].clone();
+                    let holder = self.scheduler.node_of(&key(words[1])).map(str::to_owned);
+                    pod.spec.as_mut().unwrap().node_name = holder;
+                    let deleted = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+                    pod.metadata.deletion_timestamp = Some(deleted);
+                    self.scheduler.set_pod(&key(words[1]), Some(&pod), self.now);
+                }
+                "budget" => {
+                    let (label, allowed) = words[1].split_once('<').unwrap();
+                    let selector = mayfly_api::selector::Selector::parse(label).unwrap();
+                    let allowed = allowed.parse().unwrap();
+                    self.budgets.push(DisruptionBudget { namespace: "default".into(), selector, allowed });
+                }
+                "preempt" => {
+                    let found = self.scheduler.preempt(&self.pods[words[1]], &self.budgets);
+                    decisions += &match found {
+                        Preemption::Victims { node, victims } => {
+                            let victims: Vec<_> = victims.iter().map(|pod| pod.key.name.as_str()).collect();
+                            format!("{} preempts {} on {node}\n", words[1], victims.join(" "))
+                        }
+                        other => format!("{}: {other:?}\n", words[1]),
+                    };
+                }
                 "gone" => self.scheduler.set_pod(&key(words[1]), None, self.now),
                 "after" => self.now += Duration::from_secs(words[1].parse().unwrap()),
                 "decide" => decisions += &self.decide(),
@@ -82,11 +124,33 @@ fn node(words: &[&str]) -> Node {
 fn pod(words: &[&str]) -> Pod {
     let mut container = json!({"name": "c", "resources": {"requests": {}}});
     let mut spec = json!({"nodeSelector": {}, "tolerations": []});
-    let mut labels = json!({});
+    let (mut labels, mut owner) = (json!({}), json!([]));
     for word in &words[1..] {
         if let Some(selector) = word.strip_prefix("select:") {
             let (key, value) = selector.split_once('=').unwrap();
             spec["nodeSelector"][key] = json!(value);
+        } else if let Some(label) = word.strip_prefix("label:") {
+            let (key, value) = label.split_once('=').unwrap();
+            labels[key] = json!(value);
+        } else if let Some((rule, rest)) = rule(word) {
+            let term = term(rest);
+            let weighted = json!({"weight": 50, "podAffinityTerm": term});
+            let (kind, list, entry) = match rule {
+                "near" => ("podAffinity", "requiredDuringSchedulingIgnoredDuringExecution", term),
+                "apart" => ("podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution", term),
+                "likes" => ("podAffinity", "preferredDuringSchedulingIgnoredDuringExecution", weighted),
+                _ => ("podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution", weighted),
+            };
+            spec["affinity"][kind][list] = json!([entry]);
+        } else if let Some(rest) = word.strip_prefix("spread:").or_else(|| word.strip_prefix("evenly:")) {
+            let (skew, topology) = rest.split_once('@').unwrap();
+            let required = word.starts_with("spread:");
+            spec["topologySpreadConstraints"] = json!([{
+                "maxSkew": skew.parse::<i32>().unwrap(),
+                "topologyKey": topology,
+                "whenUnsatisfiable": if required { "DoNotSchedule" } else { "ScheduleAnyway" },
+                "labelSelector": {"matchLabels": labels},
+            }]);
         } else if let Some(key) = word.strip_prefix("tolerate:") {
             let toleration = json!({"key": key, "operator": "Exists"});
             spec["tolerations"].as_array_mut().unwrap().push(toleration);
@@ -94,6 +158,9 @@ fn pod(words: &[&str]) -> Pod {
             let (key, value) = word.split_once('=').unwrap();
             match key {
                 "class" => spec["runtimeClassName"] = json!(value),
+                "owner" => {
+                    owner = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": value, "controller": true}])
+                }
                 "priority" => spec["priority"] = json!(value.parse::<i32>().unwrap()),
                 "revision" => labels["mayfly.dev/revision"] = json!(value),
                 "port" => {
@@ -105,8 +172,20 @@ fn pod(words: &[&str]) -> Pod {
         }
     }
     spec["containers"] = Value::Array(vec![container]);
-    let metadata = json!({"name": words[0], "namespace": "default", "uid": words[0], "labels": labels});
+    let metadata = json!({"name": words[0], "namespace": "default", "uid": words[0], "labels": labels,
+        "ownerReferences": owner});
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+}
+
+fn rule(word: &str) -> Option<(&str, &str)> {
+    word.split_once(':').filter(|(rule, _)| ["near", "apart", "likes", "dislikes"].contains(rule))
+}
+
+/// `k=v@topology` as an affinity term.
+fn term(text: &str) -> Value {
+    let (label, topology) = text.split_once('@').unwrap();
+    let (key, value) = label.split_once('=').unwrap();
+    json!({"labelSelector": {"matchLabels": {key: value}}, "topologyKey": topology})
 }
 
 fn resource_name(short: &str) -> &str {
@@ -229,6 +308,184 @@ fn a_pod_that_fits_nowhere_waits_for_a_change_and_its_pause() {
          two -> a
          three: no nodes available to schedule pods
          three: no nodes available to schedule pods",
+    );
+}
+
+const ZONES: &str = "node a1 cpu=8 memory=8Gi label:zone=a label:host=a1
+     node a2 cpu=8 memory=8Gi label:zone=a label:host=a2
+     node b1 cpu=8 memory=8Gi label:zone=b label:host=b1
+     node x cpu=8 memory=8Gi";
+
+#[test]
+fn affinity_places_pods_in_the_domain_of_others() {
+    check(
+        &format!(
+            "{ZONES}
+             pod alone near:app=db@zone
+             pod first label:app=web near:app=web@zone
+             decide
+             pod db label:app=db cpu=6
+             decide
+             after 10
+             decide
+             pod second label:app=web near:app=web@zone
+             decide"
+        ),
+        // A pod that matches its own term starts the group; one that does not waits for another pod. Node x has no zone.
+        "alone: 0/4 nodes are available: 4 node(s) didn't match pod affinity rules.
+         first -> a1
+         db -> a2
+         alone -> a1
+         second -> a1",
+    );
+}
+
+#[test]
+fn anti_affinity_holds_for_the_pod_and_against_it() {
+    check(
+        &format!(
+            "{ZONES}
+             pod w1 label:app=web apart:app=web@zone
+             pod w2 label:app=web apart:app=web@zone
+             pod w3 label:app=web apart:app=web@zone
+             pod w4 label:app=web apart:app=web@zone select:zone=a
+             pod plain label:app=web select:zone=a
+             decide"
+        ),
+        // A node without the label is in no domain, so that any number of such pods may share it (as upstream).
+        "w1 -> a1
+         w2 -> b1
+         w3 -> x
+         w4: 0/4 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 2 node(s) didn't match pod \
+         anti-affinity rules.
+         plain: 0/4 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 2 node(s) didn't satisfy \
+         existing pods anti-affinity rules.",
+    );
+}
+
+#[test]
+fn preferred_terms_attract_and_repel_both_ways() {
+    check(
+        "node a cpu=8 memory=8Gi label:host=a
+         node b cpu=8 memory=8Gi label:host=b
+         pod cache label:app=cache
+         decide
+         pod web likes:app=cache@host cpu=1
+         decide
+         pod shy label:app=shy dislikes:app=cache@host cpu=1
+         decide
+         pod cache2 label:app=cache
+         decide",
+        "cache -> a
+         web -> a
+         shy -> b
+         cache2 -> a",
+    );
+}
+
+#[test]
+fn required_spread_keeps_the_skew_and_ignores_pods_that_end() {
+    check(
+        "node a cpu=8 memory=8Gi label:zone=a
+         node b cpu=1 memory=8Gi label:zone=b
+         node x cpu=8 memory=8Gi
+         pod p1 cpu=1 label:app=web spread:1@zone
+         pod p2 cpu=1 label:app=web spread:1@zone
+         pod p3 cpu=1 label:app=web spread:1@zone
+         pod p4 cpu=1 label:app=web spread:1@zone
+         decide
+         ends p1
+         after 10
+         decide",
+        "p1 -> a
+         p2 -> b
+         p3 -> a
+         p4: 0/3 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod topology spread constraints, \
+         1 node(s) didn't match pod topology spread constraints (missing required label).
+         p4 -> a",
+    );
+}
+
+#[test]
+fn replicas_of_one_owner_prefer_different_nodes() {
+    check(
+        "node a cpu=64 memory=64Gi label:kubernetes.io/hostname=a
+         node b cpu=8 memory=8Gi label:kubernetes.io/hostname=b
+         pod r1 owner=rs cpu=1
+         pod r2 owner=rs cpu=1
+         pod r3 owner=other cpu=1
+         decide",
+        "r1 -> a
+         r2 -> b
+         r3 -> a",
+    );
+}
+
+#[test]
+fn preemption_deletes_the_fewest_pods_of_the_lowest_priority() {
+    check(
+        "node a cpu=4 memory=8Gi
+         node b cpu=4 memory=8Gi
+         pod a1 cpu=2 priority=1 select:none=
+         pod low1 cpu=2 priority=1
+         pod low2 cpu=2 priority=2
+         pod low3 cpu=2 priority=3
+         pod low4 cpu=2 priority=4
+         gone a1
+         decide
+         pod big cpu=4 priority=10
+         decide
+         preempt big
+         pod small cpu=2 priority=5
+         preempt small
+         pod never cpu=5 priority=10
+         preempt never",
+        // By priority: low4 -> a, low3 -> b, low2 -> a or b.
+        "low4 -> a
+         low3 -> b
+         low2 -> a
+         low1 -> b
+         big: 0/2 nodes are available: 2 Insufficient cpu.
+         big preempts low3 low1 on b
+         small preempts low2 on a
+         never: Impossible { unhelpful: 0, without_victims: 2 }",
+    );
+}
+
+#[test]
+fn preemption_prefers_pods_that_no_budget_protects() {
+    check(
+        "node a cpu=4 memory=8Gi
+         pod guarded cpu=2 label:app=guarded priority=1
+         pod free cpu=2 priority=2
+         decide
+         budget app=guarded<0
+         pod big cpu=2 priority=10
+         preempt big",
+        "free -> a
+         guarded -> a
+         big preempts free on a",
+    );
+}
+
+#[test]
+fn the_room_of_victims_is_kept_for_the_pod_that_preempted_them() {
+    check(
+        "node a cpu=2 memory=8Gi
+         pod low cpu=2 priority=1
+         decide
+         pod high cpu=2 priority=10
+         decide
+         preempt high
+         pod rival cpu=2 priority=5
+         gone low
+         after 20
+         decide",
+        "low -> a
+         high: 0/1 nodes are available: 1 Insufficient cpu.
+         high preempts low on a
+         high -> a
+         rival: 0/1 nodes are available: 1 Insufficient cpu.",
     );
 }
 
