@@ -20,17 +20,27 @@ impl Amounts {
         Self(quantities.iter().map(|(name, value)| (name.clone(), amount(name, value))).collect())
     }
 
-    /// A pod's effective requests (upstream: `component-helpers/resource`): the sum of its containers, or
-    /// its largest init container where that is more, and the overhead. A limit without a request counts
-    /// as the request.
+    /// A pod's effective requests (upstream: `component-helpers/resource`): the sum of its containers and sidecars, or
+    /// its largest init container with the sidecars that start before it where that is more, and the overhead. A limit
+    /// without a request counts as the request.
     pub fn of_pod(spec: &PodSpec) -> Self {
         let mut total = Self::default();
         for container in &spec.containers {
             total.add(&Self::of_container(container));
         }
+        let (mut sidecars, mut largest) = (Self::default(), Self::default());
         for container in spec.init_containers.iter().flatten() {
-            total.max(&Self::of_container(container));
+            let mut needed = Self::of_container(container);
+            if container.restart_policy.as_deref() == Some("Always") {
+                total.add(&needed);
+                sidecars.add(&needed);
+                largest.max(&sidecars);
+            } else {
+                needed.add(&sidecars);
+                largest.max(&needed);
+            }
         }
+        total.max(&largest);
         if let Some(overhead) = &spec.overhead {
             total.add(&Self::from_quantities(overhead));
         }
@@ -96,5 +106,22 @@ mod tests {
         assert_eq!(amounts.get("cpu"), 2000);
         assert_eq!(amounts.get("memory"), 4 << 20);
         assert_eq!(amounts.get("nvidia.com/gpu"), 0);
+    }
+
+    #[test]
+    fn a_sidecar_runs_beside_later_init_containers_and_the_containers() {
+        let container = |name: &str, cpu: &str, policy: Option<&str>| serde_json::json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
+        let cpu = |init: &[serde_json::Value]| {
+            let spec = serde_json::json!({"containers": [container("a", "1", None)], "initContainers": init});
+            Amounts::of_pod(&serde_json::from_value(spec).unwrap()).get("cpu")
+        };
+        let (early, sidecar) = (container("i", "3", None), container("s", "500m", Some("Always")));
+        assert_eq!(
+            cpu(&[early.clone(), sidecar.clone()]),
+            3000,
+            "the init container ends before the sidecar starts"
+        );
+        assert_eq!(cpu(&[sidecar.clone(), early]), 3500);
+        assert_eq!(cpu(&[sidecar]), 1500);
     }
 }
