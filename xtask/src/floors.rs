@@ -40,6 +40,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/devices", 2),
     ("platform/gateway", 2),
     ("platform/registry", 2),
+    ("platform/simulated", 2),
     ("runtime-wasm", 2),
     ("runtime-oci", 2),
     ("gpu/shim", 2),

@@ -112,6 +112,10 @@ pub(crate) struct UpArgs {
     /// Simulates GPUs, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
     #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
     fake_gpus: Option<String>,
+    /// Simulates nodes, such as 100 or 100:32:256Gi:110 (cores, memory and pods of each): pods of images that land on
+    /// them run nothing and live as their annotations say. Containers are off then, unless --containers is given
+    #[arg(long, env = "MAYFLY_SIMULATED_NODES", value_name = "COUNT[:CPU[:MEMORY[:PODS]]]")]
+    simulated_nodes: Option<String>,
     /// Where device plugins register; those made for Kubernetes look in /var/lib/kubelet/device-plugins
     /// [default: device-plugins in the data directory]
     #[arg(long, env = "MAYFLY_DEVICE_PLUGINS_DIR", value_name = "DIR")]
@@ -181,6 +185,7 @@ struct ConfigFile {
     instances: Option<u32>,
     function_instances: Option<u32>,
     fake_gpus: Option<String>,
+    simulated_nodes: Option<String>,
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
     volume_plugin_dir: Option<PathBuf>,
@@ -223,6 +228,8 @@ pub(crate) struct UpConfig {
     pub(crate) function_instances_max: Option<u32>,
     /// Simulated GPUs; none where it is empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
+    /// `None`: this machine is the only node.
+    pub(crate) simulated_nodes: Option<mayfly_simulated::Config>,
     pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) gpu_libraries_dir: Option<PathBuf>,
     pub(crate) volume_plugin_dir: Option<PathBuf>,
@@ -238,6 +245,8 @@ const LOG_DEFAULT: &str = "warn,mayfly=info";
 /// As long as AWS keeps them.
 const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
+/// More have no address of their own.
+const SIMULATED_NODES_MAX: u32 = 100_000;
 
 impl UpArgs {
     /// Resolves flags, environment and config file.
@@ -255,6 +264,12 @@ impl UpArgs {
                      a port, such as {default}"
                 )
             })
+        };
+        let simulated_nodes = self.simulated_nodes.or(file.simulated_nodes);
+        let simulated_nodes = simulated_nodes.map(|text| self::simulated_nodes(&text)).transpose()?;
+        let containers_default = match simulated_nodes {
+            Some(_) => ContainersMode::Off,
+            None => ContainersMode::default(),
         };
         let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let format_default = if is_terminal { LogFormat::Text } else { LogFormat::Json };
@@ -318,7 +333,7 @@ impl UpArgs {
                 .or(file.containers)
                 .map(|text| text.parse().map_err(|why: String| anyhow::anyhow!("--containers: {why}")))
                 .transpose()?
-                .unwrap_or_default(),
+                .unwrap_or(containers_default),
             images: self.images.resolve(file.images)?,
             instances_max: self.instances.or(file.instances),
             function_instances_max: self.function_instances.or(file.function_instances),
@@ -328,6 +343,7 @@ impl UpArgs {
                 .map(|spec| sim::parse_gpus(&spec).context("--fake-gpus"))
                 .transpose()?
                 .unwrap_or_default(),
+            simulated_nodes,
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
             volume_plugin_dir: self.volume_plugin_dir.or(file.volume_plugin_dir),
@@ -434,6 +450,37 @@ fn bytes(flag: &str, text: &str, (least, why): (u64, &str)) -> anyhow::Result<u6
     let bytes = mayfly_api::quantity::whole(&quantity).with_context(|| format!("--{flag} {text}"))?;
     anyhow::ensure!(bytes >= least, "--{flag} {text}: {why}");
     Ok(bytes)
+}
+
+/// `COUNT[:CPU[:MEMORY[:PODS]]]`.
+fn simulated_nodes(text: &str) -> anyhow::Result<mayfly_simulated::Config> {
+    const EXAMPLE: &str = "expected a number of nodes, and what each has: 100, or 100:32:256Gi:110";
+    let unclear = || format!("--simulated-nodes {text}: {EXAMPLE}");
+    let parts: Vec<_> = text.split(':').collect();
+    anyhow::ensure!(parts.len() <= 4, unclear());
+    let defaults = mayfly_simulated::Config::default();
+    let quantity = |part: &str| mayfly_api::k8s::apimachinery::pkg::api::resource::Quantity(part.to_owned());
+    let config = mayfly_simulated::Config {
+        count: parts[0].parse().with_context(unclear)?,
+        cpu_millis: match parts.get(1) {
+            Some(cpu) => mayfly_api::quantity::millis(&quantity(cpu)).with_context(unclear)?,
+            None => defaults.cpu_millis,
+        },
+        memory_bytes: match parts.get(2) {
+            Some(memory) => mayfly_api::quantity::whole(&quantity(memory)).with_context(unclear)?,
+            None => defaults.memory_bytes,
+        },
+        pods_max: match parts.get(3) {
+            Some(pods) => pods.parse().with_context(unclear)?,
+            None => defaults.pods_max,
+        },
+        ..defaults
+    };
+    anyhow::ensure!(
+        (1..=SIMULATED_NODES_MAX).contains(&config.count),
+        "--simulated-nodes {text}: between 1 and {SIMULATED_NODES_MAX} nodes can be simulated"
+    );
+    Ok(config)
 }
 
 fn node_name(given: Option<String>) -> anyhow::Result<String> {

@@ -25,6 +25,7 @@ use mayfly_runtime::{
 use mayfly_runtime_oci::OciRuntime;
 use mayfly_runtime_wasm::{CompileIn, WasmHost};
 use mayfly_scheduler::Scheduler;
+use mayfly_simulated::SimulatedNodes;
 use mayfly_store::Store;
 use prometheus_client::registry::Registry;
 use tokio::{runtime::Handle, sync::watch};
@@ -92,6 +93,7 @@ struct Up {
     controllers: Controllers,
     scheduler: Scheduler,
     kubelet: Kubelet,
+    simulated: Option<SimulatedNodes>,
     network: NodeNetwork,
     /// Reserves the network of Services.
     networking: ServiceNetworking,
@@ -135,7 +137,7 @@ impl Up {
             let address = listeners.api.local_addr()?;
             api.publish_endpoint(address).await.context("the endpoint of Service default/kubernetes")?;
         }
-        let client = |user: &str| api.client(User::in_process(user));
+        let client = |user: &str| api.client(User::component(user));
 
         let informers_stop = CancellationToken::new();
         // After an error below, the informers are stopped, so that they do not log that the server is unreachable.
@@ -206,6 +208,10 @@ impl Up {
         kubelet_config.cluster_dns = networking.dns_server();
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
+        let simulated = config.simulated_nodes.map(|nodes| {
+            let nodes = mayfly_simulated::Config { version: KUBERNETES_VERSION.into(), ..nodes };
+            SimulatedNodes::create(nodes, client("system:node:simulated"), &informers)
+        });
         let network_client = client("system:mayfly:controllers");
         let network =
             NodeNetwork::create(&networking, &config.node_name, &informers, network_client, rules_written);
@@ -225,6 +231,7 @@ impl Up {
             controllers,
             scheduler,
             kubelet,
+            simulated,
             network,
             networking,
             devices,
@@ -269,6 +276,10 @@ impl Up {
         inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
         inside.run("kubelet", kubelet.run(stop));
+        if let Some(simulated) = self.simulated {
+            let stop = inside.token();
+            inside.run("simulated nodes", simulated.run(stop));
+        }
 
         self.network.run_in(&mut inside);
         if let Some(devices) = self.devices {
@@ -487,8 +498,7 @@ fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) -> mayfly_a
     api_config.connection_metrics = ports.metrics.clone();
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     api_config.client_authority = Some(identity.client_authority());
-    // Pods of images get their account's token. Where containers cannot run, their start says so.
-    api_config.service_account_token_volumes = containers::is_enabled(config);
+    api_config.service_account_token_volumes = true;
     api_config
 }
 

@@ -33,6 +33,7 @@ mod offline;
 mod per_call_record;
 mod restarts;
 mod scaling;
+mod scheduling;
 mod stand_in_s3;
 mod starting;
 mod traffic;
