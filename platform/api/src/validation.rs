@@ -66,6 +66,14 @@ pub enum FieldErrorKind {
     },
     /// Refused for its length alone, so that it is not shown.
     TooLong,
+    /// A list with too many items.
+    TooMany {
+        count: u64,
+    },
+    /// A value of another type than the schema's.
+    TypeInvalid {
+        value: String,
+    },
 }
 
 impl FieldError {
@@ -98,6 +106,8 @@ impl FieldError {
             FieldErrorKind::NotSupported { .. } => "FieldValueNotSupported",
             FieldErrorKind::NotFound { .. } => "FieldValueNotFound",
             FieldErrorKind::TooLong => "FieldValueTooLong",
+            FieldErrorKind::TooMany { .. } => "FieldValueTooMany",
+            FieldErrorKind::TypeInvalid { .. } => "FieldValueTypeInvalid",
         }
     }
 
@@ -107,7 +117,10 @@ impl FieldError {
         match &self.kind {
             FieldErrorKind::Required if detail.is_empty() => "Required value".into(),
             FieldErrorKind::Required => format!("Required value: {detail}"),
-            FieldErrorKind::Invalid { value } => format!("Invalid value: {value}: {detail}"),
+            FieldErrorKind::Invalid { value } | FieldErrorKind::TypeInvalid { value } => {
+                format!("Invalid value: {value}: {detail}")
+            }
+            FieldErrorKind::TooMany { count } => format!("Too many: {count}: {detail}"),
             FieldErrorKind::Forbidden => format!("Forbidden: {detail}"),
             FieldErrorKind::Duplicate { value } => format!("Duplicate value: {value}"),
             FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}: {detail}"),

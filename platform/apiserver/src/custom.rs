@@ -10,6 +10,7 @@ mod columns;
 mod names;
 mod prune;
 mod rows;
+mod rules;
 mod structural;
 mod validate;
 
@@ -78,17 +79,19 @@ pub(crate) fn is_definition(kind: &Kind) -> bool {
     (kind.group, kind.plural) == ("apiextensions.k8s.io", "customresourcedefinitions")
 }
 
-/// Sets the fields of a definition that the server owns: accepted names, conditions and stored versions; on creation
-/// also the finalizer.
-pub(crate) fn complete(object: &mut Object, created: bool, store: &Store, now: &Value) {
-    if created {
-        let finalizers = object.meta_mut().entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
-        if let Value::Array(list) = finalizers
-            && !list.iter().any(|name| name == CLEANUP_FINALIZER)
-        {
-            list.push(CLEANUP_FINALIZER.into());
-        }
+/// Marks a definition that is being deleted: its objects are deleted before the finalizer goes.
+pub(crate) fn mark_terminating(object: &mut Object, now: &Value) {
+    let finalizers = object.meta_mut().entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
+    if let Value::Array(list) = finalizers
+        && !list.iter().any(|name| name == CLEANUP_FINALIZER)
+    {
+        list.push(CLEANUP_FINALIZER.into());
     }
+    names::set_terminating(object, now);
+}
+
+/// Sets the fields of a definition that the server owns: accepted names, conditions and stored versions.
+pub(crate) fn complete(object: &mut Object, store: &Store, now: &Value) {
     let others: Vec<_> =
         definitions(store).into_iter().filter(|other| other.name() != object.name()).collect();
     names::set_status(object, &others, now);

@@ -6,7 +6,7 @@ use futures::future::try_join_all;
 use mayfly_store::{ListOptions, Range, WatchClosed};
 use serde_json::Value;
 
-use super::{CLEANUP_FINALIZER, DEFINITIONS, definitions, is_definition};
+use super::{CLEANUP_FINALIZER, DEFINITIONS, definitions, is_definition, names};
 use crate::{
     meta,
     object::Object,
@@ -96,14 +96,16 @@ impl Inner {
             return Ok(false);
         }
         let request = self.own_request(definition_kind(), "");
+        let now = meta::timestamp(request.now);
         let without_finalizer = |current: &Object| {
             let mut object = current.clone();
             if let Some(Value::Array(list)) = object.meta_mut().get_mut("finalizers") {
                 list.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
             }
+            names::set_terminated(&mut object, &now);
             Ok(Change::new(object))
         };
-        match self.change(&request, definition.name(), Part::Main, without_finalizer).await {
+        match self.change(&request, definition.name(), Part::Whole, without_finalizer).await {
             Err(error) if !error.has_reason("NotFound") => Err(error),
             _ => Ok(true),
         }
@@ -125,7 +127,7 @@ impl Inner {
             let now = meta::timestamp(request.now);
             let completed = |current: &Object| {
                 let mut object = current.clone();
-                super::complete(&mut object, false, &self.store, &now);
+                super::complete(&mut object, &self.store, &now);
                 Ok(Change::new(object))
             };
             if let Err(error) = self.change(&request, definition.name(), Part::Status, completed).await {

@@ -50,6 +50,27 @@ pub(super) fn set_status(definition: &mut Object, others: &[Object], now: &Value
     }
 }
 
+/// Notes that the objects of a definition that is being deleted are gone.
+pub(super) fn set_terminated(definition: &mut Object, now: &Value) {
+    let done = condition("Terminating", "False", "InstanceDeletionCompleted", "removed all instances", now);
+    add_condition(definition, done);
+}
+
+/// Adds the condition of a definition that is being deleted.
+pub(super) fn set_terminating(definition: &mut Object, now: &Value) {
+    let message = "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
+    let pending = condition("Terminating", "True", "InstanceDeletionPending", message, now);
+    add_condition(definition, pending);
+}
+
+fn add_condition(definition: &mut Object, new: Value) {
+    let conditions = map_at(&mut definition.0, "status").entry("conditions").or_insert(Value::Null);
+    if !conditions.is_array() {
+        *conditions = json!([]);
+    }
+    set_condition(conditions, new);
+}
+
 fn condition(name: &str, status: &str, reason: &str, message: &str, now: &Value) -> Value {
     json!({"type": name, "status": status, "lastTransitionTime": now, "reason": reason, "message": message})
 }

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 
 use super::{
     columns::{JsonPath, PrinterColumn},
-    prune, validate,
+    prune,
+    rules::ValidationRules,
+    validate,
 };
 use crate::{
     object::Object,
@@ -27,6 +29,7 @@ pub(crate) struct CustomVersion {
     pub(crate) schema: Value,
     root: NodeId,
     patterns: HashMap<String, Regex>,
+    rules: Option<ValidationRules>,
     columns: Vec<PrinterColumn>,
     pub(crate) scale: Option<ScalePaths>,
     /// `group/version` of stored objects.
@@ -60,8 +63,17 @@ impl CustomVersion {
         prune::fill_object(&self.schema, &mut object.0);
     }
 
-    pub(crate) fn validate(&self, object: &Object) -> Vec<FieldError> {
-        validate::object_errors(&self.schema, &self.patterns, object)
+    /// The errors of an object by its schema, and by its rules where nothing hides them. `old`: the object before an
+    /// update.
+    pub(crate) fn validate(&self, object: &Object, old: Option<&Object>) -> Vec<FieldError> {
+        let mut errors = validate::object_errors(&self.schema, &self.patterns, object);
+        if let Some(rules) = &self.rules {
+            match errors.iter().any(validate::hides_rules) {
+                true => errors.push(ValidationRules::not_checked()),
+                false => errors.extend(rules.errors(&self.schema, object, old)),
+            }
+        }
+        errors
     }
 
     pub(crate) fn cells(&self, object: &Object, now: Timestamp) -> Vec<Value> {
@@ -208,6 +220,7 @@ fn custom_version(spec: &Value, version: &Value) -> CustomVersion {
         api_version: format!("{group}/{name}"),
         converts: versions.len() > 1,
         definition,
+        rules: ValidationRules::of(&schema),
         schema,
         patterns,
         columns,

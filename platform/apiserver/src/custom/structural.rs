@@ -3,7 +3,7 @@
 use mayfly_api::{names, validation::FieldError};
 use serde_json::Value;
 
-use super::rows::is_json_path;
+use super::{rows::is_json_path, rules};
 use crate::{object::Object, registry::rules_items};
 
 /// Deepest nesting of a schema.
@@ -163,11 +163,7 @@ fn schema_errors(schema: &Value, path: &str, depth: usize, errors: &mut Vec<Fiel
         let detail = "additionalProperties and properties are mutual exclusive";
         errors.push(FieldError::forbidden(format!("{path}.additionalProperties"), detail));
     }
-    if rules_items(&schema["x-kubernetes-validations"]).next().is_some() {
-        let detail =
-            "validation rules in CEL are not evaluated by this server: remove them, or check in a controller";
-        errors.push(FieldError::forbidden(format!("{path}.x-kubernetes-validations"), detail));
-    }
+    rules::schema_errors(schema, path, errors);
     if let Some(pattern) = schema["pattern"].as_str()
         && let Err(error) = regex::Regex::new(pattern)
     {

@@ -27,6 +27,17 @@ pub(super) fn collect_patterns(schema: &Value, patterns: &mut HashMap<String, Re
     }
 }
 
+/// Whether an error leaves an object in a form that rules are not evaluated on.
+pub(super) fn hides_rules(error: &FieldError) -> bool {
+    matches!(
+        error.kind,
+        FieldErrorKind::Required
+            | FieldErrorKind::TooLong
+            | FieldErrorKind::TooMany { .. }
+            | FieldErrorKind::TypeInvalid { .. }
+    )
+}
+
 pub(super) fn object_errors(
     schema: &Value,
     patterns: &HashMap<String, Regex>,
@@ -77,7 +88,8 @@ impl Checker<'_> {
         if let Some(expected) = wrong_type(schema, value) {
             let found = type_name(value);
             let detail = format!("{path} in body must be of type {expected}: {found:?}");
-            errors.push(FieldError::invalid(path, format!("{found:?}"), detail));
+            let kind = FieldErrorKind::TypeInvalid { value: format!("{found:?}") };
+            errors.push(FieldError { path: path.into(), kind, detail });
             return;
         }
         if let Some(allowed) =
@@ -122,7 +134,8 @@ impl Checker<'_> {
         }
         if let Some(most) = schema.get("maxLength").and_then(Value::as_u64).filter(|most| characters > *most)
         {
-            errors.push(FieldError::too_long(path, usize::try_from(most).unwrap_or(usize::MAX)));
+            let detail = format!("may not be longer than {most}");
+            errors.push(FieldError { path: path.into(), kind: FieldErrorKind::TooLong, detail });
         }
     }
 
@@ -133,8 +146,8 @@ impl Checker<'_> {
             errors.push(FieldError::invalid(path, count, detail));
         }
         if let Some(most) = schema.get("maxItems").and_then(Value::as_u64).filter(|most| count > *most) {
-            let detail = format!("{path} in body should have at most {most} items");
-            errors.push(FieldError::invalid(path, count, detail));
+            let detail = format!("must have at most {most} items");
+            errors.push(FieldError { path: path.into(), kind: FieldErrorKind::TooMany { count }, detail });
         }
         let keys: Option<Vec<&str>> = match schema.get("x-kubernetes-list-type").and_then(Value::as_str) {
             Some("set") => Some(Vec::new()),

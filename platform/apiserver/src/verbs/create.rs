@@ -91,7 +91,7 @@ impl Inner {
         (kind.on_admitted)(object);
         let definitions = self.definitions_for(kind).await;
         if definitions.is_some() {
-            custom::complete(object, true, &self.store, &meta::timestamp(request.now));
+            custom::complete(object, &self.store, &meta::timestamp(request.now));
         }
         let mut allocations = self.allocations_for(kind).await?;
         if let Some(allocations) = &allocations {
@@ -176,7 +176,7 @@ impl Inner {
 /// Metadata and the kind's own rules, all at once.
 pub(super) fn validate(kind: &Kind, new: &Object, old: Option<&Object>) -> Result<(), ApiError> {
     let mut errors = meta::validate(new, old, kind);
-    let of_schema = kind.definition.map_or_else(Vec::new, |definition| definition.validate(new));
+    let of_schema = kind.definition.map_or_else(Vec::new, |definition| definition.validate(new, old));
     for error in (kind.validate)(new, old).into_iter().chain(of_schema) {
         if !errors.contains(&error)
             && !errors.iter().any(|known| known.path == error.path && error.path == "metadata.name")

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
 use crate::{
     admission::AdmissionOperation,
-    meta,
+    custom, meta,
     object::Object,
     registry::{Kind, Subresource},
     request::Query,
@@ -21,6 +21,8 @@ use crate::{
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
+const WARNING_ORPHANED_PODS: &str = "child pods are preserved by default when jobs are deleted; set \
+    propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
 /// `DeleteOptions`, from the body and the query.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +91,13 @@ impl DeleteOptions {
 
     fn check(&self, kind: &Kind, entry: &Entry, object: &Object) -> Result<(), ApiError> {
         let mismatch = |what: &str, asked: &str, found: &str| {
+            // Both have a storage of their own upstream, which words this differently.
+            if kind.has(Subresource::Finalize) || custom::is_definition(kind) {
+                let why = format!(
+                    "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+                );
+                return ApiError::conflict(kind, object.name(), &why);
+            }
             let changed = if what == "UID" { "deleted and then recreated" } else { "modified" };
             let why = format!(
                 "the {what} in the precondition ({asked}) does not match the {what} in record ({found}). The object might have been {changed}"
@@ -127,7 +136,11 @@ impl Inner {
             return Err(ApiError::forbidden(kind, name, "this namespace may not be deleted"));
         }
         let key = key(kind, &request.namespace, name);
-        let warnings = self.call_webhooks_of_deletion(request, &key, options).await?;
+        let mut warnings = self.call_webhooks_of_deletion(request, &key, options).await?;
+        if kind.group == "batch" && options.propagation.is_none() && !request.user.is_in_process() {
+            warnings.extend((kind.plural == "jobs").then(|| WARNING_ORPHANED_PODS.to_owned()));
+        }
+        let options = &Self::with_default_propagation(request, options);
         let outcome = |state| Ok(Outcome { state, created: false, warnings: warnings.clone() });
         // After a namespace is marked nothing comes into it any more: wait for creations under way.
         let _closed = match kind.has(Subresource::Finalize) {
@@ -185,6 +198,17 @@ impl Inner {
         self.call_webhooks(&request, AdmissionOperation::Delete, &concerned, None, Some(&object)).await
     }
 
+    /// The default policies of upstream: dependents of Jobs and ReplicationControllers are orphaned unless the client
+    /// chooses. Parts of the platform choose for themselves.
+    fn with_default_propagation(request: &WriteRequest, options: &DeleteOptions) -> DeleteOptions {
+        let orphans = matches!(
+            (request.kind.group, request.kind.plural),
+            ("batch", "jobs") | ("", "replicationcontrollers")
+        );
+        let default = (orphans && !request.user.is_in_process()).then_some(Propagation::Orphan);
+        DeleteOptions { propagation: options.propagation.or(default), ..options.clone() }
+    }
+
     /// Deletes the objects of a list; returns them as they were.
     pub(crate) async fn delete_collection(
         &self,
@@ -216,7 +240,9 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
         let asked = options.grace_period_seconds.is_some();
         grace = if asked { grace.min(before) } else { before };
     }
-    let held = !marked.finalizers().is_empty() || spec_finalizers(&marked);
+    let held = !marked.finalizers().is_empty()
+        || spec_finalizers(&marked)
+        || (custom::is_definition(kind) && !object.is_terminating());
     if grace == 0 && !held {
         return Step::Remove;
     }
@@ -231,7 +257,16 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
     let began = began(object).unwrap_or(now);
     let deadline = began.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
     meta.insert("deletionTimestamp".into(), meta::timestamp(deadline));
-    meta.insert("deletionGracePeriodSeconds".into(), grace.into());
+    if custom::is_definition(kind) {
+        if !object.is_terminating() {
+            custom::mark_terminating(&mut marked, &meta::timestamp(now));
+        }
+        return Step::Mark(marked);
+    }
+    // Namespaces are marked by a storage of their own upstream, without this field.
+    if !kind.has(Subresource::Finalize) {
+        meta.insert("deletionGracePeriodSeconds".into(), grace.into());
+    }
     if !object.is_terminating()
         && let Some(generation) = meta_number("generation")
     {

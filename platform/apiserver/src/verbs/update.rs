@@ -140,7 +140,7 @@ impl Inner {
             prepare(kind, part, &mut new, &current)?;
             let definitions = self.definitions_for(kind).await;
             if definitions.is_some() && part == Part::Main {
-                custom::complete(&mut new, false, &self.store, &meta::timestamp(request.now));
+                custom::complete(&mut new, &self.store, &meta::timestamp(request.now));
             }
             let mut admitted = match part {
                 Part::Main | Part::Scale => self.admit(request, &mut new, Some(&current)).await?,
@@ -314,7 +314,7 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
     match (part, kind.definition) {
         (Part::Main | Part::Scale, _) => validate(kind, new, Some(old)),
         (_, Some(definition)) => {
-            let errors = definition.validate(new);
+            let errors = definition.validate(new, Some(old));
             if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
         }
         (Part::Status, None) => {

@@ -395,7 +395,7 @@ async fn table_watches_send_their_columns_once() {
         .map(|l| serde_json::from_slice(l).unwrap())
         .collect();
     let columns: Vec<_> =
-        lines.iter().map(|line| line["object"]["columnDefinitions"].as_array().unwrap().len()).collect();
+        lines.iter().map(|line| line["object"]["columnDefinitions"].as_array().map_or(0, Vec::len)).collect();
     assert_eq!(columns, [3, 0]);
     assert_eq!(lines[1]["object"]["rows"][0]["cells"][0], "b");
 }
