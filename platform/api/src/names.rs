@@ -56,7 +56,7 @@ pub fn dns_label(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err("a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must \
-         start and end with an alphanumeric character (e.g. 'my-name', or '123-abc', regex used for \
+         start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for \
          validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
         .into())
 }

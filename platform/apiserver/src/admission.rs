@@ -53,6 +53,7 @@ impl Inner {
                 self.default_storage_class(new);
                 self.apply_limits(request, new)?;
             }
+            ("", "nodes", None) if !request.user.is_in_process() => taint_new_node(new),
             ("certificates.k8s.io", "certificatesigningrequests", None) => {
                 signing_request_user(request, new);
                 restrict_subject(request, new)?;
@@ -102,6 +103,17 @@ impl Inner {
         if let Some(class) = classes.first() {
             claim.map_mut("spec").insert("storageClassName".into(), class.name().into());
         }
+    }
+}
+
+/// A new node takes pods once it is ready (the plugin TaintNodesByCondition).
+fn taint_new_node(node: &mut Object) {
+    let taint = serde_json::json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    let taints = node.map_mut("spec").entry("taints").or_insert_with(|| serde_json::json!([]));
+    if let serde_json::Value::Array(taints) = taints
+        && !taints.iter().any(|known| known["key"] == taint["key"] && known["effect"] == taint["effect"])
+    {
+        taints.push(taint);
     }
 }
 

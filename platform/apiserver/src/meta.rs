@@ -157,8 +157,12 @@ fn drop_empty(meta: &mut Map<String, Value>) {
 
 /// Increments the generation when a part other than metadata and status changes.
 pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
-    if !kind.generation {
-        return;
+    // The generation of a CSIDriver counts updates only; that of a PriorityClass stays 1.
+    match (kind.group, kind.plural) {
+        ("storage.k8s.io", "csidrivers") => {}
+        ("scheduling.k8s.io", "priorityclasses") => return,
+        _ if !kind.generation => return,
+        _ => {}
     }
     // Two of upstream's strategies count changes of metadata, too.
     let counted = match (kind.group, kind.plural) {

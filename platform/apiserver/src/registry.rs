@@ -145,6 +145,9 @@ pub(crate) enum Backing {
 pub(crate) mod verb_sets {
     pub(crate) const ALL: &[&str] =
         &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+    /// Of custom kinds, in upstream's order.
+    pub(crate) const CUSTOM: &[&str] =
+        &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
     /// For kinds of which each object takes many others with it.
     pub(crate) const WITHOUT_DELETE_COLLECTION: &[&str] =
         &["create", "delete", "get", "list", "patch", "update", "watch"];
@@ -258,6 +261,7 @@ impl Kind {
             unconditional_update: false,
             generation: true,
             custom: true,
+            verbs: verb_sets::CUSTOM,
             check: |_| Ok(()),
             ..Self::built_in::<k8s_openapi::api::core::v1::Pod>("")
         }

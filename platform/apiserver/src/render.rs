@@ -182,7 +182,7 @@ impl View {
     }
 
     fn table(&self, meta: Value, rows: Vec<Value>, with_columns: bool) -> Value {
-        let columns = self.kind.columns.iter().filter(|_| with_columns).map(|column| {
+        let columns = self.kind.columns.iter().map(|column| {
             json!({
                 "name": column.name,
                 "type": column.kind,
@@ -191,7 +191,7 @@ impl View {
                 "priority": column.priority,
             })
         });
-        let columns: Vec<Value> = columns.collect();
+        let columns = if with_columns { columns.collect() } else { Value::Null };
         json!({
             "kind": "Table",
             "apiVersion": "meta.k8s.io/v1",
@@ -213,6 +213,13 @@ fn without_type(out: &mut Vec<u8>, from: usize) {
 }
 
 fn partial(object: &Object) -> Value {
-    let metadata = object.meta().cloned().unwrap_or_else(Map::new);
+    let mut metadata = object.meta().cloned().unwrap_or_else(Map::new);
+    // Upstream adds it when it converts a DaemonSet to the served version, which its metadata alone is not.
+    if let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
+        && annotations.remove("deprecated.daemonset.template.generation").is_some()
+        && annotations.is_empty()
+    {
+        metadata.remove("annotations");
+    }
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
 }

@@ -155,8 +155,8 @@ impl ApiServer {
     }
 
     /// A client within the process, without socket and TLS; requests carry `user`. Fields that it writes are owned by
-    /// the last part of the user's name (`controllers`, `kube-scheduler`; for a node `kubelet`), as upstream names
-    /// owners after the user agents of its components.
+    /// the last part of the user's name (`kube-scheduler`; for controllers `kube-controller-manager`, for a node
+    /// `kubelet`), as upstream names owners after the user agents of its components.
     pub fn client(&self, user: User) -> kube::Client {
         let service = self.service();
         let agent = HeaderValue::from_str(agent_of(&user.name)).ok();
@@ -191,6 +191,9 @@ impl ApiServer {
 fn agent_of(user: &str) -> &str {
     if user.starts_with("system:node:") {
         return "kubelet";
+    }
+    if user == "system:mayfly:controllers" {
+        return "kube-controller-manager";
     }
     user.rsplit(':').next().unwrap_or(user)
 }

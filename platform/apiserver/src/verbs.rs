@@ -137,11 +137,11 @@ pub(crate) fn validate_schema(
     object: &mut Object,
     duplicates: Vec<String>,
     validation: FieldValidation,
-    strict_error: impl FnOnce(String) -> ApiError,
+    strict_error: impl Fn(String) -> ApiError,
 ) -> Result<Vec<String>, ApiError> {
     let found = normalise(kind, &mut object.0);
     let (warnings, missing) =
-        check_findings(found, duplicates, validation, strict_error, |why| cannot_be_handled(kind, &why))?;
+        check_findings(found, duplicates, validation, &strict_error, |why| cannot_be_handled(kind, &why))?;
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> = missing
             .iter()
@@ -149,7 +149,7 @@ pub(crate) fn validate_schema(
             .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
-    check(kind, object)?;
+    decode_check(kind, object).map_err(|why| strict_error(why))?;
     // Zero values that Go does not distinguish from absent fields are removed, and get their defaults.
     canonicalise_sent(kind, &mut object.0);
     Ok(warnings)
@@ -157,12 +157,16 @@ pub(crate) fn validate_schema(
 
 /// Whether the object can be read as its kind, which all its readers will do.
 pub(crate) fn check(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
+    decode_check(kind, object).map_err(|why| cannot_be_handled(kind, &why))
+}
+
+fn decode_check(kind: &Kind, object: &mut Object) -> Result<(), String> {
     let value = serde_json::Value::Object(std::mem::take(&mut object.0));
     let checked = (kind.check)(&value);
     if let serde_json::Value::Object(map) = value {
         object.0 = map;
     }
-    checked.map_err(|why| cannot_be_handled(kind, &why))
+    checked
 }
 
 fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     metadata::{is_gone, only, uid},
     ownership::controller_reference,
-    template_hash::short_hash,
+    template_hash::safe_encoded,
 };
 
 /// On pods: which revision's template they are made from.
@@ -58,6 +58,40 @@ fn data(template: &PodTemplateSpec) -> Value {
     json!({"spec": {"template": value}})
 }
 
+/// The hash of a revision's data, equal to upstream's (`history.HashControllerRevision`): FNV-1 over the JSON text that Go
+/// writes (sorted keys, HTML characters escaped, a `creationTimestamp` of null), followed by the count of collisions.
+fn revision_hash(data: &Value, collisions: Option<i32>) -> String {
+    let mut data = data.clone();
+    if let Some(template) = data.pointer_mut("/spec/template").and_then(Value::as_object_mut) {
+        let metadata = template.entry("metadata").or_insert_with(|| json!({}));
+        if let Some(metadata) = metadata.as_object_mut() {
+            metadata.entry("creationTimestamp").or_insert(Value::Null);
+        }
+    }
+    let text =
+        sorted(&data).to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+    let text = format!("{text}{}", collisions.unwrap_or(0));
+    safe_encoded(fnv1(text.as_bytes()))
+}
+
+/// The value with the keys of its objects in order, whatever map serde_json was built with.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| *key);
+            entries.into_iter().map(|(key, value)| (key.clone(), sorted(value))).collect()
+        }
+        Value::Array(list) => list.iter().map(sorted).collect(),
+        other => other.clone(),
+    }
+}
+
+/// FNV-1 with 32 bits.
+fn fnv1(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(*byte))
+}
+
 impl RevisionHistory {
     pub(crate) fn of(mut revisions: Vec<Arc<ControllerRevision>>) -> Self {
         revisions.sort_by_key(|revision| (revision.revision, revision.name_any()));
@@ -84,7 +118,7 @@ impl RevisionHistory {
             Some(known) if known.revision.saturating_add(1) == next => Newest::Known(known.clone()),
             Some(known) => Newest::Renumber(known.clone(), next),
             None => {
-                let hash = short_hash(&(&data, collisions.filter(|count| *count > 0)));
+                let hash = revision_hash(&data, collisions);
                 let name = format!("{}-{hash}", owner.meta().name.as_deref().unwrap_or_default());
                 let mut labels = template
                     .metadata
@@ -171,4 +205,27 @@ pub(crate) async fn delete(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_a_revision_is_upstreams() {
+        // Recorded from kube-controller-manager 1.28.
+        let template = json!({
+            "metadata": {"labels": {"app": "a"}},
+            "spec": {
+                "containers": [{
+                    "name": "c", "image": "i", "resources": {}, "terminationMessagePath": "/dev/termination-log",
+                    "terminationMessagePolicy": "File", "imagePullPolicy": "Always"
+                }],
+                "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
+                "securityContext": {}, "schedulerName": "rec-none"
+            },
+            "$patch": "replace"
+        });
+        assert_eq!(revision_hash(&json!({"spec": {"template": template}}), None), "55456797c8");
+    }
 }

@@ -17,6 +17,10 @@ pub(crate) fn short_hash(value: &impl Serialize) -> String {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let digest = Digest::of(&text).to_string();
     let hex = digest.trim_start_matches("sha256:").get(..8).unwrap_or_default();
-    let number = u32::from_str_radix(hex, 16).unwrap_or_default();
+    safe_encoded(u32::from_str_radix(hex, 16).unwrap_or_default())
+}
+
+/// A number in letters and digits that form no words.
+pub(crate) fn safe_encoded(number: u32) -> String {
     number.to_string().bytes().map(|digit| char::from(SAFE[usize::from(digit) % SAFE.len()])).collect()
 }

@@ -158,6 +158,8 @@ impl NodeObject {
                 let metadata = ObjectMeta {
                     name: Some(self.name.clone()),
                     labels: Some(labels.clone()),
+                    // The node controller would add it.
+                    annotations: Some([("node.alpha.kubernetes.io/ttl".into(), "0".into())].into()),
                     ..ObjectMeta::default()
                 };
                 api.create(&Default::default(), &Node { metadata, ..Node::default() }).await?

@@ -32,6 +32,15 @@ pub(super) fn kinds() -> Vec<Kind> {
         selectable: &[("spec.unschedulable", "false")],
         // Kept: a node registers itself together with its status.
         on_create: |_| {},
+        defaults: |object| {
+            let capacity =
+                object.at(&["status", "capacity"]).filter(|capacity| capacity.is_object()).cloned();
+            if let Some(capacity) = capacity
+                && object.at(&["status", "allocatable"]).is_none_or(Value::is_null)
+            {
+                object.map_mut("status").insert("allocatable".into(), capacity);
+            }
+        },
         ..Kind::built_in::<Node>("node")
     }]
 }

@@ -86,13 +86,14 @@ impl AutoscalerController {
         let events =
             EventRecorder::start(self.client.clone(), "horizontal-pod-autoscaler", None, stop.clone());
         let queue = WorkQueue::default();
-        let changed = queue.clone();
+        let (changed, every) = (queue.clone(), self.config.every);
         self.autoscalers.handle(move |change| {
-            // Writes of its own status must not queue it again.
-            let generation = |object: &HorizontalPodAutoscaler| object.metadata.generation;
+            let key = ObjectKey::of(&**change.latest());
             match change {
-                mayfly_informer::Change::Updated { old, new } if generation(old) == generation(new) => {}
-                change => changed.add(ObjectKey::of(&**change.latest())),
+                // As upstream, a new autoscaler acts after one interval, and a changed one at its next turn.
+                mayfly_informer::Change::Added(_) => changed.add_after(key, every),
+                mayfly_informer::Change::Updated { .. } => {}
+                mayfly_informer::Change::Deleted(_) => changed.add(key),
             }
         });
         let workers_max = self.config.workers_max;
@@ -117,7 +118,8 @@ impl AutoscalerController {
                 self.evaluate(Evaluation { key, autoscaler, target, api, events, now }, scale).await?;
             }
             Err(error) => {
-                events.warning(&*autoscaler, "FailedGetScale", error.to_string());
+                let error = reason(&error);
+                events.warning(&*autoscaler, "FailedGetScale", error.clone());
                 let mut status = status(&autoscaler);
                 let message =
                     format!("the HPA controller was unable to get the target's current scale: {error}");
@@ -244,4 +246,12 @@ fn metrics(autoscaler: &HorizontalPodAutoscaler) -> Vec<MetricSpec> {
     };
     let resource = Some(ResourceMetricSource { name: "cpu".into(), target });
     vec![MetricSpec { type_: "Resource".into(), resource, ..MetricSpec::default() }]
+}
+
+/// The server's own message where it answered.
+fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
 }

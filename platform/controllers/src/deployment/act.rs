@@ -148,11 +148,6 @@ impl DeploymentController {
             // The resize below would conflict with this write: the event of it brings the Deployment back.
             plan.resize.clear();
         }
-        if let Some(revision) = &plan.revision {
-            let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = json!({"metadata": {"annotations": {ANNOTATION_REVISION: revision}}});
-            deployments.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        }
         if let Some(set) = plan.create.take() {
             self.create_set(&api, deployment, &set, &mut plan, events).await?;
         }
@@ -211,7 +206,7 @@ impl DeploymentController {
         deployment: &Deployment,
         plan: &DeploymentPlan,
     ) -> Result<(), Error> {
-        if deployment.status.as_ref() == Some(&plan.status) {
+        if deployment.status.as_ref() == Some(&plan.status) && plan.revision.is_none() {
             return Ok(());
         }
         let optional = [
@@ -223,7 +218,12 @@ impl DeploymentController {
             "conditions",
         ];
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
-        let patch = Patch::Merge(json!({"status": whole(&plan.status, &optional)}));
+        let mut patch = json!({"status": whole(&plan.status, &optional)});
+        // As upstream, the status carries the revision: one write for both.
+        if let Some(revision) = &plan.revision {
+            patch["metadata"] = json!({"annotations": {ANNOTATION_REVISION: revision}});
+        }
+        let patch = Patch::Merge(patch);
         let result = deployments.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
             result?;

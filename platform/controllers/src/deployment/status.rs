@@ -72,7 +72,14 @@ pub(super) fn note_pause(
         return;
     }
     match paused {
-        true => set(status, PROGRESSING, "Unknown", PAUSED, "Deployment is paused", now),
+        true => {
+            set(status, PROGRESSING, "Unknown", PAUSED, "Deployment is paused", now);
+            // A Deployment that is paused from the start gets this condition first, as upstream.
+            let had_conditions = deployment.status.as_ref().is_some_and(|old| old.conditions.is_some());
+            if let Some(conditions) = status.conditions.as_mut().filter(|_| !had_conditions) {
+                conditions.sort_by_key(|condition| condition.type_ != PROGRESSING);
+            }
+        }
         false => set(status, PROGRESSING, "Unknown", "DeploymentResumed", "Deployment is resumed", now),
     }
 }

@@ -1,6 +1,6 @@
 //! Writes the EndpointSlices and Endpoints of [`super::slices`] and [`super::legacy`].
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use kube::{Api, Client, ResourceExt as _, api::PostParams};
 use mayfly_api::{
@@ -14,6 +14,7 @@ use mayfly_informer::{
     Index, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -40,6 +41,8 @@ pub(crate) struct EndpointsController {
     slices: Informer<EndpointSlice>,
     slices_by_service: Index<EndpointSlice>,
     endpoints: Informer<Endpoints>,
+    /// Services that were seen, and not yet gone.
+    served: Mutex<HashSet<ObjectKey>>,
 }
 
 fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
@@ -61,6 +64,7 @@ impl EndpointsController {
             }),
             slices,
             endpoints: informers.of(),
+            served: Mutex::default(),
         }
     }
 
@@ -115,6 +119,7 @@ impl EndpointsController {
             self.forget(&key, known).await?;
             return Ok(Outcome::Done);
         };
+        self.served.lock().insert(key.clone());
         let external =
             service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
         if serves_function(&service) {
@@ -148,14 +153,17 @@ impl EndpointsController {
         self.nodes.get(&ObjectKey::cluster(node))?.labels().get(LABEL_ZONE).cloned()
     }
 
-    /// The Service is removed: so are its EndpointSlices (by the garbage collector, too) and its Endpoints.
+    /// The Service is removed: so are its EndpointSlices (by the garbage collector, too) and its Endpoints. Endpoints
+    /// that never had a Service are a user's own and stay.
     async fn forget(&self, key: &ObjectKey, known: Vec<Arc<EndpointSlice>>) -> kube::Result<()> {
+        let had_service = self.served.lock().remove(key);
         let own = |slice: &Arc<EndpointSlice>| {
             matches!(label(&**slice, LABEL_MANAGED_BY), Some(MANAGED_BY | MIRRORED_BY))
         };
         let delete = known.into_iter().filter(own).collect();
         self.apply(key, SlicePlan { delete, ..SlicePlan::default() }).await?;
-        if let Some(endpoints) = self.endpoints.get(key) {
+        let is_ours = |endpoints: &Endpoints| label(endpoints, legacy::LABEL_MANAGED_BY).is_some();
+        if let Some(endpoints) = self.endpoints.get(key).filter(|own| had_service || is_ours(own)) {
             let api: Api<Endpoints> = Api::namespaced(self.client.clone(), &key.namespace);
             let result = api.delete(&key.name, &only(uid(&*endpoints))).await;
             if !is_gone(&result) {

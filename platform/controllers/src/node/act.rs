@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    plan::{Health, Step},
+    plan::{ANNOTATION_TTL, Health, Step, UNSCHEDULABLE, mark},
 };
 use crate::{
     metadata::{is_gone, only, uid},
@@ -60,8 +60,22 @@ impl NodeController {
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "node-controller", None, stop.clone());
-        let mut resync = ResyncTicker::every(self.config.every, stop);
-        while resync.next().await {
+        let mut resync = ResyncTicker::every(self.config.every, stop.clone());
+        let mut changes = self.nodes.subscribe();
+        loop {
+            tokio::select! {
+                goes_on = resync.next() => if !goes_on { return },
+                changed = changes.next() => {
+                    for node in changed.iter().filter_map(|key| self.nodes.get(key)) {
+                        let Some(step) = mark(&node) else { continue };
+                        // A conflict: the node's next change is looked at again.
+                        if let Err(error) = act(&self.client, &self.nodes, step, &events).await {
+                            tracing::debug!(%error, "could not mark a node");
+                        }
+                    }
+                    continue;
+                }
+            }
             if !(self.nodes.is_synced() && self.leases.is_synced() && self.pods.is_synced()) {
                 continue;
             }
@@ -91,6 +105,17 @@ async fn act(
             events.normal(&*known, "NodeNotReady", format!("Node {node} status is now: NodeNotReady"));
             let patch = Patch::Merge(json!({"status": {"conditions": silent_conditions(&known)}}));
             api.patch_status(&node, &PatchParams::default(), &patch).await?;
+        }
+        Step::Mark { node, resource_version, taints } => {
+            let mut patch = json!({"metadata": {"annotations": {ANNOTATION_TTL: "0"}}});
+            if let Some(mut taints) = taints {
+                for taint in taints.iter_mut().filter(|taint| taint.key == UNSCHEDULABLE) {
+                    taint.time_added.get_or_insert_with(|| Time(Timestamp::now()));
+                }
+                patch["metadata"]["resourceVersion"] = json!(resource_version);
+                patch["spec"] = json!({"taints": taints});
+            }
+            api.patch(&node, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
         Step::SetTaints { node, resource_version, taints } => {
             let metadata = json!({"resourceVersion": resource_version});

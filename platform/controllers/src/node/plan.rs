@@ -34,8 +34,19 @@ struct NodeHealth {
     unwell: Option<Instant>,
 }
 
+/// On every node: how long its kubelet may cache Secrets and ConfigMaps (upstream's TTL controller). Ours watches them.
+pub(super) const ANNOTATION_TTL: &str = "node.alpha.kubernetes.io/ttl";
+pub(super) const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
+    /// A new or cordoned node: its annotation, and the taint that cordoning it calls for.
+    Mark {
+        node: String,
+        resource_version: Option<String>,
+        /// `None`: they are as they should be.
+        taints: Option<Vec<Taint>>,
+    },
     /// The kubelet stopped speaking: the conditions are not known any more.
     MarkUnknown {
         node: String,
@@ -72,7 +83,11 @@ impl Health {
         self.nodes.retain(|name, _| names.contains(name.as_str()));
         for node in nodes {
             let name = node.name_any();
-            let renewed = leases.get(&name).and_then(|lease| lease.spec.as_ref()?.renew_time.clone());
+            let lease = leases.get(&name).and_then(|lease| lease.spec.as_ref());
+            let renewed = lease.and_then(|lease| lease.renew_time.clone());
+            // A node whose lease says that it is renewed less often is not silent before that.
+            let duration = lease.and_then(|lease| u64::try_from(lease.lease_duration_seconds?).ok());
+            let grace = config.grace.max(Duration::from_secs(duration.unwrap_or(0)));
             let health = self.nodes.entry(name.clone()).or_insert_with(|| NodeHealth {
                 renewed: renewed.clone(),
                 heard: now,
@@ -81,11 +96,8 @@ impl Health {
             if health.renewed != renewed {
                 (health.renewed, health.heard) = (renewed, now);
             }
-            let state = if now.duration_since(health.heard) > config.grace {
-                NodeState::Silent
-            } else {
-                reported(node)
-            };
+            let state =
+                if now.duration_since(health.heard) > grace { NodeState::Silent } else { reported(node) };
             if state == NodeState::Ready {
                 health.unwell = None;
             } else {
@@ -115,8 +127,37 @@ fn reported(node: &Node) -> NodeState {
         Some("True") => NodeState::Ready,
         // Marked by this controller: the node sends its lease again, and will update its condition.
         Some("Unknown") => NodeState::Silent,
+        // It said nothing yet, and has its time for that.
+        None => NodeState::Ready,
         _ => NodeState::NotReady,
     }
+}
+
+/// What a node lacks that depends on its object alone.
+pub(super) fn mark(node: &Node) -> Option<Step> {
+    let spec = node.spec.as_ref();
+    let is_cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
+    let mut taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    let is_ours = |taint: &Taint| taint.key == UNSCHEDULABLE && taint.effect == "NoSchedule";
+    let is_tainted = taints.iter().any(is_ours);
+    let is_premature = |taint: &Taint| {
+        taint.key == NOT_READY && ready_status(node).is_none() && taint.effect == "NoSchedule"
+    };
+    let changes = is_tainted != is_cordoned || taints.iter().any(is_premature);
+    // The API taints a new node as not ready; without a condition it is neither ready nor not.
+    taints.retain(|taint| !is_premature(taint));
+    if is_cordoned && !is_tainted {
+        let effect = "NoSchedule".into();
+        taints.push(Taint { key: UNSCHEDULABLE.into(), effect, value: None, time_added: None });
+    } else if !is_cordoned {
+        taints.retain(|taint| !is_ours(taint));
+    }
+    let is_annotated = node.annotations().contains_key(ANNOTATION_TTL);
+    (changes || !is_annotated).then(|| Step::Mark {
+        node: node.name_any(),
+        resource_version: node.metadata.resource_version.clone(),
+        taints: changes.then_some(taints),
+    })
 }
 
 /// The taints that a state calls for, if the node has others. Taints of anyone else are kept.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     Config,
-    plan::{Health, NOT_READY, Step, UNREACHABLE},
+    plan::{Health, NOT_READY, Step, UNREACHABLE, mark},
 };
 
 fn node(ready: &str, taints: &[(&str, &str)]) -> Arc<Node> {
@@ -40,6 +40,12 @@ fn told(steps: &[Step]) -> Vec<String> {
             let taints: Vec<_> =
                 taints.iter().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect();
             format!("taints {}", taints.join(" "))
+        }
+        Step::Mark { taints, .. } => {
+            let taints = taints.as_ref().map(|taints| {
+                taints.iter().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect::<Vec<_>>()
+            });
+            format!("mark {}", taints.map_or_else(|| "annotation".into(), |taints| taints.join(" ")))
         }
         Step::Evict { pod } => format!("evict {}", pod.metadata.name.as_deref().unwrap_or_default()),
     };
@@ -82,4 +88,32 @@ fn a_node_that_says_it_is_not_ready_is_tainted_otherwise() {
     let expected = format!("taints {NOT_READY}:NoSchedule {NOT_READY}:NoExecute");
     assert_eq!(plan(node("False", &[(UNREACHABLE, "NoExecute")])), [expected]);
     assert!(plan(node("False", &[(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")])).is_empty());
+}
+
+#[test]
+fn a_cordoned_node_is_tainted_and_a_new_one_annotated() {
+    let node = |spec: serde_json::Value, annotated: bool| -> Node {
+        let annotations = if annotated { json!({"node.alpha.kubernetes.io/ttl": "0"}) } else { json!({}) };
+        serde_json::from_value(json!({"metadata": {"name": "n", "annotations": annotations}, "spec": spec}))
+            .unwrap()
+    };
+    let cordon = json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
+    let other = json!({"key": "mine", "effect": "NoSchedule"});
+    let premature = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    let marks = [
+        (node(json!({}), true), None),
+        (node(json!({}), false), Some("mark annotation")),
+        (
+            node(json!({"unschedulable": true, "taints": [other]}), true),
+            Some("mark mine:NoSchedule node.kubernetes.io/unschedulable:NoSchedule"),
+        ),
+        (node(json!({"unschedulable": true, "taints": [cordon]}), true), None),
+        (node(json!({"taints": [cordon, other]}), true), Some("mark mine:NoSchedule")),
+        // Nothing was reported of it yet.
+        (node(json!({"taints": [premature]}), true), Some("mark ")),
+    ];
+    for (node, expected) in marks {
+        let steps: Vec<_> = mark(&node).into_iter().collect();
+        assert_eq!(told(&steps).first().map(String::as_str), expected, "{node:?}");
+    }
 }

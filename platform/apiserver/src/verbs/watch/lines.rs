@@ -62,7 +62,11 @@ impl Inner {
         let bookmarks = query.allow_watch_bookmarks;
         Rhythm {
             bookmarks: bookmarks.then(|| interval_at(now + interval, interval)),
-            last_bookmark: bookmarks.then(|| now + lasts.saturating_sub(LAST_BOOKMARK_BEFORE_END)),
+            // As upstream, a watch that is shorter than that has none.
+            last_bookmark: lasts
+                .checked_sub(LAST_BOOKMARK_BEFORE_END)
+                .filter(|_| bookmarks)
+                .map(|pause| now + pause),
             deadline: now + lasts,
             clock: Clock::clone(&self.clock),
             shutdown: self.shutdown.clone(),
