@@ -1,8 +1,8 @@
 //! The data types of Mayfly's APIs, with their validation and defaults.
 //!
-//! **Belongs here:** Mayfly's kinds ([`Function`], [`Revision`], [`Workflow`], [`Execution`]), the built-in kinds
-//! ([`k8s`], re-exported from `k8s-openapi`), names, quantities, durations, digests, selectors; validation and
-//! defaults. Everything is plain data and pure functions.
+//! **Belongs here:** Mayfly's kinds ([`Function`], [`Revision`], [`Workflow`], [`Execution`], [`JobQueue`]), the
+//! built-in kinds ([`k8s`], re-exported from `k8s-openapi`), names, quantities, durations, digests, selectors;
+//! validation and defaults; plans that several parts share. Everything is plain data and pure functions.
 //!
 //! **Does not belong here:** tokio, HTTP, files, clocks, and everything that acts.
 //!
@@ -13,8 +13,10 @@ pub mod duration;
 pub mod egress;
 pub mod env;
 pub mod function;
+pub mod gang;
 pub mod invocation;
 pub mod job_io;
+pub mod job_queue;
 pub mod names;
 pub mod node_fit;
 pub mod quantity;
@@ -28,6 +30,7 @@ pub mod workflow;
 
 pub use digest::Digest;
 pub use function::{Function, FunctionSpec, FunctionStatus};
+pub use job_queue::{JobQueue, JobQueueSpec, JobQueueStatus};
 pub use names::ObjectKey;
 pub use revision::{
     ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus, revision_name, revision_number,

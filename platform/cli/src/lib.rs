@@ -53,6 +53,7 @@ mod top;
 mod upload;
 mod version;
 mod wait;
+mod why;
 mod workflow;
 mod yaml;
 
@@ -125,6 +126,8 @@ pub(crate) enum ClientCommand {
     Explain(explain::ExplainArgs),
     /// Show what functions, nodes and pods are doing
     Top(top::TopArgs),
+    /// Show what a pod or a job waits for, or how it ended
+    Why(why::WhyArgs),
     /// Show how Services are reached
     Network(network::NetworkArgs),
     /// Workflows in the Amazon States Language, and their executions
@@ -187,6 +190,7 @@ impl ClientCommand {
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Gpu(args) => return gpu::run(args, session).await,
             Self::Image(args) => image::run(args, session).await?,
+            Self::Why(args) => why::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
         }
         Ok(ExitCode::SUCCESS)

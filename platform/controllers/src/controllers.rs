@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifacts, autoscaler, certificate_signing, cron_job, daemon_set, deployment, disruption, endpoints,
-    events, function, garbage, job, load_balancer, namespace_defaults, node, persistent_volume, pods,
-    replica_set, stateful_set,
+    events, function, garbage, job, job_queue, load_balancer, namespace_defaults, node, persistent_volume,
+    pods, replica_set, stateful_set,
 };
 
 /// The settings of all controllers.
@@ -26,6 +26,7 @@ pub struct Config {
     pub disruption: disruption::Config,
     pub replica_set: replica_set::Config,
     pub job: job::Config,
+    pub job_queue: job_queue::Config,
     pub load_balancer: load_balancer::Config,
     pub garbage: garbage::Config,
     pub node: node::Config,
@@ -50,6 +51,7 @@ pub struct Controllers {
     replica_set: replica_set::ReplicaSetController<ReplicaSet>,
     replication: replica_set::ReplicaSetController<ReplicationController>,
     job: job::JobController,
+    job_queue: job_queue::JobQueueController,
     load_balancer: load_balancer::LoadBalancerController,
     garbage: garbage::GarbageCollector,
     node: node::NodeController,
@@ -108,6 +110,7 @@ impl Controllers {
                 informers,
             ),
             job: job::JobController::create(config.job, client.clone(), informers),
+            job_queue: job_queue::JobQueueController::create(config.job_queue, client.clone(), informers),
             load_balancer: load_balancer::LoadBalancerController::create(
                 config.load_balancer,
                 client.clone(),
@@ -143,6 +146,7 @@ impl Controllers {
             self.disruption.run(stop.clone()),
             self.replica_set.run(stop.clone()),
             self.job.run(stop.clone()),
+            self.job_queue.run(stop.clone()),
             self.load_balancer.run(stop.clone()),
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),

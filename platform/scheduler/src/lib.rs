@@ -10,12 +10,14 @@
 //!  informers ──▶ cache ──(changed nodes only)──▶ snapshot ──▶ plan ──▶ assume in the cache ──▶ bind (async)
 //!      └───────▶ queue: active │ backing off │ unschedulable ──▲                  └─ failed: forget, retry
 //! ```
-//! One task owns cache, snapshot and queue; binding runs beside it. Start reading at [`plan`], then
+//! One task owns cache, snapshot and queue; binding runs beside it. The pods of a gang are planned as one decision, all
+//! or none ([`gangs`]). Start reading at [`plan`], then
 //! [`Scheduler`].
 
 mod budgets;
 pub mod cache;
 mod evict;
+pub mod gangs;
 pub mod plan;
 mod pod_constraints;
 pub mod pod_index;

@@ -42,11 +42,23 @@ pub struct FitError {
     pub reasons: BTreeMap<String, usize>,
     /// The reason that excludes every node, independent of the nodes.
     pub blocked: Option<String>,
+    /// Of a pod of a gang: of how many of its pods there is room, or that have a node, and how many it has.
+    pub gang: Option<(usize, usize)>,
+}
+
+impl FitError {
+    /// A reason that excludes every node.
+    pub(crate) fn blocked(nodes: usize, why: String) -> Self {
+        Self { nodes, blocked: Some(why), ..Self::default() }
+    }
 }
 
 /// Upstream's wording.
 impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((fit, size)) = self.gang {
+            write!(f, "its gang of {size} pods is placed together, and {fit} of them fit: ")?;
+        }
         if self.nodes == 0 {
             return f.write_str("no nodes available to schedule pods");
         }
@@ -87,10 +99,8 @@ impl Planner {
         let verdicts = snapshot.verdicts(&request.constraints);
         let rules = TopologyRules::of(snapshot, &verdicts, index, request);
         let snapshot = &*snapshot;
-        if let Some(blocked) = request.volumes.blocked.clone() {
-            let nodes = snapshot.node_count;
-            let reasons = BTreeMap::new();
-            return Decision::Unschedulable(FitError { nodes, reasons, blocked: Some(blocked) });
+        if let Some(blocked) = request.refused.clone().or_else(|| request.volumes.blocked.clone()) {
+            return Decision::Unschedulable(FitError::blocked(snapshot.node_count, blocked));
         }
         let scan = Scan::new(snapshot, &verdicts, &rules, request);
         let places = snapshot.facts.len();

@@ -40,6 +40,8 @@ pub enum Preemption {
     Pending,
     /// The pod may not preempt others.
     Never,
+    /// The pods of a gang are placed together: deleting pods for one of them may serve nothing.
+    Gang,
     /// The numbers of nodes that no deletion makes fit, and of those without victims.
     Impossible { unhelpful: usize, without_victims: usize },
 }
@@ -53,6 +55,7 @@ impl Preemption {
                 Some("preemption: not eligible due to terminating pod on the nominated node.".into())
             }
             Self::Never => Some("preemption: not eligible due to preemptionPolicy=Never.".into()),
+            Self::Gang => Some("preemption: not eligible: the pods of its gang are placed together.".into()),
             Self::Impossible { .. } if nodes == 0 => None,
             Self::Impossible { unhelpful, without_victims } => {
                 let mut parts = Vec::new();
@@ -99,6 +102,9 @@ pub(crate) fn search(
     if !request.may_preempt {
         return Preemption::Never;
     }
+    if request.gang.is_some() {
+        return Preemption::Gang;
+    }
     if waits_for_victims(cache, request) {
         return Preemption::Pending;
     }
@@ -112,7 +118,7 @@ pub(crate) fn search(
         if snapshot.facts[id].is_none() {
             continue;
         }
-        if verdicts.of(id).misfit.is_some() || request.volumes.blocked.is_some() {
+        if verdicts.of(id).misfit.is_some() || request.is_blocked() {
             unhelpful += 1;
             continue;
         }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use mayfly_api::ObjectKey;
+use mayfly_api::{ObjectKey, gang::GangKey};
 use mayfly_informer::Backoff;
 use tokio::time::Instant;
 
@@ -31,6 +31,8 @@ pub struct Queue {
     waiting: HashMap<ObjectKey, Waiting>,
     active: BTreeSet<Turn>,
     later: BTreeSet<(Instant, ObjectKey)>,
+    /// The pods of each gang, wherever they are.
+    gangs: HashMap<GangKey, BTreeSet<ObjectKey>>,
     arrivals: u64,
     /// Raised whenever something changed that may let a pod fit.
     changes: u64,
@@ -85,7 +87,8 @@ impl Queue {
             Some(known)
                 if known.request.uid == request.uid
                     && known.place == Place::Active
-                    && known.request.priority == request.priority =>
+                    && known.request.priority == request.priority
+                    && known.request.gang == request.gang =>
             {
                 known.request = request;
             }
@@ -106,13 +109,26 @@ impl Queue {
     pub fn pop(&mut self, now: Instant) -> Option<Popped> {
         self.wake(now);
         let (_, _, key) = self.active.first()?.clone();
-        let waiting = self.take(&key)?;
-        Some(Popped {
-            request: waiting.request,
-            arrival: waiting.arrival,
-            attempts: waiting.attempts + 1,
-            changes: self.changes,
-        })
+        self.take_out(&key)
+    }
+
+    /// The number of pods of a gang that wait.
+    pub fn waiting_of(&self, gang: &GangKey) -> usize {
+        self.gangs.get(gang).map_or(0, BTreeSet::len)
+    }
+
+    /// Takes pods of a gang out to be planned, the oldest first, whether they rest or not.
+    pub fn take_gang(&mut self, gang: &GangKey, count: usize) -> Vec<Popped> {
+        let keys: Vec<_> = self.gangs.get(gang).into_iter().flatten().cloned().collect();
+        let arrival = |key: &ObjectKey| self.waiting.get(key).map_or(u64::MAX, |waiting| waiting.arrival);
+        let mut keys: Vec<_> = keys.into_iter().map(|key| (arrival(&key), key)).collect();
+        keys.sort_unstable();
+        keys.into_iter().take(count).filter_map(|(_, key)| self.take_out(&key)).collect()
+    }
+
+    fn take_out(&mut self, key: &ObjectKey) -> Option<Popped> {
+        let Waiting { request, arrival, attempts, .. } = self.take(key)?;
+        Some(Popped { request, arrival, attempts: attempts + 1, changes: self.changes })
     }
 
     /// No node fits it now.
@@ -192,6 +208,9 @@ impl Queue {
 
     fn put(&mut self, waiting: Waiting) {
         let key = waiting.request.key.clone();
+        if let Some(gang) = &waiting.request.gang {
+            self.gangs.entry(gang.key.clone()).or_default().insert(key.clone());
+        }
         match waiting.place {
             Place::Active => {
                 self.active.insert((Reverse(waiting.request.priority), waiting.arrival, key.clone()));
@@ -205,6 +224,14 @@ impl Queue {
 
     fn take(&mut self, key: &ObjectKey) -> Option<Waiting> {
         let waiting = self.waiting.remove(key)?;
+        if let Some(gang) = &waiting.request.gang
+            && let Some(keys) = self.gangs.get_mut(&gang.key)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.gangs.remove(&gang.key);
+            }
+        }
         match waiting.place {
             Place::Active => {
                 self.active.remove(&(Reverse(waiting.request.priority), waiting.arrival, key.clone()));

@@ -1,6 +1,6 @@
 //! Decisions without an API: for tests, benchmarks and questions of "what if".
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use mayfly_api::{
     ObjectKey,
@@ -21,6 +21,8 @@ use crate::{
 #[derive(Default)]
 pub struct Rehearsal {
     state: State,
+    /// Decisions about a gang that [`Rehearsal::step`] has not returned yet.
+    decided: VecDeque<(ObjectKey, Decision)>,
 }
 
 impl Rehearsal {
@@ -32,26 +34,35 @@ impl Rehearsal {
 
     /// A pod as the API would show it; `None` when it is gone.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
-        let effect = self.state.take_pod(key, pod, VolumeNeeds::default());
+        let effect = self.state.take_pod(key, pod, VolumeNeeds::default(), now);
         self.apply(effect, now);
     }
 
     /// The binding of a placed pod failed.
     pub fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) {
-        let effect = self.state.cache.forget(key, uid);
+        let effect = self.state.forget(key, uid, now);
         self.apply(effect, now);
     }
 
     /// The next pod of the queue, if one is active, and the decision about it.
     pub fn step(&mut self, now: Instant) -> Option<(ObjectKey, Decision)> {
-        let popped = self.state.queue.pop(now)?;
-        let decision = self.state.decide(&popped.request);
-        let key = popped.request.key.clone();
-        match decision {
-            Decision::Place { .. } => self.state.queue.apply(Effect::MayAttract, now),
-            Decision::Unschedulable(_) => self.state.queue.unschedulable(popped, now),
+        if self.decided.is_empty() {
+            for (popped, decision) in self.state.next(now)? {
+                self.decided.push_back((popped.request.key.clone(), decision.clone()));
+                match decision {
+                    Decision::Place { .. } => self.state.queue.apply(Effect::MayAttract, now),
+                    Decision::Unschedulable(_) => self.state.queue.unschedulable(popped, now),
+                }
+            }
         }
-        Some((key, decision))
+        self.decided.pop_front()
+    }
+
+    /// The pods that hold nodes of gangs which have been incomplete for too long.
+    pub fn overdue(&mut self, now: Instant) -> Vec<ObjectKey> {
+        let State { gangs, queue, .. } = &mut self.state;
+        let overdue = gangs.overdue(now, |gang| queue.waiting_of(gang) > 0);
+        overdue.into_iter().map(|(key, _)| key).collect()
     }
 
     /// The search for victims for a waiting pod that fits nowhere.

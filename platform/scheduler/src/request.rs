@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mayfly_api::{
     ObjectKey,
+    gang::Gang,
     k8s::{
         api::core::v1::{Pod, PodSpec},
         jiff::Timestamp,
@@ -39,6 +40,10 @@ pub struct PodRequest {
     pub revision: Option<Arc<str>>,
     /// The constraints on nodes; shared by all pods of a template.
     pub constraints: Arc<Constraints>,
+    /// The gang that it is placed with.
+    pub gang: Option<Arc<Gang>>,
+    /// Why it cannot be placed at all, whatever the nodes are.
+    pub refused: Option<String>,
     /// The constraints by its claims; empty until [`PodRequest::with_volumes`].
     pub volumes: Arc<VolumeNeeds>,
     /// The constraints on the pods around it.
@@ -83,6 +88,10 @@ impl PodRequest {
         let (traits, status) = (PodTraits::of(pod), pod.status.as_ref());
         // Replicas of a function stay with their revision instead, where it is warm.
         let others = PodConstraints::of(spec, &traits, revision.is_none());
+        let (gang, refused) = match Gang::of(pod) {
+            Ok(gang) => (gang.map(Arc::new), None),
+            Err(why) => (None, Some(why)),
+        };
         Self {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -93,6 +102,8 @@ impl PodRequest {
             host_ports: host_ports(spec),
             revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
             constraints: Arc::new(Constraints::of(spec)),
+            gang,
+            refused,
             volumes: Arc::default(),
             others: Arc::new(others),
             traits: Arc::new(traits),
@@ -100,6 +111,11 @@ impl PodRequest {
             nominated_node: status.and_then(|status| status.nominated_node_name.clone()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
         }
+    }
+
+    /// Whether something else than nodes keeps it from being placed.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.refused.is_some() || self.volumes.blocked.is_some()
     }
 
     #[must_use]

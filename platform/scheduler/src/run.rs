@@ -8,7 +8,7 @@ use std::{
 
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use mayfly_api::{
     ObjectKey,
@@ -153,10 +153,11 @@ impl Scheduler {
         self.take_nodes(node_changes.take());
         self.take_pods(pod_changes.take());
         loop {
+            self.release_overdue(&mut reports, &events);
             self.schedule(&mut bindings, &mut reports, &events);
             let has_room = bindings.len() < self.config.bindings_max;
             let more = self.state.queue.has_active() && has_room;
-            let wake = self.state.queue.next_wake();
+            let wake = self.state.queue.next_wake().into_iter().chain(self.state.gangs.next_deadline()).min();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -206,7 +207,7 @@ impl Scheduler {
             } else {
                 self.with_claims.remove(&key);
             }
-            effect = effect.max(self.state.take_pod(&key, pod.as_deref(), needs));
+            effect = effect.max(self.state.take_pod(&key, pod.as_deref(), needs, Instant::now()));
         }
         self.state.queue.apply(effect, Instant::now());
     }
@@ -218,31 +219,45 @@ impl Scheduler {
                 return;
             }
             let now = Instant::now();
-            let Some(popped) = self.state.queue.pop(now) else { return };
-            match self.state.decide(&popped.request) {
-                Decision::Place { node } if !popped.request.volumes.unbound.is_empty() => {
-                    if reports.len() < self.config.reports_max {
-                        reports.spawn(select_node(self.client.clone(), popped.request.volumes.clone(), node));
-                    }
-                    self.state.queue.unschedulable(popped, now);
+            let Some(decided) = self.state.next(now) else { return };
+            for (popped, decision) in decided {
+                self.carry_out(popped, decision, bindings, reports, events);
+            }
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        popped: Popped,
+        decision: Decision,
+        bindings: &mut Bindings,
+        reports: &mut JoinSet<()>,
+        events: &EventRecorder,
+    ) {
+        let now = Instant::now();
+        match decision {
+            Decision::Place { node } if !popped.request.volumes.unbound.is_empty() => {
+                if reports.len() < self.config.reports_max {
+                    reports.spawn(select_node(self.client.clone(), popped.request.volumes.clone(), node));
                 }
-                Decision::Place { node } => {
-                    self.state.queue.apply(Effect::MayAttract, now);
-                    let binding = bind(self.client.clone(), &popped.request, &node);
-                    bindings.spawn(popped, node, binding);
-                }
-                Decision::Unschedulable(error) if reports.len() >= self.config.reports_max => {
-                    tracing::debug!(pod = %popped.request.key, %error, "a report waits for the next try");
-                    self.state.queue.failed(popped, now);
-                }
-                Decision::Unschedulable(error) => {
-                    let preemption = self.preempt(&popped.request, reports, events);
-                    self.report(&popped.request, &error, &preemption, reports, events);
-                    match preemption {
-                        // Tried again soon even if a victim's deletion fails.
-                        Preemption::Victims { .. } => self.state.queue.failed(popped, now),
-                        _ => self.state.queue.unschedulable(popped, now),
-                    }
+                self.state.queue.unschedulable(popped, now);
+            }
+            Decision::Place { node } => {
+                self.state.queue.apply(Effect::MayAttract, now);
+                let binding = bind(self.client.clone(), &popped.request, &node);
+                bindings.spawn(popped, node, binding);
+            }
+            Decision::Unschedulable(error) if reports.len() >= self.config.reports_max => {
+                tracing::debug!(pod = %popped.request.key, %error, "a report waits for the next try");
+                self.state.queue.failed(popped, now);
+            }
+            Decision::Unschedulable(error) => {
+                let preemption = self.preempt(&popped.request, reports, events);
+                self.report(&popped.request, &error, &preemption, reports, events);
+                match preemption {
+                    // Tried again soon even if a victim's deletion fails.
+                    Preemption::Victims { .. } => self.state.queue.failed(popped, now),
+                    _ => self.state.queue.unschedulable(popped, now),
                 }
             }
         }
@@ -265,6 +280,21 @@ impl Scheduler {
         preemption
     }
 
+    /// Removes the pods of gangs that have held nodes for too long without being complete.
+    fn release_overdue(&mut self, reports: &mut JoinSet<()>, events: &EventRecorder) {
+        let State { gangs, queue, .. } = &mut self.state;
+        let overdue = gangs.overdue(Instant::now(), |gang| queue.waiting_of(gang) > 0);
+        if overdue.is_empty() {
+            return;
+        }
+        for (key, _) in &overdue {
+            if let Some(pod) = self.pods.get(key) {
+                events.warning(&*pod, "GangIncomplete", RELEASED.to_owned());
+            }
+        }
+        reports.spawn(release(self.client.clone(), overdue));
+    }
+
     fn settle(&mut self, bound: Bound, events: &EventRecorder) {
         let Bound { popped, node, result } = bound;
         let pod = self.pods.get(&popped.request.key);
@@ -278,7 +308,8 @@ impl Scheduler {
             }
             Err(error) => {
                 tracing::debug!(pod = %popped.request.key, %node, %error, "a binding failed");
-                let effect = self.state.cache.forget(&popped.request.key, &popped.request.uid);
+                let (key, uid) = (&popped.request.key, &popped.request.uid);
+                let effect = self.state.forget(key, uid, Instant::now());
                 self.state.queue.apply(effect, Instant::now());
                 if pod.is_some_and(|pod| wants_node(&pod)) {
                     self.state.queue.failed(popped, Instant::now());
@@ -338,6 +369,34 @@ fn bind(
         let params = PostParams::default();
         let answer = api.create_subresource::<_, Value>("binding", &key.name, &params, &binding);
         answer.await.map(|_| ())
+    }
+}
+
+/// The event and condition of a pod that is removed with its incomplete gang.
+const RELEASED: &str = "other pods of its gang have had no node for too long; the gang gives its nodes back";
+
+/// Removes pods, one after the other; a failure is made up for at the gang's next timeout.
+async fn release(client: Client, pods: Vec<(ObjectKey, String)>) {
+    for (key, uid) in pods {
+        let api: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
+        let disruption = PodCondition {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+            reason: Some("GangIncomplete".into()),
+            message: Some(RELEASED.into()),
+            last_transition_time: Some(Time(Timestamp::now())),
+            ..PodCondition::default()
+        };
+        let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": [disruption]}});
+        let marked = api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch)).await;
+        let only = DeleteParams {
+            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let deleted = api.delete(&key.name, &only).await;
+        if let Some(error) = marked.err().or(deleted.err()) {
+            tracing::debug!(pod = %key, %error, "could not remove a pod of an incomplete gang");
+        }
     }
 }
 

@@ -1,14 +1,16 @@
-//! The state of the scheduler's task: cache, snapshot, queue and planner, kept consistent.
+//! The state of the scheduler's task: cache, snapshot, queue, gangs and planner, kept consistent.
 
 use std::collections::HashMap;
 
-use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_api::{ObjectKey, gang::Gang, k8s::api::core::v1::Pod};
+use tokio::time::Instant;
 
 use crate::{
     cache::{Cache, Effect},
-    plan::{Decision, Planner},
+    gangs::{GangMember, Gangs},
+    plan::{Decision, FitError, Planner},
     preemption::{self, DisruptionBudget, Preemption},
-    queue::Queue,
+    queue::{Popped, Queue},
     request::{PodRequest, wants_node},
     snapshot::Snapshot,
     volumes::VolumeNeeds,
@@ -18,6 +20,7 @@ use crate::{
 pub(crate) struct State {
     pub(crate) cache: Cache,
     pub(crate) queue: Queue,
+    pub(crate) gangs: Gangs,
     snapshot: Snapshot,
     planner: Planner,
     /// Pods that wait for victims to end, with their nodes: pods of lower priority leave that room to them.
@@ -26,12 +29,22 @@ pub(crate) struct State {
 
 impl State {
     /// A pod as the API shows it, and what its claims demand.
-    pub(crate) fn take_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, volumes: VolumeNeeds) -> Effect {
+    pub(crate) fn take_pod(
+        &mut self,
+        key: &ObjectKey,
+        pod: Option<&Pod>,
+        volumes: VolumeNeeds,
+        now: Instant,
+    ) -> Effect {
         let effect = self.cache.set_pod(key, pod);
         let waiting = pod.filter(|pod| wants_node(pod));
         let waiting = waiting.map(|pod| PodRequest::of(pod).with_volumes(volumes));
         // One that is assumed has its node already; its binding is on the way.
-        let waiting = waiting.filter(|request| !self.cache.holds(key, &request.uid));
+        let is_assumed = waiting.as_ref().is_some_and(|request| self.cache.holds(key, &request.uid));
+        if !is_assumed {
+            self.gangs.set_pod(key, pod, now);
+        }
+        let waiting = waiting.filter(|_| !is_assumed);
         match waiting.as_ref().and_then(|request| Some((request, request.nominated_node.clone()?))) {
             Some((request, node)) => _ = self.nominated.insert(key.clone(), (request.clone(), node)),
             None => _ = self.nominated.remove(key),
@@ -40,9 +53,41 @@ impl State {
         effect
     }
 
-    /// Decides, and books the pod on its node. A pod whose claims have to be bound first is not booked, and decided
-    /// again after that.
-    pub(crate) fn decide(&mut self, request: &PodRequest) -> Decision {
+    /// The binding of an assumed pod failed.
+    pub(crate) fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) -> Effect {
+        self.gangs.remove(key, now);
+        self.cache.forget(key, uid)
+    }
+
+    /// Decides about the next pod, and books it on its node; about several pods, all of one gang, where the gang is
+    /// placed together. A pod whose claims have to be bound first is not booked, and decided again after that.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Vec<(Popped, Decision)>> {
+        let popped = self.queue.pop(now)?;
+        let gang = popped.request.gang.clone();
+        let Some((gang, size)) = gang.map(|gang| (gang.clone(), usize::try_from(gang.size).unwrap_or(0)))
+        else {
+            let decision = self.decide(&popped.request);
+            return Some(vec![(popped, decision)]);
+        };
+        let placed = self.gangs.count(&gang.key);
+        if placed >= size {
+            let decision = self.decide(&popped.request);
+            self.note_placed(&gang, &popped.request, &decision, now);
+            return Some(vec![(popped, decision)]);
+        }
+        let others = self.queue.waiting_of(&gang.key);
+        let there = placed + 1 + others;
+        if there < size {
+            let why = format!("its gang of {size} pods is placed together, and {there} of them are there");
+            let error = FitError::blocked(self.cache.node_count(), why);
+            return Some(vec![(popped, Decision::Unschedulable(error))]);
+        }
+        let mut members = vec![popped];
+        members.extend(self.queue.take_gang(&gang.key, size - placed - 1));
+        Some(self.decide_gang(&gang, members, now))
+    }
+
+    fn decide(&mut self, request: &PodRequest) -> Decision {
         let reserved = self.reserve_nominated(request);
         self.snapshot.update(&mut self.cache);
         let decision = self.planner.plan(&mut self.snapshot, self.cache.index_mut(), request);
@@ -95,6 +140,58 @@ impl State {
     fn release_nominated(&mut self, reserved: &[(ObjectKey, String)]) {
         for (key, uid) in reserved {
             self.cache.forget(key, uid);
+        }
+    }
+
+    /// Plans the members that complete a gang: all of them are booked, or none.
+    fn decide_gang(&mut self, gang: &Gang, members: Vec<Popped>, now: Instant) -> Vec<(Popped, Decision)> {
+        let placed = self.gangs.count(&gang.key);
+        let reserved =
+            members.first().map(|first| self.reserve_nominated(&first.request)).unwrap_or_default();
+        let mut nodes = Vec::with_capacity(members.len());
+        let mut misfit = None;
+        for member in &members {
+            self.snapshot.update(&mut self.cache);
+            match self.planner.plan(&mut self.snapshot, self.cache.index_mut(), &member.request) {
+                Decision::Place { node } => {
+                    self.cache.assume(&member.request, &node);
+                    nodes.push(node);
+                }
+                Decision::Unschedulable(error) => {
+                    let size = usize::try_from(gang.size).unwrap_or(usize::MAX);
+                    misfit = Some(FitError { gang: Some((placed + nodes.len(), size)), ..error });
+                    break;
+                }
+            }
+        }
+        self.release_nominated(&reserved);
+        let waits_for_claims = members.iter().any(|member| !member.request.volumes.unbound.is_empty());
+        if misfit.is_some() || waits_for_claims {
+            for member in members.iter().take(nodes.len()) {
+                self.cache.forget(&member.request.key, &member.request.uid);
+            }
+        }
+        if let Some(error) = misfit {
+            return members.into_iter().map(|one| (one, Decision::Unschedulable(error.clone()))).collect();
+        }
+        let node_count = self.cache.node_count();
+        let decided = members.into_iter().zip(nodes).map(|(member, node)| {
+            let decision = if waits_for_claims && member.request.volumes.unbound.is_empty() {
+                let why = "its gang is placed together, and waits for the volumes of other pods".to_owned();
+                Decision::Unschedulable(FitError::blocked(node_count, why))
+            } else {
+                Decision::Place { node }
+            };
+            self.note_placed(gang, &member.request, &decision, now);
+            (member, decision)
+        });
+        decided.collect()
+    }
+
+    fn note_placed(&mut self, gang: &Gang, request: &PodRequest, decision: &Decision, now: Instant) {
+        if matches!(decision, Decision::Place { .. }) && request.volumes.unbound.is_empty() {
+            let member = GangMember { uid: request.uid.clone(), succeeded: false };
+            self.gangs.place(gang, &request.key, member, now);
         }
     }
 }

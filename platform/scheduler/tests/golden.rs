@@ -3,9 +3,10 @@
 //! Lines: `node NAME cpu=2 memory=1Gi pods=10 [label:k=v] [taint:k=v:Effect] [cordoned]`, `drop-node NAME`,
 //! `pod NAME [cpu=…] [memory=…] [gpu=…] [class=wasm] [select:k=v] [tolerate:k] [revision=r] [port=n]
 //! [priority=n] [label:k=v] [owner=uid] [near:k=v@topology] [apart:k=v@topology] [likes:k=v@topology]
-//! [dislikes:k=v@topology] [spread:skew@topology] [evenly:skew@topology]`, `ends NAME` (a bound pod is being deleted),
-//! `gone NAME`, `after SECONDS`, `decide`, which prints what was decided, and `preempt NAME`, which prints the victims.
-//! `spread` and `evenly` count the pods with the pod's own first label.
+//! [dislikes:k=v@topology] [spread:skew@topology] [evenly:skew@topology] [gang=SIZE job=NAME]`, `ends NAME` (a bound pod
+//! is being deleted), `gone NAME`, `fail NAME` (its binding), `after SECONDS`, `decide`, which prints what was decided,
+//! `preempt NAME`, which prints the victims, and `overdue`, which prints the pods of gangs that were incomplete for too
+//! long. `spread` and `evenly` count the pods with the pod's own first label.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -79,6 +80,12 @@ impl Cluster {
                     };
                 }
                 "gone" => self.scheduler.set_pod(&key(words[1]), None, self.now),
+                "fail" => self.scheduler.forget(&key(words[1]), words[1], self.now),
+                "overdue" => {
+                    for key in self.scheduler.overdue(self.now) {
+                        decisions += &format!("{} is released\n", key.name);
+                    }
+                }
                 "after" => self.now += Duration::from_secs(words[1].parse().unwrap()),
                 "decide" => decisions += &self.decide(),
                 other => panic!("the script says {other}"),
@@ -124,7 +131,7 @@ fn node(words: &[&str]) -> Node {
 fn pod(words: &[&str]) -> Pod {
     let mut container = json!({"name": "c", "resources": {"requests": {}}});
     let mut spec = json!({"nodeSelector": {}, "tolerations": []});
-    let (mut labels, mut owner) = (json!({}), json!([]));
+    let (mut labels, mut annotations, mut owners) = (json!({}), json!({}), json!([]));
     for word in &words[1..] {
         if let Some(selector) = word.strip_prefix("select:") {
             let (key, value) = selector.split_once('=').unwrap();
@@ -159,10 +166,15 @@ fn pod(words: &[&str]) -> Pod {
             match key {
                 "class" => spec["runtimeClassName"] = json!(value),
                 "owner" => {
-                    owner = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": value, "controller": true}])
+                    owners = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": value, "controller": true}])
                 }
                 "priority" => spec["priority"] = json!(value.parse::<i32>().unwrap()),
                 "revision" => labels["mayfly.dev/revision"] = json!(value),
+                "gang" => annotations["mayfly.dev/gang"] = json!(value),
+                "job" => {
+                    owners = json!([{"apiVersion": "batch/v1", "kind": "Job", "name": value, "uid": value,
+                        "controller": true}])
+                }
                 "port" => {
                     container["ports"] =
                         json!([{"containerPort": 1, "hostPort": value.parse::<i32>().unwrap()}])
@@ -173,7 +185,7 @@ fn pod(words: &[&str]) -> Pod {
     }
     spec["containers"] = Value::Array(vec![container]);
     let metadata = json!({"name": words[0], "namespace": "default", "uid": words[0], "labels": labels,
-        "ownerReferences": owner});
+        "annotations": annotations, "ownerReferences": owners});
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
 }
 
@@ -487,6 +499,169 @@ fn the_room_of_victims_is_kept_for_the_pod_that_preempted_them() {
          high -> a
          rival: 0/1 nodes are available: 1 Insufficient cpu.",
     );
+}
+
+#[test]
+fn of_two_gangs_one_is_placed_whole() {
+    check(
+        "node n cpu=8 memory=8Gi gpu=4
+         pod a1 gpu=1 gang=3 job=a
+         pod b1 gpu=1 gang=3 job=b
+         pod a2 gpu=1 gang=3 job=a
+         pod b2 gpu=1 gang=3 job=b
+         decide
+         pod a3 gpu=1 gang=3 job=a
+         pod b3 gpu=1 gang=3 job=b
+         decide
+         pod a4 gpu=1 gang=3 job=a
+         decide
+         gone a1
+         gone a2
+         after 11
+         decide",
+        "a1: 0/1 nodes are available: its gang of 3 pods is placed together, and 2 of them are there.
+         b1: 0/1 nodes are available: its gang of 3 pods is placed together, and 2 of them are there.
+         a2: 0/1 nodes are available: its gang of 3 pods is placed together, and 2 of them are there.
+         b2: 0/1 nodes are available: its gang of 3 pods is placed together, and 2 of them are there.
+         a3 -> n
+         a1 -> n
+         a2 -> n
+         b3: its gang of 3 pods is placed together, and 1 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b1: its gang of 3 pods is placed together, and 1 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b2: its gang of 3 pods is placed together, and 1 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         a4 -> n
+         b1: its gang of 3 pods is placed together, and 2 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b2: its gang of 3 pods is placed together, and 2 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b3: its gang of 3 pods is placed together, and 2 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.",
+    );
+}
+
+#[test]
+fn half_placed_gangs_do_not_block_each_other_for_ever() {
+    // Two bindings fail, and another pod takes the room: each gang holds a node that the other one needs.
+    check(
+        "node n cpu=8 memory=8Gi gpu=4
+         pod a1 gpu=1 gang=2 job=a
+         pod a2 gpu=1 gang=2 job=a
+         pod b1 gpu=1 gang=2 job=b
+         pod b2 gpu=1 gang=2 job=b
+         decide
+         fail a2
+         fail b2
+         pod other gpu=2 priority=1
+         decide
+         pod a2 gpu=1 gang=2 job=a
+         pod b2 gpu=1 gang=2 job=b
+         decide
+         after 299
+         overdue
+         after 2
+         overdue
+         gone a1
+         gone b1
+         pod a3 gpu=1 gang=2 job=a
+         pod b3 gpu=1 gang=2 job=b
+         after 11
+         decide
+         after 400
+         overdue",
+        "a1 -> n
+         a2 -> n
+         b1 -> n
+         b2 -> n
+         other -> n
+         a2: its gang of 2 pods is placed together, and 1 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b2: its gang of 2 pods is placed together, and 1 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         a1 is released
+         b1 is released
+         a2 -> n
+         a3 -> n
+         b2: its gang of 2 pods is placed together, and 0 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.
+         b3: its gang of 2 pods is placed together, and 0 of them fit: 0/1 nodes are available: 1 Insufficient \
+         nvidia.com/gpu.",
+    );
+    check(
+        "node n cpu=8 memory=8Gi
+         pod alone gang=2
+         pod odd gang=two job=j
+         decide",
+        "alone: 0/1 nodes are available: a pod with the annotation mayfly.dev/gang needs a controller, such as a Job.
+         odd: 0/1 nodes are available: the annotation mayfly.dev/gang is \"two\", not a number of pods from 1 to 1024.",
+    );
+}
+
+mod gangs_are_placed_whole {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A gang, and the GPUs of each of its pods; or a pod of a gang that ends.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Pod(usize, u64),
+        End(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..4usize, 1..3u64).prop_map(|(gang, gpus)| Step::Pod(gang, gpus)),
+            1 => (0..20usize).prop_map(Step::End),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn or_not_at_all(
+            sizes in proptest::collection::vec(1..5usize, 4),
+            steps in proptest::collection::vec(step(), 1..60),
+        ) {
+            let mut cluster = Cluster::new();
+            cluster.run("node a cpu=8 memory=8Gi gpu=4\nnode b cpu=8 memory=8Gi gpu=3");
+            let mut placed: Vec<Vec<(String, u64)>> = vec![Vec::new(); sizes.len()];
+            let mut pods: HashMap<String, (usize, u64)> = HashMap::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Pod(gang, gpus) => {
+                        let (name, size) = (format!("p{number}"), sizes[gang]);
+                        pods.insert(name.clone(), (gang, gpus));
+                        cluster.run(&format!("pod {name} gpu={gpus} gang={size} job=j{gang}"));
+                    }
+                    // A gang ends as a whole, as that of a finished Job.
+                    Step::End(at) => {
+                        let gang = at % placed.len();
+                        for (pod, _) in placed[gang].drain(..) {
+                            cluster.run(&format!("gone {pod}"));
+                        }
+                    }
+                }
+                for line in cluster.run("after 11\ndecide").lines() {
+                    if let Some((pod, _)) = line.split_once(" -> ") {
+                        let (gang, gpus) = pods[pod];
+                        placed[gang].push((pod.to_owned(), gpus));
+                    }
+                }
+                for (gang, size) in placed.iter().zip(&sizes) {
+                    prop_assert!(gang.is_empty() || gang.len() >= *size, "{} of {size}", gang.len());
+                }
+                let used: u64 = placed.iter().flatten().map(|(_, gpus)| gpus).sum();
+                prop_assert!(used <= 7);
+                let requested: u64 = ["a", "b"]
+                    .iter()
+                    .map(|name| cluster.scheduler.cache().node(name).unwrap().requested.get("nvidia.com/gpu"))
+                    .sum();
+                prop_assert_eq!(requested, used, "what was planned in vain is given back");
+            }
+        }
+    }
 }
 
 mod never_over_commits {

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use mayfly_api::{
     job_io::{ANNOTATION_INPUTS, InputsSource},
+    job_queue::LABEL_QUEUE,
     selector::Selector,
     validation::{FieldError, FieldErrorKind},
 };
@@ -44,6 +45,11 @@ pub(super) fn kinds() -> Vec<Kind> {
         defaults,
         on_create: |object| {
             object.0.insert("status".into(), json!({}));
+            // The queue's controller resumes it in its turn.
+            let queue = object.at(&["metadata", "labels", LABEL_QUEUE]).and_then(Value::as_str);
+            if queue.is_some_and(|queue| !queue.is_empty()) {
+                object.map_mut("spec").insert("suspend".into(), json!(true));
+            }
         },
         validate,
         warn: super::pod_wasm::of_template,

@@ -1,7 +1,7 @@
 //! Our own kinds.
 
 use mayfly_api::{
-    Function, Revision,
+    Function, JobQueue, Revision, job_queue,
     k8s::jiff::Timestamp,
     validation::{self, FieldError},
     workflow,
@@ -12,7 +12,7 @@ use super::{AGE, Column, Kind, NAME, Subresource, immutable, print, typed};
 use crate::object::Object;
 
 pub(super) fn kinds() -> Vec<Kind> {
-    vec![function(), revision()]
+    vec![function(), revision(), job_queue()]
 }
 
 fn function() -> Kind {
@@ -98,6 +98,53 @@ fn revision() -> Kind {
         },
         ..Kind::own::<Revision>("Revision", "revisions", "revision")
     }
+}
+
+fn job_queue() -> Kind {
+    Kind {
+        namespaced: false,
+        short_names: &["jq"],
+        categories: &["mayfly"],
+        columns: const {
+            &[
+                NAME,
+                Column::integer("Waiting", "Jobs that wait for their turn."),
+                Column::integer("Running", "Jobs that have started and not ended."),
+                Column::text("Used", "The amounts that running Jobs request, of the queue's quota."),
+                AGE,
+                Column::text("Next", "The Job that starts next, and what it waits for.").wide(),
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                print::number(object, &["status", "waiting"]),
+                print::number(object, &["status", "running"]),
+                used(object).into(),
+                print::age(object, now),
+                object.str_at(&["status", "head"]).into(),
+            ]
+        },
+        defaults: |object| fill_in::<JobQueue>(object),
+        validate: |new, _| {
+            typed::<JobQueue>(new).map_or_else(Vec::new, |queue| job_queue::validate(&queue.spec))
+        },
+        ..Kind::own::<JobQueue>("JobQueue", "jobqueues", "jobqueue")
+    }
+}
+
+/// `cpu 2/16, nvidia.com/gpu 3/4`.
+fn used(object: &Object) -> String {
+    let quota = object.at(&["spec", "quota"]).and_then(Value::as_object);
+    let shown = quota.into_iter().flatten().map(|(name, quota)| {
+        let text = |value: Option<&Value>| match value {
+            Some(Value::String(text)) => text.clone(),
+            Some(number) => number.to_string(),
+            None => "0".to_owned(),
+        };
+        format!("{name} {}/{}", text(object.at(&["status", "used", name])), text(Some(quota)))
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 /// The defaults of our kinds are those of their types: the spec is decoded and encoded, and what that has more is

@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use mayfly_api::{
-    ObjectKey,
+    ObjectKey, gang,
     job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, Outcome as PodOutcome},
     k8s::{
         api::{
@@ -233,6 +233,7 @@ fn spelled_out(status: &JobStatus) -> Value {
 
 fn new_pod(job: &Job, index: Option<i32>) -> Pod {
     let mut pod = owned_pods::new_pod(job);
+    pod.metadata.annotations.get_or_insert_default().extend(gang::annotations_of_job_pods(job));
     if let Some(index) = index {
         let metadata = &mut pod.metadata;
         metadata.generate_name = Some(format!("{}-{index}-", job.name_any()));
