@@ -16,10 +16,14 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use http::Method;
 use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, Outcome, Outputs, is_name};
-use serde_json::Value;
-use tokio::time::sleep;
+use serde_json::{Value, json};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 
 use super::{
+    EXIT_INTERRUPTED,
     failure::Failure,
     logs, output,
     server::{Server, is_not_found, segment, with_query},
@@ -48,7 +52,8 @@ enum GpuCommand {
     ///
     /// The sources are copied into the container's working folder. Files that the program writes to the folder
     /// $MAYFLY_OUT are kept after the pod is gone. Without a command, a .cu file is compiled and run, a .py or .sh file
-    /// is run, and a folder with a Makefile is run by `make run`. The exit code is the program's.
+    /// is run, and a folder with a Makefile is run by `make run`. The exit code is the program's. Ctrl-C deletes the
+    /// Job.
     #[command(after_help = "Example:
   mayfly gpu run job.cu
   mayfly gpu run job.py --gpus 0.5 --gpu-memory 8Gi --image pytorch/pytorch
@@ -64,9 +69,15 @@ struct RunArgs {
     /// GPUs: a whole number, or a share of one below 1, such as 0.5
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     gpus: GpuAmount,
+    /// A share of one GPU's time in percent, instead of --gpus
+    #[arg(long, value_name = "PERCENT", conflicts_with = "gpus", value_parser = clap::value_parser!(u32).range(1..100))]
+    share: Option<u32>,
     /// GPU memory of a share, such as 8Gi
     #[arg(long, value_name = "QUANTITY")]
     gpu_memory: Option<String>,
+    /// The JobQueue in which the Job waits for its turn
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
     /// The container image
     #[arg(long, default_value = IMAGE_DEFAULT)]
     image: String,
@@ -76,6 +87,9 @@ struct RunArgs {
     /// The folder to which the files that the job leaves are written [default: they are listed]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Make the Job and print its name, and do not wait for it
+    #[arg(long, conflicts_with = "out")]
+    detach: bool,
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -92,36 +106,100 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
         true => sources.command()?,
         false => args.command,
     };
-    let limits = plan::limits(args.gpus, args.gpu_memory.as_deref())?;
+    let gpus = args.share.map_or(args.gpus, GpuAmount::Percent);
+    let limits = plan::limits(gpus, args.gpu_memory.as_deref())?;
     let (server, namespace) = (session.server().await?, session.namespace().await?);
-    let artifacts = sources.push(server).await?;
-    let folder = sources.folder();
-    let plan =
-        GpuJobPlan { name: args.name, stem: sources.stem(), image: args.image, command, folder, limits };
+    let mut interrupted = std::pin::pin!(interrupted()?);
+    let artifacts = tokio::select! {
+        pushed = sources.push(server) => pushed?,
+        () = &mut interrupted => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+    };
+    let plan = GpuJobPlan {
+        name: args.name,
+        stem: sources.stem(),
+        image: args.image,
+        command,
+        folder: sources.folder(),
+        limits,
+        queue: args.queue,
+    };
     let jobs = format!("/apis/batch/v1/namespaces/{}/jobs", segment(&namespace));
+    // Not interrupted: a Job whose creation was not answered could not be deleted.
     let created =
         server.send(Method::POST, &jobs, "application/json", &plan.manifest(artifacts)?).await?.body;
     let name = created["metadata"]["name"].as_str().context("the server created a Job without a name")?;
-    output::note(format_args!(
-        "job {name} created; Ctrl-C leaves it running, mayfly delete job {name} ends it"
-    ));
-    let job = format!("{jobs}/{}", segment(name));
-    if let Some(pod) = started_pod(server, &namespace, name, &job).await? {
-        let path = format!("/api/v1/namespaces/{}/pods/{}/log", segment(&namespace), segment(&pod));
-        logs::copy(session, &with_query(&path, &[("follow", Some("true"))])).await?;
+    if args.detach {
+        output::line(name)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    let outcome = ended(server, &job).await?;
-    let Some(outcome) = outcome else {
-        let todo = format!("see why: mayfly describe job {name} -n {namespace}");
-        return Err(Failure::error(format!("job {name} failed before its program ran"), todo));
-    };
-    fetch(server, &outcome, args.out.as_deref()).await?;
-    if !outcome.succeeded {
-        let message = if outcome.message.is_empty() { &outcome.reason } else { &outcome.message };
-        output::note(format_args!("job {name} failed: {message}"));
+    output::note(format_args!("job {name} created; Ctrl-C deletes it"));
+    let run = RunningJob { server, namespace: &namespace, name, path: format!("{jobs}/{}", segment(name)) };
+    tokio::select! {
+        code = run.follow(session, args.out.as_deref()) => code,
+        () = &mut interrupted => {
+            run.delete(created["metadata"]["uid"].as_str().unwrap_or_default()).await?;
+            Ok(ExitCode::from(EXIT_INTERRUPTED))
+        }
     }
-    let code = outcome.exit_code.unwrap_or(i32::from(!outcome.succeeded));
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Ends at the first Ctrl-C or SIGTERM. Listens from the call on, so that no signal is missed.
+fn interrupted() -> anyhow::Result<impl Future<Output = ()>> {
+    let hear = |kind| signal(kind).context("cannot hear signals");
+    let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+/// A Job that was created.
+struct RunningJob<'a> {
+    server: &'a Server,
+    namespace: &'a str,
+    name: &'a str,
+    /// Its path in the API.
+    path: String,
+}
+
+impl RunningJob<'_> {
+    /// Shows the log, fetches the outputs, and returns the program's exit code.
+    async fn follow(&self, session: &Session, out: Option<&Path>) -> anyhow::Result<ExitCode> {
+        let Self { server, namespace, name, path } = self;
+        if let Some(pod) = started_pod(server, namespace, name, path).await? {
+            let log = format!("/api/v1/namespaces/{}/pods/{}/log", segment(namespace), segment(&pod));
+            logs::copy(session, &with_query(&log, &[("follow", Some("true"))])).await?;
+        }
+        let Some(outcome) = ended(server, path).await? else {
+            let todo = format!("see why: mayfly why job {name} -n {namespace}");
+            return Err(Failure::error(format!("job {name} failed before its program ran"), todo));
+        };
+        fetch(server, &outcome, out).await?;
+        if !outcome.succeeded {
+            let message = if outcome.message.is_empty() { &outcome.reason } else { &outcome.message };
+            output::note(format_args!("job {name} failed: {message}"));
+        }
+        let code = outcome.exit_code.unwrap_or(i32::from(!outcome.succeeded));
+        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    }
+
+    /// Deletes the Job and its pods, not a later Job of the same name.
+    async fn delete(&self, uid: &str) -> anyhow::Result<()> {
+        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background",
+            "preconditions": {"uid": uid}});
+        let deleted = self.server.send(Method::DELETE, &self.path, "application/json", &options).await;
+        match deleted {
+            Ok(_) => output::note(format_args!("job {} deleted", self.name)),
+            Err(error) if is_not_found(&error) => {}
+            Err(error) => {
+                let todo = format!("delete it: mayfly delete job {} -n {}", self.name, self.namespace);
+                return Err(Failure::error(format!("job {} is still there: {error}", self.name), todo));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Waits until the Job's pod has started, and returns its name; `None` when the Job ended without one. Shows why the
@@ -148,8 +226,15 @@ async fn started_pod(
                 shown = why;
             }
         }
-        if plan::has_ended(&read_job(server, job).await?) {
+        let found = read_job(server, job).await?;
+        if plan::has_ended(&found) {
             return Ok(None);
+        }
+        if let Some(queue) = plan::waits_in_queue(&found)
+            && shown.is_empty()
+        {
+            shown = format!("for its turn in queue {queue}; see why: mayfly why job {name} -n {namespace}");
+            output::note(format_args!("waiting {shown}"));
         }
         sleep(PAUSE).await;
     }

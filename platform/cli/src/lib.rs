@@ -150,8 +150,7 @@ impl Command {
             Self::Build(args) => build::run(args, &globals),
             Self::Completion(args) => completion::run(&args, program),
             Self::Client(command) => {
-                // `dev` handles Ctrl-C itself: it prints the functions that stay deployed.
-                if !matches!(*command, ClientCommand::Dev(_)) {
+                if !command.hears_interrupt() {
                     insist_on_interrupts()?;
                 }
                 client_runtime()?.block_on(command.run(globals))
@@ -161,9 +160,15 @@ impl Command {
 }
 
 impl ClientCommand {
+    /// `dev` and `gpu run` handle Ctrl-C themselves: one prints the functions that stay deployed, the other deletes
+    /// its Job.
+    fn hears_interrupt(&self) -> bool {
+        matches!(self, Self::Dev(_) | Self::Gpu(_))
+    }
+
     async fn run(self, globals: Globals) -> anyhow::Result<ExitCode> {
         let session = Session::new(globals);
-        let hears_interrupt = matches!(self, Self::Dev(_));
+        let hears_interrupt = self.hears_interrupt();
         let work = Box::pin(self.run_with(&session));
         let done = tokio::select! {
             done = work => done,
@@ -185,12 +190,12 @@ impl ClientCommand {
             Self::Describe(args) => describe::run(args, session).await?,
             Self::Explain(args) => explain::run(args, session).await?,
             Self::Top(args) => top::run(args, session).await?,
+            Self::Why(args) => why::run(args, session).await?,
             Self::Network(args) => network::run(args, session).await?,
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Gpu(args) => return gpu::run(args, session).await,
             Self::Image(args) => image::run(args, session).await?,
-            Self::Why(args) => why::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
         }
         Ok(ExitCode::SUCCESS)

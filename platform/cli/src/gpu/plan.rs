@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, str::FromStr};
 
 use mayfly_api::{
     job_io::{ANNOTATION_INPUTS, ARTIFACTS, ArtifactRef, FOLDER_IN, FOLDER_OUT, Inputs},
+    job_queue::LABEL_QUEUE,
     k8s::apimachinery::pkg::api::resource::Quantity,
     quantity,
 };
@@ -81,6 +82,8 @@ pub(super) struct GpuJobPlan {
     /// The folder of the sources in which the command runs; empty: that of the files.
     pub(super) folder: String,
     pub(super) limits: Value,
+    /// The JobQueue that it waits in.
+    pub(super) queue: Option<String>,
 }
 
 impl GpuJobPlan {
@@ -91,10 +94,13 @@ impl GpuJobPlan {
     pub(super) fn manifest(&self, artifacts: BTreeMap<String, ArtifactRef>) -> anyhow::Result<Value> {
         let inputs = Inputs { artifacts, ..Inputs::default() };
         inputs.check().map_err(|why| Failure::error(why, "rename the source"))?;
-        let metadata = match &self.name {
+        let mut metadata = match &self.name {
             Some(name) => json!({"name": name}),
             None => json!({"generateName": format!("{}-", label(&self.stem))}),
         };
+        if let Some(queue) = &self.queue {
+            metadata["labels"] = json!({LABEL_QUEUE: queue});
+        }
         let kept = format!("{FOLDER_OUT}/{ARTIFACTS}");
         let script = format!(
             "mkdir -p {kept} && cp -R {FOLDER_IN}/. {FOLDER_WORK}/ && cd {FOLDER_WORK}/\"$0\" && exec \"$@\""
@@ -132,6 +138,12 @@ pub(super) fn has_ended(job: &Value) -> bool {
     conditions.iter().any(|condition| {
         matches!(condition["type"].as_str(), Some("Complete" | "Failed")) && condition["status"] == "True"
     })
+}
+
+/// The queue in which a suspended Job waits.
+pub(super) fn waits_in_queue(job: &Value) -> Option<&str> {
+    let queue = job["metadata"]["labels"][LABEL_QUEUE].as_str()?;
+    (job["spec"]["suspend"] == true).then_some(queue)
 }
 
 /// The reason for which a pod has not started, as the scheduler or the kubelet reports it.
@@ -181,10 +193,12 @@ mod tests {
             command: vec!["make".into(), "run".into()],
             folder: "train".into(),
             limits: json!({"nvidia.com/gpu": "1"}),
+            queue: Some("q".into()),
         };
         let source = ArtifactRef { digest: Digest::of(b"x"), directory: true, bytes: None };
         let job = plan.manifest(BTreeMap::from([("train".to_owned(), source.clone())])).unwrap();
         assert_eq!(job["metadata"]["generateName"], "train-1-");
+        assert_eq!(job["metadata"]["labels"]["mayfly.dev/queue"], "q");
         let template = &job["spec"]["template"];
         let inputs = template["metadata"]["annotations"][ANNOTATION_INPUTS].as_str().unwrap();
         assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source);
