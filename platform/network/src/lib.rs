@@ -15,6 +15,7 @@
 
 pub mod demand;
 pub mod dns;
+mod netlink;
 pub mod nftables;
 pub mod plan;
 pub mod policy;

@@ -8,28 +8,35 @@
 //! ```
 //!
 //! The chain `front-…` belongs to a frontend and has one rule, which leads to the frontend's current chain. Every other
-//! chain is named after a digest of its rules, so it never changes. A change is two transactions: the first adds the new
-//! chains and replaces the rule of the frontends that lead to them, the second deletes the chains that nothing refers to
-//! any more. Lookups cost the same with one Service and with ten thousand.
-//!
-//! A packet that the kernel processes during a commit sees the rules of one generation, but each of its look-ups in a map
-//! is of the newest one. In the old chains of a single transaction such a look-up finds nothing, and the packet leaves
-//! unchanged, as its whole connection does. Therefore chains are deleted only after the packets that were in them have
-//! left, and the element of a frontend is never replaced.
+//! chain is named after a digest of its rules, so it never changes. A change is one transaction of the frontends that
+//! changed; [`state`] says why unused chains are deleted later. Lookups cost the same with one Service and with ten
+//! thousand.
+
+mod check;
+mod program;
+mod state;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
-    process::Stdio,
-    time::Duration,
+    sync::Arc,
 };
 
 use ipnet::Ipv4Net;
 use sha2::{Digest as _, Sha256};
-use tokio::{io::AsyncWriteExt as _, process::Command};
+use tokio::time::Instant;
 
-use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
+pub use self::program::NftError;
+pub(crate) use self::{
+    check::check,
+    program::run_nft,
+    state::{EntryChain, EntryRules, TableState},
+};
+use crate::{
+    netlink::conntrack,
+    plan::{Backend, Frontend, RuleSet, TransportProtocol},
+};
 
 /// The bit of a packet's mark that asks for its source address to be replaced.
 const MASQUERADE_MARK: &str = "0x4000";
@@ -37,21 +44,6 @@ const MASQUERADE_MARK: &str = "0x4000";
 const AFFINITY_CLIENTS_MAX: u32 = 65_536;
 /// Hexadecimal digits of a chain's digest: no two of a node's chains share them by chance.
 const DIGEST_DIGITS: usize = 16;
-/// Elements in one command: `nft` reads a long list faster than many commands.
-const ELEMENTS_PER_COMMAND: usize = 1000;
-/// The timeout of one transaction of `nft`.
-const NFT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Why rules could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum NftError {
-    #[error("the program nft cannot be run: {0}; install nftables, or use --network loopback")]
-    Start(#[source] std::io::Error),
-    #[error("nft did not end within {}s", NFT_TIMEOUT.as_secs())]
-    Timeout,
-    #[error("nft refused the rules: {0}")]
-    Refused(String),
-}
 
 /// An address family with its own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +91,14 @@ impl AddressFamily {
         }
     }
 
+    /// The number of chains of [`base`].
+    fn fixed_chains(self) -> usize {
+        match self {
+            Self::V4 => 10,
+            Self::V6 => 9,
+        }
+    }
+
     fn loopback(self) -> &'static str {
         match self {
             Self::V4 => "127.0.0.0/8",
@@ -133,228 +133,109 @@ impl Map {
     }
 }
 
-/// The contents of a table beside its fixed chains.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Content {
-    /// Chains by name, with their rules. A chain refers to chains that come before it in `order`.
-    chains: BTreeMap<String, Vec<String>>,
-    order: Vec<String>,
-    /// Sets of clients, by name, with their timeout in seconds.
-    sets: BTreeMap<String, u64>,
-    elements: BTreeMap<(Map, String), String>,
+/// Builds the chains of one frontend in the table of one family.
+struct FrontendRules<'a> {
+    family: AddressFamily,
+    backend: &'a Backend,
+    protocol: TransportProtocol,
+    rules: EntryRules,
 }
 
-/// The content of all tables.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tables {
-    /// The table's name, the same in each family.
-    name: String,
-    /// Pods whose connections to each other through Services are masqueraded.
-    bridged_pods: Option<Ipv4Net>,
-    families: BTreeMap<AddressFamily, Content>,
+/// The chains, sets and map element of a frontend; none: it has no address of the family.
+fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend) -> Option<EntryRules> {
+    let (with_endpoints, without, key) = match frontend {
+        Frontend::Address(_, at) if AddressFamily::of(*at) != family => return None,
+        Frontend::Address(protocol, at) => {
+            let key = format!("{} . {} . {}", at.ip(), protocol.name(), at.port());
+            (Map::ServiceIps, Map::NoEndpoints, key)
+        }
+        Frontend::NodePort(protocol, port) => {
+            (Map::ServicePorts, Map::NoEndpointPorts, format!("{} . {port}", protocol.name()))
+        }
+    };
+    let endpoints = backend.endpoints.iter().filter(|at| AddressFamily::of(**at) == family);
+    let endpoints: Vec<_> = endpoints.copied().collect();
+    let mut builder =
+        FrontendRules { family, backend, protocol: frontend.protocol(), rules: EntryRules::default() };
+    if endpoints.is_empty() {
+        let element = ((without.name().to_owned(), key), Some("goto refuse".to_owned()));
+        builder.rules.elements.push(element);
+        return Some(builder.rules);
+    }
+    let service = builder.service_chain(&endpoints);
+    let target = builder.entry_chain(service);
+    let front = format!("front-{}", digest(&format!("{} {key}", with_endpoints.name())));
+    let element = ((with_endpoints.name().to_owned(), key), Some(format!("goto {front}")));
+    builder.rules.elements.push(element);
+    builder.rules.fronts.push((front, format!("goto {target}")));
+    Some(builder.rules)
 }
 
-impl Tables {
-    /// The tables called `name` that carry out a rule set.
-    #[must_use]
-    pub fn of(name: &str, bridged_pods: Option<Ipv4Net>, rules: &RuleSet) -> Self {
-        let mut tables: BTreeMap<_, _> =
-            AddressFamily::ALL.into_iter().map(|family| (family, Content::default())).collect();
-        for (frontend, backend) in &rules.frontends {
-            for (family, content) in &mut tables {
-                if !matches!(frontend, Frontend::Address(_, at) if AddressFamily::of(*at) != *family) {
-                    content.add(*family, frontend, backend);
-                }
-            }
-        }
-        Self { name: name.to_owned(), bridged_pods, families: tables }
-    }
-
-    /// The transactions that lead from `before` to these tables; `None`: from any state. None when nothing changes.
-    #[must_use]
-    pub fn transactions(&self, before: Option<&Self>) -> Vec<String> {
-        let (mut change, mut removal) = (String::new(), String::new());
-        for (family, content) in &self.families {
-            let table = family.table(&self.name);
-            match before.and_then(|before| before.families.get(family)) {
-                Some(before) => {
-                    content.change(*family, &table, before, &mut change);
-                    content.remove_unused(&table, before, &mut removal);
-                }
-                None => {
-                    base(*family, &self.name, self.bridged_pods, &mut change);
-                    content.change(*family, &table, &Content::default(), &mut change);
-                }
-            }
-        }
-        [change, removal].into_iter().filter(|script| !script.is_empty()).collect()
-    }
-}
-
-impl Content {
-    fn add(&mut self, family: AddressFamily, frontend: &Frontend, backend: &Backend) {
-        let (with_endpoints, without, key) = match frontend {
-            Frontend::Address(protocol, at) => {
-                let key = format!("{} . {} . {}", at.ip(), protocol.name(), at.port());
-                (Map::ServiceIps, Map::NoEndpoints, key)
-            }
-            Frontend::NodePort(protocol, port) => {
-                (Map::ServicePorts, Map::NoEndpointPorts, format!("{} . {port}", protocol.name()))
-            }
-        };
-        let endpoints = backend.endpoints.iter().filter(|at| AddressFamily::of(**at) == family);
-        let endpoints: Vec<_> = endpoints.copied().collect();
-        if endpoints.is_empty() {
-            self.elements.insert((without, key), "goto refuse".to_owned());
-            return;
-        }
-        let service = self.service_chain(family, frontend.protocol(), backend, &endpoints);
-        let target = self.entry_chain(family, backend, service);
-        let front = format!("front-{}", digest(&format!("{} {key}", with_endpoints.name())));
-        self.order.push(front.clone());
-        self.chains.insert(front.clone(), vec![format!("goto {target}")]);
-        self.elements.insert((with_endpoints, key), format!("goto {front}"));
-    }
-
+impl FrontendRules<'_> {
     /// The chain in front of a service's own: what is done for clients from outside.
-    fn entry_chain(&mut self, family: AddressFamily, backend: &Backend, service: String) -> String {
+    fn entry_chain(&mut self, service: String) -> String {
+        let word = self.family.word();
         let mut rules = Vec::new();
-        if !backend.source_ranges.is_empty() {
-            let own = backend
-                .source_ranges
-                .iter()
-                .filter(|range| range.contains(':') == (family == AddressFamily::V6));
-            let own: Vec<_> = own.map(String::as_str).collect();
+        if !self.backend.source_ranges.is_empty() {
+            let is_own = |range: &&String| range.contains(':') == (self.family == AddressFamily::V6);
+            let own: Vec<_> = self.backend.source_ranges.iter().filter(is_own).map(String::as_str).collect();
             rules.push(match own.is_empty() {
                 true => "drop".to_owned(),
-                false => format!("{} saddr != {{ {} }} drop", family.word(), own.join(", ")),
+                false => format!("{word} saddr != {{ {} }} drop", own.join(", ")),
             });
         }
-        if backend.masquerade {
+        if self.backend.masquerade {
             rules.push(format!("meta mark set mark or {MASQUERADE_MARK}"));
         }
         if rules.is_empty() {
             return service;
         }
         rules.push(format!("goto {service}"));
-        self.chain("ext", rules)
+        self.chain("ext", 1, rules)
     }
 
-    fn service_chain(
-        &mut self,
-        family: AddressFamily,
-        protocol: TransportProtocol,
-        backend: &Backend,
-        endpoints: &[SocketAddr],
-    ) -> String {
+    fn service_chain(&mut self, endpoints: &[SocketAddr]) -> String {
         let mut rules = Vec::new();
         let mut choices = Vec::new();
         for (number, endpoint) in endpoints.iter().enumerate() {
-            let set = backend.affinity.map(|timeout| {
+            let set = self.backend.affinity.map(|timeout| {
                 let seconds = timeout.as_secs().max(1);
-                let of = format!("{} {} {endpoint} {seconds}", backend.service, protocol.name());
+                let of = format!("{} {} {endpoint} {seconds}", self.backend.service, self.protocol.name());
                 let set = format!("aff-{}", digest(&of));
-                self.sets.insert(set.clone(), seconds);
+                let key = self.family.address_type();
+                let declaration = format!(
+                    "type {key}; flags dynamic,timeout; timeout {seconds}s; size {AFFINITY_CLIENTS_MAX};"
+                );
+                self.rules.sets.push((set.clone(), declaration));
                 set
             });
-            let chain = self.endpoint_chain(family, protocol, *endpoint, set.as_deref());
+            let chain = self.endpoint_chain(*endpoint, set.as_deref());
             if let Some(set) = set {
-                rules.push(format!("{} saddr @{set} goto {chain}", family.word()));
+                rules.push(format!("{} saddr @{set} goto {chain}", self.family.word()));
             }
             choices.push(format!("{number} : goto {chain}"));
         }
         rules.push(format!("numgen random mod {} vmap {{ {} }}", endpoints.len(), choices.join(", ")));
-        self.chain("svc", rules)
+        self.chain("svc", 2, rules)
     }
 
-    fn endpoint_chain(
-        &mut self,
-        family: AddressFamily,
-        protocol: TransportProtocol,
-        endpoint: SocketAddr,
-        set: Option<&str>,
-    ) -> String {
-        let word = family.word();
+    fn endpoint_chain(&mut self, endpoint: SocketAddr, set: Option<&str>) -> String {
+        let word = self.family.word();
         // A pod that reaches itself through a Service would get answers from its own address.
         let mut rules =
             vec![format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip())];
         if let Some(set) = set {
             rules.push(format!("update @{set} {{ {word} saddr }}"));
         }
-        rules.push(format!("meta l4proto {} dnat to {endpoint}", protocol.name()));
-        self.chain("ep", rules)
+        rules.push(format!("meta l4proto {} dnat to {endpoint}", self.protocol.name()));
+        self.chain("ep", 3, rules)
     }
 
-    /// A chain with these rules, made once.
-    fn chain(&mut self, prefix: &str, rules: Vec<String>) -> String {
+    /// A chain with these rules.
+    fn chain(&mut self, prefix: &str, depth: u8, rules: Vec<String>) -> String {
         let name = format!("{prefix}-{}", digest(&rules.join("\n")));
-        if !self.chains.contains_key(&name) {
-            self.order.push(name.clone());
-            self.chains.insert(name.clone(), rules);
-        }
+        self.rules.chains.push(EntryChain { name: name.clone(), rules, depth });
         name
-    }
-
-    /// The commands that lead from `before` to this content, with the unused chains and sets of `before` left over.
-    fn change(&self, family: AddressFamily, table: &str, before: &Self, script: &mut String) {
-        let mut line = |text: String| {
-            script.push_str(&text);
-            script.push('\n');
-        };
-        let key = family.address_type();
-        for (set, seconds) in self.sets.iter().filter(|(set, _)| !before.sets.contains_key(*set)) {
-            line(format!(
-                "add set {table} {set} {{ type {key}; flags dynamic,timeout; timeout {seconds}s; size {AFFINITY_CLIENTS_MAX}; }}"
-            ));
-        }
-        // Chains come after those that they refer to.
-        for name in &self.order {
-            let rules = &self.chains[name];
-            match before.chains.get(name) {
-                Some(before) if before == rules => continue,
-                Some(_) => line(format!("flush chain {table} {name}")),
-                None => line(format!("add chain {table} {name}")),
-            }
-            for rule in rules {
-                line(format!("add rule {table} {name} {rule}"));
-            }
-        }
-        for map in Map::ALL {
-            let of_map = |((of, key), verdict): (&(Map, String), &String), other: &Self| {
-                let is_new = *of == map && other.elements.get(&(*of, key.clone())) != Some(verdict);
-                is_new.then(|| (key.clone(), verdict.clone()))
-            };
-            let gone: Vec<_> = before.elements.iter().filter_map(|element| of_map(element, self)).collect();
-            for chunk in gone.chunks(ELEMENTS_PER_COMMAND) {
-                let keys: Vec<_> = chunk.iter().map(|(key, _)| key.as_str()).collect();
-                line(format!("delete element {table} {} {{ {} }}", map.name(), keys.join(", ")));
-            }
-            let new: Vec<_> = self.elements.iter().filter_map(|element| of_map(element, before)).collect();
-            for chunk in new.chunks(ELEMENTS_PER_COMMAND) {
-                let elements: Vec<_> =
-                    chunk.iter().map(|(key, verdict)| format!("{key} : {verdict}")).collect();
-                line(format!("add element {table} {} {{ {} }}", map.name(), elements.join(", ")));
-            }
-        }
-    }
-
-    /// The commands that delete the chains and sets of `before` that this content does not use.
-    fn remove_unused(&self, table: &str, before: &Self, script: &mut String) {
-        let mut line = |text: String| {
-            script.push_str(&text);
-            script.push('\n');
-        };
-        let gone: BTreeSet<_> = before.order.iter().filter(|name| !self.chains.contains_key(*name)).collect();
-        // Users first: a chain can be deleted when nothing jumps to it.
-        for name in before.order.iter().rev().filter(|name| gone.contains(name)) {
-            line(format!("flush chain {table} {name}"));
-        }
-        for name in before.order.iter().rev().filter(|name| gone.contains(name)) {
-            line(format!("delete chain {table} {name}"));
-        }
-        for set in before.sets.keys().filter(|set| !self.sets.contains_key(*set)) {
-            line(format!("delete set {table} {set}"));
-        }
     }
 }
 
@@ -424,13 +305,58 @@ table {word} {table} {{
     );
 }
 
+/// What the kernel has.
+#[derive(Debug)]
+struct Written {
+    rules: Arc<RuleSet>,
+    tables: Vec<(AddressFamily, TableState)>,
+    /// The kernel's generation of rules at the last check of the tables.
+    checked: Option<u32>,
+}
+
+impl Written {
+    fn nothing(table: &str) -> Self {
+        let of = |family: AddressFamily| TableState::new(family.table(table), family.fixed_chains());
+        let tables = AddressFamily::ALL.map(|family| (family, of(family)));
+        Self { rules: Arc::default(), tables: tables.into(), checked: None }
+    }
+
+    /// The transaction that leads to `rules`; empty when nothing changes and nothing is to be deleted.
+    fn change(&mut self, rules: &Arc<RuleSet>, now: Instant) -> String {
+        let before = std::mem::replace(&mut self.rules, rules.clone());
+        let is_new = |of: &RuleSet, frontend, backend| of.frontends.get(frontend) != Some(backend);
+        let gone: Vec<_> = before
+            .frontends
+            .iter()
+            .filter(|(frontend, backend)| is_new(rules, *frontend, *backend))
+            .collect();
+        let new: Vec<_> = rules
+            .frontends
+            .iter()
+            .filter(|(frontend, backend)| is_new(&before, *frontend, *backend))
+            .collect();
+        let mut script = String::new();
+        for (family, table) in &mut self.tables {
+            let entries = |of: &[(&Frontend, &Backend)]| -> Vec<_> {
+                let all =
+                    of.iter().filter_map(|(frontend, backend)| frontend_rules(*family, frontend, backend));
+                all.collect()
+            };
+            let (gone, new) = (entries(&gone), entries(&new));
+            table.change(&gone, &new, BTreeMap::new(), now, &mut script);
+            table.delete_unused(now, &mut script);
+        }
+        script
+    }
+}
+
 /// Keeps the kernel's tables as a rule set wants them.
 #[derive(Debug)]
 pub struct NftablesProxy {
     table: String,
     bridged_pods: Option<Ipv4Net>,
-    /// The tables as they were last written; none before the first time and after a failure.
-    written: Option<Tables>,
+    /// None before the first time and after a failure.
+    written: Option<Written>,
 }
 
 impl NftablesProxy {
@@ -449,28 +375,46 @@ impl NftablesProxy {
         self
     }
 
-    /// Applies `rules` in the kernel, by transactions of the changes. When nothing changed, checks that the tables
-    /// exist. After a failure the next call writes everything. Returns whether another program had removed or changed
-    /// the tables.
+    /// Applies `rules` in the kernel, by a transaction of the changes. When nothing changed, checks that the tables
+    /// are as they were written. After a failure the next call writes everything. Returns whether another program had
+    /// removed or changed the tables.
     ///
     /// # Errors
     /// `nft` is missing, or refuses the rules; the earlier rules are still in place.
-    pub async fn apply(&mut self, rules: &RuleSet) -> Result<bool, NftError> {
-        let tables = Tables::of(&self.table, self.bridged_pods, rules);
-        let transactions = tables.transactions(self.written.as_ref());
-        let is_first = self.written.is_none();
-        let tried = match transactions.is_empty() {
-            true => run_nft_with(&["list", "map", "ip", &self.table, Map::ServiceIps.name()], "").await,
-            false => run_all(&transactions).await,
+    pub async fn apply(&mut self, rules: &Arc<RuleSet>) -> Result<bool, NftError> {
+        let Some(mut written) = self.written.take() else {
+            return self.write_all(rules).await.map(|()| false);
         };
-        let result = match tried {
-            Err(NftError::Refused(_)) if !is_first => {
-                run_all(&tables.transactions(None)).await.map(|()| true)
+        let before = written.rules.clone();
+        let is_change = !Arc::ptr_eq(&before, rules) && *before != **rules;
+        let script = written.change(rules, Instant::now());
+        if !script.is_empty() {
+            match run_nft(&script).await {
+                Ok(()) => {}
+                Err(NftError::Refused(_)) => return self.write_all(rules).await.map(|()| true),
+                Err(error) => return Err(error),
             }
-            tried => tried.map(|()| false),
-        };
-        self.written = result.is_ok().then_some(tables);
-        result
+        }
+        if !is_change && !check(&mut written.checked, written.tables.iter().map(|(_, table)| table)).await? {
+            return self.write_all(rules).await.map(|()| true);
+        }
+        self.written = Some(written);
+        delete_stale_flows(stale_frontends(&before, rules)).await;
+        Ok(false)
+    }
+
+    /// Writes everything, from any state.
+    async fn write_all(&mut self, rules: &Arc<RuleSet>) -> Result<(), NftError> {
+        let mut script = String::new();
+        for family in AddressFamily::ALL {
+            base(family, &self.table, self.bridged_pods, &mut script);
+        }
+        let mut written = Written::nothing(&self.table);
+        script.push_str(&written.change(rules, Instant::now()));
+        run_nft(&script).await?;
+        self.written = Some(written);
+        delete_stale_flows(stale_frontends(&RuleSet::default(), rules)).await;
+        Ok(())
     }
 
     /// Removes Mayfly's tables.
@@ -488,33 +432,33 @@ impl NftablesProxy {
     }
 }
 
-/// Runs transactions one after the other.
-async fn run_all(transactions: &[String]) -> Result<(), NftError> {
-    for transaction in transactions {
-        run_nft(transaction).await?;
-    }
-    Ok(())
-}
-
-pub(crate) async fn run_nft(script: &str) -> Result<(), NftError> {
-    run_nft_with(&["-f", "-"], script).await
-}
-
-pub(crate) async fn run_nft_with(arguments: &[&str], input: &str) -> Result<(), NftError> {
-    let mut nft = Command::new("nft");
-    nft.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    let running = async {
-        let mut nft = nft.spawn().map_err(NftError::Start)?;
-        if let Some(mut stdin) = nft.stdin.take() {
-            // A program that ends early says why on stderr.
-            let _ = stdin.write_all(input.as_bytes()).await;
-        }
-        nft.wait_with_output().await.map_err(NftError::Start)
+/// The frontends of UDP that lost an endpoint or have endpoints for the first time, with their current ones.
+fn stale_frontends(before: &RuleSet, after: &RuleSet) -> BTreeMap<Frontend, Vec<SocketAddr>> {
+    let endpoints_of = |of: &RuleSet, frontend: &Frontend| -> Vec<SocketAddr> {
+        of.frontends.get(frontend).map(|backend| backend.endpoints.clone()).unwrap_or_default()
     };
-    let output = tokio::time::timeout(NFT_TIMEOUT, running).await.map_err(|_| NftError::Timeout)??;
-    if output.status.success() {
-        return Ok(());
+    let all = before.frontends.keys().chain(after.frontends.keys());
+    let udp = all.filter(|frontend| frontend.protocol() == TransportProtocol::Udp);
+    let changed = udp.filter_map(|frontend| {
+        let (old, new) = (endpoints_of(before, frontend), endpoints_of(after, frontend));
+        let is_stale = old != new && (old.is_empty() || old.iter().any(|endpoint| !new.contains(endpoint)));
+        is_stale.then_some((*frontend, new))
+    });
+    changed.collect()
+}
+
+/// Makes UDP clients that keep sending move from endpoints that are gone. A failure leaves them where they are until
+/// they are silent for the kernel's timeout.
+async fn delete_stale_flows(frontends: BTreeMap<Frontend, Vec<SocketAddr>>) {
+    if frontends.is_empty() {
+        return;
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(NftError::Refused(said.lines().take(5).collect::<Vec<_>>().join("; ")))
+    let deleting = tokio::task::spawn_blocking(move || conntrack::delete_udp(&frontends));
+    match deleting.await {
+        Ok(Ok(flows)) => tracing::debug!(flows, "UDP flows to endpoints that are gone were ended"),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "UDP clients of endpoints that are gone keep sending to them");
+        }
+        Err(error) => tracing::error!(%error, "UDP flows were not checked"),
+    }
 }

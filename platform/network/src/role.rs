@@ -178,7 +178,7 @@ async fn changed(services: &mut Changes, slices: &mut Changes) {
 
 impl Proxy {
     /// Carries rules out; says what could not be.
-    async fn apply(&mut self, rules: &RuleSet) -> Option<String> {
+    async fn apply(&mut self, rules: &Arc<RuleSet>) -> Option<String> {
         match self {
             Self::Nftables(proxy) => {
                 match proxy.apply(rules).await {

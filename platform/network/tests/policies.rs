@@ -7,7 +7,11 @@ use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     process::Command,
-    sync::mpsc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -21,6 +25,9 @@ use serde_json::{Value, json};
 
 /// No part waits longer than this for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often policies replace each other under traffic, and the number of datagrams that are under way at a time.
+const POLICY_CHANGES: usize = 200;
+const BATCH: usize = 20;
 const PORTS: [u16; 2] = [80, 81];
 const TCP_PORT: u16 = 80;
 const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -90,6 +97,14 @@ fn make_pod(number: u8, namespace: &'static str, name: &'static str) -> TestPod 
     ip(&format!("link set port{number} up"));
     connected.send(()).unwrap();
     inside.join().unwrap()
+}
+
+fn policy(spec: &Value) -> NetworkPolicy {
+    serde_json::from_value(json!({"metadata": {"namespace": "x", "name": "p"}, "spec": spec})).unwrap()
+}
+
+fn namespace(name: &str) -> Namespace {
+    serde_json::from_value(json!({"metadata": {"name": name, "labels": {"ns": name}}})).unwrap()
 }
 
 struct PodMatrix {
@@ -178,18 +193,9 @@ impl PodMatrix {
     }
 
     async fn apply(&self, tables: &mut PolicyTables, specs: &[Value]) {
-        let policies: Vec<NetworkPolicy> = specs
-            .iter()
-            .map(|spec| {
-                serde_json::from_value(json!({"metadata": {"namespace": "x", "name": "p"}, "spec": spec}))
-            })
-            .collect::<Result<_, _>>()
-            .unwrap();
+        let policies: Vec<NetworkPolicy> = specs.iter().map(policy).collect();
         let pods: Vec<_> = self.pods.iter().map(TestPod::object).collect();
-        let namespaces = NAMESPACES.map(|name| {
-            serde_json::from_value::<Namespace>(json!({"metadata": {"name": name, "labels": {"ns": name}}}))
-                .unwrap()
-        });
+        let namespaces = NAMESPACES.map(namespace);
         assert!(!tables.apply(&plan_policies(&policies, &pods, &namespaces, "here")).await.unwrap());
     }
 }
@@ -353,6 +359,81 @@ async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTable
     exchange("next answer", &server.servers[0], &client.client);
 }
 
+/// While policies replace each other, each datagram that all of them allow arrives, and none that all of them forbid.
+async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut PolicyTables) {
+    let (a, b) = (json!({"matchLabels": {"pod": "a"}}), json!({"matchLabels": {"pod": "b"}}));
+    let (x, y) = (json!({"matchLabels": {"ns": "x"}}), json!({"matchLabels": {"ns": "y"}}));
+    let ingress = |rule: Value| json!({"podSelector": a, "ingress": [rule]});
+    let policies = [
+        ingress(json!({"from": [{"podSelector": b}]})),
+        ingress(json!({"from": [{"podSelector": {}}, {"namespaceSelector": y}], "ports": [
+            {"port": 80, "endPort": 90, "protocol": "UDP"}]})),
+        ingress(json!({"from": [{"namespaceSelector": x, "podSelector": b}], "ports": [
+            {"port": "main", "protocol": "UDP"}]})),
+        ingress(json!({"from": [{"ipBlock": {"cidr": "10.9.0.0/29", "except": ["10.9.0.3/32"]}}]})),
+    ];
+    let mut other_pods: Vec<_> = cluster.pods.iter().map(TestPod::object).collect();
+    other_pods.truncate(4);
+    let namespaces: [Namespace; 3] = NAMESPACES.map(namespace);
+
+    cluster.apply(tables, &policies[..1]).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let traffic = {
+        let to = SocketAddr::from((cluster.pods[0].address, PORTS[0]));
+        let receiver = cluster.pods[0].servers[0].try_clone().unwrap();
+        let [allowed, forbidden] = [1, 8].map(|of: usize| cluster.pods[of].client.try_clone().unwrap());
+        let stop = stop.clone();
+        std::thread::spawn(move || send_while(&stop, &allowed, &forbidden, &receiver, to))
+    };
+    for turn in 0..POLICY_CHANGES {
+        if turn % 5 == 4 {
+            // The pods of a peer come and go.
+            let policy = policy(&policies[turn % policies.len()]);
+            assert!(
+                !tables.apply(&plan_policies([&policy], &other_pods, &namespaces, "here")).await.unwrap()
+            );
+        }
+        cluster.apply(tables, &policies[turn % policies.len()..][..1]).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let sent = traffic.join().unwrap();
+    assert!(sent > POLICY_CHANGES, "{sent} datagrams were sent during the changes");
+}
+
+/// Sends datagrams that have to arrive and others that must not, until `stop`; returns the number of the former.
+fn send_while(
+    stop: &AtomicBool,
+    allowed: &UdpSocket,
+    forbidden: &UdpSocket,
+    receiver: &UdpSocket,
+    to: SocketAddr,
+) -> usize {
+    let (mut sent, mut datagram) = (0, [0; 128]);
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..BATCH {
+            // The kernel may tell the sender that a packet was dropped.
+            let _ = forbidden.send_to(b"churn forbidden", to);
+            allowed.send_to(b"churn allowed", to).unwrap();
+        }
+        let (began, mut arrived) = (Instant::now(), 0);
+        while arrived < BATCH {
+            match receiver.recv(&mut datagram) {
+                Ok(bytes) => {
+                    assert_ne!(&datagram[..bytes], b"churn forbidden", "after {sent} datagrams");
+                    arrived += usize::from(datagram[..bytes] == *b"churn allowed");
+                }
+                Err(_) => {
+                    let lost = BATCH - arrived;
+                    assert!(began.elapsed() < PATIENCE / 12, "{lost} datagrams were dropped after {sent}");
+                    std::thread::yield_now();
+                }
+            }
+        }
+        sent += BATCH;
+    }
+    sent
+}
+
 /// Every case, with rules that see packets between the ports of a bridge in the IP layer, or in that of the bridge.
 async fn scenario(is_filtered: bool) {
     let cluster = PodMatrix::create();
@@ -364,6 +445,7 @@ async fn scenario(is_filtered: bool) {
         cluster.apply(&mut tables, &specs).await;
         cluster.probe(policy, is_allowed);
     }
+    verdicts_hold_while_policies_change(&cluster, &mut tables).await;
     open_connections_continue(&cluster, &mut tables).await;
 
     // Rules that another program removed come back.
@@ -373,6 +455,15 @@ async fn scenario(is_filtered: bool) {
         "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}});
     let deny: NetworkPolicy = serde_json::from_value(deny).unwrap();
     assert!(tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap(), "it is noticed");
+    // Tables without an isolated pod go when the packets in them have left.
+    let began = Instant::now();
+    let tables_left = || Command::new("nft").args(["list", "tables"]).output().unwrap().stdout;
+    while !tables_left().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "the tables are left");
+        tables.apply(&plan_policies([], &pods, [], "here")).await.unwrap();
+        std::thread::yield_now();
+    }
+    assert!(!tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap());
     tables.remove().await.unwrap();
     let left = Command::new("nft").args(["list", "tables"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "nothing is left");

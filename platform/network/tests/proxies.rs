@@ -6,6 +6,7 @@ use std::{
     io::ErrorKind,
     net::SocketAddr,
     process::Command,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -36,7 +37,10 @@ impl Proxy {
     async fn apply(&mut self, rules: &RuleSet) {
         match self {
             Self::Userspace(proxy) => assert!(proxy.apply(rules).await.is_empty()),
-            Self::Nftables(proxy) => assert!(!proxy.apply(rules).await.unwrap(), "nobody else changed them"),
+            Self::Nftables(proxy) => {
+                let rules = Arc::new(rules.clone());
+                assert!(!proxy.apply(&rules).await.unwrap(), "nobody else changed them");
+            }
         }
     }
 }
@@ -175,6 +179,8 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     assert_eq!(answers(at.node).await, texts(&at.pods[1..]));
     assert_eq!(ask_udp(at.service).await, at.pods[1].to_string());
 
+    udp_clients_move(&mut proxy, &at).await;
+
     // Source ranges: clients outside of them get nothing, those within are served.
     let mut limited = one.clone();
     limited.source_ranges = vec!["192.0.2.0/24".to_owned()];
@@ -205,6 +211,43 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     }
     connections_while_endpoints_change(&mut proxy, tcp, &at).await;
     proxy.apply(&RuleSet::default()).await;
+}
+
+/// Clients that keep sending from one port move to another endpoint when theirs is gone.
+async fn udp_clients_move(proxy: &mut Proxy, at: &Addresses) {
+    let udp = Frontend::Address(TransportProtocol::Udp, at.service);
+    let node = Frontend::NodePort(TransportProtocol::Udp, at.node.port());
+    let serve = |endpoints: &[SocketAddr]| {
+        let backend = backend(endpoints, None);
+        rules([(udp, backend.clone()), (node, backend)])
+    };
+    proxy.apply(&serve(&at.pods[..1])).await;
+    let mut clients = Vec::new();
+    for address in [at.service, at.node] {
+        let client = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        client.connect(address).await.unwrap();
+        answered_by(&client, at.pods[0]).await;
+        clients.push(client);
+    }
+    proxy.apply(&serve(&at.pods[1..])).await;
+    for client in clients {
+        answered_by(&client, at.pods[1]).await;
+    }
+}
+
+/// Sends until an endpoint answers: a datagram may be lost, and an earlier answer may come late.
+async fn answered_by(client: &UdpSocket, endpoint: SocketAddr) {
+    let (began, mut answer) = (Instant::now(), [0; 64]);
+    loop {
+        // An error is that of an earlier datagram that was refused.
+        let _ = client.send(b"?").await;
+        if let Ok(Ok(bytes)) = timeout(Duration::from_millis(200), client.recv(&mut answer)).await
+            && answer[..bytes] == *endpoint.to_string().as_bytes()
+        {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{endpoint} does not answer");
+    }
 }
 
 /// Many connections through one Service, whose endpoints change all the time: none fails.
@@ -328,20 +371,10 @@ async fn nftables_scenario() {
     };
     scenario(Proxy::Nftables(NftablesProxy::new("mayfly-test")), addresses).await;
 
-    // Rules that another program removed come back, with the first change and without any.
     let (service, endpoint) = (at("10.96.0.7:80"), at("10.0.0.1:8080"));
-    let wanted = rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[endpoint], None))]);
+    damage_is_repaired(service, endpoint).await;
     let pods = "10.0.0.0/24".parse().unwrap();
     let mut proxy = NftablesProxy::new("mayfly-test").masquerading_bridge(Some(pods));
-    proxy.apply(&wanted).await.unwrap();
-    for next in [
-        wanted.clone(),
-        rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))]),
-    ] {
-        assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
-        assert!(proxy.apply(&next).await.unwrap(), "another program's change is noticed");
-        assert_eq!(ask(service).await.unwrap(), endpoint.to_string());
-    }
 
     // Many services: written at once, then one changed.
     let many = |services: u16, endpoints: &[SocketAddr]| {
@@ -352,7 +385,7 @@ async fn nftables_scenario() {
         });
         let mut all = rules(frontends);
         all.frontends.insert(Frontend::Address(TransportProtocol::Tcp, service), backend(endpoints, None));
-        all
+        Arc::new(all)
     };
     let began = Instant::now();
     proxy.apply(&many(10_000, &[endpoint])).await.unwrap();
@@ -362,7 +395,53 @@ async fn nftables_scenario() {
     println!("10,000 services: {all:?}, one change among them: {:?}", began.elapsed());
     assert_eq!(ask(service).await.unwrap(), "10.0.0.2:8080");
     assert_eq!(ask(at("10.96.40.15:80")).await.unwrap(), endpoint.to_string());
+
+    // All of them are deleted at once, and none of their chains stays in the kernel.
+    let nothing = Arc::new(RuleSet::default());
+    let began = Instant::now();
+    proxy.apply(&nothing).await.unwrap();
+    println!("10,000 services deleted: {:?}", began.elapsed());
+    let unreachable = timeout(Duration::from_millis(300), TcpStream::connect(service)).await;
+    assert!(!matches!(unreachable, Ok(Ok(_))), "a deleted service answers");
+    let chains = || {
+        let listed = Command::new("nft").args(["list", "table", "ip", "mayfly-test"]).output().unwrap();
+        String::from_utf8_lossy(&listed.stdout).matches("\n\tchain ").count()
+    };
+    while chains() > 10 {
+        assert!(began.elapsed() < PATIENCE, "{} chains are left", chains());
+        proxy.apply(&nothing).await.unwrap();
+    }
     proxy.remove().await.unwrap();
     let tables = Command::new("nft").args(["list", "tables"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&tables.stdout).matches("mayfly").count(), 0);
+}
+
+/// Rules that another program removed come back, with the next change and without any.
+async fn damage_is_repaired(service: SocketAddr, endpoint: SocketAddr) {
+    let wanted = |affinity| {
+        Arc::new(rules([(
+            Frontend::Address(TransportProtocol::Tcp, service),
+            backend(&[endpoint], affinity),
+        )]))
+    };
+    let mut proxy = NftablesProxy::new("mayfly-test");
+    let same = wanted(None);
+    proxy.apply(&same).await.unwrap();
+    assert!(!proxy.apply(&same).await.unwrap(), "nothing was changed");
+    for (damage, next) in [
+        ("flush ruleset", &same),
+        ("delete table ip6 mayfly-test", &same),
+        ("flush table ip mayfly-test", &same),
+        ("flush map ip mayfly-test service-ips", &same),
+        ("flush chain ip mayfly-test nat-output", &same),
+        ("flush ruleset", &wanted(Some(PATIENCE))),
+    ] {
+        assert!(Command::new("nft").args(damage.split(' ')).status().unwrap().success(), "{damage}");
+        assert!(proxy.apply(next).await.unwrap(), "{damage} is noticed");
+        assert_eq!(ask(service).await.unwrap(), endpoint.to_string(), "after {damage}");
+    }
+    // A change of another program's tables is none of these.
+    assert!(Command::new("nft").args(["add", "table", "ip", "other"]).status().unwrap().success());
+    assert!(!proxy.apply(&wanted(Some(PATIENCE))).await.unwrap());
+    assert!(Command::new("nft").args(["delete", "table", "ip", "other"]).status().unwrap().success());
 }

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -17,6 +18,8 @@ use mayfly_api::{
     },
     selector::Selector,
 };
+
+use crate::nftables::digest;
 
 /// A transport protocol that a policy can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,9 +62,17 @@ pub struct PortRange {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TrafficPeer {
     Any,
-    Addresses(BTreeSet<IpAddr>),
-    Block { cidr: IpNet, except: BTreeSet<IpNet> },
+    /// The pods of a set of [`PolicyRules::peer_sets`].
+    Pods(PeerSetKey),
+    Block {
+        cidr: IpNet,
+        except: BTreeSet<IpNet>,
+    },
 }
+
+/// The identity of a set of pods: the selectors, not the pods. The rules that name a set stay the same while its pods
+/// come and go.
+pub type PeerSetKey = Arc<str>;
 
 /// Connections that a policy allows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,6 +93,8 @@ pub struct IsolatedPod {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyRules {
     pub pods: BTreeMap<IpAddr, IsolatedPod>,
+    /// The pods that rules name as peers.
+    pub peer_sets: BTreeMap<PeerSetKey, BTreeSet<IpAddr>>,
 }
 
 /// The rules of the node called `node`.
@@ -112,12 +125,15 @@ pub fn plan<'a>(
         };
         let has_egress_rules = spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
         let (ingress, egress) = (is_of_type("Ingress", true), is_of_type("Egress", has_egress_rules));
-        let egress_rules = egress.then(|| cluster.egress(namespace, spec.egress.as_deref()));
-        let selected = pods.iter().filter(|pod| {
+        let mut selected = pods.iter().filter(|pod| {
             pod.namespace == namespace && pod.node == Some(node) && matches(&selector, pod.labels)
         });
-        for pod in selected {
-            let allowed = ingress.then(|| cluster.ingress(namespace, spec.ingress.as_deref(), pod));
+        let Some(first) = selected.next() else { continue };
+        let sets = &mut rules.peer_sets;
+        let ingress_rules = ingress.then(|| cluster.ingress(namespace, spec.ingress.as_deref(), sets));
+        let egress_rules = egress.then(|| cluster.egress(namespace, spec.egress.as_deref(), sets));
+        for pod in std::iter::once(first).chain(selected) {
+            let allowed = ingress_rules.as_ref().map(|rules| allowed_to(pod, rules));
             for address in &pod.addresses {
                 let isolated = rules.pods.entry(*address).or_default();
                 if let Some(allowed) = &allowed {
@@ -130,6 +146,26 @@ pub fn plan<'a>(
         }
     }
     rules
+}
+
+/// What the ingress rules of a policy allow to one pod, which gives names to ports.
+fn allowed_to(
+    pod: &PodWithAddress<'_>,
+    rules: &[(Option<PortList<'_>>, Vec<TrafficPeer>)],
+) -> BTreeSet<AllowRule> {
+    let mut allowed = BTreeSet::new();
+    for (list, peers) in rules {
+        let ports = list.as_ref().map(|list| {
+            let mut ports = list.named_ports(pod);
+            ports.extend(&list.numbers);
+            ports
+        });
+        if ports.as_ref().is_some_and(BTreeSet::is_empty) {
+            continue;
+        }
+        allowed.extend(peers.iter().map(|peer| AllowRule { peer: peer.clone(), ports: ports.clone() }));
+    }
+    allowed
 }
 
 /// A pod that can be one side of a connection.
@@ -224,29 +260,21 @@ struct PeerSource<'a> {
     namespaces: BTreeMap<&'a str, Option<&'a BTreeMap<String, String>>>,
 }
 
+type PeerSets = BTreeMap<PeerSetKey, BTreeSet<IpAddr>>;
+
 impl PeerSource<'_> {
-    /// The peers that the rules of a policy in `namespace` admit to `pod`.
-    fn ingress(
+    /// The ports and peers of each rule of a policy in `namespace`.
+    fn ingress<'p>(
         &self,
         namespace: &str,
-        rules: Option<&[mayfly_api::k8s::api::networking::v1::NetworkPolicyIngressRule]>,
-        pod: &PodWithAddress<'_>,
-    ) -> BTreeSet<AllowRule> {
-        let mut allowed = BTreeSet::new();
-        for rule in rules.unwrap_or_default() {
-            let ports = PortList::of(rule.ports.as_deref()).map(|mut list| {
-                let named = list.named_ports(pod);
-                list.numbers.extend(named);
-                list.numbers
-            });
-            if ports.as_ref().is_some_and(BTreeSet::is_empty) {
-                continue;
-            }
-            for peer in self.peers(namespace, rule.from.as_deref()) {
-                allowed.insert(AllowRule { peer, ports: ports.clone() });
-            }
-        }
-        allowed
+        rules: Option<&'p [mayfly_api::k8s::api::networking::v1::NetworkPolicyIngressRule]>,
+        sets: &mut PeerSets,
+    ) -> Vec<(Option<PortList<'p>>, Vec<TrafficPeer>)> {
+        let rule = |rule: &'p mayfly_api::k8s::api::networking::v1::NetworkPolicyIngressRule| {
+            let ports = PortList::of(rule.ports.as_deref());
+            (ports, self.peers(namespace, rule.from.as_deref(), sets))
+        };
+        rules.unwrap_or_default().iter().map(rule).collect()
     }
 
     /// The peers that the rules of a policy in `namespace` permit its pods to reach. A named port is that of the
@@ -255,42 +283,60 @@ impl PeerSource<'_> {
         &self,
         namespace: &str,
         rules: Option<&[mayfly_api::k8s::api::networking::v1::NetworkPolicyEgressRule]>,
+        sets: &mut PeerSets,
     ) -> BTreeSet<AllowRule> {
         let mut allowed = BTreeSet::new();
         for rule in rules.unwrap_or_default() {
             let list = PortList::of(rule.ports.as_deref());
-            let mut by_ports: BTreeMap<BTreeSet<PortRange>, BTreeSet<IpAddr>> = BTreeMap::new();
-            for peer in self.peers(namespace, rule.to.as_deref()) {
+            for peer in self.peers(namespace, rule.to.as_deref(), sets) {
                 let Some(list) = &list else {
                     allowed.insert(AllowRule { peer, ports: None });
                     continue;
                 };
-                if !list.names.is_empty() {
-                    for pod in self.pods {
-                        let ports = list.named_ports(pod);
-                        let reached = pod.addresses.iter().filter(|address| covers(&peer, **address));
-                        if !ports.is_empty() {
-                            by_ports.entry(ports).or_default().extend(reached);
-                        }
-                    }
+                for (ports, reached) in self.by_named_ports(list, &peer, sets) {
+                    let key = set_key(&format!("{peer:?} {ports:?}"));
+                    sets.insert(key.clone(), reached);
+                    allowed.insert(AllowRule { peer: TrafficPeer::Pods(key), ports: Some(ports) });
                 }
                 if !list.numbers.is_empty() {
                     allowed.insert(AllowRule { peer, ports: Some(list.numbers.clone()) });
                 }
             }
-            let by_ports = by_ports.into_iter().filter(|(_, addresses)| !addresses.is_empty());
-            allowed.extend(
-                by_ports
-                    .map(|(ports, to)| AllowRule { peer: TrafficPeer::Addresses(to), ports: Some(ports) }),
-            );
         }
         allowed
     }
 
+    /// The addresses of a peer's pods, by the ports to which they give the names of `list`.
+    fn by_named_ports(
+        &self,
+        list: &PortList<'_>,
+        peer: &TrafficPeer,
+        sets: &PeerSets,
+    ) -> BTreeMap<BTreeSet<PortRange>, BTreeSet<IpAddr>> {
+        let mut by_ports: BTreeMap<_, BTreeSet<IpAddr>> = BTreeMap::new();
+        if list.names.is_empty() {
+            return by_ports;
+        }
+        for pod in self.pods {
+            let ports = list.named_ports(pod);
+            let reached = pod.addresses.iter().filter(|address| covers(peer, **address, sets));
+            if !ports.is_empty() {
+                by_ports.entry(ports).or_default().extend(reached);
+            }
+        }
+        by_ports.retain(|_, addresses| !addresses.is_empty());
+        by_ports
+    }
+
     /// The peers of a rule: the pods that its selectors select as one peer, and each block.
-    fn peers(&self, namespace: &str, peers: Option<&[NetworkPolicyPeer]>) -> Vec<TrafficPeer> {
+    fn peers(
+        &self,
+        namespace: &str,
+        peers: Option<&[NetworkPolicyPeer]>,
+        sets: &mut PeerSets,
+    ) -> Vec<TrafficPeer> {
         let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return vec![TrafficPeer::Any] };
-        let (mut found, mut selected) = (Vec::new(), BTreeSet::new());
+        let (mut found, mut selecting) = (Vec::new(), Vec::new());
         for peer in peers {
             match &peer.ip_block {
                 Some(block) => {
@@ -298,11 +344,15 @@ impl PeerSource<'_> {
                     let except = block.except.iter().flatten().filter_map(|range| range.parse().ok());
                     found.push(TrafficPeer::Block { cidr: cidr.trunc(), except: except.collect() });
                 }
-                None => selected.extend(self.selected(namespace, peer)),
+                None => selecting.push(peer),
             }
         }
-        if !selected.is_empty() {
-            found.push(TrafficPeer::Addresses(selected));
+        if !selecting.is_empty() {
+            let key = set_key(&format!("{namespace} {selecting:?}"));
+            sets.entry(key.clone()).or_insert_with(|| {
+                selecting.iter().flat_map(|peer| self.selected(namespace, peer)).collect()
+            });
+            found.push(TrafficPeer::Pods(key));
         }
         found
     }
@@ -328,11 +378,16 @@ impl PeerSource<'_> {
     }
 }
 
+/// A short form of the text that identifies a set.
+fn set_key(identity: &str) -> PeerSetKey {
+    digest(identity).into()
+}
+
 /// Whether an address is one of a peer's.
-fn covers(peer: &TrafficPeer, address: IpAddr) -> bool {
+fn covers(peer: &TrafficPeer, address: IpAddr, sets: &PeerSets) -> bool {
     match peer {
         TrafficPeer::Any => true,
-        TrafficPeer::Addresses(addresses) => addresses.contains(&address),
+        TrafficPeer::Pods(key) => sets.get(key).is_some_and(|addresses| addresses.contains(&address)),
         TrafficPeer::Block { cidr, except } => {
             cidr.contains(&address) && !except.iter().any(|range| range.contains(&address))
         }

@@ -42,10 +42,13 @@ fn ports(ports: &[PortRange]) -> String {
     ports.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
-fn rule(rule: &AllowRule) -> String {
+fn rule(rule: &AllowRule, rules: &PolicyRules) -> String {
     let peer = match &rule.peer {
         TrafficPeer::Any => "any".to_owned(),
-        TrafficPeer::Addresses(all) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join("+"),
+        TrafficPeer::Pods(key) => match rules.peer_sets[key].is_empty() {
+            true => "nobody".to_owned(),
+            false => rules.peer_sets[key].iter().map(ToString::to_string).collect::<Vec<_>>().join("+"),
+        },
         TrafficPeer::Block { cidr, except } => {
             let except: Vec<_> = except.iter().map(|range| format!("-{range}")).collect();
             format!("{cidr}{}", except.concat())
@@ -65,7 +68,8 @@ fn lines(rules: &PolicyRules) -> Vec<String> {
     for (address, pod) in &rules.pods {
         for (direction, allowed) in [("in", &pod.ingress), ("out", &pod.egress)] {
             if let Some(allowed) = allowed {
-                let rules: Vec<_> = allowed.iter().map(rule).collect();
+                let mut rules: Vec<_> = allowed.iter().map(|of| rule(of, rules)).collect();
+                rules.sort();
                 lines.push(format!("{address} {direction} [{}]", rules.join("; ")));
             }
         }
@@ -95,7 +99,7 @@ fn peers_are_pods_of_namespaces_and_blocks() {
     let db = json!({"matchLabels": {"app": "db"}});
     for (peer, expected) in [
         (json!({"podSelector": {"matchLabels": {"app": "web"}}}), "[10.0.0.1 all]"),
-        (json!({"podSelector": {"matchLabels": {"app": "probe"}}}), "[]"),
+        (json!({"podSelector": {"matchLabels": {"app": "probe"}}}), "[nobody all]"),
         (json!({"namespaceSelector": {"matchLabels": {"team": "ops"}}}), "[10.0.1.1 all]"),
         (json!({"namespaceSelector": {}}), "[10.0.0.1+10.0.0.2+10.0.1.1 all]"),
         (
@@ -138,7 +142,7 @@ fn a_named_port_of_egress_is_that_of_the_pod_that_is_reached() {
         "egress": [{"ports": [{"port": "http"}, {"port": 53, "protocol": "UDP"}]}]});
     assert_eq!(
         lines(&planned_of(&[spec], pods)),
-        ["10.0.0.2 out [any udp:53-53; 10.0.0.1 tcp:9090-9090; 10.0.1.1 tcp:8080-8080]"]
+        ["10.0.0.2 out [10.0.0.1 tcp:9090-9090; 10.0.1.1 tcp:8080-8080; any udp:53-53]"]
     );
 }
 
@@ -150,7 +154,7 @@ fn policies_add_up() {
         json!({"podSelector": db, "ingress": [{"ports": [{"port": 80}]}]}),
         json!({"podSelector": db, "ingress": [{"ports": [{"port": 443}]}]}),
     ];
-    assert_eq!(planned(&specs), ["10.0.0.1 in []", "10.0.0.2 in [any tcp:80-80; any tcp:443-443]"]);
+    assert_eq!(planned(&specs), ["10.0.0.1 in []", "10.0.0.2 in [any tcp:443-443; any tcp:80-80]"]);
 }
 
 #[test]
@@ -163,4 +167,15 @@ fn pods_of_the_host_network_ended_pods_and_other_nodes_take_no_part() {
     let mut pods = self::pods();
     pods[1]["spec"]["nodeName"] = json!("there");
     assert_eq!(lines(&planned_of(&[spec], pods)), ["10.0.0.1 in [10.0.0.1+10.0.0.2 all]"]);
+}
+
+#[test]
+fn the_rules_stay_while_the_pods_of_a_peer_come_and_go() {
+    let spec = json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": {}}]}], "egress": [{"to": [{"namespaceSelector": {}}]}]});
+    let mut more = pods();
+    more.push(pod("shop", "late", "10.0.0.9"));
+    let (before, after) = (planned_of(std::slice::from_ref(&spec), pods()), planned_of(&[spec], more));
+    assert_eq!(before.pods, after.pods);
+    assert_ne!(before.peer_sets, after.peer_sets);
 }

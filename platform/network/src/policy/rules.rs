@@ -3,28 +3,30 @@
 //! ```text
 //!   forward ─▶ established, related: accept
 //!           └▶ policies ─▶ @hairpin (saddr . daddr): return
-//!                       ├▶ vmap @egress-pods (saddr)  ─▶ eg-… ─▶ return if allowed, else drop
-//!                       └▶ vmap @ingress-pods (daddr) ─▶ in-… ─▶ return if allowed, else drop
+//!                       ├▶ vmap @egress-pods (saddr)  ─▶ front-… ─▶ egress-… ─▶ return if allowed, else drop
+//!                       └▶ vmap @ingress-pods (daddr) ─▶ front-… ─▶ ingress-… ─▶ return if allowed, else drop
 //! ```
 //!
 //! The hook is the forwarding one, after the addresses of Services were replaced: policies apply to the pod that is
 //! reached in the end. Traffic between the node itself and its pods passes, as upstream documents. Pods of one bridge
 //! reach each other without the kernel's IP layer unless `br_netfilter` is on; the same chains in a table of the family
 //! `bridge` filter these packets.
+//!
+//! The chain `front-…` belongs to a pod and a direction; a pod that comes or goes as a peer is an element of a set
+//! (`peers-…`). A packet that is processed during a change is judged by the rules of before or of after
+//! ([`TableState`]).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt::Write as _,
     net::IpAddr,
 };
 
 use ipnet::IpNet;
+use tokio::time::Instant;
 
-use super::plan::{AllowRule, PolicyProtocol, PolicyRules, PortRange, TrafficPeer};
-use crate::nftables::{AddressFamily, NftError, digest, run_nft, run_nft_with};
-
-/// Addresses in one command, as for the tables of Services.
-const ELEMENTS_PER_COMMAND: usize = 1000;
+use super::plan::{AllowRule, IsolatedPod, PeerSetKey, PolicyProtocol, PolicyRules, PortRange, TrafficPeer};
+use crate::nftables::{AddressFamily, EntryChain, EntryRules, NftError, TableState, check, digest, run_nft};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -51,76 +53,68 @@ impl Direction {
     }
 }
 
-/// Chains, sets and elements of one table.
-#[derive(Default)]
-struct PolicyContent {
-    chains: BTreeMap<String, Vec<String>>,
-    sets: BTreeMap<(AddressFamily, String), BTreeSet<IpAddr>>,
-    pods: Vec<(&'static str, IpAddr, String)>,
+/// Builds the chains of one isolated pod.
+struct PodRules {
+    family: AddressFamily,
+    rules: EntryRules,
 }
 
-impl PolicyContent {
-    fn of(rules: &PolicyRules) -> Self {
-        let mut content = Self::default();
-        for (address, pod) in &rules.pods {
-            for (direction, allowed) in [(Direction::Ingress, &pod.ingress), (Direction::Egress, &pod.egress)]
-            {
-                if let Some(allowed) = allowed {
-                    let chain = content.chain(AddressFamily::of_ip(*address), direction, allowed);
-                    content.pods.push((direction.word(), *address, chain));
-                }
-            }
+/// The chains, sets and elements of a pod that policies isolate.
+fn pod_rules(address: IpAddr, pod: &IsolatedPod) -> EntryRules {
+    let family = AddressFamily::of_ip(address);
+    let six = family.suffix();
+    let mut builder = PodRules { family, rules: EntryRules::default() };
+    for (direction, allowed) in [(Direction::Ingress, &pod.ingress), (Direction::Egress, &pod.egress)] {
+        if let Some(allowed) = allowed {
+            let chain = builder.chain(direction, allowed);
+            let front = format!("front-{}", digest(&format!("{} {address}", direction.word())));
+            let map = format!("{}-pods{six}", direction.word());
+            let verdict = Some(format!("jump {front}"));
+            builder.rules.elements.push(((map, address.to_string()), verdict));
+            builder.rules.fronts.push((front, format!("goto {chain}")));
         }
-        content
     }
+    let itself = ((format!("hairpin{six}"), format!("{address} . {address}")), None);
+    builder.rules.elements.push(itself);
+    builder.rules
+}
 
+impl PodRules {
     /// The chain of a direction's rules. Pods that are allowed the same share it.
-    fn chain(
-        &mut self,
-        family: AddressFamily,
-        direction: Direction,
-        allowed: &BTreeSet<AllowRule>,
-    ) -> String {
-        let mut lines = Vec::new();
+    fn chain(&mut self, direction: Direction, allowed: &BTreeSet<AllowRule>) -> String {
+        let mut rules = Vec::new();
         for rule in allowed {
-            let Some(peer) = self.peer(family, direction, &rule.peer) else { continue };
+            let Some(peer) = self.peer(direction, &rule.peer) else { continue };
             match &rule.ports {
-                None => lines.push(format!("{peer}return")),
-                Some(ports) => lines.extend(matches_of(ports).map(|ports| format!("{peer}{ports} return"))),
+                None => rules.push(format!("{peer}return")),
+                Some(ports) => rules.extend(matches_of(ports).map(|ports| format!("{peer}{ports} return"))),
             }
         }
-        lines.push("counter drop".to_owned());
-        let text = format!("{} {}", family.word(), lines.join("\n"));
+        rules.push("counter drop".to_owned());
+        let text = format!("{} {}", self.family.word(), rules.join("\n"));
         let name = format!("{}-{}", direction.word(), digest(&text));
-        self.chains.entry(name.clone()).or_insert(lines);
+        self.rules.chains.push(EntryChain { name: name.clone(), rules, depth: 1 });
         name
     }
 
     /// The match of a peer, with a space behind it; `None`: no packet of the family is of the peer.
-    fn peer(&mut self, family: AddressFamily, direction: Direction, peer: &TrafficPeer) -> Option<String> {
-        let (word, (_, field)) = (family.word(), direction.fields());
+    fn peer(&mut self, direction: Direction, peer: &TrafficPeer) -> Option<String> {
+        let (word, (_, field)) = (self.family.word(), direction.fields());
         match peer {
             TrafficPeer::Any => Some(String::new()),
-            TrafficPeer::Addresses(addresses) => {
-                let own =
-                    addresses.iter().copied().filter(|address| AddressFamily::of_ip(*address) == family);
-                let own: BTreeSet<_> = own.collect();
-                if own.is_empty() {
-                    return None;
-                }
-                let all: Vec<_> = own.iter().map(ToString::to_string).collect();
-                let set = format!("peers-{}", digest(&all.join(" ")));
-                self.sets.insert((family, set.clone()), own);
+            TrafficPeer::Pods(key) => {
+                let set = peer_set(self.family, key);
+                self.rules.sets.push((set.clone(), format!("type {};", self.family.address_type())));
                 Some(format!("{word} {field} @{set} "))
             }
             TrafficPeer::Block { cidr, except } => {
-                let is_of_family = |range: &IpNet| AddressFamily::of_ip(range.addr()) == family;
+                let is_of_family = |range: &IpNet| AddressFamily::of_ip(range.addr()) == self.family;
                 if !is_of_family(cidr) {
                     return None;
                 }
                 // A range of all addresses is no range for nft.
                 let mut text = match cidr.prefix_len() {
-                    0 => format!("meta protocol {} ", family.word()),
+                    0 => format!("meta protocol {word} "),
                     _ => format!("{word} {field} {cidr} "),
                 };
                 let except: Vec<_> = except.iter().copied().filter(is_of_family).collect();
@@ -134,70 +128,48 @@ impl PolicyContent {
             }
         }
     }
+}
 
-    /// The commands that make this table.
-    fn script(&self, table: &str, priority: i32, script: &mut String) {
-        let _ = write!(script, "add table {table}\ndelete table {table}\ntable {table} {{\n");
-        for family in AddressFamily::ALL {
-            let (key, six) = (family.address_type(), family.suffix());
-            for direction in Direction::ALL {
-                let _ = writeln!(script, "  map {}-pods{six} {{ type {key} : verdict; }}", direction.word());
-            }
-            let _ = writeln!(script, "  set hairpin{six} {{ type {key} . {key}; }}");
+/// The name of a set of peers of one family.
+fn peer_set(family: AddressFamily, key: &PeerSetKey) -> String {
+    format!("peers-{key}{}", family.suffix())
+}
+
+/// The number of chains of [`base`].
+const FIXED_CHAINS: usize = 2;
+
+/// A new table without isolated pods; an existing one is replaced.
+fn base(table: &str, script: &mut String) {
+    let _ = write!(script, "add table {table}\ndelete table {table}\ntable {table} {{\n");
+    for family in AddressFamily::ALL {
+        let (key, six) = (family.address_type(), family.suffix());
+        for direction in Direction::ALL {
+            let _ = writeln!(script, "  map {}-pods{six} {{ type {key} : verdict; }}", direction.word());
         }
-        for (family, set) in self.sets.keys() {
-            let _ = writeln!(script, "  set {set} {{ type {}; }}", family.address_type());
+        let _ = writeln!(script, "  set hairpin{six} {{ type {key} . {key}; }}");
+    }
+    script.push_str("  chain policies {\n");
+    for family in AddressFamily::ALL {
+        let (word, six) = (family.word(), family.suffix());
+        // A pod always reaches itself; through a Service its packets are forwarded.
+        let _ = writeln!(script, "    {word} saddr . {word} daddr @hairpin{six} return");
+    }
+    for family in AddressFamily::ALL {
+        for direction in Direction::ALL {
+            let (word, six, (field, _)) = (family.word(), family.suffix(), direction.fields());
+            let _ = writeln!(script, "    {word} {field} vmap @{}-pods{six}", direction.word());
         }
-        for (name, rules) in &self.chains {
-            let _ = writeln!(script, "  chain {name} {{\n    {}\n  }}", rules.join("\n    "));
-        }
-        script.push_str("  chain policies {\n");
-        for family in AddressFamily::ALL {
-            let (word, six) = (family.word(), family.suffix());
-            // A pod always reaches itself; through a Service its packets are forwarded.
-            let _ = writeln!(script, "    {word} saddr . {word} daddr @hairpin{six} return");
-        }
-        for family in AddressFamily::ALL {
-            for direction in Direction::ALL {
-                let (word, six, (field, _)) = (family.word(), family.suffix(), direction.fields());
-                let _ = writeln!(script, "    {word} {field} vmap @{}-pods{six}", direction.word());
-            }
-        }
-        let _ = write!(
-            script,
-            "  }}
-  chain forward {{ type filter hook forward priority {priority}; policy accept;
+    }
+    let _ = write!(
+        script,
+        "  }}
+  chain forward {{ type filter hook forward priority {PRIORITY}; policy accept;
     ct state established,related accept
     jump policies
   }}
 }}
 "
-        );
-        self.elements(table, script);
-    }
-
-    fn elements(&self, table: &str, script: &mut String) {
-        let mut add = |of: String, elements: Vec<String>| {
-            for chunk in elements.chunks(ELEMENTS_PER_COMMAND) {
-                let _ = writeln!(script, "add element {table} {of} {{ {} }}", chunk.join(", "));
-            }
-        };
-        for ((_, set), addresses) in &self.sets {
-            add(set.clone(), addresses.iter().map(ToString::to_string).collect());
-        }
-        for family in AddressFamily::ALL {
-            let own = self.pods.iter().filter(|(_, address, _)| AddressFamily::of_ip(*address) == family);
-            let six = family.suffix();
-            for direction in Direction::ALL {
-                let own = own.clone().filter(|(of, _, _)| *of == direction.word());
-                let elements = own.map(|(_, address, chain)| format!("{address} : jump {chain}"));
-                add(format!("{}-pods{six}", direction.word()), elements.collect());
-            }
-            let themselves: BTreeSet<_> = own.map(|(_, address, _)| *address).collect();
-            let pairs = themselves.into_iter().map(|address| format!("{address} . {address}"));
-            add(format!("hairpin{six}"), pairs.collect());
-        }
-    }
+    );
 }
 
 /// The matches of ports, one for each protocol.
@@ -233,25 +205,39 @@ fn merged(ranges: impl Iterator<Item = (u16, u16)>) -> Vec<(u16, u16)> {
     merged
 }
 
-/// Keeps the kernel's policy tables as policy rules want them: one transaction for each change.
-#[derive(Debug)]
-pub struct PolicyTables {
-    table: String,
-    /// Whether pods' packets to each other pass the table of the family `bridge` only.
-    bridge: bool,
-    /// The script that was carried out last; none before the first time and after a failure.
-    written: Option<String>,
-}
-
 /// After those of Services at priority 0, which refuse connections without endpoints.
 const PRIORITY: i32 = 10;
+
+/// Keeps the kernel's policy tables as policy rules want them, by a transaction of each change.
+#[derive(Debug)]
+pub struct PolicyTables {
+    name: String,
+    /// Whether pods' packets to each other pass the table of the family `bridge` only.
+    bridge: bool,
+    written: PolicyState,
+}
+
+/// What the kernel has.
+#[derive(Debug)]
+enum PolicyState {
+    /// Before the first time and after a failure.
+    Unknown,
+    /// No tables.
+    Absent,
+    Written {
+        rules: PolicyRules,
+        tables: Vec<TableState>,
+        /// The kernel's generation of rules at the last check of the tables.
+        checked: Option<u32>,
+    },
+}
 
 impl PolicyTables {
     /// The owner of the tables with this name. `bridge`: the kernel does not show packets between ports of a bridge to
     /// its IP rules (`br_netfilter` is not loaded or off).
     #[must_use]
     pub fn new(table: impl Into<String>, bridge: bool) -> Self {
-        Self { table: table.into(), bridge, written: None }
+        Self { name: table.into(), bridge, written: PolicyState::Unknown }
     }
 
     /// The remedy when the kernel refuses the tables.
@@ -268,46 +254,70 @@ impl PolicyTables {
 
     fn names(&self) -> Vec<String> {
         let families: &[_] = if self.bridge { &["inet", "bridge"] } else { &["inet"] };
-        families.iter().map(|family| format!("{family} {}", self.table)).collect()
+        families.iter().map(|family| format!("{family} {}", self.name)).collect()
     }
 
-    /// The transaction that makes the tables; without an isolated pod there are none.
-    #[must_use]
-    pub fn script(&self, rules: &PolicyRules) -> String {
-        let mut script = String::new();
-        if rules.pods.is_empty() {
-            for table in self.names() {
-                let _ = write!(script, "add table {table}\ndelete table {table}\n");
-            }
-            return script;
-        }
-        let content = PolicyContent::of(rules);
-        for table in self.names() {
-            content.script(&table, PRIORITY, &mut script);
-        }
-        script
-    }
-
-    /// Applies `rules` in the kernel; when nothing changed, checks that the tables exist. Returns whether another
-    /// program had removed them.
+    /// Applies `rules` in the kernel, by a transaction of the changes; when nothing changed, checks that the tables are
+    /// as they were written. Without an isolated pod there are no tables: they are deleted by a later call, when the
+    /// packets in them have left. Returns whether another program had removed or changed the tables.
     ///
     /// # Errors
     /// `nft` is missing, or refuses the rules; the earlier rules are still in place.
     pub async fn apply(&mut self, rules: &PolicyRules) -> Result<bool, NftError> {
-        let script = self.script(rules);
-        let mut was_removed = false;
-        if self.written.as_ref() == Some(&script) {
-            if rules.pods.is_empty() {
-                return Ok(false);
+        let now = Instant::now();
+        match std::mem::replace(&mut self.written, PolicyState::Unknown) {
+            PolicyState::Absent if rules.pods.is_empty() => {
+                self.written = PolicyState::Absent;
+                Ok(false)
             }
-            match run_nft_with(&["list", "chain", "inet", &self.table, "policies"], "").await {
-                Err(NftError::Refused(_)) => was_removed = true,
-                checked => return checked.map(|()| false),
+            PolicyState::Unknown | PolicyState::Absent => self.write_all(rules, now).await.map(|()| false),
+            PolicyState::Written { rules: before, mut tables, mut checked } => {
+                let is_change = before != *rules;
+                let script = change(&mut tables, &before, rules, now);
+                let is_over = rules.pods.is_empty() && tables.iter().all(TableState::is_empty);
+                if is_over && !is_change {
+                    return self.write_all(rules, now).await.map(|()| false);
+                }
+                if !script.is_empty() {
+                    match run_nft(&script).await {
+                        Ok(()) => {}
+                        Err(NftError::Refused(_)) => return self.write_all(rules, now).await.map(|()| true),
+                        Err(error) => return Err(error),
+                    }
+                }
+                if !is_change && !check(&mut checked, tables.iter()).await? {
+                    return self.write_all(rules, now).await.map(|()| true);
+                }
+                self.written = PolicyState::Written { rules: rules.clone(), tables, checked };
+                Ok(false)
             }
         }
-        let result = run_nft(&script).await;
-        self.written = result.is_ok().then_some(script);
-        result.map(|()| was_removed)
+    }
+
+    /// Writes everything, from any state.
+    async fn write_all(&mut self, rules: &PolicyRules, now: Instant) -> Result<(), NftError> {
+        if rules.pods.is_empty() {
+            return self.delete().await;
+        }
+        let mut script = String::new();
+        let names = self.names();
+        names.iter().for_each(|table| base(table, &mut script));
+        let mut tables: Vec<_> =
+            names.into_iter().map(|table| TableState::new(table, FIXED_CHAINS)).collect();
+        script.push_str(&change(&mut tables, &PolicyRules::default(), rules, now));
+        run_nft(&script).await?;
+        self.written = PolicyState::Written { rules: rules.clone(), tables, checked: None };
+        Ok(())
+    }
+
+    async fn delete(&mut self) -> Result<(), NftError> {
+        let mut script = String::new();
+        for table in self.names() {
+            let _ = write!(script, "add table {table}\ndelete table {table}\n");
+        }
+        run_nft(&script).await?;
+        self.written = PolicyState::Absent;
+        Ok(())
     }
 
     /// Removes the tables.
@@ -315,8 +325,48 @@ impl PolicyTables {
     /// # Errors
     /// As [`PolicyTables::apply`].
     pub async fn remove(&mut self) -> Result<(), NftError> {
-        self.apply(&PolicyRules::default()).await.map(|_| ())
+        if matches!(self.written, PolicyState::Absent) {
+            return Ok(());
+        }
+        self.delete().await
     }
+}
+
+/// The transaction that leads from one set of rules to another one.
+fn change(tables: &mut [TableState], before: &PolicyRules, after: &PolicyRules, now: Instant) -> String {
+    let entries = |of: &PolicyRules, other: &PolicyRules| -> Vec<_> {
+        let changed = of.pods.iter().filter(|(address, pod)| other.pods.get(*address) != Some(pod));
+        changed.map(|(address, pod)| pod_rules(*address, pod)).collect()
+    };
+    let (gone, new) = (entries(before, after), entries(after, before));
+    let filled = changed_sets(before, after, &new);
+    let mut script = String::new();
+    for table in tables {
+        table.change(&gone, &new, filled.clone(), now, &mut script);
+        table.delete_unused(now, &mut script);
+    }
+    script
+}
+
+/// The elements of the sets that new entries use, or whose pods changed.
+fn changed_sets(
+    before: &PolicyRules,
+    after: &PolicyRules,
+    new: &[EntryRules],
+) -> BTreeMap<String, BTreeSet<String>> {
+    let of_new: HashSet<_> = new.iter().flat_map(|entry| &entry.sets).map(|(name, _)| &**name).collect();
+    let mut filled = BTreeMap::new();
+    for (key, addresses) in &after.peer_sets {
+        let is_changed = before.peer_sets.get(key) != Some(addresses);
+        for family in AddressFamily::ALL {
+            let set = peer_set(family, key);
+            if is_changed || of_new.contains(&*set) {
+                let own = addresses.iter().filter(|address| AddressFamily::of_ip(**address) == family);
+                filled.insert(set, own.map(ToString::to_string).collect());
+            }
+        }
+    }
+    filled
 }
 
 #[cfg(test)]

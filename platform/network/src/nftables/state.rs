@@ -1,0 +1,249 @@
+//! The changeable part of a table: chains, sets and map elements, by the number of entries that use them.
+//!
+//! A packet that the kernel processes during a commit sees the chains of one generation, but each of its look-ups in a
+//! map or set is of the newest one. A packet in an old chain whose set was deleted in the same transaction finds nothing
+//! there, and is treated as if no rule applied to it. Therefore:
+//!
+//! - a chain that leads to a decision is named after a digest of its rules and never changes;
+//! - each entry has a *front*: a chain of one rule, which is replaced, so that the entry's map element never is;
+//! - chains and sets without users are deleted by a later transaction, when the packets that were in them have left.
+//!
+//! Deletions are part of the next change, or of the next periodic check: a change is one transaction.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt::Write as _,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::check::TableListing;
+
+/// The time after which no packet is in an unused chain any more: processing one takes microseconds, unless its
+/// processor is taken away.
+pub(crate) const UNUSED_MIN: Duration = Duration::from_secs(1);
+/// Unused chains and sets that one transaction deletes, so that a change behind ten thousand deletions is not late.
+const DELETIONS_MAX: usize = 4096;
+/// Elements in one command: `nft` reads a long list faster than many commands.
+const ELEMENTS_PER_COMMAND: usize = 1000;
+
+/// A chain named after its rules.
+#[derive(Debug)]
+pub(crate) struct EntryChain {
+    pub(crate) name: String,
+    pub(crate) rules: Vec<String>,
+    /// Chains refer to deeper ones only; fronts have the depth 0.
+    pub(crate) depth: u8,
+}
+
+/// The depth of sets, to which chains of every depth refer.
+const SET_DEPTH: u8 = u8::MAX;
+
+/// The chains, sets and map elements of one entry of a table.
+#[derive(Debug, Default)]
+pub(crate) struct EntryRules {
+    /// Each chain refers to earlier ones only.
+    pub(crate) chains: Vec<EntryChain>,
+    /// Chains of one rule, with that rule.
+    pub(crate) fronts: Vec<(String, String)>,
+    /// Sets by name, with their declaration.
+    pub(crate) sets: Vec<(String, String)>,
+    /// Elements by map and key, with their verdict; those of a set have none.
+    pub(crate) elements: Vec<((String, String), Option<String>)>,
+}
+
+impl EntryRules {
+    fn names(&self) -> impl Iterator<Item = (&str, u8)> {
+        let chains = self.chains.iter().map(|chain| (&*chain.name, chain.depth));
+        let fronts = self.fronts.iter().map(|(name, _)| (&**name, 0));
+        chains.chain(fronts).chain(self.sets.iter().map(|(name, _)| (&**name, SET_DEPTH)))
+    }
+}
+
+/// The chains and sets that the kernel has in one table, beside the fixed ones.
+#[derive(Debug)]
+pub(crate) struct TableState {
+    /// The table with its family, as commands name it.
+    table: String,
+    /// The number of chains that never change.
+    fixed_chains: usize,
+    /// Chains and sets by name, with the number of entries that use them.
+    users: HashMap<String, usize>,
+    /// Those that no entry uses any more.
+    unused: HashMap<String, (Instant, u8)>,
+    /// The number of sets among both.
+    sets: usize,
+    /// The elements of the sets whose elements are written, not learnt from packets.
+    filled: HashMap<String, BTreeSet<String>>,
+    /// The number of elements of the fixed maps and sets.
+    elements: BTreeMap<String, usize>,
+}
+
+impl TableState {
+    /// A table that has the fixed chains only.
+    pub(crate) fn new(table: String, fixed_chains: usize) -> Self {
+        Self {
+            table,
+            fixed_chains,
+            users: HashMap::new(),
+            unused: HashMap::new(),
+            sets: 0,
+            filled: HashMap::new(),
+            elements: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// Whether the table has the fixed chains only.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.unused.is_empty()
+    }
+
+    /// Whether the kernel's listing has the chains and elements that were written.
+    pub(super) fn is_listed_as(&self, listing: &TableListing) -> bool {
+        let mut filled = self.filled.iter().map(|(set, elements)| (set, elements.len()));
+        let mut elements = self.elements.iter().map(|(map, count)| (map, *count));
+        let is_listed = |(name, count): (&String, usize)| listing.elements.get(name) == Some(&count);
+        listing.chains == self.fixed_chains + self.users.len() + self.unused.len() - self.sets
+            && !listing.has_empty_chain
+            && filled.all(is_listed)
+            && elements.all(is_listed)
+    }
+
+    /// Writes the commands that replace the entries `gone` by `new`, and give the sets of `filled` that are in use exactly
+    /// these elements.
+    pub(crate) fn change(
+        &mut self,
+        gone: &[EntryRules],
+        new: &[EntryRules],
+        filled: BTreeMap<String, BTreeSet<String>>,
+        now: Instant,
+        script: &mut String,
+    ) {
+        for (name, declaration) in new.iter().flat_map(|entry| &entry.sets) {
+            if !self.acquire(name) {
+                self.sets += 1;
+                line(script, format_args!("add set {} {name} {{ {declaration} }}", self.table));
+            }
+        }
+        for (set, elements) in filled {
+            if self.users.contains_key(&set) {
+                self.fill(&set, elements, script);
+            }
+        }
+        for entry in new {
+            for chain in &entry.chains {
+                if !self.acquire(&chain.name) {
+                    line(script, format_args!("add chain {} {}", self.table, chain.name));
+                    for rule in &chain.rules {
+                        line(script, format_args!("add rule {} {} {rule}", self.table, chain.name));
+                    }
+                }
+            }
+            for (name, rule) in &entry.fronts {
+                let verb = if self.acquire(name) { "flush" } else { "add" };
+                line(script, format_args!("{verb} chain {} {name}", self.table));
+                line(script, format_args!("add rule {} {name} {rule}", self.table));
+            }
+        }
+        for (name, depth) in gone.iter().flat_map(EntryRules::names) {
+            self.release(name, depth, now);
+        }
+        self.change_elements(gone, new, script);
+    }
+
+    fn fill(&mut self, set: &str, elements: BTreeSet<String>, script: &mut String) {
+        let none = BTreeSet::new();
+        let before = self.filled.get(set).unwrap_or(&none);
+        list_elements(script, "delete", &self.table, set, before.difference(&elements).cloned());
+        list_elements(script, "add", &self.table, set, elements.difference(before).cloned());
+        self.filled.insert(set.to_owned(), elements);
+    }
+
+    fn change_elements(&mut self, gone: &[EntryRules], new: &[EntryRules], script: &mut String) {
+        type Elements<'a> = BTreeMap<&'a (String, String), &'a Option<String>>;
+        let of = |entries: &'_ [EntryRules]| -> Vec<_> {
+            entries.iter().flat_map(|entry| entry.elements.clone()).collect()
+        };
+        let (gone, new) = (of(gone), of(new));
+        let before: Elements<'_> = gone.iter().map(|(key, verdict)| (key, verdict)).collect();
+        let after: Elements<'_> = new.iter().map(|(key, verdict)| (key, verdict)).collect();
+        let mut by_map: BTreeMap<&str, (Vec<String>, Vec<String>)> = BTreeMap::new();
+        for (element, verdict) in &before {
+            if after.get(element) != Some(verdict) {
+                by_map.entry(&element.0).or_default().0.push(element.1.clone());
+            }
+        }
+        for (element, verdict) in &after {
+            if before.get(element) != Some(verdict) {
+                let text = match verdict {
+                    Some(verdict) => format!("{} : {verdict}", element.1),
+                    None => element.1.clone(),
+                };
+                by_map.entry(&element.0).or_default().1.push(text);
+            }
+        }
+        for (map, (deleted, added)) in by_map {
+            let count = self.elements.entry(map.to_owned()).or_default();
+            *count = (*count + added.len()).saturating_sub(deleted.len());
+            list_elements(script, "delete", &self.table, map, deleted.into_iter());
+            list_elements(script, "add", &self.table, map, added.into_iter());
+        }
+    }
+
+    /// Writes the commands that delete what has been unused for [`UNUSED_MIN`].
+    pub(crate) fn delete_unused(&mut self, now: Instant, script: &mut String) {
+        let due = self.unused.iter().filter(|(_, (since, _))| now.duration_since(*since) >= UNUSED_MIN);
+        // A chain becomes unused no later than those that it refers to.
+        let mut due: Vec<_> = due.map(|(name, (since, depth))| (*since, *depth, name.clone())).collect();
+        due.sort_unstable();
+        due.truncate(DELETIONS_MAX);
+        for (_, _, name) in due.iter().filter(|(_, depth, _)| *depth != SET_DEPTH) {
+            line(script, format_args!("flush chain {} {name}", self.table));
+        }
+        for (_, depth, name) in due {
+            let kind = if depth == SET_DEPTH { "set" } else { "chain" };
+            line(script, format_args!("delete {kind} {} {name}", self.table));
+            self.unused.remove(&name);
+            self.sets -= usize::from(depth == SET_DEPTH);
+            self.filled.remove(&name);
+        }
+    }
+
+    /// Counts a user; returns whether the kernel had the chain or set before.
+    fn acquire(&mut self, name: &str) -> bool {
+        let existed = self.unused.remove(name).is_some() || self.users.contains_key(name);
+        *self.users.entry(name.to_owned()).or_default() += 1;
+        existed
+    }
+
+    fn release(&mut self, name: &str, depth: u8, now: Instant) {
+        let Some(users) = self.users.get_mut(name) else { return };
+        *users -= 1;
+        if *users == 0 {
+            self.users.remove(name);
+            self.unused.insert(name.to_owned(), (now, depth));
+        }
+    }
+}
+
+fn line(script: &mut String, command: std::fmt::Arguments<'_>) {
+    let _ = writeln!(script, "{command}");
+}
+
+fn list_elements(
+    script: &mut String,
+    verb: &str,
+    table: &str,
+    set: &str,
+    elements: impl Iterator<Item = String>,
+) {
+    let elements: Vec<_> = elements.collect();
+    for chunk in elements.chunks(ELEMENTS_PER_COMMAND) {
+        line(script, format_args!("{verb} element {table} {set} {{ {} }}", chunk.join(", ")));
+    }
+}
