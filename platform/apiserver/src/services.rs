@@ -12,12 +12,14 @@ use std::{
 use mayfly_api::validation::FieldError;
 use mayfly_store::{ListOptions, Range, Store};
 use rand::RngExt;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{object::Object, status::ApiError};
 
 /// Ports that `NodePort` Services get (upstream's default).
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
+/// The field with the port at which load balancers ask for endpoints of a node.
+const HEALTH_PORT: &str = "healthCheckNodePort";
 /// Random addresses tried before the range is searched in order.
 const RANDOM_ATTEMPTS: usize = 64;
 
@@ -211,10 +213,21 @@ fn carry_over(new: &mut Object, old: &Object) {
         new.map_mut("spec").remove("externalTrafficPolicy");
     }
     if new.str_at(&["spec", "type"]) != "LoadBalancer" && old.str_at(&["spec", "type"]) == "LoadBalancer" {
-        let spec = new.map_mut("spec");
-        spec.remove("allocateLoadBalancerNodePorts");
-        spec.remove("healthCheckNodePort");
+        new.map_mut("spec").remove("allocateLoadBalancerNodePorts");
     }
+    let health_port =
+        |object: &Object| object.at(&["spec", HEALTH_PORT]).and_then(Value::as_u64).unwrap_or(0);
+    match (needs_health_port(new), needs_health_port(old), health_port(new), health_port(old)) {
+        (true, true, 0, before) => drop(new.map_mut("spec").insert(HEALTH_PORT.into(), before.into())),
+        (false, true, own, before) if own == before => drop(new.map_mut("spec").remove(HEALTH_PORT)),
+        _ => {}
+    }
+}
+
+/// Whether load balancers ask the nodes of a Service for its endpoints.
+fn needs_health_port(service: &Object) -> bool {
+    service.str_at(&["spec", "type"]) == "LoadBalancer"
+        && service.str_at(&["spec", "externalTrafficPolicy"]) == "Local"
 }
 
 fn cluster_ip(
@@ -278,7 +291,7 @@ fn ports(new: &mut Object, old: Option<&Object>, used: &Allocations, errors: &mu
     let load_balancer = new.str_at(&["spec", "type"]) == "LoadBalancer";
     let allocate =
         !load_balancer || new.at(&["spec", "allocateLoadBalancerNodePorts"]) != Some(&Value::Bool(false));
-    let local = load_balancer && new.str_at(&["spec", "externalTrafficPolicy"]) == "Local";
+    let needs_health_port = needs_health_port(new);
     let mut taken: Vec<(u16, String)> = Vec::new();
     let spec = new.map_mut("spec");
     let list = spec.get_mut("ports").and_then(Value::as_array_mut);
@@ -306,12 +319,51 @@ fn ports(new: &mut Object, old: Option<&Object>, used: &Allocations, errors: &mu
         }
         taken.push(pair);
     }
-    if local
-        && spec.get("healthCheckNodePort").and_then(Value::as_u64).unwrap_or(0) == 0
-        && let Some(free) = used.free_port("TCP", &taken)
-    {
-        spec.insert("healthCheckNodePort".into(), free.into());
+    if needs_health_port {
+        health_port(spec, old, &own, used, &taken, errors);
     }
+}
+
+/// The port at which load balancers ask: the requested one, or a free one.
+fn health_port(
+    spec: &mut Map<String, Value>,
+    old: Option<&Object>,
+    own: &HashSet<(u16, String)>,
+    used: &Allocations,
+    taken: &[(u16, String)],
+    errors: &mut Vec<FieldError>,
+) {
+    let path = "spec.healthCheckNodePort";
+    let asked = spec.get(HEALTH_PORT).and_then(Value::as_u64).unwrap_or(0);
+    if asked == 0 {
+        match used.free_port("TCP", taken) {
+            Some(free) => drop(spec.insert(HEALTH_PORT.into(), free.into())),
+            None => errors.push(FieldError::invalid(
+                path,
+                0,
+                "failed to allocate a HealthCheck NodePort: range is full",
+            )),
+        }
+        return;
+    }
+    let before = old.filter(|old| needs_health_port(old));
+    if let Some(before) = before
+        && before.at(&["spec", HEALTH_PORT]).and_then(Value::as_u64) != Some(asked)
+    {
+        return errors.push(FieldError::invalid(path, asked, "field is immutable"));
+    }
+    let pair = (u16::try_from(asked).unwrap_or(u16::MAX), "TCP".to_owned());
+    let why = match () {
+        () if !NODE_PORTS.contains(&pair.0) => {
+            "provided port is not in the valid range. The range of valid ports is 30000-32767"
+        }
+        () if taken.contains(&pair) || (used.ports.contains(&pair) && !own.contains(&pair)) => {
+            "provided port is already allocated"
+        }
+        () => return,
+    };
+    let detail = format!("failed to allocate requested HealthCheck NodePort {asked}: {why}");
+    errors.push(FieldError::invalid(path, asked, detail));
 }
 
 #[cfg(test)]
@@ -369,6 +421,39 @@ mod tests {
         }
         assert_eq!(used.ips.len(), 13, "16 without the network, the broadcast and the first");
         assert_eq!(allocate(&mut service(json!({"type": "ClusterIP"})), None, &used, network).len(), 1);
+    }
+
+    #[test]
+    fn health_check_ports_belong_to_local_load_balancers() {
+        let mut used = Allocations::default();
+        let spec = |policy: &str| {
+            json!({"type": "LoadBalancer", "externalTrafficPolicy": policy,
+            "ports": [{"port": 80, "protocol": "TCP"}]})
+        };
+        let with_port = |port: u16| {
+            let mut spec = spec("Local");
+            spec[HEALTH_PORT] = port.into();
+            spec
+        };
+        let port = |object: &Object| object.at(&["spec", HEALTH_PORT]).and_then(Value::as_u64);
+        assert_eq!(port(&allocated(spec("Cluster"), &mut used).unwrap()), None);
+        let asked = allocated(with_port(30_500), &mut used).unwrap();
+        assert_eq!(port(&asked), Some(30_500));
+        for (refused, why) in [(30_500, "already allocated"), (80, "not in the valid range")] {
+            let error = allocated(with_port(refused), &mut used).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let local = allocated(spec("Local"), &mut used).unwrap();
+        let given = port(&local).unwrap();
+        let updated = |spec: Value| {
+            let mut new = service(spec);
+            let errors = allocate(&mut new, Some(&local), &used, ServiceNetwork::DEFAULT);
+            (port(&new), errors.first().map(FieldError::message))
+        };
+        assert_eq!(updated(spec("Local")), (Some(given), None), "an update keeps it");
+        assert_eq!(updated(spec("Cluster")), (None, None), "it goes with the policy");
+        let (_, error) = updated(with_port(if given == 30_501 { 30_502 } else { 30_501 }));
+        assert!(error.unwrap().contains("field is immutable"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies carry it out. With
 //! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, by transactions of the changes.
 //! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
-//! the cluster's name server. [`policy`] enforces NetworkPolicies between pods, in tables of its own.
+//! the cluster's name server; [`health`] answers load balancers. [`policy`] enforces NetworkPolicies between pods, in tables of its own.
 //!
 //! **Belongs here:** the rules for a Service's addresses and names on this node, and their execution.
 //!
@@ -15,6 +15,7 @@
 
 pub mod demand;
 pub mod dns;
+mod health;
 mod netlink;
 pub mod nftables;
 pub mod plan;

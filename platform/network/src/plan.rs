@@ -94,10 +94,21 @@ pub struct Backend {
     pub source_ranges: Vec<String>,
 }
 
+/// The answer to load balancers that ask whether this node serves a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub namespace: String,
+    pub service: String,
+    /// Ready endpoints on this node.
+    pub local_endpoints: usize,
+}
+
 /// All rules of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSet {
     pub frontends: BTreeMap<Frontend, Backend>,
+    /// By the node's port.
+    pub health_checks: BTreeMap<u16, HealthCheck>,
 }
 
 impl RuleSet {
@@ -151,8 +162,30 @@ pub fn plan<'a>(
             let planned = PortPlan { namespace, name, spec, port, slices, node, balancers: &balancers };
             planned.add_to(&mut rules);
         }
+        if let Some(port) = health_check_port(spec) {
+            let (namespace, service) = (namespace.to_owned(), name.to_owned());
+            let check = HealthCheck { namespace, service, local_endpoints: local_endpoints(slices, node) };
+            rules.health_checks.insert(port, check);
+        }
     }
     rules
+}
+
+/// The port at which load balancers ask, of a Service that keeps their connections on the node.
+fn health_check_port(spec: &ServiceSpec) -> Option<u16> {
+    let is_local = spec.type_.as_deref() == Some("LoadBalancer")
+        && Policy::of(spec.external_traffic_policy.as_deref()) == Policy::Local;
+    let port = spec.health_check_node_port.and_then(|port| u16::try_from(port).ok());
+    port.filter(|port| is_local && *port != 0)
+}
+
+/// The number of ready endpoints on the node called `node`.
+fn local_endpoints(slices: &[&EndpointSlice], node: &str) -> usize {
+    let all = slices.iter().flat_map(|slice| &slice.endpoints);
+    let own = all.filter(|endpoint| {
+        endpoint.node_name.as_deref() == Some(node) && usability(endpoint) == Usability::Ready
+    });
+    own.filter_map(|endpoint| endpoint.addresses.first()).collect::<BTreeSet<_>>().len()
 }
 
 fn load_balancer_addresses(service: &Service) -> Vec<IpAddr> {
@@ -272,6 +305,7 @@ impl PortPlan<'_> {
     }
 }
 
+#[derive(PartialEq, Eq)]
 enum Usability {
     Ready,
     ServingWhileTerminating,
@@ -385,6 +419,25 @@ mod tests {
             planned(&service(spec), &two_endpoints()),
             ["tcp 10.96.0.7:80 -> [10.0.0.2:8080]", "tcp node:30080 -> [10.0.0.2:8080]"]
         );
+    }
+
+    #[test]
+    fn load_balancers_ask_for_ready_endpoints_of_this_node() {
+        let spec = |external: &str, kind: &str| {
+            json!({"type": kind, "clusterIP": "10.96.0.7", "externalTrafficPolicy": external,
+                "healthCheckNodePort": 30111, "ports": [{"name": "http", "port": 80}]})
+        };
+        let slice = slice(json!([
+            {"addresses": ["10.0.0.1"], "nodeName": "here"},
+            {"addresses": ["10.0.0.2"], "nodeName": "there"},
+            {"addresses": ["10.0.0.3"], "nodeName": "here", "conditions": {"ready": false}},
+        ]));
+        let checks = |spec: Value| plan([&service(spec)], [&slice], "here").health_checks;
+        let (namespace, service) = ("shop".to_owned(), "web".to_owned());
+        let expected = HealthCheck { namespace, service, local_endpoints: 1 };
+        assert_eq!(checks(spec("Local", "LoadBalancer")), BTreeMap::from([(30111, expected)]));
+        assert_eq!(checks(spec("Cluster", "LoadBalancer")), BTreeMap::new());
+        assert_eq!(checks(spec("Local", "NodePort")), BTreeMap::new());
     }
 
     #[test]

@@ -1,8 +1,14 @@
 //! The service proxy of a node: follows Services and EndpointSlices and carries the plan out.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use ipnet::Ipv4Net;
+use mayfly_accept::AcceptPort;
 use mayfly_api::k8s::api::{
     core::v1::{Pod, Service},
     discovery::v1::EndpointSlice,
@@ -11,7 +17,14 @@ use mayfly_informer::{Changes, Informer, Informers};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{demand::demand, nftables::NftablesProxy, plan, plan::RuleSet, userspace::UserspaceProxy};
+use crate::{
+    demand::demand,
+    health::HealthCheckServer,
+    nftables::NftablesProxy,
+    plan,
+    plan::RuleSet,
+    userspace::{FrontendError, UserspaceProxy},
+};
 
 /// Changes within this time are carried out together: endpoints of a rollout change in bursts.
 const GATHER: Duration = Duration::from_millis(5);
@@ -26,6 +39,16 @@ pub enum ProxyMode {
     Nftables { table: String, activation: Activation, bridged_pods: Option<Ipv4Net> },
     /// By listeners of this process; node ports on this address.
     Userspace(IpAddr),
+}
+
+impl ProxyMode {
+    /// The address of the node's ports; the unspecified one: all addresses.
+    fn node_address(&self) -> IpAddr {
+        match self {
+            Self::Nftables { .. } => Ipv4Addr::UNSPECIFIED.into(),
+            Self::Userspace(address) => *address,
+        }
+    }
 }
 
 /// When the kernel's tables are written first.
@@ -48,6 +71,7 @@ pub struct ServiceProxy {
     pods: Informer<Pod>,
     rules: watch::Sender<Arc<RuleSet>>,
     is_programmed: watch::Sender<bool>,
+    health_port: AcceptPort,
 }
 
 enum Proxy {
@@ -56,13 +80,15 @@ enum Proxy {
 }
 
 impl ServiceProxy {
-    /// `is_programmed` becomes true when the rules are carried out for the first time.
+    /// `is_programmed` becomes true when the rules are carried out for the first time. `health_port` has the limits of
+    /// the ports that load balancers ask.
     #[must_use]
     pub fn create(
         mode: ProxyMode,
         node: &str,
         informers: &Informers,
         is_programmed: watch::Sender<bool>,
+        health_port: AcceptPort,
     ) -> Self {
         Self {
             mode,
@@ -72,6 +98,7 @@ impl ServiceProxy {
             pods: informers.of(),
             rules: watch::Sender::new(Arc::new(RuleSet::default())),
             is_programmed,
+            health_port,
         }
     }
 
@@ -98,12 +125,15 @@ impl ServiceProxy {
             }
             ProxyMode::Userspace(address) => Proxy::Userspace(UserspaceProxy::new(*address)),
         };
+        let mut health = HealthCheckServer::new(self.mode.node_address(), self.health_port.clone());
         let mut services = self.services.subscribe();
         let mut slices = self.slices.subscribe();
         let mut failing = false;
         loop {
             let rules = Arc::new(self.plan());
             let failure = proxy.apply(&rules).await;
+            let unhealthy = health.apply(&rules.health_checks, failure.is_none());
+            let failure = failure.or_else(|| in_words(&unhealthy));
             match &failure {
                 Some(failure) if !failing => {
                     tracing::warn!(failure, "services cannot all be served; trying again")
@@ -192,14 +222,16 @@ impl Proxy {
                 }
                 None
             }
-            Self::Userspace(proxy) => {
-                let failed = proxy.apply(rules).await;
-                let first = failed.first()?;
-                Some(match failed.len() {
-                    1 => first.to_string(),
-                    count => format!("{first} (and {} more)", count - 1),
-                })
-            }
+            Self::Userspace(proxy) => in_words(&proxy.apply(rules).await),
         }
     }
+}
+
+/// Names the first of what could not be served.
+fn in_words(failed: &[FrontendError]) -> Option<String> {
+    let first = failed.first()?;
+    Some(match failed.len() {
+        1 => first.to_string(),
+        count => format!("{first} (and {} more)", count - 1),
+    })
 }

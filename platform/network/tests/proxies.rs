@@ -64,7 +64,7 @@ fn backend(endpoints: &[SocketAddr], affinity: Option<Duration>) -> Backend {
 }
 
 fn rules(of: impl IntoIterator<Item = (Frontend, Backend)>) -> RuleSet {
-    RuleSet { frontends: BTreeMap::from_iter(of) }
+    RuleSet { frontends: BTreeMap::from_iter(of), health_checks: BTreeMap::new() }
 }
 
 /// A pod: answers every TCP connection and every datagram with its own address.

@@ -194,6 +194,12 @@ fn traffic_policies(spec: &Value, kind: &str, errors: &mut Vec<FieldError>) {
         let detail = "may only be set for externally-accessible services";
         errors.push(FieldError::invalid("spec.externalTrafficPolicy", format!("{external:?}"), detail));
     }
+    let asks_for_health = kind == "LoadBalancer" && external == "Local";
+    let health_port = spec["healthCheckNodePort"].as_i64().unwrap_or(0);
+    if health_port != 0 && !asks_for_health {
+        let detail = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
+        errors.push(FieldError::invalid("spec.healthCheckNodePort", health_port, detail));
+    }
     let internal = rules::text(spec, "internalTrafficPolicy");
     if kind != "ExternalName" {
         rules::one_of(internal, &["Cluster", "Local"], "spec.internalTrafficPolicy", errors);

@@ -1,6 +1,6 @@
 //! The ports of a server: bound before anything runs, so that a port that is taken is reported at once.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
 use mayfly_accept::{AcceptPort, ConnectionMetrics};
 use mayfly_cli::data_dir::Endpoints;
@@ -65,12 +65,24 @@ impl Ports {
         AcceptPort::new("workflows", limits, &self.metrics)
     }
 
+    /// The ports at which load balancers ask for the health of Services.
+    pub(super) fn health_checks(&self) -> AcceptPort {
+        let limits = mayfly_accept::Config::with_connections(HEALTH_CHECKS_MAX);
+        let limits = mayfly_accept::Config { drain_timeout: HEALTH_CHECK_DRAIN, ..limits };
+        AcceptPort::new("health-checks", limits, &self.metrics)
+    }
+
     pub(super) fn admin(&self) -> AcceptPort {
         let limits = mayfly_accept::Config::with_connections(self.admin_max);
         let limits = mayfly_accept::Config { drain_timeout: super::workflows::DRAIN, ..limits };
         AcceptPort::new("admin", limits, &self.metrics)
     }
 }
+
+/// Connections of load balancers that ask for the health of Services, over all of their ports.
+const HEALTH_CHECKS_MAX: usize = 64;
+/// Time for an answer that is being written when its port closes.
+const HEALTH_CHECK_DRAIN: Duration = Duration::from_secs(1);
 
 async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| refused(address, flag, &error))

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use mayfly_accept::AcceptPort;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
 use mayfly_kubelet::ClusterDnsServer;
@@ -211,12 +212,19 @@ impl NodeNetwork {
         informers: &Informers,
         client: kube::Client,
         rules_written: watch::Sender<bool>,
+        health_checks: AcceptPort,
     ) -> Self {
         let mode = networking.policy_mode(rules_written.subscribe());
         let names = ClusterNames::create(CLUSTER_DOMAIN, informers);
         Self {
             policies: PolicyEnforcer::create(mode, node, informers, client.clone()),
-            services: ServiceProxy::create(networking.proxy.clone(), node, informers, rules_written),
+            services: ServiceProxy::create(
+                networking.proxy.clone(),
+                node,
+                informers,
+                rules_written,
+                health_checks,
+            ),
             dns: networking.dns.clone().map(|dns| ClusterDns::create(dns, names.clone(), client)),
             names,
         }

@@ -213,8 +213,14 @@ impl Up {
             SimulatedNodes::create(nodes, client("system:node:simulated"), &informers)
         });
         let network_client = client("system:mayfly:controllers");
-        let network =
-            NodeNetwork::create(&networking, &config.node_name, &informers, network_client, rules_written);
+        let network = NodeNetwork::create(
+            &networking,
+            &config.node_name,
+            &informers,
+            network_client,
+            rules_written,
+            ports.health_checks(),
+        );
         host.attach_names(network.guest_names());
         stop_informers.disarm();
         Ok(Self {
