@@ -1,10 +1,19 @@
 //! Requests that an Ingress leads to the endpoints of a Service: over pooled HTTP/1.1 connections; a connection that
 //! changes its protocol (WebSocket) becomes a pair of byte streams.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::{
@@ -12,6 +21,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use mayfly_runtime::Body;
+use parking_lot::Mutex;
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -43,7 +53,7 @@ const UPGRADED_MAX: usize = 4096;
 
 /// Forwards requests to endpoints.
 pub(crate) struct EndpointForwarder {
-    client: Client<HttpConnector, Body>,
+    client: Client<HttpConnector, LentBody>,
     upgraded: Arc<Semaphore>,
     /// Ends connections that changed their protocol.
     cut: CancellationToken,
@@ -71,7 +81,8 @@ impl EndpointForwarder {
         Self { client, upgraded: Arc::new(Semaphore::new(UPGRADED_MAX)), cut }
     }
 
-    /// Asks one endpoint after the other until one accepts a connection; a request with a body is sent once.
+    /// Asks one endpoint after the other. A request that no endpoint has got is sent to the next one; one that may have
+    /// been carried out, because its connection broke before the answer, only if a repetition does no harm.
     pub(crate) async fn forward(
         &self,
         service: &ServiceEndpoints,
@@ -82,21 +93,27 @@ impl EndpointForwarder {
             return self.upgrade(service, request, upgrade).await;
         }
         let (parts, body) = request.into_parts();
-        let repeats = http_body::Body::is_end_stream(&body);
-        let mut body = Some(body);
+        let repeats = parts.method.is_idempotent() && http_body::Body::is_end_stream(&body);
+        let unread = UnreadBody::default();
+        let mut next = Some(body);
+        let mut refusing = HashSet::new();
         let mut last = no_endpoint(service);
-        for endpoint in service.in_turn().take(ATTEMPTS) {
-            let Some(body) = body.take().or_else(|| repeats.then(empty)) else { break };
-            let mut request = Request::from_parts(parts.clone(), body);
+        for endpoint in service.in_turn().cycle().take(ATTEMPTS) {
+            if refusing.contains(&endpoint) {
+                continue;
+            }
+            let Some(body) = next.take() else { break };
+            let mut request = Request::from_parts(parts.clone(), unread.lend(body));
             address(&mut request, endpoint);
             match timeout(ANSWER_TIMEOUT, self.client.request(request)).await {
                 Ok(Ok(response)) => return Ok(answer(response)),
                 Ok(Err(error)) => {
-                    let is_refused = error.is_connect();
                     last = no_answer(service, endpoint, &error);
-                    if !is_refused {
-                        break;
+                    let is_refused = error.is_connect();
+                    if is_refused {
+                        refusing.insert(endpoint);
                     }
+                    next = unread.take().filter(|_| is_refused).or_else(|| repeats.then(empty));
                 }
                 Err(_) => return Err(too_slow(service, endpoint)),
             }
@@ -185,8 +202,59 @@ fn empty() -> Body {
     Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync()
 }
 
+/// A request's body after an attempt that did not read it.
+#[derive(Clone, Default)]
+struct UnreadBody(Arc<Mutex<Option<Body>>>);
+
+impl UnreadBody {
+    /// The body for one attempt, which comes back unless a part of it is read.
+    fn lend(&self, body: Body) -> LentBody {
+        LentBody { body: Some(body), is_read: false, back: self.clone() }
+    }
+
+    fn take(&self) -> Option<Body> {
+        self.0.lock().take()
+    }
+}
+
+struct LentBody {
+    body: Option<Body>,
+    is_read: bool,
+    back: UnreadBody,
+}
+
+impl http_body::Body for LentBody {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = self.get_mut();
+        this.is_read = true;
+        this.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(context))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map(http_body::Body::size_hint).unwrap_or_default()
+    }
+}
+
+impl Drop for LentBody {
+    fn drop(&mut self) {
+        if !self.is_read {
+            *self.back.0.lock() = self.body.take();
+        }
+    }
+}
+
 /// The `host` header stays the client's.
-fn address(request: &mut Request<Body>, endpoint: SocketAddr) {
+fn address<B>(request: &mut Request<B>, endpoint: SocketAddr) {
     let path = request.uri().path_and_query().cloned();
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(http::uri::Scheme::HTTP);

@@ -76,7 +76,7 @@ pub(crate) struct ServiceEndpoints {
 
 impl ServiceEndpoints {
     /// The endpoints in the order in which one request tries them: each request begins with the next one.
-    pub(crate) fn in_turn(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+    pub(crate) fn in_turn(&self) -> impl Iterator<Item = SocketAddr> + Clone + '_ {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.endpoints.len();
         (0..count).map(move |step| self.endpoints[first.wrapping_add(step) % count])
