@@ -54,6 +54,8 @@ pub struct Config {
     /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: no rules are
     /// written.
     pub service_rules: Option<watch::Receiver<bool>>,
+    /// Whether pods of the bridge have an IPv6 address beside the IPv4 one.
+    pub dual_stack: bool,
     /// The address of pods in the host's network.
     pub host_address: IpAddr,
     /// The client of the registries that images are pulled from.
@@ -87,7 +89,7 @@ impl OciRuntime {
         let network: Box<dyn PodNetwork> = match config.network {
             PodNetworkMode::Bridge => {
                 let (plugins, rules) = (config.programs.cni.clone(), config.service_rules.clone());
-                Box::new(BridgeNetwork::new(plugins, layout.network(), rules))
+                Box::new(BridgeNetwork::new(plugins, layout.network(), rules, config.dual_stack))
             }
             PodNetworkMode::Loopback => Box::new(LoopbackNetwork),
         };

@@ -62,6 +62,11 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
         if flags.contains(CloneFlags::CLONE_NEWUTS) && !hostname.is_empty() {
             sethostname(&hostname)?;
         }
+        if flags.contains(CloneFlags::CLONE_NEWNET) {
+            // The node gives each address once. Looking for duplicates would delay the pod's start by a second or two;
+            // a kernel without IPv6 has no such file.
+            let _ = fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0");
+        }
         for (name, _) in missing {
             let source = PathBuf::from("/proc/thread-self/ns").join(name);
             mount(Some(&source), &folder.join(name), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;

@@ -6,14 +6,14 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
     process::Stdio,
     time::Duration,
 };
 
 use async_trait::async_trait;
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use mayfly_runtime::{NetworkAttachment, NetworkError, PodNetwork, PortMapping};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -29,6 +29,9 @@ const INTERFACE: &str = "eth0";
 /// Pod ranges are taken from here: 256 of them.
 const RANGES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 212, 0, 0), 16);
 const RANGE_PREFIX: u8 = 24;
+/// Of these unique local addresses (RFC 4193), each range has one network, beside that of the cluster's Services.
+const RANGES_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0), 48);
+const RANGE_V6_PREFIX: u8 = 64;
 /// The longest wait of a pod for the node's rules for Services before its start is retried.
 const SERVICE_RULES_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -41,6 +44,8 @@ pub(crate) struct BridgeNetwork {
     turn: Mutex<()>,
     /// True once the node's rules for Services are written; `None` if the node has none.
     service_rules: Option<watch::Receiver<bool>>,
+    /// Whether pods have an IPv6 address beside the IPv4 one.
+    dual_stack: bool,
 }
 
 /// The stored state of a bridge, so that a restart uses the same.
@@ -80,8 +85,9 @@ impl BridgeNetwork {
         plugins: PathBuf,
         folder: PathBuf,
         service_rules: Option<watch::Receiver<bool>>,
+        dual_stack: bool,
     ) -> Self {
-        Self { plugins, folder, turn: Mutex::default(), service_rules }
+        Self { plugins, folder, turn: Mutex::default(), service_rules, dual_stack }
     }
 
     /// Waits until the node's rules for Services are written: a pod that starts earlier would not resolve names.
@@ -157,7 +163,7 @@ impl PodNetwork for BridgeNetwork {
         let config = self.config()?;
         self.service_rules().await?;
         let _turn = self.turn.lock().await;
-        let bridge = bridge_config(&config, &self.folder);
+        let bridge = bridge_config(&config, &self.folder, self.dual_stack);
         // A repeated attachment would find its address taken.
         let _ = self.call("bridge", Verb::Del, pod, INTERFACE, &bridge).await;
         self.call("loopback", Verb::Add, pod, "lo", &loopback_config()).await?;
@@ -186,7 +192,14 @@ impl PodNetwork for BridgeNetwork {
             let ports = portmap_config(&pod.host_ports, None);
             self.call("portmap", Verb::Del, pod, INTERFACE, &ports).await?;
         }
-        self.call("bridge", Verb::Del, pod, INTERFACE, &bridge_config(&config, &self.folder)).await?;
+        self.call(
+            "bridge",
+            Verb::Del,
+            pod,
+            INTERFACE,
+            &bridge_config(&config, &self.folder, self.dual_stack),
+        )
+        .await?;
         remove_unused(&config.bridge).await
     }
 }
@@ -244,7 +257,21 @@ fn loopback_config() -> Value {
     json!({"cniVersion": CNI_VERSION, "name": "mayfly-lo", "type": "loopback"})
 }
 
-fn bridge_config(config: &BridgeConfig, folder: &std::path::Path) -> Value {
+/// The IPv6 range beside an IPv4 one: `10.212.X.0/24` and `fd6d:6179:666c:d4X::/64`.
+fn range_v6(range: Ipv4Net) -> Ipv6Net {
+    let [_, second, third, _] = range.network().octets();
+    let mut segments = RANGES_V6.network().segments();
+    segments[3] = u16::from_be_bytes([second, third]);
+    Ipv6Net::new_assert(segments.into(), RANGE_V6_PREFIX)
+}
+
+fn bridge_config(config: &BridgeConfig, folder: &std::path::Path, dual_stack: bool) -> Value {
+    let (mut ranges, mut routes) =
+        (vec![json!([{"subnet": config.range.to_string()}])], vec![json!({"dst": "0.0.0.0/0"})]);
+    if dual_stack {
+        ranges.push(json!([{"subnet": range_v6(config.range).to_string()}]));
+        routes.push(json!({"dst": "::/0"}));
+    }
     json!({
         "cniVersion": CNI_VERSION,
         "name": config.bridge,
@@ -256,8 +283,8 @@ fn bridge_config(config: &BridgeConfig, folder: &std::path::Path) -> Value {
         "ipam": {
             "type": "host-local",
             "dataDir": folder.join("leases"),
-            "ranges": [[{"subnet": config.range.to_string()}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "ranges": ranges,
+            "routes": routes,
         },
     })
 }
@@ -308,6 +335,16 @@ mod tests {
                     eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
                     eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
         assert_eq!(routes(text), ["192.168.0.0/24".parse::<Ipv4Net>().unwrap()]);
+    }
+
+    #[test]
+    fn pods_of_both_families_have_ranges_of_both() {
+        let range = "10.212.7.0/24".parse().unwrap();
+        let config = BridgeConfig { bridge: "mf-1".into(), range };
+        let ipam = bridge_config(&config, std::path::Path::new("/d"), true)["ipam"].clone();
+        let ranges = json!([[{"subnet": "10.212.7.0/24"}], [{"subnet": "fd6d:6179:666c:d407::/64"}]]);
+        assert_eq!(ipam["ranges"], ranges);
+        assert_eq!(ipam["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
     }
 
     #[test]

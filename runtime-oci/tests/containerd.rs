@@ -56,6 +56,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
         log_shim,
         network: PodNetworkMode::Bridge,
         service_rules: None,
+        dual_stack: false,
         host_address: "127.0.0.1".parse().unwrap(),
         registries: RegistryClient::new(RegistryConfig::default()),
     };

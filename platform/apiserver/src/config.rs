@@ -9,7 +9,7 @@ use mayfly_accept::ConnectionMetrics;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 
-use crate::{audit::Audit, certificates::ClientAuthority, services::ServiceNetwork};
+use crate::{audit::Audit, certificates::ClientAuthority, services::ServiceNetworks};
 
 /// Limits. Each can be set; the defaults fit one machine.
 #[derive(Clone, Debug)]
@@ -50,8 +50,8 @@ pub struct Config {
     pub service_accounts_required: bool,
     /// Pods get a volume with a token of their service account: for nodes that can mount it.
     pub service_account_token_volumes: bool,
-    /// The network of cluster IPs.
-    pub service_network: ServiceNetwork,
+    /// The networks of cluster IPs.
+    pub service_networks: ServiceNetworks,
 }
 
 impl Config {
@@ -77,7 +77,7 @@ impl Config {
             audit: None,
             service_accounts_required: false,
             service_account_token_volumes: false,
-            service_network: ServiceNetwork::DEFAULT,
+            service_networks: ServiceNetworks::DEFAULT,
         }
     }
 }

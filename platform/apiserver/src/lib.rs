@@ -63,6 +63,6 @@ pub use certificates::{AuthorityError, ClientAuthority};
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError, SignError};
 pub use server::{ApiServer, StartError};
-pub use services::{InvalidNetwork, ServiceNetwork};
+pub use services::{InvalidNetwork, ServiceNetwork, ServiceNetworks};
 pub use status::{ApiError, Cause, Details};
 pub use views::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};

@@ -26,7 +26,7 @@ mod pod_resources;
 mod pod_rules;
 mod pod_wasm;
 pub(crate) mod print;
-mod rules;
+pub(crate) mod rules;
 mod services;
 mod stateful_set;
 mod storage;

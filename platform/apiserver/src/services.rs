@@ -2,81 +2,31 @@
 //! the first use, so allocations survive restarts; writes of Services are serialised.
 //! The rules are upstream's (`pkg/registry/core/service/storage/alloc.go`).
 
-use std::{
-    collections::HashSet,
-    fmt,
-    net::{IpAddr, Ipv4Addr},
-    str::FromStr,
-};
+mod cluster_ips;
+mod network;
+
+use std::{collections::HashSet, net::IpAddr};
 
 use mayfly_api::validation::FieldError;
 use mayfly_store::{ListOptions, Range, Store};
 use rand::RngExt;
 use serde_json::{Map, Value, json};
 
+use self::cluster_ips::cluster_ips;
+pub use self::network::{InvalidNetwork, ServiceNetwork, ServiceNetworks};
 use crate::{object::Object, status::ApiError};
 
 /// Ports that `NodePort` Services get (upstream's default).
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 /// The field with the port at which load balancers ask for endpoints of a node.
 const HEALTH_PORT: &str = "healthCheckNodePort";
-/// Random addresses tried before the range is searched in order.
+/// Random ports tried before the range is searched in order.
 const RANDOM_ATTEMPTS: usize = 64;
-
-/// An IPv4 network from which cluster IPs come, such as `10.96.0.0/16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceNetwork {
-    base: u32,
-    bits: u8,
-}
-
-impl ServiceNetwork {
-    /// `10.96.0.0/16`, as kubeadm sets it.
-    pub const DEFAULT: Self = Self { base: u32::from_be_bytes([10, 96, 0, 0]), bits: 16 };
-
-    fn size(self) -> u32 {
-        1u32.checked_shl(32 - u32::from(self.bits)).unwrap_or(0)
-    }
-
-    fn contains(self, ip: Ipv4Addr) -> bool {
-        let offset = u32::from(ip).wrapping_sub(self.base);
-        offset > 0 && offset < self.size() - 1
-    }
-
-    /// The address of the Service `kubernetes`: the first.
-    pub fn first(self) -> Ipv4Addr {
-        Ipv4Addr::from(self.base + 1)
-    }
-}
-
-impl fmt::Display for ServiceNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", Ipv4Addr::from(self.base), self.bits)
-    }
-}
-
-/// Why a text is not a network for Services.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is not an IPv4 network of 8 to 28 bits, such as 10.96.0.0/16")]
-pub struct InvalidNetwork(String);
-
-impl FromStr for ServiceNetwork {
-    type Err = InvalidNetwork;
-
-    fn from_str(text: &str) -> Result<Self, InvalidNetwork> {
-        let invalid = || InvalidNetwork(text.to_owned());
-        let (ip, bits) = text.split_once('/').ok_or_else(invalid)?;
-        let ip: Ipv4Addr = ip.parse().map_err(|_| invalid())?;
-        let bits: u8 = bits.parse().ok().filter(|bits| (8..=28).contains(bits)).ok_or_else(invalid)?;
-        let network = Self { base: u32::from(ip), bits };
-        if network.base.is_multiple_of(network.size()) { Ok(network) } else { Err(invalid()) }
-    }
-}
 
 /// The addresses and ports in use.
 #[derive(Debug, Default)]
 pub(crate) struct Allocations {
-    ips: HashSet<Ipv4Addr>,
+    ips: HashSet<IpAddr>,
     /// With their protocol: TCP and UDP may share a number.
     ports: HashSet<(u16, String)>,
     loaded: bool,
@@ -106,14 +56,6 @@ impl Allocations {
         node_ports(service).for_each(|port| _ = self.ports.remove(&port));
     }
 
-    fn free_ip(&self, network: ServiceNetwork) -> Option<Ipv4Addr> {
-        let mut random = rand::rng();
-        let at = |offset: u32| Ipv4Addr::from(network.base + offset);
-        let free = |ip: &Ipv4Addr| *ip != network.first() && !self.ips.contains(ip);
-        let random = (0..RANDOM_ATTEMPTS).map(|_| at(random.random_range(2..network.size() - 1)));
-        random.chain((2..network.size() - 1).map(at)).find(free)
-    }
-
     fn free_port(&self, protocol: &str, taken: &[(u16, String)]) -> Option<u16> {
         let mut random = rand::rng();
         let free = |port: &u16| {
@@ -123,11 +65,6 @@ impl Allocations {
         let random = (0..RANDOM_ATTEMPTS).map(|_| random.random_range(NODE_PORTS));
         random.chain(NODE_PORTS).find(free)
     }
-}
-
-fn cluster_ips(service: &Object) -> impl Iterator<Item = Ipv4Addr> {
-    let list = service.at(&["spec", "clusterIPs"]).and_then(Value::as_array).into_iter().flatten();
-    list.filter_map(|ip| ip.as_str()?.parse().ok())
 }
 
 fn node_ports(service: &Object) -> impl Iterator<Item = (u16, String)> {
@@ -147,11 +84,12 @@ pub(crate) fn allocate(
     new: &mut Object,
     old: Option<&Object>,
     used: &Allocations,
-    network: ServiceNetwork,
+    networks: ServiceNetworks,
 ) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if let Some(old) = old {
         carry_over(new, old);
+        cluster_ips::adjust_update(new, old);
     }
     let kind = new.str_at(&["spec", "type"]).to_owned();
     if kind == "ExternalName" {
@@ -163,7 +101,7 @@ pub(crate) fn allocate(
         }
         return errors;
     }
-    cluster_ip(new, old, used, network, &mut errors);
+    errors.extend(cluster_ips::allocate(new, old, &used.ips, networks));
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
         ports(new, old, used, &mut errors);
     }
@@ -228,62 +166,6 @@ fn carry_over(new: &mut Object, old: &Object) {
 fn needs_health_port(service: &Object) -> bool {
     service.str_at(&["spec", "type"]) == "LoadBalancer"
         && service.str_at(&["spec", "externalTrafficPolicy"]) == "Local"
-}
-
-fn cluster_ip(
-    new: &mut Object,
-    old: Option<&Object>,
-    used: &Allocations,
-    network: ServiceNetwork,
-    errors: &mut Vec<FieldError>,
-) {
-    let mut asked = new.str_at(&["spec", "clusterIP"]).to_owned();
-    let list = new.at(&["spec", "clusterIPs"]).and_then(Value::as_array);
-    let first = list.and_then(|list| list.first()?.as_str()).unwrap_or("").to_owned();
-    if asked.is_empty() && !first.is_empty() && old.is_some() {
-        asked = first;
-    }
-    let own = old.map_or("", |old| old.str_at(&["spec", "clusterIP"])).to_owned();
-    let headless = asked == "None";
-    if asked.is_empty() {
-        match used.free_ip(network) {
-            Some(ip) => asked = ip.to_string(),
-            None => {
-                let detail = format!("failed to allocate a serviceIP: range is full ({network})");
-                return errors.push(FieldError::invalid("spec.clusterIPs", "[]", detail));
-            }
-        }
-    } else if !headless && asked != own {
-        let refused = match asked.parse::<IpAddr>() {
-            Ok(IpAddr::V4(ip)) if !network.contains(ip) => Some(format!(
-                "failed to allocate IP {ip}: the provided IP ({ip}) is not in the valid range. The range of valid IPs is {network}"
-            )),
-            Ok(IpAddr::V4(ip)) if used.ips.contains(&ip) => {
-                Some(format!("failed to allocate IP {ip}: provided IP is already allocated"))
-            }
-            Ok(IpAddr::V4(_)) | Err(_) => None,
-            Ok(IpAddr::V6(_)) => Some("IPv6 is not configured on this cluster".to_owned()),
-        };
-        if let Some(detail) = refused {
-            let shown = format!("[]string{{{asked:?}}}");
-            return errors.push(FieldError::invalid("spec.clusterIPs", shown, detail));
-        }
-    }
-    let no_selector =
-        new.at(&["spec", "selector"]).and_then(Value::as_object).is_none_or(|map| map.is_empty());
-    let spec = new.map_mut("spec");
-    spec.insert("clusterIP".into(), asked.as_str().into());
-    if spec.get("clusterIPs").and_then(Value::as_array).is_none_or(Vec::is_empty) {
-        spec.insert("clusterIPs".into(), json!([asked]));
-    }
-    let (families, policy) = match headless && no_selector {
-        true => (json!(["IPv4", "IPv6"]), "RequireDualStack"),
-        false => (json!(["IPv4"]), "SingleStack"),
-    };
-    if spec.get("ipFamilies").and_then(Value::as_array).is_none_or(Vec::is_empty) {
-        spec.insert("ipFamilies".into(), families);
-    }
-    spec.entry("ipFamilyPolicy").or_insert_with(|| policy.into());
 }
 
 fn ports(new: &mut Object, old: Option<&Object>, used: &Allocations, errors: &mut Vec<FieldError>) {
@@ -376,22 +258,13 @@ mod tests {
 
     fn allocated(spec: Value, used: &mut Allocations) -> Result<Object, String> {
         let mut new = service(spec);
-        let errors = allocate(&mut new, None, used, ServiceNetwork::DEFAULT);
+        let errors = allocate(&mut new, None, used, ServiceNetworks::DEFAULT);
         match errors.first() {
             Some(error) => Err(error.message()),
             None => {
                 used.add(&new);
                 Ok(new)
             }
-        }
-    }
-
-    #[test]
-    fn networks() {
-        assert_eq!("10.96.0.0/16".parse(), Ok(ServiceNetwork::DEFAULT));
-        assert_eq!("127.64.0.0/12".parse::<ServiceNetwork>().unwrap().first(), Ipv4Addr::new(127, 64, 0, 1));
-        for bad in ["10.96.0.0", "10.96.0.1/16", "10.96.0.0/30", "::/64", "x/16"] {
-            assert!(bad.parse::<ServiceNetwork>().is_err(), "{bad}");
         }
     }
 
@@ -413,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_small_network_is_used_up() {
-        let (network, mut used) = ("10.0.0.0/28".parse().unwrap(), Allocations::default());
+        let primary = "10.0.0.0/28".parse().unwrap();
+        let (network, mut used) = (ServiceNetworks { primary, secondary: None }, Allocations::default());
         for _ in 0..13 {
             let mut new = service(json!({"type": "ClusterIP"}));
             assert_eq!(allocate(&mut new, None, &used, network), []);
@@ -447,7 +321,7 @@ mod tests {
         let given = port(&local).unwrap();
         let updated = |spec: Value| {
             let mut new = service(spec);
-            let errors = allocate(&mut new, Some(&local), &used, ServiceNetwork::DEFAULT);
+            let errors = allocate(&mut new, Some(&local), &used, ServiceNetworks::DEFAULT);
             (port(&new), errors.first().map(FieldError::message))
         };
         assert_eq!(updated(spec("Local")), (Some(given), None), "an update keeps it");
@@ -464,12 +338,12 @@ mod tests {
         let numbers: Vec<_> = node_ports(&old).collect();
         assert_eq!(numbers.len(), 2);
         let mut same = service(json!({"type": "NodePort", "ports": ports}));
-        assert_eq!(allocate(&mut same, Some(&old), &used, ServiceNetwork::DEFAULT), []);
+        assert_eq!(allocate(&mut same, Some(&old), &used, ServiceNetworks::DEFAULT), []);
         assert_eq!(node_ports(&same).collect::<Vec<_>>(), numbers);
         assert_eq!(same.at(&["spec", "clusterIP"]), old.at(&["spec", "clusterIP"]));
         let mut plain = old.clone();
         plain.map_mut("spec").insert("type".into(), json!("ClusterIP"));
-        assert_eq!(allocate(&mut plain, Some(&old), &used, ServiceNetwork::DEFAULT), []);
+        assert_eq!(allocate(&mut plain, Some(&old), &used, ServiceNetworks::DEFAULT), []);
         assert_eq!(node_ports(&plain).count(), 0);
         let taken = json!([{"port": 1, "protocol": "TCP", "nodePort": numbers[0].0}]);
         let refused = allocated(json!({"type": "NodePort", "ports": taken}), &mut used).unwrap_err();

@@ -21,6 +21,7 @@ pub mod nftables;
 pub mod plan;
 pub mod policy;
 pub mod role;
+mod route;
 pub mod userspace;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use mayfly_accept::AcceptPort;
 use mayfly_api::k8s::api::{
     core::v1::{Pod, Service},
@@ -23,6 +23,7 @@ use crate::{
     nftables::NftablesProxy,
     plan,
     plan::RuleSet,
+    route,
     userspace::{FrontendError, UserspaceProxy},
 };
 
@@ -35,8 +36,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
     /// In the kernel, with root, in tables with this name. `bridged_pods`: as for
-    /// [`NftablesProxy::masquerading_bridge`].
-    Nftables { table: String, activation: Activation, bridged_pods: Option<Ipv4Net> },
+    /// [`NftablesProxy::masquerading_bridge`]. `network_v6`: that of the Services' IPv6 addresses, if they have some.
+    Nftables {
+        table: String,
+        activation: Activation,
+        bridged_pods: Option<Ipv4Net>,
+        network_v6: Option<Ipv6Net>,
+    },
     /// By listeners of this process; node ports on this address.
     Userspace(IpAddr),
 }
@@ -115,11 +121,14 @@ impl ServiceProxy {
             return;
         }
         let mut proxy = match &self.mode {
-            ProxyMode::Nftables { table, activation, bridged_pods } => {
+            ProxyMode::Nftables { table, activation, bridged_pods, network_v6 } => {
                 if let Activation::OnDemand { marker } = activation
                     && stop.run_until_cancelled(self.demanded(marker)).await.is_none()
                 {
                     return;
+                }
+                if let Some(network) = network_v6 {
+                    route::add(*network).await;
                 }
                 Proxy::Nftables(NftablesProxy::new(table).masquerading_bridge(*bridged_pods))
             }
@@ -147,6 +156,9 @@ impl ServiceProxy {
             if stop.run_until_cancelled(changed(&mut services, &mut slices)).await.is_none() {
                 break;
             }
+        }
+        if let ProxyMode::Nftables { network_v6: Some(network), .. } = &self.mode {
+            route::remove(*network).await;
         }
         if let Proxy::Nftables(proxy) = &mut proxy {
             match (proxy.remove().await, &self.mode) {

@@ -92,12 +92,19 @@ async fn ask(address: SocketAddr) -> std::io::Result<String> {
     Ok(answer)
 }
 
+/// A socket of the address's family, connected to it.
+async fn udp_client(address: SocketAddr) -> UdpSocket {
+    let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).await.unwrap();
+    socket.connect(address).await.unwrap();
+    socket
+}
+
 async fn ask_udp(address: SocketAddr) -> String {
     let began = Instant::now();
     loop {
         // A datagram may be lost while rules change.
-        let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
-        socket.connect(address).await.unwrap();
+        let socket = udp_client(address).await;
         socket.send(b"?").await.unwrap();
         let mut answer = [0; 64];
         if let Ok(Ok(bytes)) = timeout(Duration::from_millis(500), socket.recv(&mut answer)).await {
@@ -121,8 +128,7 @@ async fn kept_out(address: SocketAddr) -> bool {
     {
         return false;
     }
-    let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
-    socket.connect(address).await.unwrap();
+    let socket = udp_client(address).await;
     if let Err(error) = socket.send(b"?").await {
         // The kernel tells a local sender that its packet was dropped.
         return error.kind() == ErrorKind::PermissionDenied;
@@ -155,7 +161,7 @@ fn texts(addresses: &[SocketAddr]) -> BTreeSet<String> {
     addresses.iter().map(ToString::to_string).collect()
 }
 
-async fn scenario(mut proxy: Proxy, at: Addresses) {
+async fn scenario(proxy: &mut Proxy, at: Addresses) {
     for address in at.pods {
         pod(address).await;
     }
@@ -179,11 +185,11 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     assert_eq!(answers(at.node).await, texts(&at.pods[1..]));
     assert_eq!(ask_udp(at.service).await, at.pods[1].to_string());
 
-    udp_clients_move(&mut proxy, &at).await;
+    udp_clients_move(proxy, &at).await;
 
     // Source ranges: clients outside of them get nothing, those within are served.
     let mut limited = one.clone();
-    limited.source_ranges = vec!["192.0.2.0/24".to_owned()];
+    limited.source_ranges = vec!["192.0.2.0/24".to_owned(), "2001:db8::/32".to_owned()];
     proxy.apply(&rules([(tcp, limited.clone()), (udp, limited.clone())])).await;
     assert!(kept_out(at.service).await, "a client outside the range is served");
     limited.source_ranges.push(at.clients.to_owned());
@@ -209,7 +215,7 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
         proxy.apply(&rules([(tcp, backend(endpoints, None))])).await;
         assert!(texts(endpoints).contains(&ask(at.service).await.unwrap()), "turn {turn}");
     }
-    connections_while_endpoints_change(&mut proxy, tcp, &at).await;
+    connections_while_endpoints_change(proxy, tcp, &at).await;
     proxy.apply(&RuleSet::default()).await;
 }
 
@@ -224,8 +230,7 @@ async fn udp_clients_move(proxy: &mut Proxy, at: &Addresses) {
     proxy.apply(&serve(&at.pods[..1])).await;
     let mut clients = Vec::new();
     for address in [at.service, at.node] {
-        let client = UdpSocket::bind("0.0.0.0:0").await.unwrap();
-        client.connect(address).await.unwrap();
+        let client = udp_client(address).await;
         answered_by(&client, at.pods[0]).await;
         clients.push(client);
     }
@@ -283,7 +288,7 @@ async fn connections_while_endpoints_change(proxy: &mut Proxy, service: Frontend
 #[tokio::test]
 async fn services_in_userspace() {
     let at = |text: &str| text.parse().unwrap();
-    let proxy = Proxy::Userspace(UserspaceProxy::new("127.113.0.1".parse().unwrap()));
+    let mut proxy = Proxy::Userspace(UserspaceProxy::new("127.113.0.1".parse().unwrap()));
     let node = SocketAddr::new("127.113.0.1".parse().unwrap(), NODE_PORT);
     let addresses = Addresses {
         service: at("127.113.0.7:8080"),
@@ -292,7 +297,7 @@ async fn services_in_userspace() {
         pods: [at("127.113.1.1:8080"), at("127.113.1.2:8080")],
         clients: "127.0.0.0/8",
     };
-    scenario(proxy, addresses).await;
+    scenario(&mut proxy, addresses).await;
 }
 
 #[tokio::test]
@@ -337,6 +342,10 @@ fn services_in_nftables() {
     }
 }
 
+fn has_ipv6() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6").is_ok_and(|text| text.trim() == "0")
+}
+
 /// Makes addresses in the namespace. Fails outside of a new one: the host has addresses already.
 fn make_addresses() {
     let ip = |arguments: &str| {
@@ -353,6 +362,12 @@ fn make_addresses() {
     }
     ip("link set pods up");
     ip("link set outside up");
+    if has_ipv6() {
+        for address in ["fd00::1/64", "fd00::2/64", "fd00::9/64"] {
+            ip(&format!("-6 addr add {address} dev pods nodad"));
+        }
+        ip("-6 route add fd00:10:96::/112 dev pods");
+    }
     ip("route add 10.96.0.0/16 dev pods");
 }
 
@@ -369,7 +384,20 @@ async fn nftables_scenario() {
         pods: [at("10.0.0.1:8080"), at("10.0.0.2:8080")],
         clients: "10.0.0.0/24",
     };
-    scenario(Proxy::Nftables(NftablesProxy::new("mayfly-test")), addresses).await;
+    let mut proxy = Proxy::Nftables(NftablesProxy::new("mayfly-test"));
+    scenario(&mut proxy, addresses).await;
+    if has_ipv6() {
+        let addresses = Addresses {
+            service: at("[fd00:10:96::7]:80"),
+            other: at("[fd00:10:96::8]:80"),
+            node: SocketAddr::new("fd00::9".parse().unwrap(), NODE_PORT),
+            pods: [at("[fd00::1]:8080"), at("[fd00::2]:8080")],
+            clients: "fd00::/64",
+        };
+        scenario(&mut proxy, addresses).await;
+    } else {
+        println!("the kernel has no IPv6: its part is left out");
+    }
 
     let (service, endpoint) = (at("10.96.0.7:80"), at("10.0.0.1:8080"));
     damage_is_repaired(service, endpoint).await;

@@ -94,6 +94,10 @@ pub(crate) struct UpArgs {
     /// bridge uses nftables, auto is loopback until pods have addresses of their own [default: auto]
     #[arg(long, env = "MAYFLY_NETWORK", value_name = "MODE", value_enum)]
     network: Option<NetworkMode>,
+    /// Give Services and pods of containers IPv6 addresses beside their IPv4 ones; needs root, nft and a kernel with
+    /// IPv6
+    #[arg(long, env = "MAYFLY_DUAL_STACK")]
+    dual_stack: bool,
     /// Addresses for Services of the type LoadBalancer, such as 192.0.2.0/24 [default: none are allocated]
     #[arg(long, env = "MAYFLY_LOAD_BALANCER_POOL", value_name = "CIDR")]
     load_balancer_pool: Option<String>,
@@ -179,6 +183,7 @@ struct ConfigFile {
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     network: Option<NetworkMode>,
+    dual_stack: Option<bool>,
     load_balancer_pool: Option<String>,
     containers: Option<String>,
     images: ImageFile,
@@ -218,6 +223,8 @@ pub(crate) struct UpConfig {
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
+    /// Whether Services and pods of containers have IPv6 addresses, too.
+    pub(crate) dual_stack: bool,
     /// `None`: no load balancer gets an address.
     pub(crate) load_balancer_pool: Option<Ipv4Net>,
     pub(crate) containers: ContainersMode,
@@ -318,6 +325,7 @@ impl UpArgs {
                 })
                 .transpose()?,
             network: self.network.or(file.network).unwrap_or_default(),
+            dual_stack: self.dual_stack || file.dual_stack.unwrap_or_default(),
             load_balancer_pool: self
                 .load_balancer_pool
                 .or(file.load_balancer_pool)

@@ -52,7 +52,7 @@ fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
 impl Inner {
     /// Creates the missing objects; existing ones are not changed.
     pub(crate) async fn make_bootstrap_objects(&self) -> Result<(), WriteError> {
-        let ip = self.config.service_network.first().to_string();
+        let ip = self.config.service_networks.primary.first().to_string();
         let mut writes = Vec::new();
         for (group, plural, value) in objects(&ip) {
             let kind = registry().find(group, "v1", plural).expect("the row is there");

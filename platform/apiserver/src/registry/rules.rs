@@ -47,13 +47,13 @@ pub(super) fn required(value: &Value, path: &str, errors: &mut Vec<FieldError>) 
     !missing
 }
 
-pub(super) fn not_supported(path: impl Into<String>, value: &str, allowed: &[&str]) -> FieldError {
+pub(crate) fn not_supported(path: impl Into<String>, value: &str, allowed: &[&str]) -> FieldError {
     let list: Vec<_> = allowed.iter().map(|value| format!("{value:?}")).collect();
     let kind = FieldErrorKind::NotSupported { value: format!("{value:?}") };
     FieldError { path: path.into(), kind, detail: format!("supported values: {}", list.join(", ")) }
 }
 
-pub(super) fn duplicate(path: impl Into<String>, shown: impl Into<String>) -> FieldError {
+pub(crate) fn duplicate(path: impl Into<String>, shown: impl Into<String>) -> FieldError {
     FieldError {
         path: path.into(),
         kind: FieldErrorKind::Duplicate { value: shown.into() },

@@ -183,6 +183,16 @@ fn validate_service(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let shown = if spec["clusterIPs"].is_null() { "[]string(nil)".to_owned() } else { shown };
         errors.push(FieldError::invalid("spec.clusterIPs[0]", shown, "may not change once set"));
     }
+    if let Some(old) = old
+        && kind != "ExternalName"
+        && old.str_at(&["spec", "type"]) != "ExternalName"
+        && ip != "None"
+        && let Some(before) = rules::get(old, &["spec"])["ipFamilies"][0].as_str()
+        && spec["ipFamilies"][0].as_str() != Some(before)
+    {
+        let shown = spec["ipFamilies"].to_string();
+        errors.push(FieldError::invalid("spec.ipFamilies[0]", shown, "may not change once set"));
+    }
     errors
 }
 

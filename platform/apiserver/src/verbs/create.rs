@@ -154,7 +154,7 @@ impl Inner {
         old: Option<&Object>,
         allocations: &Allocations,
     ) -> Result<(), ApiError> {
-        let errors = services::allocate(new, old, allocations, self.config.service_network);
+        let errors = services::allocate(new, old, allocations, self.config.service_networks);
         if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
     }
 

@@ -103,6 +103,8 @@ pub(crate) struct LocalPod {
     pub(crate) uid: PodUid,
     pub(crate) sandbox: bool,
     pub(crate) address: Option<IpAddr>,
+    /// Its addresses of other families.
+    pub(crate) more_addresses: Vec<IpAddr>,
     pub(crate) containers: BTreeMap<String, LocalContainer>,
     /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
     pub(crate) ended: Option<(&'static str, String)>,
@@ -131,6 +133,8 @@ impl LocalPod {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let status = pod.status.clone().unwrap_or_default();
         let address = status.pod_ip.as_deref().and_then(|text| text.parse().ok());
+        let more = status.pod_ips.iter().flatten().filter_map(|of| of.ip.parse().ok());
+        let more_addresses = more.filter(|of| Some(*of) != address).collect();
         let statuses = status.init_container_statuses.into_iter().chain(status.container_statuses);
         let statuses = statuses.chain(status.ephemeral_container_statuses);
         let mut containers = BTreeMap::new();
@@ -142,6 +146,7 @@ impl LocalPod {
             uid,
             sandbox: !known_to_host.is_empty(),
             address,
+            more_addresses,
             containers,
             ended: None,
             collected: false,

@@ -68,7 +68,10 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
             .then(|| statuses(&ephemeral, local, "ContainerCreating", true)),
         host_ip: Some(HOST_ADDRESS.into()),
         host_ips: Some(vec![HostIP { ip: HOST_ADDRESS.into() }]),
-        pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ips: address.clone().map(|ip| {
+            let more = local.more_addresses.iter().map(|address| PodIP { ip: address.to_string() });
+            std::iter::once(PodIP { ip }).chain(more).collect()
+        }),
         pod_ip: address,
         start_time: old.start_time.clone().or(Some(Time(now))),
         qos_class: old.qos_class.clone(),

@@ -134,6 +134,7 @@ impl Worker {
                     Some(Ok(made)) => {
                         local.sandbox_made();
                         local.address = made.addresses.first().copied();
+                        local.more_addresses = made.addresses.into_iter().skip(1).collect();
                     }
                     Some(Err(error)) => {
                         let message = format!("Failed to create pod sandbox: {error}");

@@ -42,6 +42,7 @@ pub(super) async fn create(
         log_shim: std::env::current_exe().context("cannot find this program's file")?,
         network: PodNetworkMode::Bridge,
         service_rules,
+        dual_stack: config.dual_stack,
         host_address: Ipv4Addr::LOCALHOST.into(),
         registries,
     };

@@ -1,14 +1,16 @@
 //! Chooses how this node serves Services and names, and the network of cluster IPs.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::{linux::net::SocketAddrExt as _, unix::net},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use ipnet::Ipv6Net;
 use mayfly_accept::AcceptPort;
+use mayfly_apiserver::ServiceNetworks;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
 use mayfly_kubelet::ClusterDnsServer;
@@ -31,6 +33,10 @@ const LOOPBACK_SERVICE_NETWORK: &str = "127.96.0.0/12";
 const SERVICE_NETWORKS: u32 = u32::from_be_bytes([10, 96, 0, 0]);
 const SERVICE_NETWORK_BITS: u8 = 18;
 const SERVICE_NETWORK_COUNT: u32 = 64;
+/// Their IPv6 networks, unique local addresses (RFC 4193); those of pods are beside them (`runtime-oci`).
+const SERVICE_NETWORKS_V6: Ipv6Addr = Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0);
+const SERVICE_NETWORK_V6_BITS: u8 = 112;
+const IPV6_DISABLED: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 /// The name server is the tenth address of the network, in every Kubernetes cluster.
 const DNS_OFFSET: u32 = 10;
 /// The node's address on which the name server listens: the last of those that endpoints may have, none of a pod.
@@ -45,7 +51,9 @@ const CLUSTER_DOMAIN: &str = "cluster.local";
 pub(super) struct ServiceNetworking {
     pub(super) proxy: ProxyMode,
     /// The network of cluster IPs.
-    pub(super) network: String,
+    network: String,
+    /// That of their IPv6 addresses.
+    network_v6: Option<Ipv6Net>,
     /// The name server of pods, where they can reach one.
     pub(super) dns: Option<DnsConfig>,
     /// Reserves the network among the servers of this host, as long as this process runs.
@@ -95,6 +103,9 @@ impl ServiceNetworking {
         };
         let (choice, reason) = choose(config.network, facts)
             .map_err(|why| anyhow!("--network bridge: {why}; use --network auto"))?;
+        if config.dual_stack {
+            has_ipv6(choice, reason).map_err(|why| anyhow!("--dual-stack: {why}"))?;
+        }
         let on_demand = match choice {
             ProxyChoice::Userspace => {
                 tracing::info!(reason, "Services are served by listeners of this process");
@@ -102,6 +113,7 @@ impl ServiceNetworking {
                     // Node ports are served where functions are: on the address that clients of this machine use.
                     proxy: ProxyMode::Userspace(config.http_listen.ip()),
                     network: LOOPBACK_SERVICE_NETWORK.to_owned(),
+                    network_v6: None,
                     dns: None,
                     _reservation: None,
                 });
@@ -111,6 +123,7 @@ impl ServiceNetworking {
         let folder = data_dir.path().join("network");
         let (base, reservation) = reserve(&folder)?;
         let network = format!("{}/{SERVICE_NETWORK_BITS}", Ipv4Addr::from(base));
+        let network_v6 = config.dual_stack.then(|| network_v6(base));
         let when = if on_demand { "with the first pod of containers or Service" } else { "now" };
         tracing::info!(reason, when, network, "Services are served by nftables");
         let activation = match on_demand {
@@ -118,14 +131,29 @@ impl ServiceNetworking {
             false => Activation::AtStart,
         };
         Ok(Self {
-            proxy: ProxyMode::Nftables { table: table(base), activation, bridged_pods: bridged_pods()? },
+            proxy: ProxyMode::Nftables {
+                table: table(base),
+                activation,
+                bridged_pods: bridged_pods()?,
+                network_v6,
+            },
             network,
+            network_v6,
             dns: Some(DnsConfig {
                 cluster_ip: Ipv4Addr::from(base + DNS_OFFSET).into(),
                 listen: DNS_LISTEN,
                 resolv_conf: PathBuf::from("/etc/resolv.conf"),
             }),
             _reservation: Some(reservation),
+        })
+    }
+
+    /// The networks of cluster IPs, for the API server.
+    pub(super) fn networks(&self) -> anyhow::Result<ServiceNetworks> {
+        let secondary = self.network_v6.map(|network| network.to_string().parse()).transpose();
+        Ok(ServiceNetworks {
+            primary: self.network.parse().context("the network of Services")?,
+            secondary: secondary.context("the IPv6 network of Services")?,
         })
     }
 
@@ -157,6 +185,29 @@ impl ServiceNetworking {
 fn bridged_pods() -> anyhow::Result<Option<ipnet::Ipv4Net>> {
     let filters = std::fs::read_to_string(BRIDGE_FILTER).is_ok_and(|value| value.trim() == "1");
     Ok(if filters { None } else { Some(POD_NETWORK.parse().context("the network of pods")?) })
+}
+
+/// Whether Services and pods can have IPv6 addresses here, or why not.
+fn has_ipv6(choice: ProxyChoice, reason: &str) -> Result<(), String> {
+    if choice == ProxyChoice::Userspace {
+        return Err(format!(
+            "Services are served in userspace ({reason}), at loopback addresses, of which IPv6 has one"
+        ));
+    }
+    let is_disabled = std::fs::read_to_string(IPV6_DISABLED);
+    match is_disabled.as_deref().map(str::trim) {
+        Ok("0") => Ok(()),
+        Ok(_) => Err(format!("{IPV6_DISABLED} turns IPv6 off")),
+        Err(_) => Err("the kernel has no IPv6".to_owned()),
+    }
+}
+
+/// The IPv6 network beside an IPv4 one: `fd6d:6179:666c:NUMBER::/112`.
+fn network_v6(base: u32) -> Ipv6Net {
+    let number = base.wrapping_sub(SERVICE_NETWORKS) >> (32 - SERVICE_NETWORK_BITS);
+    let mut segments = SERVICE_NETWORKS_V6.segments();
+    segments[3] = u16::try_from(number).unwrap_or_default();
+    Ipv6Net::new_assert(segments.into(), SERVICE_NETWORK_V6_BITS)
 }
 
 /// The table's name belongs to the network, so that a restart finds what a crash left.
@@ -289,6 +340,7 @@ mod tests {
         let (first, reservation) = reserve(&one).unwrap();
         let (second, _second) = reserve(&other).unwrap();
         assert!(first != second && table(first) != table(second));
+        assert_ne!(network_v6(first), network_v6(second));
         assert!(reserve(&one).is_err(), "it is in use");
         drop(reservation);
         assert_eq!(reserve(&one).unwrap().0, first, "a restart keeps its network");

@@ -129,7 +129,7 @@ impl Up {
         let ports = Ports::create(connections, &mut metrics);
         let networking = ServiceNetworking::create(&config, &data_dir)?;
         let mut api_config = api_config(&config, &ports, &identity);
-        api_config.service_network = networking.network.parse().context("the network of Services")?;
+        api_config.service_networks = networking.networks()?;
         api_config.audit = audit(&config, &data_dir)?;
         let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
         // The userspace proxy could not listen on the Service's port, 443, without root.
