@@ -1,10 +1,11 @@
 //! The proxy in the kernel: an nftables table of its own, changed by transactions.
 //!
 //! ```text
-//!   prerouting, output ─▶ services ─▶ vmap @service-ips (address . protocol . port) ─▶ front-… ─▶ svc-… ─▶ ep-… ─▶ dnat
+//!   prerouting, output ─▶ services ─▶ vmap @service-ips (address . protocol . port) ─▶ front-… ─▶ svc-…
 //!                                  └▶ vmap @service-ports (protocol . port of the node's addresses) ─▶ front-… ─▶ ext-… ─▶ svc-…
+//!   svc-… ─▶ dnat to a random one of a block of numbers of the map @endpoints-…; with affinity: ─▶ ep-… ─▶ dnat
 //!   input, forward, output (filter) ─▶ vmap @no-endpoints ─▶ reject
-//!   postrouting ─▶ masquerade what is marked
+//!   postrouting ─▶ masquerade what is marked, and pods that reach themselves (@hairpins)
 //! ```
 //!
 //! The chain `front-…` belongs to a frontend and has one rule, which leads to the frontend's current chain. Every other
@@ -31,7 +32,7 @@ pub use self::program::NftError;
 pub(crate) use self::{
     check::check,
     program::run_nft,
-    state::{EntryChain, EntryRules, TableState},
+    state::{EndpointChoice, EntryChain, EntryRules, HAIRPINS, TableState, endpoints_map},
 };
 use crate::{
     netlink::conntrack,
@@ -195,46 +196,56 @@ impl FrontendRules<'_> {
     }
 
     fn service_chain(&mut self, endpoints: &[SocketAddr]) -> String {
+        let Some(timeout) = self.backend.affinity else { return self.choosing_chain(endpoints) };
+        let seconds = timeout.as_secs().max(1);
         let mut rules = Vec::new();
         let mut choices = Vec::new();
         for (number, endpoint) in endpoints.iter().enumerate() {
-            let set = self.backend.affinity.map(|timeout| {
-                let seconds = timeout.as_secs().max(1);
-                let of = format!("{} {} {endpoint} {seconds}", self.backend.service, self.protocol.name());
-                let set = format!("aff-{}", digest(&of));
-                let key = self.family.address_type();
-                let declaration = format!(
-                    "type {key}; flags dynamic,timeout; timeout {seconds}s; size {AFFINITY_CLIENTS_MAX};"
-                );
-                self.rules.sets.push((set.clone(), declaration));
-                set
-            });
-            let chain = self.endpoint_chain(*endpoint, set.as_deref());
-            if let Some(set) = set {
-                rules.push(format!("{} saddr @{set} goto {chain}", self.family.word()));
-            }
+            let of = format!("{} {} {endpoint} {seconds}", self.backend.service, self.protocol.name());
+            let set = format!("aff-{}", digest(&of));
+            let key = self.family.address_type();
+            let declaration = format!(
+                "type {key}; flags dynamic,timeout; timeout {seconds}s; size {AFFINITY_CLIENTS_MAX};"
+            );
+            let chain = self.endpoint_chain(*endpoint, &set);
+            rules.push(format!("{} saddr @{set} goto {chain}", self.family.word()));
             choices.push(format!("{number} : goto {chain}"));
+            self.rules.sets.push((set, declaration));
         }
         rules.push(format!("numgen random mod {} vmap {{ {} }}", endpoints.len(), choices.join(", ")));
         self.chain("svc", 2, rules)
     }
 
-    fn endpoint_chain(&mut self, endpoint: SocketAddr, set: Option<&str>) -> String {
+    /// A chain that chooses an endpoint for each connection.
+    fn choosing_chain(&mut self, endpoints: &[SocketAddr]) -> String {
+        let protocol = self.protocol.name();
+        let all: Vec<_> = endpoints.iter().map(ToString::to_string).collect();
+        let name = format!("svc-{}", digest(&format!("{protocol} {}", all.join(" "))));
+        let choice = EndpointChoice {
+            family: self.family.word(),
+            protocol: self.protocol,
+            endpoints: endpoints.to_vec(),
+        };
+        let chain = EntryChain { name: name.clone(), rules: Vec::new(), choice: Some(choice), depth: 2 };
+        self.rules.chains.push(chain);
+        name
+    }
+
+    fn endpoint_chain(&mut self, endpoint: SocketAddr, set: &str) -> String {
         let word = self.family.word();
-        // A pod that reaches itself through a Service would get answers from its own address.
-        let mut rules =
-            vec![format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip())];
-        if let Some(set) = set {
-            rules.push(format!("update @{set} {{ {word} saddr }}"));
-        }
-        rules.push(format!("meta l4proto {} dnat to {endpoint}", self.protocol.name()));
+        let rules = vec![
+            // A pod that reaches itself through a Service would get answers from its own address.
+            format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip()),
+            format!("update @{set} {{ {word} saddr }}"),
+            format!("meta l4proto {} dnat to {endpoint}", self.protocol.name()),
+        ];
         self.chain("ep", 3, rules)
     }
 
     /// A chain with these rules.
     fn chain(&mut self, prefix: &str, depth: u8, rules: Vec<String>) -> String {
         let name = format!("{prefix}-{}", digest(&rules.join("\n")));
-        self.rules.chains.push(EntryChain { name: name.clone(), rules, depth });
+        self.rules.chains.push(EntryChain { name: name.clone(), rules, choice: None, depth });
         name
     }
 }
@@ -254,6 +265,11 @@ fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, scrip
         let _ =
             writeln!(maps, "  map {} {{ type {address}inet_proto . inet_service : verdict; }}", map.name());
     }
+    for protocol in [TransportProtocol::Tcp, TransportProtocol::Udp] {
+        let (map, name) = (endpoints_map(protocol), protocol.name());
+        let _ = writeln!(maps, "  map {map} {{ typeof numgen random mod 1 : {word} daddr . {name} dport; }}");
+    }
+    let _ = writeln!(maps, "  set {HAIRPINS} {{ type {key} . {key}; }}");
     let services = format!("{word} daddr . meta l4proto . th dport vmap");
     // Node ports are those of the node's own addresses but loopback: answers to 127.0.0.1 could not leave the node.
     let node =
@@ -296,6 +312,7 @@ table {word} {table} {{
   chain nat-output {{ type nat hook output priority -100; policy accept; jump services; }}
   chain nat-postrouting {{ type nat hook postrouting priority 100; policy accept;
     meta mark & {MASQUERADE_MARK} == {MASQUERADE_MARK} masquerade fully-random
+    {word} saddr . {word} daddr @{HAIRPINS} ct status dnat masquerade fully-random
 {bridged}  }}
 {guard}  chain filter-input {{ type filter hook input priority 0; policy accept; ct state new jump without-endpoints; }}
   chain filter-forward {{ type filter hook forward priority 0; policy accept; ct state new jump without-endpoints; }}
@@ -385,6 +402,9 @@ impl NftablesProxy {
         let Some(mut written) = self.written.take() else {
             return self.write_all(rules).await.map(|()| false);
         };
+        if written.tables.iter().any(|(_, table)| table.is_used_up()) {
+            return self.write_all(rules).await.map(|()| false);
+        }
         let before = written.rules.clone();
         let is_change = !Arc::ptr_eq(&before, rules) && *before != **rules;
         let script = written.change(rules, Instant::now());

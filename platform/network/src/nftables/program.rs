@@ -5,7 +5,7 @@ use std::{process::Stdio, time::Duration};
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
 /// The timeout of one transaction of `nft`.
-const NFT_TIMEOUT: Duration = Duration::from_secs(30);
+const NFT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why rules could not be written.
 #[derive(Debug, thiserror::Error)]

@@ -13,12 +13,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt::Write as _,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
 use super::check::TableListing;
+use crate::plan::TransportProtocol;
 
 /// The time after which no packet is in an unused chain any more: processing one takes microseconds, unless its
 /// processor is taken away.
@@ -33,8 +35,56 @@ const ELEMENTS_PER_COMMAND: usize = 1000;
 pub(crate) struct EntryChain {
     pub(crate) name: String,
     pub(crate) rules: Vec<String>,
+    /// Its last rule.
+    pub(crate) choice: Option<EndpointChoice>,
     /// Chains refer to deeper ones only; fronts have the depth 0.
     pub(crate) depth: u8,
+}
+
+/// The maps of all endpoints by number, one for each protocol, as `nft` wants them. Each [`EndpointChoice`] has a block of consecutive numbers, which never changes.
+/// An anonymous map for each Service would be slow: the kernel looks at all sets of a table when it names a new one, and
+/// at all elements of verdict maps in every transaction.
+pub(crate) fn endpoints_map(protocol: TransportProtocol) -> String {
+    format!("endpoints-{}", protocol.name())
+}
+
+/// The set of addresses that are endpoints, each twice: source and destination of a pod that reaches itself.
+pub(crate) const HAIRPINS: &str = "hairpins";
+/// The last number of the map of endpoints; the table is written again when it is reached.
+const NUMBER_MAX: u32 = u32::MAX / 2;
+
+/// Elements by map.
+type NumberedEndpoints = BTreeMap<String, Vec<String>>;
+
+/// A rule that leads each connection to one of several endpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct EndpointChoice {
+    /// The word of the address family.
+    pub(crate) family: &'static str,
+    pub(crate) protocol: TransportProtocol,
+    pub(crate) endpoints: Vec<SocketAddr>,
+}
+
+impl EndpointChoice {
+    /// The rule, with the number of the first endpoint in the map.
+    fn rule(&self, first: u32) -> String {
+        let Self { family, protocol, endpoints } = self;
+        let name = protocol.name();
+        let address = match &**endpoints {
+            [only] => only.to_string(),
+            all => {
+                let map = endpoints_map(*protocol);
+                format!("numgen random mod {} offset {first} map @{map}", all.len())
+            }
+        };
+        format!("meta l4proto {name} dnat {family} to {address}")
+    }
+
+    /// The numbers of the endpoints; none where the rule names the only one.
+    fn numbers(&self, first: u32) -> impl Iterator<Item = (u32, SocketAddr)> + '_ {
+        let listed = if self.endpoints.len() > 1 { &*self.endpoints } else { &[] };
+        (first..).zip(listed.iter().copied())
+    }
 }
 
 /// The depth of sets, to which chains of every depth refer.
@@ -74,6 +124,11 @@ pub(crate) struct TableState {
     unused: HashMap<String, (Instant, u8)>,
     /// The number of sets among both.
     sets: usize,
+    /// The endpoints of chains that choose one, with the number of the first.
+    choices: HashMap<String, (u32, EndpointChoice)>,
+    /// The number of chains that lead to an address.
+    hairpins: HashMap<IpAddr, usize>,
+    next_number: u32,
     /// The elements of the sets whose elements are written, not learnt from packets.
     filled: HashMap<String, BTreeSet<String>>,
     /// The number of elements of the fixed maps and sets.
@@ -89,6 +144,9 @@ impl TableState {
             users: HashMap::new(),
             unused: HashMap::new(),
             sets: 0,
+            choices: HashMap::new(),
+            hairpins: HashMap::new(),
+            next_number: 0,
             filled: HashMap::new(),
             elements: BTreeMap::new(),
         }
@@ -135,15 +193,8 @@ impl TableState {
                 self.fill(&set, elements, script);
             }
         }
+        self.add_chains(new, script);
         for entry in new {
-            for chain in &entry.chains {
-                if !self.acquire(&chain.name) {
-                    line(script, format_args!("add chain {} {}", self.table, chain.name));
-                    for rule in &chain.rules {
-                        line(script, format_args!("add rule {} {} {rule}", self.table, chain.name));
-                    }
-                }
-            }
             for (name, rule) in &entry.fronts {
                 let verb = if self.acquire(name) { "flush" } else { "add" };
                 line(script, format_args!("{verb} chain {} {name}", self.table));
@@ -188,8 +239,7 @@ impl TableState {
             }
         }
         for (map, (deleted, added)) in by_map {
-            let count = self.elements.entry(map.to_owned()).or_default();
-            *count = (*count + added.len()).saturating_sub(deleted.len());
+            self.count(map, added.len(), deleted.len());
             list_elements(script, "delete", &self.table, map, deleted.into_iter());
             list_elements(script, "add", &self.table, map, added.into_iter());
         }
@@ -205,12 +255,100 @@ impl TableState {
         for (_, _, name) in due.iter().filter(|(_, depth, _)| *depth != SET_DEPTH) {
             line(script, format_args!("flush chain {} {name}", self.table));
         }
+        let (mut numbers, mut pairs) = (NumberedEndpoints::new(), Vec::new());
         for (_, depth, name) in due {
             let kind = if depth == SET_DEPTH { "set" } else { "chain" };
             line(script, format_args!("delete {kind} {} {name}", self.table));
             self.unused.remove(&name);
             self.sets -= usize::from(depth == SET_DEPTH);
             self.filled.remove(&name);
+            if let Some((first, choice)) = self.choices.remove(&name) {
+                let of_map = numbers.entry(endpoints_map(choice.protocol)).or_default();
+                of_map.extend(choice.numbers(first).map(|(number, _)| number.to_string()));
+                pairs.extend(choice.endpoints.iter().filter_map(|endpoint| self.forget(endpoint.ip())));
+            }
+        }
+        for (map, numbers) in numbers {
+            self.count(&map, 0, numbers.len());
+            list_elements(script, "delete", &self.table, &map, numbers.into_iter());
+        }
+        self.count(HAIRPINS, 0, pairs.len());
+        list_elements(script, "delete", &self.table, HAIRPINS, pairs.into_iter());
+    }
+
+    /// Whether the numbers of endpoints are used up, so that the table has to be written again.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.next_number > NUMBER_MAX
+    }
+
+    /// Writes the commands that add the chains of new entries, and the endpoints that they choose from.
+    fn add_chains(&mut self, new: &[EntryRules], script: &mut String) {
+        let (mut numbers, mut pairs, mut chains) = (NumberedEndpoints::new(), Vec::new(), String::new());
+        for chain in new.iter().flat_map(|entry| &entry.chains) {
+            if self.acquire(&chain.name) {
+                continue;
+            }
+            line(&mut chains, format_args!("add chain {} {}", self.table, chain.name));
+            for rule in &chain.rules {
+                line(&mut chains, format_args!("add rule {} {} {rule}", self.table, chain.name));
+            }
+            if let Some(choice) = &chain.choice {
+                let first = self.choose(&chain.name, choice, &mut numbers, &mut pairs);
+                let rule = choice.rule(first);
+                line(&mut chains, format_args!("add rule {} {} {rule}", self.table, chain.name));
+            }
+        }
+        script.push_str(&chains);
+        // Behind the rules: the kernel looks at all elements of a map when a rule begins to use it.
+        for (map, numbers) in numbers {
+            self.count(&map, numbers.len(), 0);
+            list_elements(script, "add", &self.table, &map, numbers.into_iter());
+        }
+        self.count(HAIRPINS, pairs.len(), 0);
+        list_elements(script, "add", &self.table, HAIRPINS, pairs.into_iter());
+    }
+
+    /// Gives the endpoints of a new chain their numbers; returns the first.
+    fn choose(
+        &mut self,
+        chain: &str,
+        choice: &EndpointChoice,
+        numbers: &mut NumberedEndpoints,
+        pairs: &mut Vec<String>,
+    ) -> u32 {
+        let first = self.next_number;
+        for (number, endpoint) in choice.numbers(first) {
+            let of_map = numbers.entry(endpoints_map(choice.protocol)).or_default();
+            of_map.push(format!("{number} : {} . {}", endpoint.ip(), endpoint.port()));
+            self.next_number = number.saturating_add(1);
+        }
+        for endpoint in &choice.endpoints {
+            let users = self.hairpins.entry(endpoint.ip()).or_default();
+            *users += 1;
+            if *users == 1 {
+                pairs.push(pair(endpoint.ip()));
+            }
+        }
+        self.choices.insert(chain.to_owned(), (first, choice.clone()));
+        first
+    }
+
+    /// Counts a chain less that leads to an address; returns the element to delete with the last one.
+    fn forget(&mut self, address: IpAddr) -> Option<String> {
+        let users = self.hairpins.get_mut(&address)?;
+        *users -= 1;
+        if *users > 0 {
+            return None;
+        }
+        self.hairpins.remove(&address);
+        Some(pair(address))
+    }
+
+    /// Counts the elements of a fixed map or set.
+    fn count(&mut self, map: &str, added: usize, deleted: usize) {
+        if added + deleted > 0 {
+            let count = self.elements.entry(map.to_owned()).or_default();
+            *count = (*count + added).saturating_sub(deleted);
         }
     }
 
@@ -229,6 +367,10 @@ impl TableState {
             self.unused.insert(name.to_owned(), (now, depth));
         }
     }
+}
+
+fn pair(address: IpAddr) -> String {
+    format!("{address} . {address}")
 }
 
 fn line(script: &mut String, command: std::fmt::Arguments<'_>) {

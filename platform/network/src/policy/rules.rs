@@ -93,7 +93,7 @@ impl PodRules {
         rules.push("counter drop".to_owned());
         let text = format!("{} {}", self.family.word(), rules.join("\n"));
         let name = format!("{}-{}", direction.word(), digest(&text));
-        self.rules.chains.push(EntryChain { name: name.clone(), rules, depth: 1 });
+        self.rules.chains.push(EntryChain { name: name.clone(), rules, choice: None, depth: 1 });
         name
     }
 
