@@ -1,6 +1,6 @@
 //! Measures Services in the kernel: writing many of them, one change among them, the first packet of a connection, and
 //! requests through a cluster IP beside the pod's own address. Runs in a new network namespace
-//! (`unshare --net service_load`), prints JSON; `cargo xtask bench network` makes tables of it.
+//! (`unshare --net service_load`) and prints JSON.
 
 use std::{
     collections::BTreeMap,

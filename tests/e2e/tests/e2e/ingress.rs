@@ -41,6 +41,8 @@ async fn answer(mut stream: TcpStream, text: &'static str) -> Result<()> {
         tokio::io::copy(&mut read, &mut write).await?;
         return Ok(());
     }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    stream.read_exact(&mut vec![0; length.unwrap_or("0").parse()?]).await?;
     let path = head.split(' ').nth(1).context("no path")?;
     let proto = head.lines().find_map(|line| line.strip_prefix("x-forwarded-proto: ")).unwrap_or("-");
     let body = format!("{text} {path} {proto}\n");
@@ -186,6 +188,77 @@ fn secret(host: &str) -> Result<(Value, String)> {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "shop-tls"},
         "type": "kubernetes.io/tls", "stringData": {"tls.crt": certificate, "tls.key": key}});
     Ok((secret, certificate))
+}
+
+/// A server that reads a request's head and its body of 5 bytes, if it has one; it closes every second connection without
+/// an answer, and answers the others with the number of requests that it has read.
+async fn unreliable_backend() -> Result<SocketAddr> {
+    let listener = TcpListener::bind(BACKEND).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        let mut read = 0;
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await?);
+            }
+            if head.starts_with(b"POST") {
+                stream.read_exact(&mut [0; 5]).await?;
+            }
+            read += 1;
+            if read % 2 == 0 {
+                let text = read.to_string();
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+                    text.len()
+                );
+                stream.write_all(answer.as_bytes()).await?;
+            }
+        }
+        std::io::Result::Ok(())
+    });
+    Ok(address)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_repeated_where_that_does_no_harm() -> Result<()> {
+    let up = Up::start().await?;
+    let unreliable = unreliable_backend().await?;
+    service(&up, "unreliable", unreliable).await?;
+    // Of the second Service's endpoints one refuses connections.
+    let live = backend("live").await?;
+    service(&up, "half", live).await?;
+    let refusing = TcpListener::bind(BACKEND).await?.local_addr()?;
+    let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "refusing", "labels": {"kubernetes.io/service-name": "half"}},
+        "ports": [{"name": "http", "port": refusing.port(), "protocol": "TCP"}],
+        "endpoints": [{"addresses": [refusing.ip().to_string()], "conditions": {"ready": true}}]});
+    let made = up.api()?.post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice).await?;
+    ensure!(made.status == 201, "{made:?}");
+    let rule = |host: &str, of: &str| json!({"host": host, "http": {"paths": [path("Prefix", "/", of)]}});
+    let rules = json!({"rules": [rule("unreliable.test", "unreliable"), rule("half.test", "half")]});
+    create_ingress(&up, "all", rules).await?;
+    let http = up.http();
+    let request = |method: http::Method, host: &str| http.request(method, "/").header("host", host);
+    let sent = async |method: http::Method, host: &str, body: &'static str| {
+        let answer = http.call(request(method, host), mayfly_e2e::full(body)).await?;
+        anyhow::Ok((answer.status.as_u16(), answer.text()))
+    };
+    until("the Ingress is served", || async {
+        Ok((sent(http::Method::GET, "half.test", "").await?.0 == 200).then_some(()))
+    })
+    .await?;
+    // A request that no endpoint has got goes to the next one, with its body.
+    for _ in 0..8 {
+        let (status, text) = sent(http::Method::POST, "half.test", "hello").await?;
+        ensure!(status == 200 && text.starts_with("live / "), "{status} {text}");
+    }
+    // A request whose connection broke is sent again if it changes nothing.
+    ensure!(sent(http::Method::GET, "unreliable.test", "").await? == (200, "2".into()));
+    let (status, text) = sent(http::Method::POST, "unreliable.test", "hello").await?;
+    ensure!(status == 502, "it may have been carried out: {status} {text}");
+    ensure!(sent(http::Method::GET, "unreliable.test", "").await? == (200, "4".into()), "it was sent once");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

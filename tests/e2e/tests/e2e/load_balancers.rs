@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use mayfly_e2e::{Start, Up, wait::until};
+use mayfly_e2e::{Start, Up, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -88,6 +88,75 @@ async fn load_balancers_get_addresses_of_the_pool() -> Result<()> {
     ensure!(deleted.status == 200, "{deleted:?}");
     ensure!(until("the address is used again", || address_of(&up, "three")).await? == second);
     Ok(())
+}
+
+/// The status and body of the answer to a load balancer that asks a node; none while nothing listens.
+async fn health_check(address: &str) -> Result<Option<(u16, Value)>> {
+    let Ok(mut stream) = TcpStream::connect(address).await else { return Ok(None) };
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no head")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok(Some((status, serde_json::from_str(body)?)))
+}
+
+/// The answers of a node with a ready endpoint, without one, and after the Service is gone.
+async fn health_checks(up: &Up, node_address: &str) -> Result<()> {
+    let api = up.api()?;
+    let node = until("the node is registered", || async {
+        let nodes = up.api()?.get("/api/v1/nodes").await?.body;
+        Ok(nodes["items"][0]["metadata"]["name"].as_str().map(str::to_owned))
+    })
+    .await?;
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "local"},
+        "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"name": "tcp", "port": PORT}]}});
+    let made = api.post("/api/v1/namespaces/default/services", &service).await?;
+    let port = made.body["spec"]["healthCheckNodePort"].as_u64().with_context(|| format!("{made:?}"))?;
+    let address = format!("{node_address}:{port}");
+    let answer = |endpoints: u32| {
+        let body = json!({"service": {"namespace": "default", "name": "local"},
+            "localEndpoints": endpoints, "serviceProxyHealthy": true});
+        (if endpoints > 0 { 200 } else { 503 }, body)
+    };
+    let answers = |expected: (u16, Value)| {
+        let address = &address;
+        until("the health check answers", move || {
+            let expected = expected.clone();
+            async move { Ok((health_check(address).await? == Some(expected)).then_some(())) }
+        })
+    };
+    answers(answer(0)).await?;
+    let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "local", "labels": {"kubernetes.io/service-name": "local"}},
+        "ports": [{"name": "tcp", "port": 80, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["127.94.0.4"], "nodeName": node}, {"addresses": ["127.94.0.5"], "nodeName": "other"}]});
+    let made = api.post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice).await?;
+    ensure!(made.status == 201, "{made:?}");
+    answers(answer(1)).await?;
+    api.delete("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/local").await?;
+    answers(answer(0)).await?;
+    api.delete("/api/v1/namespaces/default/services/local").await?;
+    until("the port is closed", || async { Ok(health_check(&address).await?.is_none().then_some(())) }).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_balancers_find_nodes_with_endpoints_by_health_checks_in_userspace() -> Result<()> {
+    let up = Start::default().with(&["--network", "loopback"]).ready().await?;
+    let address = up.address("http").ip().to_string();
+    health_checks(&up, &address).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_balancers_find_nodes_with_endpoints_by_health_checks_in_nftables() -> Result<()> {
+    let has_nft = std::process::Command::new("nft").args(["list", "tables"]).output();
+    if !has_nft.is_ok_and(|output| output.status.success()) {
+        skipped(test_name!(), "no right to use nft");
+        return Ok(());
+    }
+    let up = Start::default().with(&["--network", "bridge"]).ready().await?;
+    health_checks(&up, "127.0.0.1").await?;
+    up.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
