@@ -76,6 +76,7 @@ fn spec(name: &str, component: Digest, isolation: Isolation) -> HostedSpec {
         log_bytes_per_second: None,
         isolation,
         egress: vec![],
+        files: None,
     }
 }
 

@@ -187,6 +187,10 @@ impl ComponentCache {
         self.known.lock().len()
     }
 
+    pub(crate) fn artifacts(&self) -> &Artifacts {
+        &self.artifacts
+    }
+
     pub(crate) fn slots(&self) -> &Arc<InstanceSlots> {
         self.engines.slots()
     }

@@ -1,7 +1,8 @@
 //! What a guest may ask of its host. All of it is linked here, on one screen: `wasi:cli` (environment,
-//! outputs into the log; no input but a job's), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`.
-//! Interfaces of files and sockets are there because toolchains import them; no socket can be made, and there is no
-//! file but the folders of a job (`mayfly_api::job_io`).
+//! outputs into the log; no input but a job's), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`,
+//! and the variables of Spin. Interfaces of files and sockets are there because toolchains import them; no socket can be
+//! made, and there is no file but those of the function (`spec.files`) and the folders of a job
+//! (`mayfly_api::job_io`).
 
 use wasmtime::{Engine, component::Linker};
 
@@ -15,6 +16,7 @@ pub(crate) mod lookup;
 pub(crate) mod output;
 pub(crate) mod random;
 pub(crate) mod response_body;
+mod variables;
 
 pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Linker<StoreData>> {
     let mut linker = Linker::new(engine);
@@ -23,6 +25,7 @@ pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Lin
     response_body::link(&mut linker)?;
     random::link(&mut linker)?;
     wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut StoreData| guest.program.config().into())?;
+    variables::link(&mut linker)?;
     if model == AsyncModel::Async {
         wasmtime_wasi::p3::add_to_linker(&mut linker)?;
         wasmtime_wasi_http::p3::add_to_linker(&mut linker)?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mayfly_artifacts::UnpackError;
 use mayfly_runtime::CallError;
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
@@ -19,6 +20,15 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// No instance of the function could be made in time.
 pub(crate) fn no_slot(share: &SlotShare) -> CallError {
     CallError::NoSlot { held: share.held(), max: share.slots().max(), retry_after: RETRY_AFTER }
+}
+
+/// The files of the function cannot be served.
+pub(crate) fn unpack_error(error: &UnpackError) -> CallError {
+    match error {
+        UnpackError::Missing(digest) => CallError::ComponentMissing(*digest),
+        UnpackError::Refused { .. } => CallError::ComponentInvalid(error.to_string()),
+        UnpackError::Io { .. } => CallError::Internal(error.to_string()),
+    }
 }
 
 /// A failed instantiation or call.

@@ -107,6 +107,12 @@ impl Function {
             return Ok(entry);
         }
         let entry = self.host.cache.get(self.spec.component, &self.spec.revision.namespace).await?;
+        if let Some(files) = &self.spec.files
+            && self.program.root().is_none()
+        {
+            let folder = self.host.cache.artifacts().unpacked(files).await;
+            self.program.set_root(folder.map_err(|error| failure::unpack_error(&error))?);
+        }
         if self.component.swap(Some(entry.clone())).is_none() {
             self.host.loaded(self);
         }
@@ -162,8 +168,12 @@ impl Function {
     /// Replaces a function whose spec changed; its state in memory is taken over.
     pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
+            && before.spec.files == self.spec.files
             && let Some(entry) = before.component.load_full()
         {
+            if let Some(folder) = before.program.root() {
+                self.program.set_root(folder.clone());
+            }
             self.component.store(Some(entry));
             self.host.loaded(self);
         }

@@ -1,8 +1,11 @@
 //! The host's data of one instance: its limits, its handles and its capabilities.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use mayfly_runtime::{CallError, ContainerFiles, Mount, component::TABLE_ELEMENTS_MAX, logs::Stream};
@@ -54,6 +57,8 @@ pub(crate) struct GuestProgram {
     volumes: Vec<Mount>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
+    /// The folder with the function's files, which guests see as `/`. Set before the first call.
+    root: OnceLock<PathBuf>,
     /// `wasi:config` reads the environment too. Created at its first use.
     config: OnceLock<WasiConfigVariables>,
 }
@@ -70,7 +75,7 @@ impl GuestProgram {
     ) -> Self {
         let (memory_bytes, config) = (AtomicU64::new(0), OnceLock::new());
         let (volumes, files) = (Vec::new(), None);
-        let over = watch::Sender::new(false);
+        let (over, root) = (watch::Sender::new(false), OnceLock::new());
         Self {
             args,
             env,
@@ -83,6 +88,7 @@ impl GuestProgram {
             over,
             volumes,
             files,
+            root,
             config,
         }
     }
@@ -92,9 +98,23 @@ impl GuestProgram {
         Self { volumes, files, ..self }
     }
 
+    pub(crate) fn root(&self) -> Option<&PathBuf> {
+        self.root.get()
+    }
+
+    /// Sets the folder of the function's files, once: an archive has one folder.
+    pub(crate) fn set_root(&self, folder: PathBuf) {
+        let _ = self.root.set(folder);
+    }
+
     /// Opens the folders and the input. They exist when the program is started; one that cannot be opened is noted in
     /// the log, and the guest does without.
     fn open_files(&self, builder: &mut WasiCtxBuilder) {
+        if let Some(folder) = self.root.get()
+            && let Err(error) = builder.preopened_dir(folder, "/", FsPerms::ReadOnly)
+        {
+            self.log.note(&format!("cannot open the function's files: {error}"));
+        }
         let of_job = self.files.iter().flat_map(|files| &files.mounts);
         for mount in of_job.chain(&self.volumes) {
             let perms = if mount.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };

@@ -50,6 +50,12 @@ pub struct FunctionSpec {
     /// `https://*.example.com`. Private and link-local addresses must be named themselves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<String>,
+    /// Files that instances read: a tar archive in the artifact store, which they see as the folder `/`, read-only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Digest>,
+    /// The clients that may call the function at its own address. A change makes no revision.
+    #[serde(default, skip_serializing_if = "Visibility::is_public")]
+    pub visibility: Visibility,
     /// Which revisions answer, in which shares. Empty: all to the latest ready revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traffic: Vec<TrafficTarget>,
@@ -81,6 +87,30 @@ pub struct Source {
     /// The port the image's server listens on. Default 8080.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
+    /// The program to run instead of the image's entrypoint, as a container's `command`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// The program's arguments instead of the image's, as a container's `args`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+}
+
+/// The clients that may call a function.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[serde(rename_all = "lowercase")]
+pub enum Visibility {
+    /// Whoever reaches the gateway.
+    #[default]
+    Public,
+    /// Services over the function, Ingresses that name it, workflows and triggers. At its own address
+    /// (`/fn/<namespace>/<name>`) it is not found.
+    Private,
+}
+
+impl Visibility {
+    pub fn is_public(&self) -> bool {
+        *self == Self::Public
+    }
 }
 
 /// The limits of one instance, and of the function as a whole.

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    Digest,
     function::{FunctionSpec, Isolation, Limits, Scaling, Source},
     k8s::{api::core::v1::EnvVar, apimachinery::pkg::apis::meta::v1::Condition},
 };
@@ -38,10 +39,12 @@ pub struct RevisionSpec {
     pub isolation: Isolation,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Digest>,
 }
 
 impl RevisionSpec {
-    /// The part of a function's spec that makes a revision: all but the traffic.
+    /// The part of a function's spec that makes a revision: what runs, and under which rules.
     pub fn from_function(name: &str, spec: &FunctionSpec) -> Self {
         Self {
             function: name.into(),
@@ -51,6 +54,7 @@ impl RevisionSpec {
             scaling: spec.scaling.clone(),
             isolation: spec.isolation,
             egress: spec.egress.clone(),
+            files: spec.files,
         }
     }
 }

@@ -137,6 +137,10 @@ pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
         errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
     }
     source(&spec.source, &mut errors);
+    if spec.files.is_some() && spec.source.image.is_some() {
+        let detail = "an image carries its files itself";
+        errors.push(FieldError::forbidden("spec.files", detail));
+    }
     limits(&spec.limits, &mut errors);
     scaling(&spec.scaling, &mut errors);
     for (at, rule) in spec.egress.iter().enumerate() {
@@ -226,6 +230,15 @@ fn source(source: &Source, errors: &mut Vec<FieldError>) {
     }
     if source.port.is_some() && source.image.is_none() {
         errors.push(FieldError::forbidden("spec.source.port", "a port belongs to an image"));
+    }
+    for (field, list) in [("command", &source.command), ("args", &source.args)] {
+        let path = format!("spec.source.{field}");
+        if !list.is_empty() && source.image.is_none() {
+            errors.push(FieldError::forbidden(path, "a program and its arguments belong to an image"));
+        } else if let Some(at) = list.iter().position(|argument| argument.contains('\0')) {
+            let shown = format!("{:?}", list[at]);
+            errors.push(FieldError::invalid(format!("{path}[{at}]"), shown, "must not contain a NUL byte"));
+        }
     }
     if source.port == Some(0) {
         errors.push(FieldError::invalid("spec.source.port", 0, "must be between 1 and 65535, inclusive"));
@@ -386,6 +399,22 @@ mod tests {
         ] {
             assert!(found.iter().any(|error| error.starts_with(path)), "{path} is not in {found:#?}");
         }
+    }
+
+    #[test]
+    fn files_belong_to_components_and_programs_to_images() {
+        let digest = crate::Digest::of(b"x").to_string();
+        let image = serde_json::json!({"image": "app:1", "command": ["/bin/app"], "args": ["-v"]});
+        assert_eq!(errors(serde_json::json!({"source": image})), Vec::<String>::new());
+        assert_eq!(
+            errors(serde_json::json!({"source": image, "files": digest})),
+            ["spec.files: Forbidden: an image carries its files itself"]
+        );
+        let component = serde_json::json!({"component": digest, "command": ["x"], "args": ["y"]});
+        let found = errors(serde_json::json!({"source": component, "files": digest}));
+        assert!(found.len() == 2 && found[0].starts_with("spec.source.command: Forbidden"), "{found:?}");
+        let found = errors(serde_json::json!({"source": {"image": "a", "args": ["x", "a\u{0}b"]}}));
+        assert!(found.len() == 1 && found[0].starts_with("spec.source.args[1]: Invalid value"), "{found:?}");
     }
 
     #[test]

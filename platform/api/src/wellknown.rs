@@ -19,6 +19,9 @@ pub const RUNTIME_OCI: &str = "oci";
 /// On a Function: the number of the newest revision, so that names are not reused.
 pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
 
+/// On an Ingress: `"true"` if its functions are components of a Spin application, which read their route from headers.
+pub const ANNOTATION_SPIN_ROUTES: &str = "mayfly.dev/spin-routes";
+
 /// On a pod of wasm components: destinations that they may call, separated by commas, as in a function's
 /// `spec.egress`.
 pub const ANNOTATION_EGRESS: &str = "mayfly.dev/egress";

@@ -49,7 +49,8 @@ impl Artifacts {
             fs::create_dir_all(artifacts.derived())?;
             files::sync_directory(directory)?;
             artifacts.put_all_back()?;
-            Ok(files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?)
+            let swept = files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?;
+            Ok(swept + artifacts.sweep_unpacked()?)
         };
         let swept = prepare().map_err(|source| OpenError { path: directory.into(), source })?;
         if swept > 0 {
@@ -114,6 +115,10 @@ impl Artifacts {
 
     pub(crate) fn content(&self, digest: &Digest) -> PathBuf {
         self.contents().join(digest.hex())
+    }
+
+    pub(crate) fn unpacked_folders(&self) -> PathBuf {
+        self.directory.join("unpacked")
     }
 
     pub(crate) fn derived(&self) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Content-addressed files: uploaded components, and files derived from them.
 //!
 //! **Belongs here:** receiving a stream of bytes under its digest, finding, listing and removing it, and a place for
-//! files that are derived from it (compiled components) and removed with it.
+//! files that are derived from it (compiled components, unpacked archives) and removed with it.
 //!
 //! **Does not belong here:** the meaning of a component, permissions, references of revisions to digests.
 //!
@@ -10,6 +10,8 @@
 //! DIR/sha256/.upload-…                      an upload in progress; removed at the next open
 //! DIR/sha256/.aside-<64 digits>.<number>    a content in removal; restored at the next open
 //! DIR/derived/<engine>/<64 digits>.cwasm    derived by that engine from the content of that name
+//! DIR/unpacked/<64 digits>/                 the files of the tar archive of that name
+//! DIR/unpacked/.unpacking-…                 an archive being unpacked; removed at the next open
 //! ```
 //! A file gets its final name only when it is complete and on the disk. Start reading at [`Artifacts`].
 
@@ -17,9 +19,11 @@ mod artifacts;
 mod derived;
 mod files;
 mod removal;
+mod unpacked;
 mod upload;
 
 pub use artifacts::{ArtifactInfo, Artifacts, OpenError};
 pub use derived::{EngineHash, InvalidEngineHash};
 pub use removal::{Removal, SetAside};
+pub use unpacked::UnpackError;
 pub use upload::{Stored, UploadError};

@@ -53,6 +53,7 @@ impl SetAside {
             // Unless it was uploaded again meanwhile.
             if self.artifacts.path(&self.digest).is_none() {
                 self.artifacts.remove_derived(&self.digest)?;
+                self.artifacts.remove_unpacked(&self.digest)?;
             }
             tracing::info!(digest = %self.digest, "artifact removed");
             Ok(())

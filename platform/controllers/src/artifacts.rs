@@ -1,4 +1,4 @@
-//! Removes components that no Function and no Revision references from the artifact store. The API server refuses the
+//! Removes components and archives of files that no Function and no Revision references from the artifact store. The API server refuses the
 //! removal of artifacts that a job, a pod, a workflow or an open execution references.
 
 use std::{collections::HashSet, time::Duration};
@@ -56,18 +56,30 @@ struct Artifact {
     created: Timestamp,
 }
 
+/// The component of a function, and the archive of its files.
+fn named_by_function(function: &Function) -> Vec<Digest> {
+    function.spec.source.component.into_iter().chain(function.spec.files).collect()
+}
+
+fn named_by_revision(revision: &Revision) -> Vec<Digest> {
+    revision.spec.source.component.into_iter().chain(revision.spec.files).collect()
+}
+
 /// Queues the artifacts that an object named before a change, and does not any more.
 fn no_longer_named<K>(
     change: &Change<'_, K>,
-    component: impl Fn(&K) -> Option<Digest>,
+    named_by: impl Fn(&K) -> Vec<Digest>,
     tell: &mpsc::Sender<Digest>,
 ) {
-    let named = match change {
-        Change::Added(_) => None,
-        Change::Updated { old, new } => component(old).filter(|digest| component(new) != Some(*digest)),
-        Change::Deleted(old) => component(old),
+    let no_longer = match change {
+        Change::Added(_) => Vec::new(),
+        Change::Updated { old, new } => {
+            let still = named_by(new);
+            named_by(old).into_iter().filter(|digest| !still.contains(digest)).collect()
+        }
+        Change::Deleted(old) => named_by(old),
     };
-    if let Some(digest) = named {
+    for digest in no_longer {
         // If the queue is full, the artifact's age is not reset.
         let _ = tell.try_send(digest);
     }
@@ -97,10 +109,10 @@ impl ArtifactCollector {
         let (tell, unnamed) = mpsc::channel(UNNAMED_MAX);
         let told = tell.clone();
         functions.handle(move |change: Change<'_, Function>| {
-            no_longer_named(&change, |function| function.spec.source.component, &told);
+            no_longer_named(&change, named_by_function, &told);
         });
         revisions.handle(move |change: Change<'_, Revision>| {
-            no_longer_named(&change, |revision| revision.spec.source.component, &tell);
+            no_longer_named(&change, named_by_revision, &tell);
         });
         Self { config, client, functions, revisions, unnamed }
     }
@@ -154,10 +166,8 @@ impl ArtifactCollector {
     }
 
     fn named_components(&self) -> HashSet<Digest> {
-        let functions =
-            self.functions.list().into_iter().filter_map(|function| function.spec.source.component);
-        let revisions =
-            self.revisions.list().into_iter().filter_map(|revision| revision.spec.source.component);
+        let functions = self.functions.list().into_iter().flat_map(|function| named_by_function(&function));
+        let revisions = self.revisions.list().into_iter().flat_map(|revision| named_by_revision(&revision));
         functions.chain(revisions).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! The headers that a gateway takes off and puts on.
 
-use std::{cell::RefCell, net::IpAddr, sync::Arc, time::Duration};
+use std::{cell::RefCell, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -10,7 +10,7 @@ pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-i
 pub(crate) const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// On the answer of a request that found its component not loaded.
 pub(crate) const MAYFLY_COLD: HeaderName = HeaderName::from_static("mayfly-cold");
@@ -112,13 +112,25 @@ impl Entrance {
 /// The peer of a connection, as the values of its requests' headers.
 pub(crate) struct Peer {
     address: HeaderValue,
+    port: u16,
     entrance: Entrance,
 }
 
 impl Peer {
-    pub(crate) fn new(address: IpAddr, entrance: Entrance) -> Self {
-        let address = HeaderValue::try_from(address.to_canonical().to_string());
-        Self { address: address.unwrap_or(HeaderValue::from_static("unknown")), entrance }
+    pub(crate) fn new(address: SocketAddr, entrance: Entrance) -> Self {
+        let port = address.port();
+        let address = HeaderValue::try_from(address.ip().to_canonical().to_string());
+        Self { address: address.unwrap_or(HeaderValue::from_static("unknown")), port, entrance }
+    }
+
+    /// The address and the port.
+    pub(crate) fn socket_address(&self) -> HeaderValue {
+        let address = self.address.to_str().unwrap_or_default();
+        let text = match address.contains(':') {
+            true => format!("[{address}]:{}", self.port),
+            false => format!("{address}:{}", self.port),
+        };
+        HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("unknown"))
     }
 
     pub(crate) fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
@@ -270,7 +282,10 @@ mod tests {
 
     #[test]
     fn forwarded_headers_are_the_sockets_unless_a_proxy_is_trusted() {
-        let peer = Peer::new("::ffff:10.0.0.9".parse().unwrap(), Entrance::HTTP);
+        let peer = Peer::new("[::ffff:10.0.0.9]:7000".parse().unwrap(), Entrance::HTTP);
+        assert_eq!(peer.socket_address(), "10.0.0.9:7000");
+        let other = Peer::new("[2001:db8::1]:7000".parse().unwrap(), Entrance::HTTP);
+        assert_eq!(other.socket_address(), "[2001:db8::1]:7000");
         let host = || Some(HeaderValue::from_static("example.com"));
         let claimed = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https")]);
         let mut headers = claimed.clone();

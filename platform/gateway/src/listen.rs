@@ -64,7 +64,7 @@ pub(crate) async fn serve(
             // Acquiring fails only when the semaphore is closed, which never happens.
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (stream, peer) = accept(&listener).await;
-            let (connections, peer) = (connections.clone(), Peer::new(peer.ip(), entrance.clone()));
+            let (connections, peer) = (connections.clone(), Peer::new(peer, entrance.clone()));
             tracker.spawn(async move {
                 connections.serve(stream, peer).await;
                 drop(slot);

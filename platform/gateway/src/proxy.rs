@@ -21,7 +21,7 @@ use crate::{
     body::{self, Bounded, ResponseBody},
     headers::{self, Peer},
     ingress::{
-        IngressBackend, IngressTable,
+        IngressBackend, IngressTable, SpinRoute,
         forward::{EndpointForwarder, Upgrade},
     },
     invocations::{self, AttachedQueue},
@@ -44,6 +44,14 @@ pub(crate) struct Proxy {
     pub(crate) trust_forwarded: bool,
     /// Receives asynchronous invocations.
     pub(crate) queue: Arc<AttachedQueue>,
+}
+
+/// The way on which a request from a socket came to its function.
+struct Origin<'a> {
+    /// `namespace/name`, where the listener or an Ingress determines it.
+    function: Option<&'a str>,
+    /// The route of a Spin application's component.
+    spin: Option<&'a SpinRoute>,
 }
 
 /// A request with a checked head and a route.
@@ -81,7 +89,7 @@ impl Proxy {
         let begun = match self.ingress_backend(peer, &request) {
             Some(backend) => self.begin_ingress(peer, request, backend, arrived),
             None => {
-                let prepared = self.prepare(peer, request, peer.function());
+                let prepared = self.prepare(peer, request, &Origin { function: peer.function(), spin: None });
                 prepared.map(|prepared| self.begin_prepared(prepared, arrived))
             }
         };
@@ -145,8 +153,9 @@ impl Proxy {
         backend: Arc<IngressBackend>,
         arrived: Instant,
     ) -> Result<Way, Refusal> {
-        if let IngressBackend::Function(key) = &*backend {
-            let prepared = self.prepare(peer, request, Some(&**key))?;
+        if let IngressBackend::Function { key, spin } = &*backend {
+            let origin = Origin { function: Some(&**key), spin: spin.as_ref() };
+            let prepared = self.prepare(peer, request, &origin)?;
             return Ok(self.begin_prepared(prepared, arrived));
         }
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
@@ -187,17 +196,23 @@ impl Proxy {
         Ok(())
     }
 
-    /// The part of a request's handling that does not wait. `function` receives `namespace/name` when the target is
-    /// known.
+    /// The part of a request's handling that does not wait.
     fn prepare(
         &self,
         peer: &Peer,
         request: Request<Incoming>,
-        function: Option<&str>,
+        origin: &Origin<'_>,
     ) -> Result<Prepared, Refusal> {
         let mut request = DrainOnDrop::wrap(request);
         self.settle(peer, &mut request)?;
-        let found = match function {
+        if let Some(spin) = origin.spin {
+            let uri = request.uri().clone();
+            let headers = request.headers_mut();
+            let scheme = headers.get(headers::X_FORWARDED_PROTO).and_then(|scheme| scheme.to_str().ok());
+            let scheme = scheme.unwrap_or("http").to_owned();
+            spin.describe(headers, &uri, &scheme, peer.socket_address());
+        }
+        let found = match origin.function {
             Some(key) => FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? },
             None => self.find_route(&mut request)?,
         };
@@ -218,9 +233,18 @@ impl Proxy {
         }
     }
 
+    /// The route of a request that names its function by host or path, which private functions have none of.
+    fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
+        let found = self.find_any_route(request)?;
+        if found.route.is_private() {
+            return Err(Refusal::no_function(&found.route.key.namespace, &found.route.key.name));
+        }
+        Ok(found)
+    }
+
     /// The request's route. No function has `%` in its name: only an address without a route is looked up again with
     /// its percent-encodings decoded.
-    fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
+    fn find_any_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
         let found = self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         if found.is_err()
             && let Some(plain) = routes::plainly(request.uri())

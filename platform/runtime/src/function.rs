@@ -41,6 +41,8 @@ pub struct HostedSpec {
     pub isolation: Isolation,
     /// Outbound HTTP that is allowed. Empty: none.
     pub egress: Vec<EgressRule>,
+    /// The tar archive whose content instances see as `/`, read-only.
+    pub files: Option<Digest>,
 }
 
 /// A host that answers requests. Implemented by the wasm host and by [`crate::simulated`].

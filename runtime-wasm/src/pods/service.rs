@@ -79,6 +79,7 @@ fn function(
         log_bytes_per_second: None,
         isolation: Isolation::Fresh,
         egress: rules(sandbox)?,
+        files: None,
     };
     let log = ProgramLog::new(
         &shared.logs,

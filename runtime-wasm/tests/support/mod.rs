@@ -116,6 +116,7 @@ pub(crate) fn spec(name: &str, component: Digest) -> HostedSpec {
         log_bytes_per_second: None,
         isolation: Isolation::Fresh,
         egress: vec![],
+        files: None,
     }
 }
 

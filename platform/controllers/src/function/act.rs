@@ -273,6 +273,10 @@ impl Reconciler {
             Some(component) => self.presence.has(component).await?,
             None => self.config.containers,
         };
+        let missing_files = match revision.spec.files {
+            Some(files) if !self.presence.has(files).await? => Some(files),
+            _ => None,
+        };
         let pods = self.pods_by_revision.get(&key.to_string());
         let replica_set = self.replica_sets.get(&key).filter(|set| {
             crate::metadata::controller_of(&**set).is_some_and(|owner| owner.uid == uid(&*revision))
@@ -281,7 +285,7 @@ impl Reconciler {
             self.sources.follow().await;
         }
         let environment = env::resolve(&key.namespace, &revision.spec.env, &self.sources).map(drop);
-        let readiness = plan::readiness(&revision, present, environment, &pods);
+        let readiness = plan::readiness(&revision, present, missing_files, environment, &pods);
         Ok(RevisionState { revision, replica_set, readiness })
     }
 

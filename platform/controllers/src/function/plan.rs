@@ -311,6 +311,8 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
     let container = Container {
         name: wellknown::FUNCTION_CONTAINER.into(),
         image: Some(image),
+        command: some_list(&source.command),
+        args: some_list(&source.args),
         env: environment(revision, &name, port),
         ports: Some(vec![ContainerPort {
             container_port: port.into(),
@@ -370,6 +372,10 @@ fn environment(revision: &Revision, name: &str, port: u16) -> Option<Vec<EnvVar>
     (!env.is_empty()).then_some(env)
 }
 
+fn some_list(list: &[String]) -> Option<Vec<String>> {
+    (!list.is_empty()).then(|| list.to_vec())
+}
+
 /// A call that was admitted may finish: its timeout, rounded up.
 fn whole_seconds(timeout: Duration) -> i64 {
     let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
@@ -380,10 +386,12 @@ fn whole_seconds(timeout: Duration) -> i64 {
 const REASON_INVALID: &str = "CreateContainerError";
 
 /// Whether a revision can answer. `present` is whether the artifact store has its component or, for an image, whether
-/// nodes run containers; `environment` whether its environment can be made.
+/// nodes run containers; `missing_files` the archive of its files if the store lacks it; `environment` whether its environment
+/// can be made.
 pub(super) fn readiness(
     revision: &Revision,
     present: bool,
+    missing_files: Option<Digest>,
     environment: Result<(), EnvError>,
     pods: &[Arc<Pod>],
 ) -> Readiness {
@@ -403,6 +411,9 @@ pub(super) fn readiness(
     };
     if !present {
         return Readiness::ComponentMissing { digest: component.to_string() };
+    }
+    if let Some(digest) = missing_files {
+        return Readiness::ComponentMissing { digest: digest.to_string() };
     }
     // Also while its pods run: they have the environment of their start, and requests are refused now.
     if let Err(error) = environment {

@@ -77,7 +77,11 @@ pub(super) fn function(snapshot: &FunctionSnapshot, config: &Config, now: Timest
         }
     };
     FunctionStatus {
-        url: Some(format!("{}/fn/{namespace}/{}/", config.gateway_url, snapshot.name())),
+        url: function
+            .spec
+            .visibility
+            .is_public()
+            .then(|| format!("{}/fn/{namespace}/{}/", config.gateway_url, snapshot.name())),
         latest_revision: snapshot.latest().map(|state| state.name().to_owned()),
         latest_ready_revision: snapshot.latest_ready().map(|state| state.name().to_owned()),
         ready_replicas: snapshot.revisions.values().map(RevisionState::ready_replicas).sum(),

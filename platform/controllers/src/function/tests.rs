@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kube::{Resource as _, ResourceExt as _};
 use mayfly_api::{
-    Function, Revision, RevisionSpec,
+    Digest, Function, Revision, RevisionSpec,
     k8s::{
         api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
@@ -171,11 +171,14 @@ fn readiness_is_read_from_the_store_and_the_pods() {
         (&image, false, vec![], Readiness::RuntimeMissing { source: "image" }),
         (&oci, false, vec![], Readiness::RuntimeMissing { source: "oci" }),
     ] {
-        assert_eq!(readiness(revision, present, Ok(()), &pods), expected);
+        assert_eq!(readiness(revision, present, None, Ok(()), &pods), expected);
     }
-    assert!(matches!(readiness(&component, false, Ok(()), &[]), Readiness::ComponentMissing { .. }));
+    assert!(matches!(readiness(&component, false, None, Ok(()), &[]), Readiness::ComponentMissing { .. }));
+    let files = Digest::of(b"files");
+    let lacking = Readiness::ComponentMissing { digest: files.to_string() };
+    assert_eq!(readiness(&compiled, true, Some(files), Ok(()), &[]), lacking);
     let missing = mayfly_api::env::EnvError::Unsupported { variable: "X".into() };
-    let readiness = readiness(&compiled, true, Err(missing), &[ready]);
+    let readiness = readiness(&compiled, true, None, Err(missing), &[ready]);
     assert!(matches!(readiness, Readiness::EnvironmentMissing { .. }));
 }
 

@@ -20,8 +20,10 @@ use mayfly_api::{
         discovery::v1::EndpointSlice,
         networking::v1::{Ingress, IngressBackend as BackendSpec, IngressSpec},
     },
+    wellknown,
 };
 
+use super::spin::SpinRoute;
 use crate::function_services;
 
 /// The class of Ingresses that are served here; those without a class are, too.
@@ -42,7 +44,7 @@ pub(crate) struct IngressTable {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PathMatch {
+pub(super) enum PathMatch {
     Exact,
     Prefix,
 }
@@ -58,8 +60,12 @@ struct PathRoute {
 /// The target of a path.
 #[derive(Debug)]
 pub(crate) enum IngressBackend {
-    /// `namespace/name`
-    Function(Arc<str>),
+    Function {
+        /// `namespace/name`
+        key: Arc<str>,
+        /// The route of a Spin application's component, which is described in headers.
+        spin: Option<SpinRoute>,
+    },
     Endpoints(ServiceEndpoints),
 }
 
@@ -82,6 +88,9 @@ impl ServiceEndpoints {
         (0..count).map(move |step| self.endpoints[first.wrapping_add(step) % count])
     }
 }
+
+/// Makes the backend of a path, or of requests without one; `None`: its kind is not known.
+type MakeBackend<'a> = dyn FnMut(&BackendSpec, Option<(&str, PathMatch)>) -> Option<Arc<IngressBackend>> + 'a;
 
 /// The objects that a table is made from.
 pub(crate) struct IngressObjects<'a> {
@@ -111,7 +120,19 @@ pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<Obje
     for ingress in served {
         let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
         let Some(spec) = &ingress.spec else { continue };
-        let mut backend = |of: &BackendSpec| backend(of, namespace, objects, &mut services).map(Arc::new);
+        let annotations = ingress.metadata.annotations.as_ref();
+        let is_spin = annotations
+            .and_then(|all| all.get(wellknown::ANNOTATION_SPIN_ROUTES))
+            .is_some_and(|value| value == "true");
+        let mut backend = |of: &BackendSpec, path: Option<(&str, PathMatch)>| {
+            let mut backend = backend(of, namespace, objects, &mut services)?;
+            if let (IngressBackend::Function { spin, .. }, Some((path, kind)), true) =
+                (&mut backend, path, is_spin)
+            {
+                *spin = SpinRoute::of(path, kind);
+            }
+            Some(Arc::new(backend))
+        };
         table.add(spec, &mut backend);
     }
     let hosts = table.exact.values_mut().chain(table.wildcard.values_mut());
@@ -127,15 +148,11 @@ impl IngressTable {
         self.exact.is_empty() && self.wildcard.is_empty() && self.any.is_empty() && self.default.is_none()
     }
 
-    fn add(
-        &mut self,
-        spec: &IngressSpec,
-        backend: &mut dyn FnMut(&BackendSpec) -> Option<Arc<IngressBackend>>,
-    ) {
+    fn add(&mut self, spec: &IngressSpec, backend: &mut MakeBackend<'_>) {
         if let Some(default) = &spec.default_backend
             && self.default.is_none()
         {
-            self.default = backend(default);
+            self.default = backend(default, None);
         }
         for rule in spec.rules.iter().flatten() {
             let host = rule.host.as_deref().unwrap_or_default().to_ascii_lowercase();
@@ -145,9 +162,10 @@ impl IngressTable {
                 None => self.exact.entry(host).or_default(),
             };
             for path in rule.http.iter().flat_map(|http| &http.paths) {
-                let Some(backend) = backend(&path.backend) else { continue };
                 let kind = if path.path_type == "Exact" { PathMatch::Exact } else { PathMatch::Prefix };
-                let path = path.path.clone().unwrap_or_else(|| "/".to_owned());
+                let text = path.path.clone().unwrap_or_else(|| "/".to_owned());
+                let Some(backend) = backend(&path.backend, Some((&text, kind))) else { continue };
+                let path = text;
                 routes.push(PathRoute { path, kind, backend });
             }
         }
@@ -211,8 +229,10 @@ fn backend(
     if let Some(resource) = &of.resource {
         let is_function =
             resource.kind == "Function" && resource.api_group.as_deref() == Some(FUNCTION_GROUP);
-        return is_function
-            .then(|| IngressBackend::Function(format!("{namespace}/{}", resource.name).into()));
+        return is_function.then(|| IngressBackend::Function {
+            key: format!("{namespace}/{}", resource.name).into(),
+            spin: None,
+        });
     }
     let named = of.service.as_ref()?;
     let key = ObjectKey::new(namespace, &named.name);
@@ -230,7 +250,7 @@ fn backend(
         return endpoints("there is no such Service", Vec::new());
     };
     if let Some(function) = function_services::function_of(&service) {
-        return Some(IngressBackend::Function(function));
+        return Some(IngressBackend::Function { key: function, spin: None });
     }
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let wanted = named.port.as_ref();

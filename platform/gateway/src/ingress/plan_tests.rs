@@ -48,7 +48,7 @@ fn table(ingresses: &[Ingress]) -> IngressTable {
 fn found(table: &IngressTable, host: &str, path: &str) -> String {
     match table.of_host(host, path).or_else(|| table.of_any_host(path)).map(|found| &**found) {
         None => "-".to_owned(),
-        Some(IngressBackend::Function(name)) => format!("function {name}"),
+        Some(IngressBackend::Function { key, .. }) => format!("function {key}"),
         Some(IngressBackend::Endpoints(of)) => {
             of.service.strip_prefix("shop/").unwrap_or(&of.service).to_owned()
         }
@@ -151,4 +151,27 @@ fn backends_are_services_and_functions() {
     let table = with(service("gone"));
     let Some(IngressBackend::Endpoints(of)) = table.of_any_host("/").map(|found| &**found) else { panic!() };
     assert_eq!((of.in_turn().count(), of.missing), (0, "there is no such Service"));
+}
+
+#[test]
+fn functions_of_spin_applications_are_told_their_routes() {
+    let function = json!({"resource": {"apiGroup": "mayfly.dev", "kind": "Function", "name": "f"}});
+    let paths = [
+        json!({"path": "/static", "pathType": "Prefix", "backend": function}),
+        json!({"path": "/one", "pathType": "Exact", "backend": service("fn-other")}),
+    ];
+    let mut spin = ingress("spin", "2026-01-01T00:00:00Z", json!({"rules": [rule(Some("app"), &paths)]}));
+    let route = |ingress: &Ingress, path: &str| {
+        let table = table(std::slice::from_ref(ingress));
+        match table.of_host("app", path).map(|found| &**found) {
+            Some(IngressBackend::Function { spin, .. }) => spin.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(route(&spin, "/static/a"), None, "without the annotation");
+    let annotations = [(wellknown::ANNOTATION_SPIN_ROUTES.to_owned(), "true".to_owned())];
+    spin.metadata.annotations = Some(annotations.into());
+    assert_eq!(route(&spin, "/static/a"), SpinRoute::of("/static", PathMatch::Prefix));
+    assert_eq!(route(&spin, "/one"), SpinRoute::of("/one", PathMatch::Exact));
+    assert!(route(&spin, "/one").is_some());
 }

@@ -170,6 +170,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
             .map_err(|why| invalid(why.to_string()))?,
         isolation: spec.isolation,
         egress: egress.map_err(|why| invalid(why.to_string()))?,
+        files: spec.files,
         revision: key,
     })
 }

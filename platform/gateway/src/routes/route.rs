@@ -75,6 +75,11 @@ impl FunctionRoute {
         Self { function: Some(function), ..self }
     }
 
+    /// Whether the function has no address of its own.
+    pub(crate) fn is_private(&self) -> bool {
+        self.function.as_ref().is_some_and(|function| !function.spec.visibility.is_public())
+    }
+
     /// Whether requests are routed by this state of the function, or a later one; `latest`: the revision of its
     /// target `latest: true`.
     pub(crate) fn follows(&self, function: &Function, latest: Option<&str>) -> bool {

@@ -66,8 +66,12 @@ pub const INTERFACES_3: &[(&str, &[&str])] = &[
     ("wasi:sockets", &["ip-name-lookup", "types"]),
 ];
 
-/// Interfaces of drafts, with their exact versions.
-pub const DRAFTS: &[&str] = &["wasi:config/store@0.2.0-rc.1"];
+/// Interfaces of drafts and of Spin, with their exact versions.
+pub const DRAFTS: &[&str] = &[
+    "wasi:config/store@0.2.0-rc.1",
+    "wasi:config/store@0.2.0-draft-2024-09-27",
+    "fermyon:spin/variables@2.0.0",
+];
 
 /// `None` if the host has the import; otherwise the import, and a similar one that the host has.
 pub fn missing(import: &str) -> Option<String> {
