@@ -27,6 +27,7 @@ use super::{
     middleware, output,
     server::{Server, segment},
     session::{Session, refusal},
+    spin::{self, SpinArgs},
     upload::{self, Upload},
     wait,
 };
@@ -38,11 +39,12 @@ use crate::guest::project::Project;
   mayfly deploy handler.py
   mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m
   mayfly deploy hello.wasm --middleware require-token.wasm --env TOKEN=secret
+  mayfly deploy spin.toml --variable token=secret
   mayfly deploy --image app:1 --port 80 --name app
   mayfly deploy --oci registry.example/team/hello:1")]
 pub(crate) struct DeployArgs {
-    /// A project or a script (.py, .js, .ts), which is built first, or a component
-    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]|FILE.wasm")]
+    /// A project or a script (.py, .js, .ts), which is built first, a component, or a Spin application
+    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]|FILE.wasm|spin.toml")]
     source: PathBuf,
     /// Deploy a container image with an HTTP server instead
     #[arg(long, value_name = "REFERENCE", conflicts_with_all = ["source", "oci"])]
@@ -50,11 +52,19 @@ pub(crate) struct DeployArgs {
     /// The port that the image's server listens on [default: 8080]
     #[arg(long, value_name = "PORT", requires = "image", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+    /// The program to run instead of the image's entrypoint, as a container's command; may be given several times
+    #[arg(long, value_name = "WORD", requires = "image", allow_hyphen_values = true)]
+    command: Vec<String>,
+    /// An argument instead of the image's own; may be given several times
+    #[arg(long = "arg", value_name = "WORD", requires = "image", allow_hyphen_values = true)]
+    program_args: Vec<String>,
     /// Deploy a component that a registry holds instead: the server pulls it
     #[arg(long, value_name = "REFERENCE", conflicts_with = "source")]
     oci: Option<String>,
     #[command(flatten)]
     pub(super) settings: Settings,
+    #[command(flatten)]
+    spin: SpinArgs,
     /// Do not wait until the function is ready
     #[arg(long)]
     no_wait: bool,
@@ -69,7 +79,7 @@ pub(crate) struct DeployArgs {
 pub(crate) struct Settings {
     /// The function's name [default: the project's, or the file's]
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// An environment variable, as NAME=VALUE; may be given several times
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
     pub(super) env: Vec<(String, String)>,
@@ -104,10 +114,16 @@ pub(crate) struct Settings {
     /// A component to link in front of the handler, which calls it; may be given several times, the first takes a
     /// request first
     #[arg(long, value_name = "FILE.wasm")]
-    middleware: Vec<PathBuf>,
+    pub(super) middleware: Vec<PathBuf>,
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
+impl Settings {
+    pub(super) fn has_middleware(&self) -> bool {
+        !self.middleware.is_empty()
+    }
+}
+
+pub(super) fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
         _ => Err("write NAME=VALUE".into()),
@@ -179,9 +195,19 @@ impl From<build::BuiltProject> for Source {
 
 pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
+    let patience = (!args.no_wait).then_some(args.wait_timeout.0);
+    let is_local = args.image.is_none() && args.oci.is_none();
+    if let Some(manifest) = spin_manifest(&args.source).filter(|_| is_local) {
+        return spin::deploy(session, &manifest, &args.spin, &args.settings, patience).await;
+    }
+    if args.spin.is_used() {
+        let todo = "leave out --variable, --host and --build, or name a spin.toml";
+        return Err(Failure::error("these options are for Spin applications", todo));
+    }
     let registry = match (args.image, args.oci) {
         (Some(reference), _) => {
-            Some((name_of_reference(&reference), DeploySource::Image { reference, port: args.port }))
+            let (port, command, args) = (args.port, args.command, args.program_args);
+            Some((name_of_reference(&reference), DeploySource::Image { reference, port, command, args }))
         }
         (None, Some(reference)) => Some((name_of_reference(&reference), DeploySource::Oci(reference))),
         (None, None) => None,
@@ -197,7 +223,6 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         let name = name_of_file(&args.source);
         Source { origin: Origin::File(args.source), name, manifest: None, place: None }
     };
-    let patience = (!args.no_wait).then_some(args.wait_timeout.0);
     let deployed = deploy(session, &source, &args.settings, patience).await?;
     if deployed.traffic_is_pinned {
         output::note(format_args!(
@@ -206,6 +231,11 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         ));
     }
     output::result(session.format(), &deployed, || summary(&deployed))
+}
+
+/// The Spin application that a path names. A folder that is a project of Mayfly's, too, is deployed as that.
+fn spin_manifest(path: &Path) -> Option<PathBuf> {
+    spin::named_by(path).filter(|_| !Project::has_manifest(path))
 }
 
 fn summary(deployed: &Deployed) -> String {
@@ -267,6 +297,7 @@ pub(crate) async fn deploy(
     let status = function.status.unwrap_or_default();
     let url = match status.url {
         Some(url) => url,
+        None if !function.spec.visibility.is_public() => String::new(),
         None => function_url(session, &namespace, name).await?,
     };
     Ok(Deployed {
@@ -383,6 +414,13 @@ pub(super) mod tests {
         }
         let parse = |line: &[&str]| Line::try_parse_from([&["deploy"], line].concat());
         assert!(parse(&["--image", "app:1", "--port", "80"]).is_ok());
+        let words =
+            parse(&["--image", "app:1", "--command", "/bin/app", "--arg", "-v", "--arg", "x"]).unwrap().args;
+        assert_eq!(
+            (words.command, words.program_args),
+            (vec!["/bin/app".into()], vec!["-v".into(), "x".into()])
+        );
+        assert!(parse(&["--arg", "x"]).is_err());
         assert!(parse(&["--port", "80"]).is_err() && parse(&["x.wasm", "--image", "app:1"]).is_err());
     }
 }

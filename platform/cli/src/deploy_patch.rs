@@ -25,7 +25,13 @@ pub(crate) enum DeploySource {
     /// A component in a registry, which the server pulls.
     Oci(String),
     /// A container image with an HTTP server, and the port of that server.
-    Image { reference: String, port: Option<u16> },
+    Image {
+        reference: String,
+        port: Option<u16>,
+        /// The program instead of the image's own; empty: as it was.
+        command: Vec<String>,
+        args: Vec<String>,
+    },
 }
 
 impl DeploySource {
@@ -34,8 +40,18 @@ impl DeploySource {
         match self {
             Self::Component(digest) => json!({"component": digest}),
             Self::Oci(reference) => json!({"oci": reference}),
-            Self::Image { reference, port: None } => json!({"image": reference}),
-            Self::Image { reference, port: Some(port) } => json!({"image": reference, "port": port}),
+            Self::Image { reference, port, command, args } => {
+                let mut field = json!({"image": reference});
+                if let Some(port) = port {
+                    field["port"] = json!(port);
+                }
+                for (name, list) in [("command", command), ("args", args)] {
+                    if !list.is_empty() {
+                        field[name] = json!(list);
+                    }
+                }
+                field
+            }
         }
     }
 }
@@ -108,11 +124,12 @@ impl DeployPatch<'_> {
             removed(&last, manifest, &mut patch);
         }
         overlay(&mut patch, &self.fields(&before["spec"]["env"]));
-        for other in ["component", "oci", "image", "port"] {
+        for other in ["component", "oci", "image", "port", "command", "args"] {
             let is_set = !patch["spec"]["source"][other].is_null();
-            // An image keeps its port until the command names another.
-            let keeps_port = other == "port" && matches!(self.source, DeploySource::Image { .. });
-            if !is_set && !keeps_port && !before["spec"]["source"][other].is_null() {
+            // An image keeps its port and its program until the command names others.
+            let is_kept = matches!(other, "port" | "command" | "args")
+                && matches!(self.source, DeploySource::Image { .. });
+            if !is_set && !is_kept && !before["spec"]["source"][other].is_null() {
                 patch["spec"]["source"][other] = Value::Null;
             }
         }
@@ -277,7 +294,8 @@ mod tests {
     fn an_image_takes_the_place_of_a_component() {
         let settings = settings(&[]);
         let image = |port| {
-            let source = DeploySource::Image { reference: "app:2".into(), port };
+            let source =
+                DeploySource::Image { reference: "app:2".into(), port, command: vec![], args: vec![] };
             DeployPatch { source, ..deploy_patch(&settings, None) }
         };
         let before = json!({"metadata": {"resourceVersion": "7"}, "spec": {"source": source()}});
@@ -286,6 +304,16 @@ mod tests {
         let before = json!({"spec": {"source": {"image": "app:1", "port": 80}}});
         let patched = image(None).patch(&before)["spec"]["source"].clone();
         assert_eq!(patched, json!({"image": "app:2"}), "the port stays");
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let (command, args) = (words(&["/bin/app"]), words(&["-v", "x"]));
+        let source = DeploySource::Image { reference: "app:2".into(), port: None, command, args };
+        let patched =
+            DeployPatch { source, ..deploy_patch(&settings, None) }.patch(&before)["spec"]["source"].clone();
+        assert_eq!(patched, json!({"image": "app:2", "command": ["/bin/app"], "args": ["-v", "x"]}));
+        let before = json!({"spec": {"source": {"image": "app:1", "command": ["/bin/app"], "args": ["-v"]}}});
+        let patched = deploy_patch(&settings, None).patch(&before)["spec"]["source"].clone();
+        assert_eq!(patched["command"], Value::Null, "{patched}");
+        assert_eq!((patched.get("command"), patched.get("args")), (Some(&Value::Null), Some(&Value::Null)));
     }
 
     #[test]

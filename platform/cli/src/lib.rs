@@ -48,6 +48,7 @@ mod new;
 mod output;
 mod server;
 mod session;
+mod spin;
 mod table;
 mod top;
 mod upload;

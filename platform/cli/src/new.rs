@@ -15,10 +15,11 @@ use crate::guest::scaffold::{Template, new_project};
   mayfly new rust hello
   mayfly new python hello
   mayfly new rust-event greet --dir functions/greet
-  mayfly new rust-job extract")]
+  mayfly new rust-job extract
+  mayfly new container greet")]
 pub(crate) struct NewArgs {
     /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends; python, js and ts take
-    /// JSON events
+    /// JSON events, and so does container, an image with an HTTP server
     #[arg(value_parser = template_names())]
     template: Template,
     /// The function's, or job's, name
@@ -46,6 +47,7 @@ pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> 
                     args.name
                 )
             }
+            Template::Container => "sh test.sh, then see README.md".to_owned(),
             _ => "mayfly dev".to_owned(),
         };
         format!("made {shown}: a {} named {}\nnext: cd {shown} && {next}\n", args.template.makes(), args.name)

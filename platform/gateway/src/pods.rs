@@ -26,7 +26,9 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use mayfly_api::{ObjectKey, duration::Span, k8s::api::core::v1::Pod, validation::TIMEOUT_MAX, wellknown};
+use mayfly_api::{
+    ObjectKey, duration::Span, k8s::api::core::v1::Pod, quantity, validation::TIMEOUT_MAX, wellknown,
+};
 use mayfly_runtime::{Answer, Body, BodyError, CallError, Timings};
 use parking_lot::Mutex;
 use tokio::{
@@ -136,6 +138,7 @@ pub(crate) struct PodUpstream {
     revision: ObjectKey,
     port: u16,
     timeout: Duration,
+    response_bytes_max: u64,
     client: Client<HttpConnector, Body>,
     endpoints: Mutex<PodEndpoints>,
     /// The reason for which no pod starts, if a pod reports one.
@@ -161,6 +164,8 @@ impl PodUpstream {
             revision,
             port: spec.source.port.unwrap_or(wellknown::FUNCTION_PORT),
             timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
+            // Validation admits quantities only.
+            response_bytes_max: quantity::whole(&spec.limits.response).unwrap_or(u64::MAX),
             client,
             endpoints: Mutex::new(PodEndpoints {
                 pods: Vec::new(),
@@ -240,10 +245,14 @@ impl PodUpstream {
             let waited = started - arrived;
             let (load, queue) = if cold { (waited, Duration::ZERO) } else { (Duration::ZERO, waited) };
             let timings = Timings { cold, queue, load, instantiate: Duration::ZERO, run: started.elapsed() };
-            let limit = upstream.timeout;
+            let (limit, room) = (upstream.timeout, upstream.response_bytes_max);
+            if http_body::Body::size_hint(response.body()).lower() > room {
+                return Err(CallError::ResponseTooLarge { limit_bytes: room }.into());
+            }
             let response = response.map(|inner| {
                 let sleep = Box::pin(tokio::time::sleep_until(deadline));
-                PodBody { inner, deadline: sleep, limit, _permit: permit }.boxed_unsync()
+                PodBody { inner, deadline: sleep, limit, bytes: 0, bytes_max: room, _permit: permit }
+                    .boxed_unsync()
             });
             Ok(Answer { response, timings })
         })
@@ -323,11 +332,14 @@ impl Drop for PodPermit {
     }
 }
 
-/// The body of a pod's answer. Ends with an error at the deadline; holds the request's place until then.
+/// The body of a pod's answer. Ends with an error at the deadline and at its largest size; holds the request's place
+/// until then.
 struct PodBody {
     inner: Incoming,
     deadline: Pin<Box<Sleep>>,
     limit: Duration,
+    bytes: u64,
+    bytes_max: u64,
     _permit: PodPermit,
 }
 
@@ -340,6 +352,13 @@ impl http_body::Body for PodBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(context) {
+            if let Some(Ok(frame)) = &frame {
+                self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                if self.bytes > self.bytes_max {
+                    let too_large = CallError::ResponseTooLarge { limit_bytes: self.bytes_max };
+                    return Poll::Ready(Some(Err(too_large.into())));
+                }
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let timed_out = CallError::TimedOut { limit: self.limit };
@@ -387,7 +406,7 @@ mod tests {
 
     fn upstream(port: u16, timeout: &str) -> Arc<PodUpstream> {
         let spec = serde_json::json!({"function": "f", "source": {"image": "x", "port": port},
-            "limits": {"timeout": timeout, "concurrency": 1}});
+            "limits": {"timeout": timeout, "concurrency": 1, "response": "8"}});
         PodUpstream::new(ObjectKey::new("ns", "f-00001"), &serde_json::from_value(spec).unwrap())
     }
 
@@ -431,6 +450,36 @@ mod tests {
         let head = server.await.unwrap();
         assert!(head.starts_with("GET /a?b=c HTTP/1.1\r\n"), "{head}");
         assert!(head.contains("f.ns.fn.localhost"), "{head}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_no_longer_than_its_limit() {
+        for (head, is_refused) in [("content-length: 9", true), ("transfer-encoding: chunked", false)] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let upstream = upstream(listener.local_addr().unwrap().port(), "30s");
+            upstream.update(&[running("Running")]);
+            let body = if is_refused { "123456789" } else { "9\r\n123456789\r\n0\r\n\r\n" };
+            let answer = format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}");
+            let server = tokio::spawn(async move {
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    // The probe connects and closes.
+                    if stream.read(&mut [0; 4096]).await.unwrap() > 0 {
+                        stream.write_all(answer.as_bytes()).await.unwrap();
+                        return stream;
+                    }
+                }
+            });
+            let called = upstream.call(request(), Instant::now() + Duration::from_secs(30)).await;
+            let _open = server.await.unwrap();
+            match called {
+                Err(refusal) => assert!(is_refused && refusal.code == Code::ResponseTooLarge, "{refusal}"),
+                Ok(answer) => {
+                    let error = answer.response.into_body().collect().await.unwrap_err().to_string();
+                    assert!(!is_refused && error.contains("limit of 8"), "{error}");
+                }
+            }
+        }
     }
 
     #[tokio::test]

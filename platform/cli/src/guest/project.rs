@@ -64,6 +64,11 @@ impl Project {
         )
     }
 
+    /// Whether a folder has a Function of its own beside its code.
+    pub(crate) fn has_manifest(dir: &Path) -> bool {
+        MANIFESTS.iter().any(|name| dir.join(name).is_file())
+    }
+
     /// Whether a path names a project rather than a component.
     pub(crate) fn is_named_by(path: &Path) -> bool {
         path.is_dir() || Script::parse(path).is_some()

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -23,16 +24,19 @@ pub(crate) enum Template {
     Python,
     JavaScript,
     TypeScript,
+    /// An image with an HTTP server.
+    Container,
 }
 
 impl Template {
-    pub(crate) const ALL: [Template; 6] = [
+    pub(crate) const ALL: [Template; 7] = [
         Template::Rust,
         Template::RustEvent,
         Template::RustJob,
         Template::Python,
         Template::JavaScript,
         Template::TypeScript,
+        Template::Container,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -43,6 +47,7 @@ impl Template {
             Template::Python => "python",
             Template::JavaScript => "js",
             Template::TypeScript => "ts",
+            Template::Container => "container",
         }
     }
 
@@ -85,6 +90,13 @@ impl Template {
                 ("package.json", include_str!("templates/package-ts.json.in")),
                 ("tsconfig.json", include_str!("templates/tsconfig.json.in")),
                 MANIFEST,
+            ],
+            Template::Container => vec![
+                ("www/cgi-bin/index.cgi", include_str!("templates/container-index.cgi.in")),
+                ("server.sh", include_str!("templates/container-server.sh.in")),
+                ("test.sh", include_str!("templates/container-test.sh.in")),
+                ("Containerfile", include_str!("templates/container-Containerfile.in")),
+                ("README.md", include_str!("templates/container-README.md.in")),
             ],
         }
     }
@@ -131,10 +143,17 @@ pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<
         let parent = file.parent().expect("a file lies in a folder");
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         let text = text.replace("{{package}}", &package).replace("{{name}}", name);
-        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+        fs::write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+        if text.starts_with("#!") {
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
     };
     for (path, text) in template.files() {
         write(path, text)?;
+    }
+    if template == Template::Container {
+        return Ok(());
     }
     if template.is_script() {
         write(
@@ -186,8 +205,20 @@ mod tests {
     use crate::guest::project::Project;
 
     #[test]
+    fn a_new_container_is_tested_without_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        new_project(Template::Container, dir.path(), "shop").unwrap();
+        let test = std::process::Command::new("sh").arg("test.sh").current_dir(dir.path()).output().unwrap();
+        assert!(test.status.success() && test.stdout == b"ok\n", "{test:?}");
+        let readme = fs::read_to_string(dir.path().join("README.md")).unwrap();
+        assert!(readme.contains("mayfly deploy --image shop:1") && !readme.contains("{{"), "{readme}");
+        let handler = fs::metadata(dir.path().join("www/cgi-bin/index.cgi")).unwrap();
+        assert_eq!(handler.permissions().mode() & 0o111, 0o111);
+    }
+
+    #[test]
     fn a_new_project_is_one() {
-        for template in Template::ALL {
+        for template in Template::ALL.into_iter().filter(|template| *template != Template::Container) {
             let parent = tempfile::tempdir().unwrap();
             let dir = parent.path().join("deep/er");
             new_project(template, &dir, "shop").unwrap();
@@ -239,7 +270,7 @@ mod tests {
         let error = "cobol".parse::<Template>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "there is no template \"cobol\"; there are rust, rust-event, rust-job, python, js, ts"
+            "there is no template \"cobol\"; there are rust, rust-event, rust-job, python, js, ts, container"
         );
     }
 }

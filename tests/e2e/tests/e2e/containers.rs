@@ -246,7 +246,7 @@ pub(crate) fn archive(folder: &Path, name: &str, command: &[&str]) -> Result<Pat
     std::fs::copy("/bin/busybox", bin.join("busybox"))?;
     for applet in [
         "sh", "sleep", "echo", "cat", "id", "ls", "tar", "mkdir", "httpd", "wget", "nc", "true", "hostname",
-        "test", "wc", "stty",
+        "test", "wc", "stty", "sed", "head", "printf",
     ] {
         std::os::unix::fs::symlink("busybox", bin.join(applet))?;
     }
