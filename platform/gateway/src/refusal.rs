@@ -198,6 +198,14 @@ impl Refusal {
         Self::new(Code::Overloaded, message, "try again in a moment").retry(Duration::from_secs(1))
     }
 
+    /// More asynchronous invocations wait than may: of the function, its namespace, or all.
+    pub fn too_many_invocations(why: impl std::fmt::Display) -> Self {
+        let message = format!("the invocation was not queued: {why}");
+        let hint =
+            "wait until some have ended (mayfly invocations list), or remove them (mayfly invocations purge)";
+        Self::new(Code::QueueFull, message, hint).retry(Duration::from_secs(5))
+    }
+
     pub(crate) fn unknown_invocation() -> Self {
         Self::new(
             Code::BadRequest,

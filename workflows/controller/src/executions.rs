@@ -97,6 +97,8 @@ impl Executions {
                 let first = revision;
                 loop {
                     match told {
+                        // Not shown here, and many: they would push other changes out.
+                        Ok(changed) if is_of_invocations(&changed.execution.execution_arn) => {}
                         Ok(changed) => recent.remember(revision, changed),
                         Err(RecvError::Lagged(_)) => recent.forget(revision),
                         Err(RecvError::Closed) => return,
@@ -201,6 +203,29 @@ impl Executions {
         self.engine.list(query).await.map_err(failed)
     }
 
+    /// A page without invocations. Where they are many, a page may have less items than `limit`, or none, and still a
+    /// next one.
+    async fn page_of_workflows(
+        &self,
+        of: Of,
+        status: Option<RunStatus>,
+        limit: usize,
+        from: Option<String>,
+    ) -> Result<Page<Description>, ViewError> {
+        let (mut items, mut from, mut looked_through) = (Vec::new(), from, 0);
+        loop {
+            // Pages of the missing number, so that the token is that of the last item.
+            let missing = limit - items.len();
+            let page = self.page(of.clone(), status, missing, from).await?;
+            looked_through += page.items.len();
+            items.extend(page.items.into_iter().filter(|found| !is_of_invocations(&found.execution_arn)));
+            from = page.next;
+            if items.len() >= limit || from.is_none() || looked_through >= LOOKED_THROUGH_MAX {
+                return Ok(Page { items, next: from });
+            }
+        }
+    }
+
     /// The last events, a line each.
     async fn history(&self, arn: &str) -> Result<Vec<String>, ViewError> {
         let query = HistoryQuery { reverse: true, include_data: false, limit: HISTORY_MAX, from: None };
@@ -252,12 +277,9 @@ impl KindView for Executions {
             if query.after.as_ref().is_some_and(|after| after.parse::<u64>().is_err()) {
                 return Err(ViewError::Continue);
             }
-            let page = self.page(of, status, query.limit, query.after).await?;
+            let page = self.page_of_workflows(of, status, query.limit, query.after).await?;
             let mut items = Vec::with_capacity(page.items.len());
             for found in page.items {
-                if is_of_invocations(&found.execution_arn) {
-                    continue;
-                }
                 let object = self.object(&found, false, None);
                 if !query.namespace.is_empty() && object["metadata"]["namespace"] != query.namespace {
                     continue;
@@ -329,9 +351,6 @@ impl Executions {
         };
         let mut events = Vec::with_capacity(changes.len());
         for (revision, changed) in changes {
-            if is_of_invocations(&changed.execution.execution_arn) {
-                continue;
-            }
             events.push(self.event(revision, changed, whole).await?);
         }
         Ok(events)

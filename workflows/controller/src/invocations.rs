@@ -6,6 +6,7 @@
 
 mod definition;
 mod stored;
+mod waiting;
 
 use std::{
     collections::HashMap,
@@ -24,18 +25,22 @@ use mayfly_api::{
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
-    Description, Engine, ExecutionError, FunctionError, HistoryQuery, IntegrationCall, Integrations,
-    InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StateMachine, StateMachineType,
+    Description, Engine, ExecutionChanged, ExecutionError, FunctionError, HistoryQuery, IntegrationCall,
+    Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StateMachine,
+    StateMachineType,
 };
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, broadcast::Receiver};
+use tokio_util::sync::CancellationToken;
 
+pub use self::waiting::WaitingFull;
 use self::{
     definition::{EVENT_AGE_EXCEEDED, definition},
     stored::StoredInvocation,
+    waiting::{WaitingInvocations, WaitingLimits},
 };
 
 /// The task of the state machines.
@@ -78,6 +83,20 @@ pub struct Invocations {
     caller: Arc<dyn FunctionCaller>,
     machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StateMachine>)>>,
     gates: Mutex<HashMap<ObjectKey, Weak<Semaphore>>>,
+    waiting: WaitingInvocations,
+}
+
+/// Why an invocation was not queued.
+#[derive(Debug, thiserror::Error)]
+pub enum EnqueueError {
+    /// Too many invocations wait.
+    #[error(transparent)]
+    Full(#[from] WaitingFull),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The invocation to repeat cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
 }
 
 /// One page of a function's invocations, newest first.
@@ -104,13 +123,21 @@ fn machine_arn(function: &ObjectKey) -> String {
     format!("{STATE_MACHINE_PREFIX}{}", machine_name(function))
 }
 
+/// The function and the id of an execution that is an invocation.
+fn parse_arn(arn: &str) -> Option<(ObjectKey, &str)> {
+    let (machine, id) = arn.strip_prefix(EXECUTION_PREFIX)?.strip_prefix(MACHINE_PREFIX)?.split_once(':')?;
+    let (namespace, function) = machine.split_once('.')?;
+    Some((ObjectKey::new(namespace, function), id))
+}
+
 pub(crate) fn execution_arn(function: &ObjectKey, id: &str) -> String {
     format!("{EXECUTION_PREFIX}{}:{id}", machine_name(function))
 }
 
 impl Invocations {
     pub fn new(engine: Engine, functions: Informer<Function>, caller: Arc<dyn FunctionCaller>) -> Self {
-        Self { engine, functions, caller, machines: Mutex::default(), gates: Mutex::default() }
+        let waiting = WaitingInvocations::new(WaitingLimits::default());
+        Self { engine, functions, caller, machines: Mutex::default(), gates: Mutex::default(), waiting }
     }
 
     /// Queues a request to a function and returns the invocation's id when it is durable. Requests to one function
@@ -118,13 +145,28 @@ impl Invocations {
     ///
     /// # Errors
     /// Nothing was queued.
-    pub async fn enqueue(&self, function: ObjectKey, request: Request<Bytes>) -> Result<String, StartError> {
+    pub async fn enqueue(
+        &self,
+        function: ObjectKey,
+        request: Request<Bytes>,
+    ) -> Result<String, EnqueueError> {
+        let key = request.headers().get(HEADER_IDEMPOTENCY_KEY);
+        let name = key.map(|key| hex::encode(&Sha256::digest(key.as_bytes())[..16]));
+        self.start(function, request, name).await
+    }
+
+    /// Starts the execution of an invocation.
+    async fn start(
+        &self,
+        function: ObjectKey,
+        request: Request<Bytes>,
+        name: Option<String>,
+    ) -> Result<String, EnqueueError> {
+        self.waiting.admit(&function)?;
         let object = self.functions.get(&function);
         let rules = object.and_then(|object| object.spec.async_invocation.clone()).unwrap_or_default();
         let age = SignedDuration::try_from(rules.maximum_event_age.0).unwrap_or(SignedDuration::MAX);
         let deadline = Timestamp::now().checked_add(age).unwrap_or(Timestamp::MAX);
-        let key = request.headers().get(HEADER_IDEMPOTENCY_KEY);
-        let name = key.map(|key| hex::encode(&Sha256::digest(key.as_bytes())[..16]));
         let stored = StoredInvocation::new(&function, &request, deadline);
         let start = StartRequest {
             state_machine: self.machine(&function, rules),
@@ -139,8 +181,13 @@ impl Invocations {
             (Ok(started), _) => Ok(started.execution_arn.rsplit(':').next().unwrap_or_default().to_owned()),
             // The earlier request has another deadline, and so another input.
             (Err(StartError::AlreadyExists { .. }), Some(name)) => Ok(name),
-            (Err(error), _) => Err(error),
+            (Err(error), _) => Err(error.into()),
         }
+    }
+
+    /// Counts the invocations that wait, until `stop`. `changes` begin before the engine resumes any execution.
+    pub async fn follow(&self, changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
+        self.waiting.follow(&self.engine, changes, stop).await;
     }
 
     /// The state machine of a function with these rules.
@@ -244,9 +291,10 @@ impl Invocations {
         let arn = execution_arn(function, id);
         let Some(found) = self.engine.describe(&arn).await? else { return Ok(None) };
         let mut described = summary(function, &found);
-        let input: Value = serde_json::from_str(&found.input).unwrap_or_default();
-        described["request"] = input["request"].clone();
-        described["deadline"] = input["deadline"].clone();
+        if let Ok(stored) = serde_json::from_str::<StoredInvocation>(&found.input) {
+            described["request"] = json!(stored.request.shown());
+            described["deadline"] = json!(stored.deadline);
+        }
         if let Some(cause) = found.cause {
             described["cause"] = cause.into();
         }
@@ -258,22 +306,26 @@ impl Invocations {
         Ok(Some(described))
     }
 
-    /// Queues the request of an invocation again, as a new invocation, and returns its id; `None` if the invocation
-    /// does not exist.
+    /// Queues the request of an invocation again, as a new invocation with an id of its own, and returns the id;
+    /// `None` if the invocation does not exist. The function gets the idempotency key that the earlier attempts had:
+    /// the client's, or the id of the first invocation.
     ///
     /// # Errors
     /// Nothing was queued.
-    pub async fn retry(&self, function: &ObjectKey, id: &str) -> Result<Option<String>, String> {
+    pub async fn retry(&self, function: &ObjectKey, id: &str) -> Result<Option<String>, EnqueueError> {
         let arn = execution_arn(function, id);
-        let Some(found) = self.engine.describe(&arn).await.map_err(|error| error.to_string())? else {
+        let unreadable = |error: &dyn std::fmt::Display| EnqueueError::Unreadable(error.to_string());
+        let Some(found) = self.engine.describe(&arn).await.map_err(|error| unreadable(&error))? else {
             return Ok(None);
         };
         let stored: StoredInvocation =
-            serde_json::from_str(&found.input).map_err(|error| error.to_string())?;
-        let mut request = stored.request.request()?;
-        // With its key it would be recognised as the earlier one.
-        request.headers_mut().remove(HEADER_IDEMPOTENCY_KEY);
-        self.enqueue(function.clone(), request).await.map(Some).map_err(|error| error.to_string())
+            serde_json::from_str(&found.input).map_err(|error| unreadable(&error))?;
+        let mut request = stored.request.request().map_err(|error| unreadable(&error))?;
+        if let Ok(id) = HeaderValue::try_from(id) {
+            request.headers_mut().entry(HEADER_IDEMPOTENCY_KEY).or_insert(id);
+        }
+        // Without a name of the key's, by which it would be recognised as the earlier one.
+        self.start(function.clone(), request, None).await.map(Some)
     }
 
     /// Removes a function's invocations: those that have not ended are ended first. With `status` only those of this
@@ -362,6 +414,8 @@ mod tests {
         let function = ObjectKey::new("shop", "charge");
         assert!(is_of_invocations(&machine_arn(&function)));
         assert!(is_of_invocations(&execution_arn(&function, "i")));
+        assert_eq!(parse_arn(&execution_arn(&function, "i")), Some((function.clone(), "i")));
+        assert_eq!(parse_arn(&format!("{EXECUTION_PREFIX}shop.charge:i")), None);
         assert!(!is_of_invocations(&format!("{STATE_MACHINE_PREFIX}mayfly-invocations")));
         assert!(!is_of_invocations(&format!("{EXECUTION_PREFIX}shop.charge:i")));
     }

@@ -128,7 +128,10 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     };
     sql.push_str(condition);
     values.extend(arn.map(|arn| arn.clone().into()));
-    if let Some(status) = query.status {
+    // As text, not as a parameter: only then the index of open executions can serve.
+    if query.status == Some(RunStatus::Running) {
+        sql.push_str(" AND status = 'RUNNING'");
+    } else if let Some(status) = query.status {
         sql.push_str(" AND status = ?");
         values.push(status.as_str().to_owned().into());
     }

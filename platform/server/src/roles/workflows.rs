@@ -167,12 +167,12 @@ impl Workflows {
         listener: TcpListener,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
-        let changes = self.engine.changes();
+        let (changes, of_invocations) = (self.engine.changes(), self.engine.changes());
         let open = self.engine.begin_resume().await.context("cannot go on with executions")?;
         if open > 0 {
             tracing::info!(executions = open, "going on with executions");
         }
-        let engine = self.engine;
+        let (engine, invocations) = (self.engine, self.invocations.clone());
         let resuming = async {
             if let Err(error) = engine.finish_resume().await {
                 tracing::error!(%error, "cannot go on with executions");
@@ -181,6 +181,7 @@ impl Workflows {
         let beside = async {
             tokio::join!(
                 self.executions.follow(changes, stop.clone()),
+                invocations.follow(of_invocations, stop.clone()),
                 self.objects.run(stop.clone()),
                 self.triggers.run(stop.clone()),
                 self.jobs.run_left(engine.clone(), stop.clone()),

@@ -4,8 +4,11 @@
 //! Invoke ──(2xx, 3xx)──▶ end
 //!   │ retries used up, or the event is too old
 //!   ├──(no destination)──▶ the execution fails
-//!   └──▶ IsJson ─▶ ParsedEvent | TextEvent ─▶ DeadLetter ─▶ Failed
+//!   └──▶ IsJson ─▶ DeliverJson | DeliverText ─▶ Failed
+//!             (to a workflow, if it is too large) └─▶ DeliverHead ─▶ Failed
 //! ```
+//! After `Invoke` the states' data is the error alone. The event is read from the execution's input: what goes from
+//! state to state is limited to 256 KiB, which the event may have already.
 
 use mayfly_api::{
     ObjectKey,
@@ -37,48 +40,67 @@ pub(super) fn definition(function: &ObjectKey, rules: &AsyncInvocation) -> Value
         "Retry": retry,
         "End": true,
     });
-    let Some(mut deliver) = rules.on_failure.as_ref().and_then(|to| delivery(function, to)) else {
+    let Some(to) = rules.on_failure.as_ref().filter(|to| delivery(function, to, Payload::Json).is_some())
+    else {
         return json!({"StartAt": "Invoke", "States": {"Invoke": invoke}});
     };
-    invoke["Catch"] = json!([{"ErrorEquals": ["States.ALL"], "ResultPath": "$.failure", "Next": "IsJson"}]);
-    deliver["Type"] = "Task".into();
-    deliver["ResultPath"] = Value::Null;
-    deliver["Retry"] = json!([{
-        "ErrorEquals": ["States.ALL"],
-        "IntervalSeconds": 1,
-        "BackoffRate": 2,
-        "MaxDelaySeconds": AsyncInvocation::RETRY_DELAY_MAX.0.as_secs(),
-        "MaxAttempts": DELIVERY_RETRIES,
-    }]);
-    deliver["Catch"] = json!([{"ErrorEquals": ["States.ALL"], "ResultPath": null, "Next": "Failed"}]);
-    deliver["Next"] = "Failed".into();
-    json!({"StartAt": "Invoke", "States": {
+    invoke["Catch"] = json!([{"ErrorEquals": ["States.ALL"], "Next": "IsJson"}]);
+    let deliver = |payload, too_large| deliver(function, to, payload, too_large);
+    let mut states = json!({
         "Invoke": invoke,
         "IsJson": {
             "Type": "Choice",
-            "Choices": [{"Variable": "$.isJson", "BooleanEquals": true, "Next": "ParsedEvent"}],
-            "Default": "TextEvent",
+            "Choices": [{"Variable": "$$.Execution.Input.isJson", "BooleanEquals": true, "Next": "DeliverJson"}],
+            "Default": "DeliverText",
         },
-        "ParsedEvent": {
-            "Type": "Pass",
-            "Parameters": {"payload.$": "States.StringToJson($.request.body)"},
-            "ResultPath": "$.event",
-            "Next": "DeadLetter",
+        "Failed": {"Type": "Fail", "ErrorPath": "$.Error", "CausePath": "$.Cause"},
+    });
+    let too_large = if to.workflow.is_some() { "DeliverHead" } else { "Failed" };
+    states["DeliverJson"] = deliver(Payload::Json, too_large);
+    states["DeliverText"] = deliver(Payload::Text, too_large);
+    if to.workflow.is_some() {
+        states["DeliverHead"] = deliver(Payload::Omitted, "Failed");
+    }
+    json!({"StartAt": "Invoke", "States": states})
+}
+
+/// The part of the event in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Payload {
+    Json,
+    Text,
+    /// The record with the event is larger than a workflow's input may be.
+    Omitted,
+}
+
+/// The state that delivers a record. The state `too_large` follows if the target refuses the record for its form.
+fn deliver(function: &ObjectKey, to: &FailureDestination, payload: Payload, too_large: &str) -> Value {
+    let mut deliver = delivery(function, to, payload).unwrap_or_default();
+    let refused =
+        json!(["StepFunctions.ValidationException", "StepFunctions.InvalidExecutionInputException"]);
+    deliver["Type"] = "Task".into();
+    deliver["ResultPath"] = Value::Null;
+    deliver["Retry"] = json!([
+        {"ErrorEquals": refused, "MaxAttempts": 0},
+        {
+            "ErrorEquals": ["States.ALL"],
+            "IntervalSeconds": 1,
+            "BackoffRate": 2,
+            "MaxDelaySeconds": AsyncInvocation::RETRY_DELAY_MAX.0.as_secs(),
+            "MaxAttempts": DELIVERY_RETRIES,
         },
-        "TextEvent": {
-            "Type": "Pass",
-            "Parameters": {"payload.$": "$.request.body"},
-            "ResultPath": "$.event",
-            "Next": "DeadLetter",
-        },
-        "DeadLetter": deliver,
-        "Failed": {"Type": "Fail", "ErrorPath": "$.failure.Error", "CausePath": "$.failure.Cause"},
-    }})
+    ]);
+    deliver["Catch"] = json!([
+        {"ErrorEquals": refused, "ResultPath": null, "Next": too_large},
+        {"ErrorEquals": ["States.ALL"], "ResultPath": null, "Next": "Failed"},
+    ]);
+    deliver["Next"] = "Failed".into();
+    deliver
 }
 
 /// The record of an event that was given up, in the form of Lambda's destinations.
-fn record(function: &ObjectKey) -> Value {
-    json!({
+fn record(function: &ObjectKey, payload: Payload) -> Value {
+    let mut record = json!({
         "version": "1.0",
         "timestamp.$": "$$.State.EnteredTime",
         "requestContext": {
@@ -87,18 +109,24 @@ fn record(function: &ObjectKey) -> Value {
                 "arn:aws:lambda:us-east-1:000000000000:function:{}",
                 state_machine_name(function)
             ),
-            "condition.$": "$.failure.Error",
+            "condition.$": "$.Error",
         },
-        "requestPayload.$": "$.event.payload",
         "responseContext": {"executedVersion": "$LATEST", "functionError": "Unhandled"},
-        "responsePayload.$": "States.StringToJson($.failure.Cause)",
-    })
+        "responsePayload.$": "States.StringToJson($.Cause)",
+    });
+    let body = "$$.Execution.Input.request.body";
+    match payload {
+        Payload::Json => record["requestPayload.$"] = format!("States.StringToJson({body})").into(),
+        Payload::Text => record["requestPayload.$"] = body.into(),
+        Payload::Omitted => record["requestPayloadOmitted"] = true.into(),
+    }
+    record
 }
 
 /// The task that delivers the record; `None` for a destination without a target.
-fn delivery(function: &ObjectKey, to: &FailureDestination) -> Option<Value> {
+fn delivery(function: &ObjectKey, to: &FailureDestination, payload: Payload) -> Option<Value> {
     let here = |name: &str| state_machine_name(&ObjectKey::new(function.namespace.as_str(), name));
-    let record = record(function);
+    let record = record(function, payload);
     if let Some(name) = &to.function {
         return Some(json!({
             "Resource": "arn:aws:states:::lambda:invoke",
@@ -152,9 +180,12 @@ mod tests {
     fn targets_are_in_the_functions_namespace() {
         let function = ObjectKey::new("shop", "charge");
         let to = FailureDestination { function: Some("dead".into()), ..Default::default() };
-        assert_eq!(delivery(&function, &to).unwrap()["Parameters"]["FunctionName"], "shop.dead");
+        assert_eq!(
+            delivery(&function, &to, Payload::Json).unwrap()["Parameters"]["FunctionName"],
+            "shop.dead"
+        );
         let to = FailureDestination { workflow: Some("dead".into()), ..Default::default() };
-        let arn = delivery(&function, &to).unwrap()["Parameters"]["StateMachineArn"].clone();
+        let arn = delivery(&function, &to, Payload::Json).unwrap()["Parameters"]["StateMachineArn"].clone();
         assert_eq!(arn, "arn:aws:states:us-east-1:000000000000:stateMachine:shop.dead");
     }
 }

@@ -7,6 +7,20 @@ use jiff::Timestamp;
 use mayfly_api::ObjectKey;
 use serde::{Deserialize, Serialize};
 
+/// Headers whose values are credentials: they are not shown.
+const SECRET_HEADERS: [&str; 8] = [
+    "authorization",
+    "proxy-authorization",
+    "cookie",
+    "x-api-key",
+    "x-auth-token",
+    "x-amz-security-token",
+    "x-csrf-token",
+    "x-goog-iap-jwt-assertion",
+];
+/// The text in their place.
+const REDACTED: &str = "(redacted)";
+
 /// An asynchronous invocation as the journal has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -54,6 +68,15 @@ impl StoredRequest {
         }
     }
 
+    /// The request as it is shown: without the values of headers that are credentials.
+    pub(super) fn shown(&self) -> Self {
+        let redacted = |(name, value): &(String, String)| {
+            let is_secret = SECRET_HEADERS.contains(&name.to_ascii_lowercase().as_str());
+            (name.clone(), if is_secret { REDACTED.to_owned() } else { value.clone() })
+        };
+        Self { headers: self.headers.iter().map(redacted).collect(), ..self.clone() }
+    }
+
     /// # Errors
     /// The reason, for a stored form that another program wrote.
     pub(super) fn request(&self) -> Result<Request<Bytes>, String> {
@@ -91,6 +114,22 @@ impl StoredInvocation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn credentials_are_not_shown() {
+        let request = Request::post("/")
+            .header("Authorization", "Bearer s3cret")
+            .header("cookie", "session=s3cret")
+            .header("X-Api-Key", "s3cret")
+            .header("accept", "text/plain")
+            .body(Bytes::from_static(b"{}"))
+            .unwrap();
+        let stored = StoredRequest::of(&request);
+        let shown = serde_json::to_string(&stored.shown()).unwrap();
+        assert!(!shown.contains("s3cret") && shown.matches(REDACTED).count() == 3, "{shown}");
+        assert!(shown.contains("text/plain"), "{shown}");
+        assert_eq!(stored.request().unwrap().headers()["authorization"], "Bearer s3cret");
+    }
 
     #[test]
     fn a_request_is_the_same_after_it_was_stored() {

@@ -13,7 +13,7 @@ use mayfly_workflows_engine::engine::StartError;
 use serde_json::{Value, json};
 
 use crate::{
-    invocations::{Invocations, execution_arn},
+    invocations::{EnqueueError, Invocations, execution_arn},
     objects::scope,
 };
 
@@ -130,7 +130,9 @@ impl Starter {
         };
         match self.invocations.enqueue(function.clone(), request).await {
             Ok(id) => StartOutcome::Started(execution_arn(function, &id)),
-            Err(error @ StartError::AlreadyExists { .. }) => StartOutcome::Refused(error.to_string()),
+            Err(EnqueueError::Start(error @ StartError::AlreadyExists { .. })) => {
+                StartOutcome::Refused(error.to_string())
+            }
             Err(error) => StartOutcome::Failed(error.to_string()),
         }
     }

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use http::{Request, StatusCode};
 use mayfly_api::ObjectKey;
 use mayfly_gateway::{InvocationQueue, Refusal};
-use mayfly_workflows_controller::invocations::Invocations;
+use mayfly_workflows_controller::invocations::{EnqueueError, Invocations};
 use mayfly_workflows_engine::engine::{ExecutionError, RunStatus};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -33,7 +33,12 @@ impl InvocationQueue for Queue {
         function: ObjectKey,
         request: Request<Bytes>,
     ) -> BoxFuture<'_, Result<String, Refusal>> {
-        Box::pin(async move { self.0.enqueue(function, request).await.map_err(Refusal::invocation_refused) })
+        Box::pin(async move {
+            self.0.enqueue(function, request).await.map_err(|error| match error {
+                EnqueueError::Full(full) => Refusal::too_many_invocations(full),
+                error => Refusal::invocation_refused(error),
+            })
+        })
     }
 }
 
@@ -110,7 +115,14 @@ async fn retry(
     Path((namespace, function, id)): Path<(String, String, String)>,
 ) -> Result<Response, Failure> {
     let again = invocations.retry(&ObjectKey::new(namespace, function), &id).await;
-    match again.map_err(|why| Failure(StatusCode::SERVICE_UNAVAILABLE, why))? {
+    let failure = |error: EnqueueError| {
+        let status = match error {
+            EnqueueError::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Failure(status, error.to_string())
+    };
+    match again.map_err(failure)? {
         Some(id) => Ok((StatusCode::ACCEPTED, Json(json!({"invocation": id}))).into_response()),
         None => Err(absent(&id)),
     }
