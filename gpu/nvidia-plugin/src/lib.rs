@@ -2,8 +2,8 @@
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
 //! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the choice of a container's GPU ([`placement`], pure);
-//! the limits file and the libraries that a container gets ([`grant`]). It registers over its sockets as any plugin
-//! does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
+//! the limits file and the libraries that a container gets ([`grant`]); the loan of idle GPU time to containers with an elastic limit. It registers over its sockets as any plugin
+//! does ([`plugin`]); what the GPUs and their users use ([`usage`]). It takes the devices in use from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
 //!
@@ -11,12 +11,15 @@
 //! round. The node's allocatable devices follow.
 
 pub mod grant;
+mod lending;
 pub mod placement;
 pub mod plugin;
+pub mod usage;
 
 pub use grant::Libraries;
 pub use placement::Gpu;
 pub use plugin::{NvidiaPlugin, PluginConfig};
+pub use usage::GpuMeter;
 
 pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
 pub const RESOURCE_CORE: &str = "mayfly.dev/vcuda-core";

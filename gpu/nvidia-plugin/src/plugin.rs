@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    CORES_PER_GPU, Gpu, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
+    CORES_PER_GPU, Gpu, GpuMeter, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
+    grant, lending,
     placement::{self, GpuShare, PlacementError},
 };
 
@@ -94,7 +95,13 @@ impl NvidiaPlugin {
         Ok(Self { shared: Arc::new(Shared { config, allocations }), sockets })
     }
 
-    /// Serves, registers, and removes the limits of pods that are gone, until `stop`.
+    /// Reads what the GPUs and their users use, for as long as the process runs.
+    pub fn meter(&self) -> GpuMeter {
+        let PluginConfig { gpus, libraries, limits, .. } = self.shared.config.clone();
+        GpuMeter { gpus, sim: libraries.sim, limits, allocations: self.shared.allocations.clone() }
+    }
+
+    /// Serves, registers, lends idle time, and removes the limits of pods that are gone, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let Self { shared, sockets } = self;
         let served = sockets.into_iter().map(|(kind, listener)| {
@@ -105,7 +112,8 @@ impl NvidiaPlugin {
                 tokio::join!(serve::serve(listener, service, stop.clone()), register);
             }
         });
-        tokio::join!(futures::future::join_all(served), shared.sweep(&stop));
+        let lending = lending::run(&shared.config, shared.allocations.clone(), &stop);
+        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending);
     }
 }
 

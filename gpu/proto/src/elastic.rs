@@ -17,10 +17,13 @@ pub struct QuotaDemand {
 }
 
 /// The share of each container for the next period: never below its own; what the others do not use is divided
-/// among those that were delayed, in proportion to their own shares and up to their ceilings.
+/// among those that were delayed or borrowed, in proportion to their own shares and up to their ceilings.
 pub fn grants(demands: &[QuotaDemand]) -> Vec<u32> {
-    let could_use_more =
-        |demand: &QuotaDemand| demand.throttled && demand.elastic_percent > demand.core_percent;
+    // One that used what it was lent was not delayed for that reason, and keeps borrowing.
+    let could_use_more = |demand: &QuotaDemand| {
+        let wants_more = demand.throttled || demand.used_percent > demand.core_percent;
+        wants_more && demand.elastic_percent > demand.core_percent
+    };
     let kept: u32 = demands
         .iter()
         .map(|demand| {
@@ -109,6 +112,8 @@ mod tests {
                 &[45, 45, 60],
             ),
             (&[demand(30, 0, 30, true)], &[30]),
+            (&[demand(30, 100, 80, false), demand(70, 0, 0, false)], &[100, 70]),
+            (&[demand(30, 100, 30, false), demand(70, 0, 0, false)], &[30, 70]),
             (&[], &[]),
         ];
         for (demands, expected) in cases {

@@ -1,4 +1,4 @@
-//! `mayfly top`: what functions are doing, from two readings of the metrics; what nodes and pods hold, from
+//! `mayfly top`: what functions and GPUs are doing, from two readings of the metrics; what nodes and pods hold, from
 //! the API.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -19,6 +19,7 @@ use super::{
     table,
 };
 
+mod gpus;
 mod nodes;
 mod pods;
 
@@ -26,7 +27,8 @@ mod pods;
 #[command(after_help = "Example:
   mayfly top
   mayfly top functions -A --interval 5s
-  mayfly top nodes")]
+  mayfly top nodes
+  mayfly top gpus")]
 pub(crate) struct TopArgs {
     /// What to look at
     #[arg(value_enum, default_value_t = What::Functions)]
@@ -34,7 +36,7 @@ pub(crate) struct TopArgs {
     /// In all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Sampling window for functions. Latencies cover the window, or all time since the server started if no
+    /// Sampling window for functions and GPUs. Latencies cover the window, or all time since the server started if no
     /// request came in it
     #[arg(long, default_value = "1s", value_name = "DURATION")]
     interval: Span,
@@ -51,6 +53,8 @@ enum What {
     Nodes,
     #[value(alias = "pod", alias = "po")]
     Pods,
+    #[value(alias = "gpu")]
+    Gpus,
 }
 
 pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> {
@@ -60,6 +64,7 @@ pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> 
         What::Functions => functions(&args, namespace, session).await,
         What::Nodes => nodes::run(&args, session).await,
         What::Pods => pods::run(namespace, session).await,
+        What::Gpus => gpus::run(&args, session).await,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::Context as _;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
-use mayfly_gpu_nvidia_plugin::{Gpu, Libraries, NvidiaPlugin, PluginConfig};
+use mayfly_gpu_nvidia_plugin::{Gpu, GpuMeter, Libraries, NvidiaPlugin, PluginConfig};
 use mayfly_gpu_proto::sim::{FakeGpu, SimFile};
 use mayfly_runtime::NodeDevices;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +50,11 @@ impl Devices {
 
     pub(super) fn of_node(&self) -> Arc<dyn NodeDevices> {
         self.manager.clone()
+    }
+
+    /// Reads what the node's GPUs and their users use; `None` without GPUs.
+    pub(super) fn gpu_meter(&self) -> Option<GpuMeter> {
+        self.plugin.as_ref().map(NvidiaPlugin::meter)
     }
 
     pub(super) async fn run(self, stop: CancellationToken) {

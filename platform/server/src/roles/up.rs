@@ -37,6 +37,7 @@ use super::{
     data_files::remove_stale,
     devices::Devices,
     image_registry,
+    gpu_metrics::GpuMetrics,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::ServerCounts,
     network::{NodeNetwork, ServiceNetworking},
@@ -206,6 +207,9 @@ impl Up {
         let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
         kubelet_config.cluster_dns = networking.dns_server();
+        if let Some(meter) = devices.as_ref().and_then(Devices::gpu_meter) {
+            metrics.register_collector(Box::new(GpuMetrics::new(&config.node_name, meter, informers.of())));
+        }
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
         let simulated = config.simulated_nodes.map(|nodes| {

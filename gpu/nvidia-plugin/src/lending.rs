@@ -1,0 +1,136 @@
+//! Lends idle GPU time to containers with an elastic limit (the plan is [`mayfly_gpu_proto::elastic`]).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use mayfly_gpu_proto::{ElasticBalancer, LimitsFile, elastic::UsageSample, process::monotonic_ns};
+use mayfly_runtime::DeviceAllocation;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{PluginConfig, RESOURCE_CORE, grant};
+
+/// The period of the balance: long enough to see a use, short beside what a person notices.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// The mapped limits file of a container, with its last measurement on each GPU.
+struct Borrower {
+    file: LimitsFile,
+    samples: BTreeMap<String, UsageSample>,
+}
+
+/// Balances until `stop`. Sleeps while no container has an elastic limit.
+pub(crate) async fn run(
+    config: &PluginConfig,
+    mut allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
+    stop: &CancellationToken,
+) {
+    let mut borrowers: BTreeMap<PathBuf, Borrower> = BTreeMap::new();
+    loop {
+        let current = allocations.borrow_and_update().clone();
+        follow(config, &current, &mut borrowers);
+        let is_elastic = borrowers.values().any(|borrower| {
+            borrower.file.usage().iter().any(|used| used.limit.elastic_percent > used.limit.core_percent)
+        });
+        if is_elastic {
+            balance(config, &mut borrowers);
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            // A container's file is written after its allocation is known, so that a missing one is looked for again.
+            () = tokio::time::sleep(PERIOD), if !current.is_empty() => {}
+            changed = allocations.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Maps the files of containers with shares, and forgets those of the others.
+fn follow(
+    config: &PluginConfig,
+    allocations: &[DeviceAllocation],
+    borrowers: &mut BTreeMap<PathBuf, Borrower>,
+) {
+    let shares = allocations.iter().filter(|one| one.resource == RESOURCE_CORE);
+    let paths: BTreeSet<PathBuf> = shares
+        .map(|one| config.limits.join(&one.pod.0).join(&one.container).join(grant::LIMITS_FILE))
+        .collect();
+    borrowers.retain(|path, _| paths.contains(path));
+    for path in paths {
+        if !borrowers.contains_key(&path)
+            && let Ok(file) = LimitsFile::open(&path)
+        {
+            borrowers.insert(path, Borrower { file, samples: BTreeMap::new() });
+        }
+    }
+}
+
+fn balance(config: &PluginConfig, borrowers: &mut BTreeMap<PathBuf, Borrower>) {
+    for gpu in &config.gpus {
+        let mut on_gpu: Vec<_> = borrowers
+            .values_mut()
+            .filter(|borrower| borrower.file.region().find(&gpu.uuid).is_some())
+            .map(|Borrower { file, samples }| (&*file, samples.entry(gpu.uuid.clone()).or_default()))
+            .collect();
+        ElasticBalancer::new(&gpu.uuid).step(&mut on_gpu, monotonic_ns());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_gpu_proto::DeviceLimit;
+    use mayfly_runtime::PodUid;
+
+    use super::*;
+    use crate::{Gpu, Libraries};
+
+    #[test]
+    fn idle_time_is_lent_to_the_container_that_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = Gpu {
+            uuid: "GPU-0".into(),
+            name: "L4".into(),
+            memory_bytes: 1 << 30,
+            numa_node: None,
+            healthy: true,
+        };
+        let config = PluginConfig {
+            gpus: vec![gpu],
+            libraries: Libraries { folder: folder.path().to_owned(), sim: None },
+            limits: folder.path().to_owned(),
+            sockets: folder.path().to_owned(),
+        };
+        let allocation = |pod: &str| DeviceAllocation {
+            pod: PodUid(pod.into()),
+            container: "c".into(),
+            resource: RESOURCE_CORE.into(),
+            devices: vec!["GPU-0::c00".into()],
+        };
+        let limit = |core_percent, elastic_percent| DeviceLimit {
+            uuid: "GPU-0".into(),
+            memory_bytes: 0,
+            core_percent,
+            elastic_percent,
+        };
+        let write =
+            |pod: &str, limit| grant::write_limits(&folder.path().join(pod).join("c"), &[limit]).unwrap();
+        let (waiting, idle) = (write("a", limit(30, 90)), write("b", limit(70, 0)));
+        let mut borrowers = BTreeMap::new();
+        follow(&config, &[allocation("a"), allocation("b")], &mut borrowers);
+        balance(&config, &mut borrowers);
+        let shim = LimitsFile::open(&waiting).unwrap();
+        let device = &shim.region().devices()[0];
+        assert_eq!(device.share(), Some(30), "it did not wait");
+        device.throttled.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        balance(&config, &mut borrowers);
+        assert_eq!(device.share(), Some(90));
+        assert_eq!(LimitsFile::open(&idle).unwrap().region().devices()[0].share(), Some(70));
+        balance(&config, &mut borrowers);
+        assert_eq!(device.share(), Some(30), "it waits no more");
+        follow(&config, &[allocation("a")], &mut borrowers);
+        assert_eq!(borrowers.len(), 1);
+    }
+}

@@ -1,0 +1,190 @@
+//! What GPUs and the containers on them use: the device's own figures, and those of the containers' limits files.
+//!
+//! [`attribute`] is pure. A container with a whole GPU has no limits file: the use of the device is its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use mayfly_gpu_proto::{DeviceUsage, LimitsFile, sim::SimFile};
+use mayfly_runtime::{DeviceAllocation, PodUid};
+use tokio::sync::watch;
+
+use crate::{
+    Gpu, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
+    placement::{self, Load},
+};
+
+/// The figures of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceFigures {
+    pub memory_bytes: u64,
+    /// GPU time of all kernels so far.
+    pub busy_ns: u64,
+}
+
+/// A GPU and its users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuUsage {
+    /// The position of the GPU on the node, as in the driver's list.
+    pub index: usize,
+    pub gpu: Gpu,
+    /// `None`: the device cannot be asked.
+    pub figures: Option<DeviceFigures>,
+    pub load: Load,
+    pub containers: Vec<ContainerUsage>,
+}
+
+/// The use of one GPU by one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerUsage {
+    pub pod: PodUid,
+    pub container: String,
+    /// Hundredths of the GPU's time; 100 for a whole GPU.
+    pub core_percent: u32,
+    pub memory_limit_bytes: u64,
+    pub memory_bytes: u64,
+    /// GPU time since the container got the GPU; for a whole GPU, since the device started counting.
+    pub busy_ns: u64,
+    /// Launches that were delayed by the quota.
+    pub throttled: u64,
+}
+
+/// Reads the use of the plugin's GPUs.
+#[derive(Debug)]
+pub struct GpuMeter {
+    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) sim: Option<std::path::PathBuf>,
+    pub(crate) limits: std::path::PathBuf,
+    pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
+}
+
+impl GpuMeter {
+    /// The use at this moment. Reads one file for each container with shares.
+    pub fn read(&self) -> Vec<GpuUsage> {
+        let allocations = self.allocations.borrow().clone();
+        let figures = self.sim.as_deref().map(figures_of_sim).unwrap_or_default();
+        let limits = |pod: &PodUid, container: &str| {
+            let path = self.limits.join(&pod.0).join(container).join(grant::LIMITS_FILE);
+            LimitsFile::open(&path).map(|file| file.usage()).unwrap_or_default()
+        };
+        attribute(&self.gpus, &allocations, &figures, limits)
+    }
+}
+
+/// By UUID; empty where the state cannot be read.
+fn figures_of_sim(path: &Path) -> BTreeMap<String, DeviceFigures> {
+    let Ok(sim) = SimFile::open(path) else { return BTreeMap::new() };
+    sim.reap(None);
+    let of = |index| {
+        let figures = DeviceFigures {
+            memory_bytes: sim.ledger().used(index),
+            busy_ns: sim.device(index).busy_ns.load(Relaxed),
+        };
+        (sim.describe(index).uuid, figures)
+    };
+    (0..sim.device_count()).map(of).collect()
+}
+
+/// Attributes use to containers. `limits`: the figures of a container's limits file.
+fn attribute(
+    gpus: &[Gpu],
+    allocations: &[DeviceAllocation],
+    figures: &BTreeMap<String, DeviceFigures>,
+    limits: impl Fn(&PodUid, &str) -> Vec<DeviceUsage>,
+) -> Vec<GpuUsage> {
+    let loads = placement::loads(allocations, None);
+    let mut users: BTreeMap<&str, Vec<ContainerUsage>> = BTreeMap::new();
+    for allocation in allocations.iter().filter(|one| one.resource == RESOURCE_GPU) {
+        for uuid in &allocation.devices {
+            let used = figures.get(uuid).copied().unwrap_or_default();
+            let memory = gpus.iter().find(|gpu| gpu.uuid == *uuid).map_or(0, |gpu| gpu.memory_bytes);
+            users.entry(uuid).or_default().push(ContainerUsage {
+                pod: allocation.pod.clone(),
+                container: allocation.container.clone(),
+                core_percent: crate::CORES_PER_GPU,
+                memory_limit_bytes: memory,
+                memory_bytes: used.memory_bytes,
+                busy_ns: used.busy_ns,
+                throttled: 0,
+            });
+        }
+    }
+    let is_share = |one: &&DeviceAllocation| matches!(&*one.resource, RESOURCE_CORE | RESOURCE_MEMORY);
+    let sharers: BTreeSet<(&PodUid, &str)> =
+        allocations.iter().filter(is_share).map(|one| (&one.pod, one.container.as_str())).collect();
+    for (pod, container) in sharers {
+        for used in limits(pod, container) {
+            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == used.limit.uuid) else { continue };
+            users.entry(&gpu.uuid).or_default().push(ContainerUsage {
+                pod: pod.clone(),
+                container: container.to_owned(),
+                core_percent: used.limit.core_percent,
+                memory_limit_bytes: used.limit.memory_bytes,
+                memory_bytes: used.memory_bytes,
+                busy_ns: used.gpu_ns,
+                throttled: used.throttled,
+            });
+        }
+    }
+    let usage = gpus.iter().enumerate().map(|(index, gpu)| GpuUsage {
+        index,
+        gpu: gpu.clone(),
+        figures: figures.get(&gpu.uuid).copied(),
+        load: loads.get(&gpu.uuid).copied().unwrap_or_default(),
+        containers: users.remove(gpu.uuid.as_str()).unwrap_or_default(),
+    });
+    usage.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_gpu_proto::DeviceLimit;
+
+    use super::*;
+
+    fn allocation(pod: &str, resource: &str, devices: &[String]) -> DeviceAllocation {
+        DeviceAllocation {
+            pod: PodUid(pod.into()),
+            container: "c".into(),
+            resource: resource.into(),
+            devices: devices.to_vec(),
+        }
+    }
+
+    #[test]
+    fn use_goes_to_the_containers_that_have_the_gpu() {
+        let gpu = |uuid: &str| Gpu {
+            uuid: uuid.into(),
+            name: "NVIDIA H200".into(),
+            memory_bytes: 1 << 30,
+            numa_node: None,
+            healthy: true,
+        };
+        let gpus = [gpu("GPU-0"), gpu("GPU-1"), gpu("GPU-2")];
+        let allocations = [
+            allocation("whole", RESOURCE_GPU, &["GPU-0".into()]),
+            allocation("share", RESOURCE_CORE, &[placement::core_id("GPU-1", 0)]),
+            allocation("share", RESOURCE_MEMORY, &[placement::memory_id("GPU-1", 0)]),
+        ];
+        let figures = BTreeMap::from([
+            ("GPU-0".to_owned(), DeviceFigures { memory_bytes: 5, busy_ns: 7 }),
+            ("GPU-1".to_owned(), DeviceFigures { memory_bytes: 4, busy_ns: 9 }),
+        ]);
+        let limit =
+            DeviceLimit { uuid: "GPU-1".into(), memory_bytes: 100, core_percent: 1, elastic_percent: 0 };
+        let limits = |pod: &PodUid, container: &str| {
+            assert_eq!((pod.0.as_str(), container), ("share", "c"));
+            vec![DeviceUsage { limit: limit.clone(), memory_bytes: 3, gpu_ns: 8, throttled: 2 }]
+        };
+        let usage = attribute(&gpus, &allocations, &figures, limits);
+        let users = |at: usize| &usage[at].containers;
+        assert_eq!((users(0).len(), users(1).len(), users(2).len()), (1, 1, 0));
+        assert_eq!((users(0)[0].busy_ns, users(0)[0].core_percent), (7, 100));
+        let share = &users(1)[0];
+        assert_eq!((share.memory_bytes, share.busy_ns, share.throttled, share.core_percent), (3, 8, 2, 1));
+        assert_eq!((usage[1].load.cores, usage[2].figures), (1, None));
+    }
+}
