@@ -27,7 +27,7 @@ macro_rules! compiler_or_skip {
 }
 
 /// A node with four simulated GPUs of 141 GB.
-async fn node() -> Result<ContainerNode> {
+pub(crate) async fn node() -> Result<ContainerNode> {
     let libraries = libraries()?;
     let libraries = libraries.to_string_lossy();
     ContainerNode::start_with(&["--fake-gpus", "4xH200", "--gpu-libraries-dir", &libraries]).await
@@ -124,13 +124,32 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     }
     ensure!(devices[0] == devices[1] && devices[0].starts_with("GPU-"), "{devices:?}");
     // The shared GPU is not offered whole, and is offered again when its pods are removed.
+    both_halves_are_shown(&node, &devices[0]).await?;
     whole_gpus(&node, 3).await?;
     node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
     whole_gpus(&node, 4).await?;
     node.leaves_nothing().await
 }
 
-async fn whole_gpus(node: &ContainerNode, count: usize) -> Result<()> {
+/// `mayfly top gpus` and the metrics show what both containers were promised.
+async fn both_halves_are_shown(node: &ContainerNode, uuid: &str) -> Result<()> {
+    let told = node.kubectl.up.cli().ok(&["top", "gpus", "-o", "json", "--interval", "100ms"]).await?;
+    let gpus: Vec<Value> = serde_json::from_str(&told)?;
+    let shared = gpus.iter().find(|gpu| gpu["uuid"] == uuid.trim()).with_context(|| told.clone())?;
+    ensure!(gpus.len() == 4 && shared["coreAllocatedPercent"] == 100.0, "{told}");
+    let containers = shared["containers"].as_array().context("containers")?;
+    let shown: Vec<_> = containers
+        .iter()
+        .map(|one| (one["pod"].as_str(), one["corePercent"].as_f64(), one["memoryLimitBytes"].as_f64()))
+        .collect();
+    let half = |pod| (Some(pod), Some(50.0), Some(8.0 * f64::from(1 << 30)));
+    ensure!(shown == [half("a"), half("b")], "{told}");
+    let table = node.kubectl.up.cli().ok(&["top", "gpus", "--interval", "100ms"]).await?;
+    ensure!(table.contains("default/a") && table.contains("NVIDIA H200"), "{table}");
+    Ok(())
+}
+
+pub(crate) async fn whole_gpus(node: &ContainerNode, count: usize) -> Result<()> {
     wait::until(&format!("{count} whole GPUs are allocatable"), || async {
         let path = r"jsonpath={.items[0].status.allocatable.nvidia\.com/gpu}";
         let told = node.kubectl.ok(&["get", "node", "-o", path]).await?;

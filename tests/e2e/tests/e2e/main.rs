@@ -24,6 +24,7 @@ mod image_registry;
 mod ingress;
 mod invocations;
 mod jobs;
+mod job_queues;
 mod kubectl;
 mod kubectl_habits;
 mod kubectl_kinds;
