@@ -149,7 +149,7 @@ pub(crate) fn validate_schema(
             .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
-    decode_check(kind, object).map_err(|why| strict_error(why))?;
+    decode_check(kind, object).map_err(strict_error)?;
     // Zero values that Go does not distinguish from absent fields are removed, and get their defaults.
     canonicalise_sent(kind, &mut object.0);
     Ok(warnings)
