@@ -196,7 +196,7 @@ fn try_node(
 /// The pods that stay if they can, first the first: those whose budgets would be violated, then by priority and age.
 fn in_order_of_reprieve(mut pods: Vec<TakenOut>, budgets: &[DisruptionBudget]) -> Vec<(TakenOut, bool)> {
     let age = |pod: &PodRequest| (Reverse(pod.priority), pod.started.is_none(), pod.started);
-    pods.sort_by(|a, b| age(a.request()).cmp(&age(b.request())));
+    pods.sort_by_key(|pod| age(pod.request()));
     let mut allowed: Vec<_> = budgets.iter().map(|budget| budget.allowed).collect();
     let (mut violating, mut others) = (Vec::new(), Vec::new());
     for pod in pods {

@@ -1,7 +1,7 @@
 //! Scheduling over many nodes with the real kubectl: simulated nodes, anti-affinity, spread, preemption.
 
 use anyhow::{Context as _, Result, ensure};
-use mayfly_e2e::{Start, Up, skipped, test_name, wait};
+use mayfly_e2e::{Start, skipped, test_name, wait};
 use serde_json::{Value, json};
 
 use crate::kubectl::Kubectl;
