@@ -44,8 +44,9 @@ async fn a_container_revision_answers_beside_one_of_wasm() -> Result<()> {
 
     up.deploy("greet", "greet", &[]).await?;
     let script = script(&handler);
+    // The timeout is also the grace period, whose end busybox httpd waits for: as process 1 it ignores SIGTERM.
     let image =
-        ["deploy", "--image", "busybox:local", "--name", "greet", "--timeout", "60s", "--port", "8081"];
+        ["deploy", "--image", "busybox:local", "--name", "greet", "--timeout", "15s", "--port", "8081"];
     let program =
         ["--env", "GREETING=from a container", "--command", "/bin/sh", "--arg", "-c", "--arg", &script];
     up.cli().ok(&[&image[..], &program].concat()).await?;
