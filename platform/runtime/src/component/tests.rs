@@ -35,7 +35,7 @@ fn imports_that_are_not_here_are_named() {
         refused.unwrap_err().to_string(),
         "it imports what this host does not have: wasi:keyvalue/store@0.2.0-draft; \
          wasi:cli/stdout@0.9.0 (this host has wasi:cli/stdout in version 0.2.12 and 0.3.0); \
-         wasi:config/store@0.2.0 (this host has wasi:config/store in version 0.2.0-rc.1)"
+         wasi:config/store@0.2.0 (this host has wasi:config/store in version 0.2.0-rc.1 and 0.2.0-draft-2024-09-27)"
     );
 }
 
