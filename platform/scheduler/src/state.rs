@@ -45,9 +45,13 @@ impl State {
             self.gangs.set_pod(key, pod, now);
         }
         let waiting = waiting.filter(|_| !is_assumed);
-        match waiting.as_ref().and_then(|request| Some((request, request.nominated_node.clone()?))) {
-            Some((request, node)) => _ = self.nominated.insert(key.clone(), (request.clone(), node)),
-            None => _ = self.nominated.remove(key),
+        // The API may not show yet what this scheduler has decided.
+        let known = self.nominated.remove(key);
+        if let Some(request) = &waiting {
+            let known = known.filter(|(known, _)| known.uid == request.uid).map(|(_, node)| node);
+            if let Some(node) = request.nominated_node.clone().or(known) {
+                self.nominated.insert(key.clone(), (request.clone(), node));
+            }
         }
         self.queue.set(key, waiting);
         effect
@@ -110,6 +114,8 @@ impl State {
         let lowest = self.cache.index().lowest_priority();
         let has_lower = lowest.is_some_and(|lowest| lowest < request.priority);
         let budgets = if has_lower { budgets() } else { Vec::new() };
+        let nominated = self.nominated.get(&request.key).map(|(_, node)| node.clone());
+        let request = &PodRequest { nominated_node: nominated, ..request.clone() };
         let reserved = self.reserve_nominated(request);
         let start = self.planner.start();
         let found = preemption::search(&mut self.cache, &mut self.snapshot, request, &budgets, start);

@@ -489,15 +489,23 @@ fn the_room_of_victims_is_kept_for_the_pod_that_preempted_them() {
          pod high cpu=2 priority=10
          decide
          preempt high
-         pod rival cpu=2 priority=5
+         pod high cpu=2 priority=10 label:seen=yes
+         decide
+         ends low
+         preempt high
          gone low
+         pod rival cpu=2 priority=5
+         decide
          after 20
          decide",
+        // The pod changes before the API shows its nominated node, and waits when the room becomes free.
         "low -> a
          high: 0/1 nodes are available: 1 Insufficient cpu.
          high preempts low on a
-         high -> a
-         rival: 0/1 nodes are available: 1 Insufficient cpu.",
+         high: 0/1 nodes are available: 1 Insufficient cpu.
+         high: Pending
+         rival: 0/1 nodes are available: 1 Insufficient cpu.
+         high -> a",
     );
 }
 
