@@ -1,7 +1,8 @@
 //! Validation rules of custom objects: `x-kubernetes-validations` in CEL, with upstream's messages.
 //!
 //! A rule is compiled once per definition. Its evaluation is bounded before it begins: expressions have no unbounded loops,
-//! so its cost is at most the size of the values, raised to how deep the rule's macros are nested, times its own size.
+//! so its cost is at most the size of the values, raised to how deep the rule's loops are nested, times its own size and
+//! the length of the longest text that each step may read.
 //! (Source: `apiextensions-apiserver/pkg/apiserver/schema/cel`; upstream estimates the cost when a definition is written.)
 
 use std::{collections::HashMap as StdMap, sync::Arc};
@@ -21,10 +22,14 @@ use crate::{object::Object, registry::rules_items};
 const RULES: &str = "x-kubernetes-validations";
 /// The longest expression of a rule.
 const EXPRESSION_BYTES_MAX: usize = 16 << 10;
-/// Steps of one rule's evaluation, as estimated before it.
-const COST_MAX: u64 = 10_000_000;
+/// Steps of one rule's evaluation, as estimated before it: about a second.
+const COST_MAX: u64 = 5_000_000;
 /// Steps of all rules of one object.
-const OBJECT_COST_MAX: u64 = 100_000_000;
+const OBJECT_COST_MAX: u64 = 20_000_000;
+/// Bytes of a text that take as long as one step.
+const TEXT_BYTES_PER_STEP: u64 = 1024;
+/// Steps of the compilation of a regular expression.
+const REGEX_STEPS: u64 = 20;
 /// Functions that rules may call, besides operators and macros.
 const FUNCTIONS: [&str; 36] = [
     "size",
@@ -114,14 +119,21 @@ impl Expression {
         Ok(Self { program, reads_old, nesting, nodes })
     }
 
-    fn cost(&self, size: u64) -> u64 {
-        size.max(1).saturating_pow(self.nesting).saturating_mul(self.nodes)
+    fn cost(&self, size: u64, longest_text: u64) -> u64 {
+        let steps = size.max(1).saturating_pow(self.nesting).saturating_mul(self.nodes);
+        steps.saturating_mul(1 + longest_text / TEXT_BYTES_PER_STEP)
     }
 }
 
 /// Counts the nodes of an expression, and how deep comprehensions are nested.
 fn measure(expression: &IdedExpr, depth: u32, nodes: &mut u64, nesting: &mut u32) {
-    *nodes += 1;
+    let called = match &expression.expr {
+        Expr::Call(call) => call.func_name.as_str(),
+        _ => "",
+    };
+    // The search of a list for an element is a loop, too.
+    let depth = depth + u32::from(called == "@in" && depth > 0);
+    *nodes += if called == "matches" { 1 + REGEX_STEPS } else { 1 };
     *nesting = (*nesting).max(depth);
     let mut below = |part: &IdedExpr, depth| measure(part, depth, nodes, nesting);
     match &expression.expr {
@@ -284,7 +296,7 @@ impl Evaluation<'_> {
             return;
         }
         let size = nodes(new) + old.map_or(0, nodes);
-        let cost = expression.cost(size);
+        let cost = expression.cost(size, longest_text(new).max(old.map_or(0, longest_text)));
         if cost > COST_MAX || cost > self.cost_left {
             let detail = "validation failed due to running out of cost budget, no further validation rules will be run";
             self.cost_left = 0;
@@ -362,6 +374,18 @@ fn nodes(value: &Value) -> u64 {
         Value::Object(map) => 1 + map.values().map(nodes).sum::<u64>(),
         Value::Array(items) => 1 + items.iter().map(nodes).sum::<u64>(),
         _ => 1,
+    }
+}
+
+/// The bytes of the longest text in a value.
+fn longest_text(value: &Value) -> u64 {
+    match value {
+        Value::Object(map) => {
+            map.iter().map(|(name, value)| longest_text(value).max(name.len() as u64)).max().unwrap_or(0)
+        }
+        Value::Array(items) => items.iter().map(longest_text).max().unwrap_or(0),
+        Value::String(text) => text.len() as u64,
+        _ => 0,
     }
 }
 
@@ -494,6 +518,20 @@ mod tests {
             ],
         );
         check(&spec, json!([1, 2, 3]), None, &[]);
+        let texts = json!({"type": "array", "items": {"type": "string"}});
+        let texts = with_rules(texts, json!([{"rule": "self.all(t, t.matches('^x*$'))"}]));
+        let mut long = vec![json!("x"); 1000];
+        check(&texts, json!(long), None, &[]);
+        long.push(json!("x".repeat(1 << 20)));
+        check(
+            &texts,
+            json!(long),
+            None,
+            &[
+                "spec: Invalid value: \"array\": validation failed due to running out of cost budget, no further \
+               validation rules will be run",
+            ],
+        );
     }
 
     #[test]
