@@ -15,6 +15,8 @@ use crate::{
 pub const ANNOTATION_BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// On a claim: the node that the scheduler chose for its first consumer.
 pub const ANNOTATION_SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// On a PersistentVolume: the size in bytes to which nodes expand its file system where they mount it.
+pub const ANNOTATION_NODE_EXPANSION: &str = "mayfly.dev/node-expansion";
 /// The provisioner of volumes that are folders of this node.
 pub const LOCAL_PROVISIONER: &str = "mayfly.dev/local";
 /// The provisioner of classes whose volumes are created by hand.

@@ -6,7 +6,7 @@ use mayfly_informer::Informers;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifacts, autoscaler, certificate_signing, cron_job, daemon_set, deployment, disruption, endpoints,
+    artifacts, autoscaler, certificate_signing, cron_job, csi, daemon_set, deployment, disruption, endpoints,
     events, function, garbage, job, job_queue, load_balancer, namespace_defaults, node, persistent_volume,
     pods, replica_set, stateful_set,
 };
@@ -17,6 +17,7 @@ pub struct Config {
     pub function: function::Config,
     pub certificate_signing: certificate_signing::Config,
     pub cron_job: cron_job::Config,
+    pub csi: csi::Config,
     pub deployment: deployment::Config,
     pub endpoints: endpoints::Config,
     pub namespace_defaults: namespace_defaults::Config,
@@ -41,6 +42,7 @@ pub struct Controllers {
     function: function::FunctionController,
     certificate_signing: certificate_signing::CertificateSigningController,
     cron_job: cron_job::CronJobController,
+    csi: csi::CsiController,
     deployment: deployment::DeploymentController,
     endpoints: endpoints::EndpointsController,
     namespace_defaults: namespace_defaults::NamespaceDefaultsController,
@@ -72,6 +74,7 @@ impl Controllers {
                 informers,
             ),
             cron_job: cron_job::CronJobController::create(config.cron_job, client.clone(), informers),
+            csi: csi::CsiController::create(config.csi, client.clone(), informers),
             deployment: deployment::DeploymentController::create(
                 config.deployment,
                 client.clone(),
@@ -139,6 +142,7 @@ impl Controllers {
             self.namespace_defaults.run(stop.clone()),
             self.certificate_signing.run(stop.clone()),
             self.cron_job.run(stop.clone()),
+            self.csi.run(stop.clone()),
             self.replication.run(stop.clone()),
             self.autoscaler.run(stop.clone()),
             self.daemon_set.run(stop.clone()),

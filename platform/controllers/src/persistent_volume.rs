@@ -20,6 +20,8 @@ mod tests;
 use std::path::PathBuf;
 
 pub(crate) use act::PersistentVolumeController;
+pub(crate) use new_volume::reference;
+pub(crate) use plan::{PROVISIONED_BY, STORAGE_PROVISIONER};
 
 /// Settings of the PersistentVolume controller.
 #[derive(Clone, Debug, Default)]

@@ -22,13 +22,21 @@ use crate::{
     images::NodeImages,
     job::JobFiles,
     node::NodeObject,
+    plugin_registry::PluginRegistry,
     pod::{dns::ClusterDnsServer, worker::Worker},
     pressure::{self, PressureSignal},
     probe::ProbeTasks,
     static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
-    volumes::{Volumes, claims::PodClaims, flex::FlexDrivers, tokens::ServiceAccountTokens},
+    volumes::{
+        Volumes,
+        claims::PodClaims,
+        csi::{CsiConfig, CsiVolumes},
+        flex::FlexDrivers,
+        in_use::VolumesInUse,
+        tokens::ServiceAccountTokens,
+    },
 };
 
 /// The pause between checks of the runtimes' states.
@@ -63,6 +71,8 @@ pub struct Config {
     pub volumes: Option<PathBuf>,
     /// The folder of FlexVolume drivers.
     pub volume_plugins: PathBuf,
+    /// CSI drivers; without it, this node has none.
+    pub csi: Option<CsiConfig>,
     /// When unused images are removed.
     pub image_collection: ImageCollection,
     /// The folder of the manifests of static pods; without it there are none.
@@ -101,6 +111,7 @@ impl Config {
             upload_folder: std::env::temp_dir(),
             volumes: None,
             volume_plugins: Self::VOLUME_PLUGINS_DEFAULT.into(),
+            csi: None,
             image_collection: ImageCollection::default(),
             static_pods: None,
             devices: None,
@@ -122,6 +133,7 @@ pub struct Kubelet {
     image_collector: ImageCollector,
     shortages: watch::Sender<[bool; 3]>,
     static_pods: Option<StaticPods>,
+    plugins: Option<PluginRegistry>,
     stop_events: CancellationToken,
 }
 
@@ -155,6 +167,7 @@ impl Kubelet {
             stop_events.clone(),
         );
         let queue = WorkQueue::default();
+        let volumes_in_use = Arc::<VolumesInUse>::default();
         let worker = Arc::new(Worker {
             node: config.node_name.clone(),
             tokens: ServiceAccountTokens::new(client.clone()),
@@ -167,7 +180,12 @@ impl Kubelet {
             jobs: config.jobs.clone(),
             volumes: config.volumes.clone().map(|folder| {
                 let drivers = FlexDrivers::new(config.volume_plugins.clone(), config.node_name.clone());
-                Volumes::new(folder, drivers)
+                let csi = config.csi.clone();
+                let csi = csi.map(|csi| {
+                    let (node, client) = (config.node_name.clone(), client.clone());
+                    CsiVolumes::create(csi, node, client, volumes_in_use.clone(), &folder)
+                });
+                Volumes::new(folder, drivers, csi)
             }),
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
@@ -184,6 +202,12 @@ impl Kubelet {
             client: client.clone(),
             pods: pods.clone(),
         });
+        let plugins = config.csi.clone().map(|csi| PluginRegistry {
+            folder: csi.folder.join(mayfly_csi::names::REGISTRY),
+            node: config.node_name.clone(),
+            client: client.clone(),
+            drivers: csi.drivers,
+        });
         let node = NodeObject::new(
             client,
             informers.of(),
@@ -191,6 +215,7 @@ impl Kubelet {
             &classes,
             image_collector.shown(),
             shortages.subscribe(),
+            volumes_in_use,
         );
         let functions = FunctionLogs::create(config.logs.clone(), informers.of());
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
@@ -207,6 +232,7 @@ impl Kubelet {
             image_collector,
             shortages,
             static_pods,
+            plugins,
             stop_events,
         }
     }
@@ -272,9 +298,14 @@ impl Kubelet {
                 static_pods.run(&stop).await;
             }
         };
+        let plugins = async {
+            if let Some(plugins) = &self.plugins {
+                plugins.run(&stop).await;
+            }
+        };
         let (functions, meters, images) = (&self.logs.functions, &self.meters, &self.image_collector);
         let (node, images) = (self.node.run(stop.clone()), images.run(&stop));
-        tokio::join!(pods, static_pods, node, meters.run(&stop), functions.run(&stop), images);
+        tokio::join!(pods, static_pods, plugins, node, meters.run(&stop), functions.run(&stop), images);
     }
 }
 

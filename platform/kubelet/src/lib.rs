@@ -3,7 +3,8 @@
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which plans purely
 //! ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the
 //! HTTP API by which the API server reads logs ([`http`], [`function_logs`]), reaches containers (`streams`) and images
-//! (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]).
+//! (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]); volumes and
+//! their drivers ([`volumes`], [`plugin_registry`]).
 //!
 //! **Does not belong here:** how containers run (the runtimes), the choice of nodes (the scheduler), routes.
 //!
@@ -20,6 +21,7 @@ mod images;
 mod job;
 mod kubelet;
 mod node;
+mod plugin_registry;
 mod pod;
 mod pressure;
 mod probe;
@@ -33,3 +35,4 @@ pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::{Config, Kubelet};
 pub use pod::dns::ClusterDnsServer;
+pub use volumes::csi::CsiConfig;

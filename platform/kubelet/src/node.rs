@@ -1,6 +1,10 @@
 //! The node's own object: registered at start, kept alive by its lease.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::{
     Api, Client,
@@ -26,7 +30,7 @@ use mayfly_runtime::NodeDevices;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, pod::status::HOST_ADDRESS, pressure::PressureSignal};
+use crate::{Config, pod::status::HOST_ADDRESS, pressure::PressureSignal, volumes::in_use::VolumesInUse};
 
 /// The interval of the lease's renewal, and its duration (upstream's values).
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -50,6 +54,7 @@ pub(crate) struct NodeObject {
     /// Whether there is a shortage of each of [`PressureSignal::ALL`].
     shortages: watch::Receiver<[bool; 3]>,
     devices: Option<Arc<dyn NodeDevices>>,
+    volumes_in_use: Arc<VolumesInUse>,
 }
 
 impl NodeObject {
@@ -60,6 +65,7 @@ impl NodeObject {
         classes: &[String],
         images: watch::Receiver<Vec<ContainerImage>>,
         shortages: watch::Receiver<[bool; 3]>,
+        volumes_in_use: Arc<VolumesInUse>,
     ) -> Self {
         let mut labels: BTreeMap<String, String> = [
             (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
@@ -80,6 +86,7 @@ impl NodeObject {
             images,
             shortages,
             devices: config.devices.clone(),
+            volumes_in_use,
         }
     }
 
@@ -92,16 +99,24 @@ impl NodeObject {
         let mut changes = self.nodes.subscribe();
         let mut device_changes = self.devices.as_ref().map(|devices| devices.changes());
         let mut has_new_devices = false;
+        let mut volume_changes = self.volumes_in_use.subscribe();
+        let mut has_new_volumes = false;
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            let is_news = shortage_is_news || has_new_devices || self.images.has_changed().unwrap_or(false);
+            let is_news = shortage_is_news
+                || has_new_devices
+                || has_new_volumes
+                || self.images.has_changed().unwrap_or(false);
             let due = is_news || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
             if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
-                match self.register().await {
+                let volumes = volume_changes.borrow_and_update().clone();
+                match self.register(&volumes).await {
                     Ok(node) => {
+                        self.volumes_in_use.set_reported(volumes);
                         self.images.mark_unchanged();
                         shortage_is_news = false;
                         has_new_devices = false;
+                        has_new_volumes = false;
                         uid = node.metadata.uid;
                         written = Some(tokio::time::Instant::now());
                     }
@@ -129,6 +144,10 @@ impl NodeObject {
                         has_new_devices = true;
                         break;
                     }
+                    Ok(()) = volume_changes.changed() => {
+                        has_new_volumes = true;
+                        break;
+                    }
                 }
                 // The node was deleted, or its lease expired (this machine slept, for example).
                 if self.is_disputed() && written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) {
@@ -149,7 +168,7 @@ impl NodeObject {
     }
 
     /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).
-    pub(crate) async fn register(&self) -> kube::Result<Node> {
+    async fn register(&self, volumes_in_use: &BTreeSet<String>) -> kube::Result<Node> {
         let api: Api<Node> = Api::all(self.client.clone());
         let labels = self.labels.clone();
         let node = match api.get_opt(&self.name).await? {
@@ -172,8 +191,14 @@ impl NodeObject {
         }
         let old = node.status.unwrap_or_default();
         let images = self.images.borrow().clone();
-        let status =
-            NodeStatus { conditions: Some(self.conditions(&old)), images: Some(images), ..self.status() };
+        let has_volumes =
+            !volumes_in_use.is_empty() || old.volumes_in_use.as_ref().is_some_and(|known| !known.is_empty());
+        let status = NodeStatus {
+            conditions: Some(self.conditions(&old)),
+            images: Some(images),
+            volumes_in_use: has_volumes.then(|| volumes_in_use.iter().cloned().collect()),
+            ..self.status()
+        };
         let patch = Patch::Merge(serde_json::json!({"status": status}));
         api.patch_status(&self.name, &params(), &patch).await
     }

@@ -4,17 +4,21 @@
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
 //! DIR/<pod uid>/<volume>/            an NFS export, or the mount of a FlexVolume driver
+//! KUBELET/pods/<pod uid>/…           the mount of a CSI driver
 //! ```
 //! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or the
 //! new files, never a mixture.
 
 pub(crate) mod claims;
 mod content;
+pub(crate) mod csi;
 mod files;
 pub(crate) mod flex;
 mod flex_call;
 #[cfg(test)]
 mod flex_tests;
+pub(crate) mod in_use;
+mod journal;
 mod ownership;
 mod persistent;
 pub(crate) mod tokens;
@@ -36,6 +40,7 @@ use mayfly_runtime::{Mount, PodUid};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use content::FileSource;
+use csi::{CsiSource, CsiVolumes};
 use flex::{FlexDrivers, FlexSource};
 
 /// The volumes of a node's pods.
@@ -43,6 +48,8 @@ use flex::{FlexDrivers, FlexSource};
 pub(crate) struct Volumes {
     folder: PathBuf,
     drivers: Arc<FlexDrivers>,
+    /// `None`: this node has no CSI drivers.
+    csi: Option<Arc<CsiVolumes>>,
 }
 
 /// The sources of volumes' files besides the pod itself.
@@ -56,8 +63,8 @@ pub(crate) struct VolumeSources<'a, S> {
 }
 
 impl Volumes {
-    pub(crate) fn new(folder: PathBuf, drivers: FlexDrivers) -> Self {
-        Self { folder, drivers: Arc::new(drivers) }
+    pub(crate) fn new(folder: PathBuf, drivers: FlexDrivers, csi: Option<CsiVolumes>) -> Self {
+        Self { folder, drivers: Arc::new(drivers), csi: csi.map(Arc::new) }
     }
 
     fn pod(&self, uid: &PodUid) -> PathBuf {
@@ -118,6 +125,18 @@ impl Volumes {
             let mounted = tokio::runtime::Handle::current().block_on(mounted);
             return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
         }
+        if let Some(source) = CsiSource::of(pod, volume, sources)? {
+            let csi = self
+                .csi
+                .as_ref()
+                .ok_or_else(|| format!("volume {:?}: this node has no CSI drivers", volume.name))?;
+            if source.is_block() {
+                return Err(format!("volume {:?} is a block device: name it in volumeDevices", volume.name));
+            }
+            let mounted = csi.mount(&self.folder, pod, &volume.name, &source);
+            let mounted = tokio::runtime::Handle::current().block_on(mounted);
+            return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
+        }
         if let Some(claimed) = sources.claimed.get(&volume.name) {
             return persistent::make(pod, claimed, &path)
                 .map_err(|why| format!("volume {:?}: {why}", volume.name));
@@ -139,6 +158,7 @@ impl Volumes {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         for volume in volumes {
+            self.refresh_csi(pod, &uid, volume, sources);
             let path = self.pod(&uid).join(&volume.name);
             let Some(source) = FileSource::of(volume).filter(|_| path.exists()) else { continue };
             let written = source.files(pod, sources).and_then(|files| {
@@ -147,6 +167,20 @@ impl Volumes {
             if let Err(why) = written {
                 tracing::debug!(pod = %uid, volume = volume.name, why, "a volume stays as it is");
             }
+        }
+    }
+
+    fn refresh_csi(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        volume: &Volume,
+        sources: &VolumeSources<'_, impl EnvSources>,
+    ) {
+        let (Some(csi), Ok(Some(source))) = (&self.csi, CsiSource::of(pod, volume, sources)) else { return };
+        let refreshed = csi.refresh(&self.folder, &uid.0, &volume.name, &source);
+        if let Err(error) = tokio::runtime::Handle::current().block_on(refreshed) {
+            tracing::warn!(pod = %uid, volume = volume.name, %error, "could not expand a volume; will try again");
         }
     }
 
@@ -159,6 +193,10 @@ impl Volumes {
         }
         let unmounted = self.drivers.unmount_all(&self.folder, &uid.0);
         tokio::runtime::Handle::current().block_on(unmounted).map_err(io::Error::other)?;
+        if let Some(csi) = &self.csi {
+            let unmounted = csi.unmount_all(&self.folder, &uid.0);
+            tokio::runtime::Handle::current().block_on(unmounted).map_err(io::Error::other)?;
+        }
         for path in mounts_below(&fs::read_to_string("/proc/self/mountinfo")?, &folder) {
             umount2(&path, MntFlags::MNT_DETACH)?;
         }
@@ -176,8 +214,19 @@ impl Volumes {
 /// Whether a pod's volumes take anything from ConfigMaps and Secrets. A claim may be one of a driver with a Secret.
 pub(crate) fn names_sources(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
-        FileSource::of(volume).is_some() || volume.flex_volume.is_some() || claim_of(pod, volume).is_some()
+        FileSource::of(volume).is_some()
+            || volume.flex_volume.is_some()
+            || volume.csi.is_some()
+            || claim_of(pod, volume).is_some()
     })
+}
+
+/// Whether a pod has a volume that a CSI driver may mount: a claim may be bound to one.
+pub(crate) fn may_have_csi(pod: &Pod) -> bool {
+    pod.spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten())
+        .any(|volume| volume.csi.is_some() || claim_of(pod, volume).is_some())
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {

@@ -131,6 +131,10 @@ pub(crate) struct UpArgs {
     /// [default: /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
     #[arg(long, env = "MAYFLY_VOLUME_PLUGIN_DIR", value_name = "DIR")]
     volume_plugin_dir: Option<PathBuf>,
+    /// The folder in which CSI drivers register and are given paths; those made for Kubernetes expect /var/lib/kubelet
+    /// [default: kubelet in the data directory]
+    #[arg(long, env = "MAYFLY_KUBELET_DIR", value_name = "DIR")]
+    kubelet_dir: Option<PathBuf>,
     /// The policy of the API's audit log, a Policy of audit.k8s.io/v1 [default: no audit log]
     #[arg(long, env = "MAYFLY_AUDIT_POLICY_FILE", value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
@@ -194,6 +198,7 @@ struct ConfigFile {
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
     volume_plugin_dir: Option<PathBuf>,
+    kubelet_dir: Option<PathBuf>,
     audit_policy_file: Option<PathBuf>,
     audit_log_path: Option<PathBuf>,
     log: Option<String>,
@@ -240,6 +245,7 @@ pub(crate) struct UpConfig {
     pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) gpu_libraries_dir: Option<PathBuf>,
     pub(crate) volume_plugin_dir: Option<PathBuf>,
+    pub(crate) kubelet_dir: Option<PathBuf>,
     /// The policy of the audit log; `None`: no audit log.
     pub(crate) audit_policy_file: Option<PathBuf>,
     pub(crate) audit_log_path: Option<PathBuf>,
@@ -355,6 +361,7 @@ impl UpArgs {
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
             volume_plugin_dir: self.volume_plugin_dir.or(file.volume_plugin_dir),
+            kubelet_dir: self.kubelet_dir.or(file.kubelet_dir),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),

@@ -15,7 +15,7 @@ use super::{LocalVolumes, local, plan::PROVISIONED_BY};
 use crate::metadata::uid;
 
 /// The `claimRef` of a volume for a claim.
-pub(super) fn reference(claim: &PersistentVolumeClaim) -> Value {
+pub(crate) fn reference(claim: &PersistentVolumeClaim) -> Value {
     json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.namespace(),
         "name": claim.name_any(), "uid": uid(claim), "resourceVersion": claim.metadata.resource_version})
 }

@@ -26,8 +26,8 @@ use crate::metadata::uid;
 
 /// On a claim and a volume: what upstream's controller writes, and other tools read.
 pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-pub(super) const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+pub(crate) const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// All that binding depends on.
 #[derive(Default)]

@@ -28,7 +28,11 @@ use super::{
 use crate::{
     job,
     pressure::{self, EvictionCandidate},
+    volumes,
 };
+
+/// The pause between tries to unmount the volumes of a pod that ends.
+const UNMOUNT_AGAIN: Duration = Duration::from_secs(1);
 
 impl Worker {
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
@@ -77,6 +81,10 @@ impl Worker {
             if pod.metadata.deletion_grace_period_seconds == Some(0) {
                 return Ok(Outcome::Done);
             }
+        }
+        // A volume must not be detached while it is mounted here, and it is detached when no pod names it any more.
+        if volumes::may_have_csi(pod) && !self.remove_volumes(&local.uid).await {
+            return Ok(Outcome::RequeueAfter(UNMOUNT_AGAIN));
         }
         self.remove_object(pod).await?;
         Ok(Outcome::Done)
@@ -174,15 +182,17 @@ impl Worker {
         self.remove_logs(vec![old.uid]).await;
     }
 
-    async fn remove_volumes(&self, uid: &PodUid) {
-        let Some(volumes) = self.volumes.clone() else { return };
+    /// Returns whether nothing of them is left.
+    async fn remove_volumes(&self, uid: &PodUid) -> bool {
+        let Some(volumes) = self.volumes.clone() else { return true };
         let removed = {
             let uid = uid.clone();
             spawn_blocking(move || volumes.remove(&uid)).await
         };
-        if let Ok(Err(error)) = removed {
+        if let Ok(Err(error)) = &removed {
             tracing::warn!(%uid, %error, "could not remove the volumes of a deleted pod; will try again");
         }
+        matches!(removed, Ok(Ok(())))
     }
 
     async fn remove_logs(&self, uids: Vec<PodUid>) {

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     job,
-    volumes::{self, VolumeSources, claims::ClaimedVolumes},
+    volumes::{self, VolumeSources},
 };
 
 /// A start that takes longer than this is reported in the status before it has ended.
@@ -193,9 +193,9 @@ impl Worker {
                 return;
             }
         };
+        // Of a claim's volume nothing but its size is refreshed.
+        let claimed = self.claims.of_pod(&pod).await.unwrap_or_default();
         let refresh = move || {
-            // A claim's files are its containers': nothing of them is refreshed.
-            let claimed = ClaimedVolumes::new();
             let sources =
                 VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
             volumes.refresh(&pod, &sources);

@@ -32,14 +32,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     VolumeSources,
     flex_call::{self, DriverAnswer, DriverCapabilities, FlexError},
-    fs_group, is_mount_point,
+    fs_group, is_mount_point, journal,
 };
 
 /// The time limits of a driver's call and of the wait for a device: upstream's values.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(600);
-/// The journal of a volume in its pod's folder.
-const JOURNAL_PREFIX: &str = ".flex-";
+const KIND: &str = "flex";
 /// The folder of mounted devices, beside the folders of pods.
 pub(super) const DEVICES: &str = ".flex";
 
@@ -217,7 +216,7 @@ impl FlexDrivers {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let folder = root.join(uid);
         let target = folder.join(volume);
-        let journal = folder.join(format!("{JOURNAL_PREFIX}{volume}.json"));
+        let journal = journal::path(&folder, KIND, volume);
         if is_mount_point(&target) {
             return Ok(target);
         }
@@ -233,7 +232,7 @@ impl FlexDrivers {
             device_mount,
         };
         fs::create_dir_all(&target).map_err(node_error)?;
-        write_journal(&journal, &record).map_err(node_error)?;
+        journal::write(&journal, &record).map_err(node_error)?;
         if let Some(device_mount) = &record.device_mount {
             self.mount_device(source, device_mount).await?;
         }
@@ -321,7 +320,7 @@ impl FlexDrivers {
 
     /// Unmounts all FlexVolumes of a pod, by its journals. A journal is removed after its driver's last call.
     pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), FlexError> {
-        for (journal, record) in journals(&root.join(uid)) {
+        for (journal, record) in journal::read_all::<FlexRecord>(&root.join(uid), KIND) {
             self.unmount(&record).await?;
             if let Some(device_mount) = &record.device_mount {
                 self.unmount_device(root, uid, &record, device_mount).await?;
@@ -364,9 +363,9 @@ impl FlexDrivers {
     ) -> Result<(), FlexError> {
         let lock = self.lock_of(device_mount);
         let _one = lock.lock().await;
-        let pods = fs::read_dir(root).map_err(node_error)?.flatten().map(|entry| entry.path());
-        let others = pods.filter(|folder| *folder != root.join(uid)).flat_map(|folder| journals(&folder));
-        if others.into_iter().any(|(_, other)| other.device_mount.as_deref() == Some(device_mount)) {
+        let others = journal::pods(root).into_iter().filter(|folder| *folder != root.join(uid));
+        let mut others = others.flat_map(|folder| journal::read_all::<FlexRecord>(&folder, KIND));
+        if others.any(|(_, other)| other.device_mount.as_deref() == Some(device_mount)) {
             return Ok(());
         }
         let path = device_mount.to_string_lossy().into_owned();
@@ -401,20 +400,4 @@ fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), FlexError> {
         mount(Some(from), to, none, flags, none).map_err(failed)?;
     }
     Ok(())
-}
-
-fn write_journal(path: &Path, record: &FlexRecord) -> io::Result<()> {
-    let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
-    serde_json::to_writer(&mut file, record)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
-}
-
-/// The journals in a pod's folder. One that cannot be read is left: `persist` writes none in part.
-fn journals(folder: &Path) -> Vec<(PathBuf, FlexRecord)> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let journals = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(JOURNAL_PREFIX));
-    let read = |path: PathBuf| Some((path.clone(), serde_json::from_slice(&fs::read(&path).ok()?).ok()?));
-    journals.filter_map(|entry| read(entry.path())).collect()
 }

@@ -13,10 +13,11 @@ use mayfly_apiserver::{ApiServer, Audit, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
 use mayfly_controllers::{Controllers, LocalVolumes, Routes};
+use mayfly_csi::CsiDrivers;
 use mayfly_distribution::RegistryClient;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
-use mayfly_kubelet::{JobFiles, Kubelet};
+use mayfly_kubelet::{CsiConfig, JobFiles, Kubelet};
 use mayfly_registry::RegistryServer;
 use mayfly_runtime::{
     Runtime,
@@ -192,6 +193,8 @@ impl Up {
         );
         controllers.load_balancer.pool = config.load_balancer_pool;
         controllers.persistent_volume.local = Some(local_volumes(&config, &data_dir)?);
+        let csi_drivers: Arc<CsiDrivers> = Arc::default();
+        controllers.csi.drivers = csi_drivers.clone();
         let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
@@ -204,12 +207,14 @@ impl Up {
             .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
             .collect();
         let devices = Devices::create(&config, &data_dir)?;
-        let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
-        kubelet_config.devices = devices.as_ref().map(Devices::of_node);
-        kubelet_config.cluster_dns = networking.dns_server();
         if let Some(meter) = devices.as_ref().and_then(Devices::gpu_meter) {
             metrics.register_collector(Box::new(GpuMetrics::new(&config.node_name, meter, informers.of())));
         }
+        let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
+        kubelet_config.devices = devices.as_ref().map(Devices::of_node);
+        kubelet_config.csi =
+            Some(CsiConfig { folder: kubelet_folder(&config, &data_dir)?, drivers: csi_drivers });
+        kubelet_config.cluster_dns = networking.dns_server();
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
         let simulated = config.simulated_nodes.map(|nodes| {
@@ -469,6 +474,12 @@ fn controllers_config(
 fn local_volumes(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<LocalVolumes> {
     let folder = std::path::absolute(data_dir.volumes()).context("the path of the data directory")?;
     Ok(LocalVolumes { node: config.node_name.clone(), folder })
+}
+
+/// Drivers get absolute paths.
+fn kubelet_folder(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<std::path::PathBuf> {
+    let folder = config.kubelet_dir.clone().unwrap_or_else(|| data_dir.path().join("kubelet"));
+    std::path::absolute(folder).context("the path of --kubelet-dir")
 }
 
 fn kubelet_config(

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use mayfly_e2e::{skipped, test_name, wait};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::containers::{ContainerNode, containers_or_skip};
 
@@ -123,8 +124,8 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
         devices.push(node.exec(name, "echo $NVIDIA_VISIBLE_DEVICES").await?);
     }
     ensure!(devices[0] == devices[1] && devices[0].starts_with("GPU-"), "{devices:?}");
-    // The shared GPU is not offered whole, and is offered again when its pods are removed.
     both_halves_are_shown(&node, &devices[0]).await?;
+    // The shared GPU is not offered whole, and is offered again when its pods are removed.
     whole_gpus(&node, 3).await?;
     node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
     whole_gpus(&node, 4).await?;
@@ -209,5 +210,36 @@ async fn a_person_runs_a_script(node: &ContainerNode) -> Result<()> {
     ensure!(std::fs::read(results.join("copy"))? == std::fs::read(&script)?, "{ran:?}");
     let refused = node.kubectl.up.cli().fails(&["gpu", "run", &source, "--gpus", "0.5"]).await?;
     ensure!(refused.contains("--gpu-memory 8Gi"), "{refused}");
-    node.kubectl.ok(&["delete", "jobs", "--all", "--timeout=50s"]).await.map(drop)
+    node.kubectl.ok(&["delete", "jobs", "--all", "--timeout=50s"]).await?;
+    an_interrupt_deletes_the_job(node).await
+}
+
+/// Ctrl-C while the program runs deletes the Job and its pods.
+async fn an_interrupt_deletes_the_job(node: &ContainerNode) -> Result<()> {
+    let script = node.folder.path().join("long.sh");
+    std::fs::write(&script, "echo started\nexec sleep 1d\n")?;
+    let arguments = [
+        "gpu",
+        "run",
+        &script.to_string_lossy(),
+        "--share",
+        "25",
+        "--gpu-memory",
+        "1Gi",
+        "--image",
+        "busybox:local",
+    ];
+    let mut command = node.kubectl.up.cli().command(&arguments)?;
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn()?;
+    let mut log = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+    let first = tokio::time::timeout(std::time::Duration::from_secs(60), log.next_line()).await??;
+    ensure!(first.as_deref() == Some("started"), "{first:?}");
+    let id = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+    rustix::process::kill_process(id.context("it has ended")?, rustix::process::Signal::INT)?;
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(30), child.wait()).await??;
+    ensure!(ended.code() == Some(130), "{ended:?}");
+    wait::until("the job and its pod are gone", || async {
+        Ok(node.kubectl.ok(&["get", "jobs,pods", "-o", "name"]).await?.is_empty().then_some(()))
+    })
+    .await
 }

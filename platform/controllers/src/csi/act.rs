@@ -1,0 +1,565 @@
+//! Carries out what claims, volumes and attachments need of the drivers.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::{
+            core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, SecretReference},
+            storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
+        },
+        jiff::Timestamp,
+    },
+    volume_claims::{
+        ANNOTATION_NODE_EXPANSION, ANNOTATION_SELECTED_NODE, bound_volume, capacity_bytes, claims_of,
+        class_of_claim, requested_bytes,
+    },
+};
+use mayfly_csi::{
+    ControllerAbilities, CsiDriver, CsiError,
+    proto::{
+        CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
+        ControllerUnpublishVolumeRequest, DeleteVolumeRequest,
+    },
+};
+use mayfly_informer::{
+    Change, EventRecorder, Index, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
+};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    attach::{self, AttachState, AttachStep, MANAGED},
+    provision,
+};
+use crate::{
+    metadata::{is_gone, only, uid},
+    persistent_volume::{PROVISIONED_BY, STORAGE_PROVISIONER},
+};
+
+/// An index of the pods that have claims.
+const WITH_CLAIMS: &str = "claims";
+
+/// What may have to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum CsiKey {
+    Claim(ObjectKey),
+    Volume(String),
+    Attachment(String),
+    /// Which attachments there are.
+    Attachments,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CsiActError {
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    #[error(transparent)]
+    Driver(#[from] CsiError),
+    #[error("{0}")]
+    Other(String),
+}
+
+/// Provisions, attaches, expands and removes volumes through drivers.
+pub(crate) struct CsiController {
+    config: Config,
+    client: Client,
+    pods: Informer<Pod>,
+    pods_with_claims: Index<Pod>,
+    claims: Informer<PersistentVolumeClaim>,
+    volumes: Informer<PersistentVolume>,
+    classes: Informer<StorageClass>,
+    nodes: Informer<Node>,
+    csi_nodes: Informer<CSINode>,
+    drivers: Informer<CSIDriver>,
+    attachments: Informer<VolumeAttachment>,
+}
+
+impl CsiController {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        let pods = informers.of::<Pod>();
+        let pods_with_claims = pods.index(WITH_CLAIMS, |pod: &Pod| {
+            (!claims_of(pod).is_empty()).then(|| WITH_CLAIMS.to_owned()).into_iter().collect()
+        });
+        Self {
+            config,
+            client,
+            pods,
+            pods_with_claims,
+            claims: informers.of(),
+            volumes: informers.of(),
+            classes: informers.of(),
+            nodes: informers.of(),
+            csi_nodes: informers.of(),
+            drivers: informers.of(),
+            attachments: informers.of(),
+        }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let synced = async {
+            self.pods.synced().await;
+            self.claims.synced().await;
+            self.volumes.synced().await;
+            self.classes.synced().await;
+            self.nodes.synced().await;
+            self.csi_nodes.synced().await;
+            self.drivers.synced().await;
+            self.attachments.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
+        let events = EventRecorder::start(self.client.clone(), "csi-controller", None, stop.clone());
+        let queue = WorkQueue::default();
+        self.listen(&queue);
+        let workers_max = self.config.workers_max;
+        let mut driver_changes = self.config.drivers.changes();
+        let controller = Arc::new(self);
+        let (again, queued) = (controller.clone(), queue.clone());
+        let on_drivers = async {
+            // A driver that came back may be able to do what failed without it.
+            while let Some(Ok(())) = stop.run_until_cancelled(driver_changes.changed()).await {
+                again.look_at_all(&queued);
+            }
+        };
+        let work = reconcile::run("csi", queue, workers_max, stop.clone(), move |key| {
+            let (controller, events) = (controller.clone(), events.clone());
+            async move { controller.reconcile(key, &events).await }
+        });
+        tokio::join!(on_drivers, work);
+    }
+
+    fn listen(&self, queue: &WorkQueue<CsiKey>) {
+        let changed = queue.clone();
+        self.claims.handle(move |change| changed.add(CsiKey::Claim(ObjectKey::of(&**change.latest()))));
+        let changed = queue.clone();
+        self.volumes.handle(move |change| {
+            changed.add(CsiKey::Volume(change.latest().name_any()));
+            changed.add(CsiKey::Attachments);
+        });
+        let changed = queue.clone();
+        self.attachments.handle(move |change| {
+            let attachment = change.latest();
+            changed.add(CsiKey::Attachment(attachment.name_any()));
+            // A volume is removed when it is not attached any more.
+            if let Some(volume) = &attachment.spec.source.persistent_volume_name {
+                changed.add(CsiKey::Volume(volume.clone()));
+            }
+            changed.add(CsiKey::Attachments);
+        });
+        let changed = queue.clone();
+        self.nodes.handle(move |change| {
+            let is_news = match change {
+                Change::Added(_) => false,
+                Change::Updated { old, new } => attach::in_use(old) != attach::in_use(new),
+                Change::Deleted(_) => true,
+            };
+            if is_news {
+                changed.add(CsiKey::Attachments);
+            }
+        });
+        let changed = queue.clone();
+        self.pods.handle(move |change| {
+            if change.states().any(|pod| !claims_of(pod).is_empty()) {
+                changed.add(CsiKey::Attachments);
+            }
+        });
+    }
+
+    fn look_at_all(&self, queue: &WorkQueue<CsiKey>) {
+        for claim in self.claims.keys() {
+            queue.add(CsiKey::Claim(claim));
+        }
+        for volume in self.volumes.keys() {
+            queue.add(CsiKey::Volume(volume.name));
+        }
+        for attachment in self.attachments.keys() {
+            queue.add(CsiKey::Attachment(attachment.name));
+        }
+    }
+
+    async fn reconcile(&self, key: CsiKey, events: &EventRecorder) -> Result<Outcome, CsiActError> {
+        match key {
+            CsiKey::Claim(key) => match self.claims.get(&key) {
+                Some(claim) => self.claim(&claim, events).await?,
+                None => {}
+            },
+            CsiKey::Volume(name) => match self.volumes.get(&ObjectKey::cluster(&name)) {
+                Some(volume) => self.reclaim(&volume, events).await?,
+                None => {}
+            },
+            CsiKey::Attachment(name) => match self.attachments.get(&ObjectKey::cluster(&name)) {
+                Some(attachment) => self.attach(&attachment).await?,
+                None => {}
+            },
+            CsiKey::Attachments => self.plan_attachments().await?,
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The driver, if it has a controller service that answers here.
+    fn driver(&self, name: &str) -> Option<(Arc<CsiDriver>, ControllerAbilities)> {
+        let driver = self.config.drivers.get(name)?;
+        let abilities = driver.controller?;
+        Some((driver, abilities))
+    }
+
+    async fn claim(&self, claim: &PersistentVolumeClaim, events: &EventRecorder) -> Result<(), CsiActError> {
+        if claim.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        if let Some(name) = bound_volume(claim) {
+            return match self.volumes.get(&ObjectKey::cluster(name)) {
+                Some(volume) => self.expand(claim, &volume, events).await,
+                None => Ok(()),
+            };
+        }
+        let wanted = claim.annotations().get(STORAGE_PROVISIONER).map(String::as_str).unwrap_or_default();
+        let Some((driver, abilities)) = self.driver(wanted).filter(|(_, abilities)| abilities.create) else {
+            return Ok(());
+        };
+        let class = self.classes.get(&ObjectKey::cluster(class_of_claim(claim)));
+        let Some(class) = class.filter(|class| class.provisioner == wanted) else { return Ok(()) };
+        let node = claim.annotations().get(ANNOTATION_SELECTED_NODE);
+        let waits = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
+        if waits && node.is_none() {
+            return Ok(());
+        }
+        if self.volumes.get(&ObjectKey::cluster(&provision::volume_name(claim))).is_some() {
+            return Ok(());
+        }
+        let made = self.provision(claim, &class, &driver, abilities, node.map(String::as_str)).await;
+        match &made {
+            Ok(()) => {
+                let message = format!("Successfully provisioned volume {}", provision::volume_name(claim));
+                events.normal(claim, "ProvisioningSucceeded", message);
+            }
+            Err(error) => {
+                let message = format!("failed to provision volume: {error}");
+                events.warning(claim, "ProvisioningFailed", message);
+            }
+        }
+        made
+    }
+
+    async fn provision(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        driver: &CsiDriver,
+        abilities: ControllerAbilities,
+        node: Option<&str>,
+    ) -> Result<(), CsiActError> {
+        let topology = match (abilities.topology, node) {
+            (true, Some(node)) => self.topology(node, &driver.name)?,
+            _ => BTreeMap::new(),
+        };
+        let secrets = match provision::provisioner_secret(claim, class) {
+            Some((name, namespace)) => self.secret(&namespace, &name).await?,
+            None => HashMap::new(),
+        };
+        let request = provision::request(claim, class, topology, secrets);
+        let made = driver.create_volume(request).await?.volume.unwrap_or_default();
+        if made.volume_id.is_empty() {
+            return Err(driver.lied("CreateVolume", "the volume has no id".to_owned()).into());
+        }
+        if made.capacity_bytes > 0 && u64::try_from(made.capacity_bytes).unwrap_or(0) < requested_bytes(claim)
+        {
+            return Err(driver
+                .lied("CreateVolume", "the volume is smaller than was asked for".to_owned())
+                .into());
+        }
+        let volume = provision::new_volume(claim, class, &made).map_err(kube::Error::SerdeError)?;
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        match api.create(&PostParams::default(), &volume).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            created => Ok(created.map(|_| ())?),
+        }
+    }
+
+    /// The part of the cluster that a node is in, as its driver calls it.
+    fn topology(&self, node: &str, driver: &str) -> Result<BTreeMap<String, String>, CsiActError> {
+        let missing = || CsiActError::Other(format!("CSI driver {driver} is not registered on node {node}"));
+        let csi_node = self.csi_nodes.get(&ObjectKey::cluster(node)).ok_or_else(missing)?;
+        let known = csi_node.spec.drivers.iter().find(|one| one.name == driver).ok_or_else(missing)?;
+        let node = self.nodes.get(&ObjectKey::cluster(node)).ok_or_else(missing)?;
+        let keys = known.topology_keys.iter().flatten();
+        Ok(keys.filter_map(|key| Some((key.clone(), node.labels().get(key)?.clone()))).collect())
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<HashMap<String, String>, CsiActError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let data = api.get(name).await?.data.unwrap_or_default();
+        Ok(data
+            .into_iter()
+            .map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned()))
+            .collect())
+    }
+
+    async fn secret_of(
+        &self,
+        reference: Option<&SecretReference>,
+    ) -> Result<HashMap<String, String>, CsiActError> {
+        let named = reference.and_then(|one| Some((one.namespace.as_deref()?, one.name.as_deref()?)));
+        match named {
+            Some((namespace, name)) => self.secret(namespace, name).await,
+            None => Ok(HashMap::new()),
+        }
+    }
+
+    /// Makes a volume as large as its claim asks for.
+    async fn expand(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+        events: &EventRecorder,
+    ) -> Result<(), CsiActError> {
+        let wanted = requested_bytes(claim);
+        let Some(source) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) else { return Ok(()) };
+        let class = self.classes.get(&ObjectKey::cluster(class_of_claim(claim)));
+        let allowed = class.is_some_and(|class| class.allow_volume_expansion == Some(true));
+        if wanted <= capacity_bytes(volume) || !allowed {
+            return Ok(());
+        }
+        let Some((driver, abilities)) = self.driver(&source.driver) else { return Ok(()) };
+        let required_bytes = i64::try_from(wanted).unwrap_or(i64::MAX);
+        let (mut bytes, mut by_node) = (wanted, driver.node.expand);
+        if abilities.expand {
+            let request = ControllerExpandVolumeRequest {
+                volume_id: source.volume_handle.clone(),
+                capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+                secrets: self.secret_of(source.controller_expand_secret_ref.as_ref()).await?,
+                volume_capability: Some(capability_of(volume)),
+            };
+            let answer = match driver.controller_expand_volume(request).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    events.warning(claim, "VolumeResizeFailed", error.to_string());
+                    return Err(error.into());
+                }
+            };
+            bytes = u64::try_from(answer.capacity_bytes).unwrap_or(0).max(wanted);
+            by_node &= answer.node_expansion_required;
+        } else if !by_node {
+            return Ok(());
+        }
+        let annotations = by_node.then(|| json!({ANNOTATION_NODE_EXPANSION: bytes.to_string()}));
+        let metadata =
+            json!({"resourceVersion": volume.metadata.resource_version, "annotations": annotations});
+        let size = provision::size(claim, bytes);
+        let patch = json!({"metadata": metadata, "spec": {"capacity": {"storage": size}}});
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        api.patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+        events.normal(claim, "VolumeResizeSuccessful", format!("the volume has {bytes} bytes"));
+        Ok(())
+    }
+
+    /// Removes the data of a volume whose claim is gone, then its object.
+    async fn reclaim(&self, volume: &PersistentVolume, events: &EventRecorder) -> Result<(), CsiActError> {
+        let Some(spec) = &volume.spec else { return Ok(()) };
+        let Some(source) = &spec.csi else { return Ok(()) };
+        let is_released =
+            volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released");
+        let is_ours = volume.annotations().get(PROVISIONED_BY) == Some(&source.driver);
+        let deletes = spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
+        if !(is_released && is_ours && deletes) || self.is_attached(volume) {
+            return Ok(());
+        }
+        let Some((driver, _)) = self.driver(&source.driver).filter(|(_, abilities)| abilities.create) else {
+            return Ok(());
+        };
+        let annotation = |name: &str| volume.annotations().get(name).cloned();
+        let secrets =
+            match (annotation(provision::DELETION_SECRET[0]), annotation(provision::DELETION_SECRET[1])) {
+                (Some(name), Some(namespace)) => self.secret(&namespace, &name).await?,
+                _ => HashMap::new(),
+            };
+        let request = DeleteVolumeRequest { volume_id: source.volume_handle.clone(), secrets };
+        if let Err(error) = driver.delete_volume(request).await {
+            events.warning(volume, "VolumeFailedDelete", error.to_string());
+            return Err(error.into());
+        }
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let deleted = api.delete(&volume.name_any(), &only(uid(volume))).await;
+        if !is_gone(&deleted) {
+            deleted?;
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self, volume: &PersistentVolume) -> bool {
+        let name = volume.name_any();
+        let of = |attachment: &VolumeAttachment| {
+            attachment.spec.source.persistent_volume_name.as_deref() == Some(&*name)
+        };
+        self.attachments.list().iter().any(|attachment| of(attachment))
+    }
+
+    async fn plan_attachments(&self) -> Result<(), CsiActError> {
+        let state = AttachState {
+            pods: self.pods_with_claims.get(WITH_CLAIMS),
+            claims: self.claims.list().into_iter().map(|claim| (ObjectKey::of(&*claim), claim)).collect(),
+            volumes: self.volumes.list().into_iter().map(|volume| (volume.name_any(), volume)).collect(),
+            drivers: self.drivers.list().into_iter().map(|driver| (driver.name_any(), driver)).collect(),
+            attachments: self.attachments.list(),
+            nodes: self.nodes.list(),
+        };
+        let api: Api<VolumeAttachment> = Api::all(self.client.clone());
+        for step in attach::plan(&state) {
+            match step {
+                AttachStep::Create { name, driver, node, volume } => {
+                    let attachment = serde_json::from_value(json!({
+                        "metadata": {"name": name, "annotations": {MANAGED: "mayfly"}, "finalizers": [finalizer(&driver)]},
+                        "spec": {"attacher": driver, "nodeName": node, "source": {"persistentVolumeName": volume}}}))
+                    .map_err(kube::Error::SerdeError)?;
+                    match api.create(&PostParams::default(), &attachment).await {
+                        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                        created => _ = created?,
+                    }
+                }
+                AttachStep::Delete { name } => {
+                    if self.is_in_use(&name).await? {
+                        continue;
+                    }
+                    let deleted = api.delete(&name, &Default::default()).await;
+                    if !is_gone(&deleted) {
+                        deleted?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the attachment's node uses the volume, as the API says: the informer may be behind it.
+    async fn is_in_use(&self, attachment: &str) -> Result<bool, CsiActError> {
+        let Some(known) = self.attachments.get(&ObjectKey::cluster(attachment)) else { return Ok(false) };
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = nodes.get_opt(&known.spec.node_name).await?;
+        Ok(node.is_some_and(|node| attach::in_use(&node).iter().any(|name| name == attachment)))
+    }
+
+    /// Attaches or detaches as the attachment says.
+    async fn attach(&self, attachment: &VolumeAttachment) -> Result<(), CsiActError> {
+        let is_managed = attachment.annotations().contains_key(MANAGED);
+        let status = attachment.status.clone().unwrap_or_default();
+        let is_going = attachment.metadata.deletion_timestamp.is_some();
+        if !is_managed || (status.attached && !is_going) {
+            return Ok(());
+        }
+        let Some((driver, abilities)) = self.driver(&attachment.spec.attacher) else { return Ok(()) };
+        let done = match is_going {
+            true => self.detach(attachment, &driver, abilities).await,
+            false => self.attach_now(attachment, &driver, abilities).await,
+        };
+        if let Err(error) = &done {
+            let field = if is_going { "detachError" } else { "attachError" };
+            let told = json!({"status": {field: {"time": Timestamp::now().to_string(), "message": error.to_string()}}});
+            let api: Api<VolumeAttachment> = Api::all(self.client.clone());
+            let known = match is_going {
+                true => status.detach_error.and_then(|error| error.message),
+                false => status.attach_error.and_then(|error| error.message),
+            };
+            if known != Some(error.to_string()) {
+                // The failure itself is what is reported.
+                let _ = api
+                    .patch_status(&attachment.name_any(), &PatchParams::default(), &Patch::Merge(told))
+                    .await;
+            }
+        }
+        done
+    }
+
+    async fn attach_now(
+        &self,
+        attachment: &VolumeAttachment,
+        driver: &CsiDriver,
+        abilities: ControllerAbilities,
+    ) -> Result<(), CsiActError> {
+        let mut publish_context = HashMap::new();
+        if abilities.publish {
+            let name = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
+            let volume = self.volumes.get(&ObjectKey::cluster(&name));
+            let volume =
+                volume.ok_or_else(|| CsiActError::Other(format!("persistentvolume {name:?} not found")))?;
+            let source = volume.spec.as_ref().and_then(|spec| spec.csi.clone()).unwrap_or_default();
+            let request = ControllerPublishVolumeRequest {
+                volume_id: source.volume_handle.clone(),
+                node_id: self.node_id(&attachment.spec.node_name, &driver.name)?,
+                volume_capability: Some(capability_of(&volume)),
+                readonly: source.read_only.unwrap_or(false),
+                secrets: self.secret_of(source.controller_publish_secret_ref.as_ref()).await?,
+                volume_context: source.volume_attributes.unwrap_or_default().into_iter().collect(),
+            };
+            publish_context = driver.controller_publish_volume(request).await?.publish_context;
+        }
+        let metadata: BTreeMap<_, _> = publish_context.into_iter().collect();
+        let patch = json!({"metadata": {"resourceVersion": attachment.metadata.resource_version},
+            "status": {"attached": true, "attachmentMetadata": metadata, "attachError": null}});
+        let api: Api<VolumeAttachment> = Api::all(self.client.clone());
+        api.patch_status(&attachment.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    async fn detach(
+        &self,
+        attachment: &VolumeAttachment,
+        driver: &CsiDriver,
+        abilities: ControllerAbilities,
+    ) -> Result<(), CsiActError> {
+        let name = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
+        let volume = self.volumes.get(&ObjectKey::cluster(&name));
+        let source = volume.and_then(|volume| volume.spec.as_ref()?.csi.clone());
+        if let Some(source) = source.filter(|_| abilities.publish) {
+            let request = ControllerUnpublishVolumeRequest {
+                volume_id: source.volume_handle.clone(),
+                node_id: self.node_id(&attachment.spec.node_name, &driver.name)?,
+                secrets: self.secret_of(source.controller_publish_secret_ref.as_ref()).await?,
+            };
+            driver.controller_unpublish_volume(request).await?;
+        }
+        let own = finalizer(&driver.name);
+        let left: Vec<_> = attachment.finalizers().iter().filter(|name| **name != own).collect();
+        let metadata = json!({"resourceVersion": attachment.metadata.resource_version, "finalizers": left});
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        let api: Api<VolumeAttachment> = Api::all(self.client.clone());
+        let released = api.patch(&attachment.name_any(), &PatchParams::default(), &patch).await;
+        if !is_gone(&released) {
+            released?;
+        }
+        Ok(())
+    }
+
+    /// The node, as its driver calls it.
+    fn node_id(&self, node: &str, driver: &str) -> Result<String, CsiActError> {
+        let csi_node = self.csi_nodes.get(&ObjectKey::cluster(node));
+        let id = csi_node.and_then(|csi_node| {
+            csi_node.spec.drivers.iter().find(|one| one.name == driver).map(|one| one.node_id.clone())
+        });
+        id.ok_or_else(|| CsiActError::Other(format!("CSI driver {driver} is not registered on node {node}")))
+    }
+}
+
+/// Keeps an attachment until its volume is detached.
+fn finalizer(driver: &str) -> String {
+    format!("external-attacher/{}", driver.replace('.', "-"))
+}
+
+fn capability_of(volume: &PersistentVolume) -> mayfly_csi::proto::VolumeCapability {
+    let spec = volume.spec.clone().unwrap_or_default();
+    let fs_type = spec.csi.and_then(|source| source.fs_type).unwrap_or_default();
+    let block = spec.volume_mode.as_deref() == Some("Block");
+    let flags = spec.mount_options.unwrap_or_default();
+    provision::capability(block, &fs_type, flags, &spec.access_modes.unwrap_or_default())
+}

@@ -1,0 +1,30 @@
+//! CSI drivers, as the parts of Mayfly that call them see them.
+//!
+//! **Belongs here:** the messages of CSI ([`proto`]) and of the plugin registration API ([`registration`]); calls with a
+//! deadline and errors that tell what to do ([`CsiDriver`]); the drivers that have registered on a node
+//! ([`CsiDrivers`]), which the kubelet fills, and the controllers of volumes ask too; the names of paths and objects
+//! that both derive from a volume ([`names`]).
+//!
+//! **Does not belong here:** which calls are made when (the kubelet and the controllers), Kubernetes objects.
+//!
+//! Start reading at [`CsiDriver`].
+
+mod driver;
+pub mod names;
+
+pub use driver::{ControllerAbilities, CsiDriver, CsiDrivers, CsiError, NodeAbilities, channel};
+
+// The generated code names it.
+use tonic_prost as _;
+
+/// The messages and services of CSI.
+pub mod proto {
+    #![expect(clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("csi.v1");
+}
+
+/// The messages and services of the plugin registration API.
+pub mod registration {
+    #![expect(clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("pluginregistration");
+}

@@ -1,0 +1,583 @@
+//! CSI: volumes that are mounted by a driver behind a socket.
+//!
+//! ```text
+//! DIR/<pod uid>/.csi-<volume>.json                              journal (`journal.rs`)
+//! KUBELET/plugins/kubernetes.io/csi/<driver>/<hash>/globalmount staged, for all pods of the node
+//! KUBELET/pods/<pod uid>/volumes/kubernetes.io~csi/<name>/mount published, for the pod; vol_data.json beside it
+//! ```
+//! Mounting waits for the volume's attachment where the driver attaches, then calls `NodeStageVolume`, once for the node,
+//! and `NodePublishVolume`. Removal follows the journals: `NodeUnpublishVolume`, and after the last pod of the node
+//! `NodeUnstageVolume`. Every call may be repeated, as the specification demands of drivers. A driver that is away is
+//! waited for: only it can undo what it did. (Behaviour: upstream `pkg/volume/csi`.)
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kube::{Api, Client};
+use mayfly_api::{
+    env::EnvSources,
+    k8s::api::{
+        core::v1::{Pod, Secret, SecretReference, Volume},
+        storage::v1::{CSIDriver, VolumeAttachment},
+    },
+    volume_claims::{ANNOTATION_NODE_EXPANSION, capacity_bytes},
+};
+use mayfly_csi::{
+    CsiDriver, CsiDrivers, CsiError, names,
+    proto::{
+        CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+        NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+        volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
+    },
+};
+use nix::mount::{MntFlags, umount2};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{VolumeSources, in_use::VolumesInUse, is_mount_point, journal};
+
+const KIND: &str = "csi";
+/// The keys of the volume context by which a driver learns of the pod (upstream's).
+const CONTEXT: &str = "csi.storage.k8s.io";
+
+/// What of CSI a kubelet needs.
+#[derive(Clone)]
+pub struct CsiConfig {
+    /// The kubelet's folder, below which drivers are given paths.
+    pub folder: PathBuf,
+    pub drivers: Arc<CsiDrivers>,
+}
+
+impl std::fmt::Debug for CsiConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CsiConfig").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// The CSI volumes of a node.
+pub(crate) struct CsiVolumes {
+    config: CsiConfig,
+    node: String,
+    client: Client,
+    /// One volume is staged and unstaged by one pod at a time.
+    staged: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
+    in_use: Arc<VolumesInUse>,
+}
+
+impl std::fmt::Debug for CsiVolumes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CsiVolumes").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CsiVolumeError {
+    #[error("CSI driver {0} is not registered on this node: is its node plugin running?")]
+    NotRegistered(String),
+    #[error("volume {volume} is not attached to this node yet{why}")]
+    NotAttached { volume: String, why: String },
+    #[error("the node's status does not name volume {0} as in use yet")]
+    NotReported(String),
+    #[error("CSI driver {driver} does not offer {what}")]
+    NotOffered { driver: String, what: &'static str },
+    #[error(transparent)]
+    Driver(#[from] CsiError),
+    #[error("cannot ask the API: {0}")]
+    Api(#[from] kube::Error),
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Group(String),
+}
+
+/// A volume as a pod or a PersistentVolume names it.
+#[derive(Clone, Debug)]
+pub(super) struct CsiSource {
+    driver: String,
+    handle: String,
+    /// The PersistentVolume's name, else that of the pod's volume: the folder in the pod.
+    name: String,
+    ephemeral: bool,
+    read_only: bool,
+    block: bool,
+    capability: VolumeCapability,
+    has_fs_type: bool,
+    attributes: BTreeMap<String, String>,
+    stage_secret: Option<Arc<Secret>>,
+    publish_secret: Option<Arc<Secret>>,
+    /// The size that the node has to expand the volume to, in bytes; 0: none.
+    expand_to: u64,
+    capacity: u64,
+}
+
+impl CsiSource {
+    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` where it is of another type.
+    ///
+    /// # Errors
+    /// A message: a Secret does not exist.
+    pub(super) fn of(
+        pod: &Pod,
+        volume: &Volume,
+        sources: &VolumeSources<'_, impl EnvSources>,
+    ) -> Result<Option<Self>, String> {
+        let secret = |namespace: &str, name: &str| {
+            let found = sources.objects.secret(namespace, name);
+            found.ok_or_else(|| format!("volume {:?}: secret {namespace}/{name} not found", volume.name))
+        };
+        if let Some(inline) = &volume.csi {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let reference = inline.node_publish_secret_ref.as_ref();
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            let fs_type = inline.fs_type.clone().unwrap_or_default();
+            return Ok(Some(Self {
+                driver: inline.driver.clone(),
+                handle: names::ephemeral_handle(uid, &volume.name),
+                name: volume.name.clone(),
+                ephemeral: true,
+                read_only: inline.read_only.unwrap_or(false),
+                block: false,
+                has_fs_type: !fs_type.is_empty(),
+                capability: capability(false, fs_type, Vec::new(), Mode::SingleNodeWriter),
+                attributes: inline.volume_attributes.clone().unwrap_or_default(),
+                stage_secret: None,
+                publish_secret: reference.map(|reference| secret(namespace, &reference.name)).transpose()?,
+                expand_to: 0,
+                capacity: 0,
+            }));
+        }
+        let Some(claimed) = sources.claimed.get(&volume.name) else { return Ok(None) };
+        let Some(spec) = claimed.volume.spec.as_ref() else { return Ok(None) };
+        let Some(source) = &spec.csi else { return Ok(None) };
+        let find = |reference: &Option<SecretReference>| {
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            reference.as_ref().map(|one| secret(&text(&one.namespace), &text(&one.name))).transpose()
+        };
+        let annotations = claimed.volume.metadata.annotations.as_ref();
+        let expand_to = annotations.and_then(|all| all.get(ANNOTATION_NODE_EXPANSION)?.parse().ok());
+        let block = spec.volume_mode.as_deref() == Some("Block");
+        let fs_type = source.fs_type.clone().unwrap_or_default();
+        let modes = spec.access_modes.clone().unwrap_or_default();
+        let options = spec.mount_options.clone().unwrap_or_default();
+        Ok(Some(Self {
+            driver: source.driver.clone(),
+            handle: source.volume_handle.clone(),
+            name: claimed.volume.metadata.name.clone().unwrap_or_default(),
+            ephemeral: false,
+            read_only: claimed.read_only || source.read_only.unwrap_or(false),
+            block,
+            has_fs_type: !fs_type.is_empty(),
+            capability: capability(block, fs_type, options, access_mode(&modes)),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            stage_secret: find(&source.node_stage_secret_ref)?,
+            publish_secret: find(&source.node_publish_secret_ref)?,
+            expand_to: expand_to.unwrap_or(0),
+            capacity: capacity_bytes(&claimed.volume),
+        }))
+    }
+
+    pub(super) fn is_block(&self) -> bool {
+        self.block
+    }
+}
+
+/// The access mode of a volume as CSI names it.
+pub(super) fn access_mode(modes: &[String]) -> Mode {
+    let has = |mode: &str| modes.iter().any(|one| one == mode);
+    if has("ReadWriteMany") {
+        Mode::MultiNodeMultiWriter
+    } else if has("ReadOnlyMany") && !has("ReadWriteOnce") {
+        Mode::MultiNodeReaderOnly
+    } else {
+        // Drivers without SINGLE_NODE_MULTI_WRITER know this mode only.
+        Mode::SingleNodeWriter
+    }
+}
+
+fn capability(block: bool, fs_type: String, mount_flags: Vec<String>, mode: Mode) -> VolumeCapability {
+    let access = match block {
+        true => AccessType::Block(BlockVolume {}),
+        false => AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group: String::new() }),
+    };
+    VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
+}
+
+fn content(secret: Option<&Arc<Secret>>) -> HashMap<String, String> {
+    let data = secret.and_then(|secret| secret.data.clone()).unwrap_or_default();
+    data.into_iter().map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect()
+}
+
+/// The journal of one volume.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+struct CsiRecord {
+    driver: String,
+    handle: String,
+    /// The folder of the volume in the pod's, or the device's path.
+    folder: PathBuf,
+    target: PathBuf,
+    staging: Option<PathBuf>,
+    /// The size that the volume was expanded to on this node.
+    expanded_bytes: u64,
+    /// Whether the volume is attached to the node, and must not be detached while this record is there.
+    is_attached: bool,
+}
+
+impl CsiVolumes {
+    /// `root`: the folder of all pods, whose journals name what is mounted from an earlier run.
+    pub(crate) fn create(
+        config: CsiConfig,
+        node: String,
+        client: Client,
+        in_use: Arc<VolumesInUse>,
+        root: &Path,
+    ) -> Self {
+        let volumes = Self { config, node, client, staged: Mutex::default(), in_use };
+        volumes.update_in_use(root);
+        volumes
+    }
+
+    /// Makes the volumes in use those of the journals.
+    fn update_in_use(&self, root: &Path) {
+        let pods = journal::pods(root).into_iter();
+        let records = pods.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
+        let attached = records.map(|(_, record)| record).filter(|record| record.is_attached);
+        self.in_use.set(attached.map(|record| names::in_use(&record.driver, &record.handle)).collect());
+    }
+
+    fn driver(&self, name: &str) -> Result<Arc<CsiDriver>, CsiVolumeError> {
+        self.config.drivers.get(name).ok_or_else(|| CsiVolumeError::NotRegistered(name.to_owned()))
+    }
+
+    fn lock_of(&self, staging: &Path) -> Arc<tokio::sync::Mutex<()>> {
+        self.staged.lock().entry(staging.to_owned()).or_default().clone()
+    }
+
+    /// Mounts a volume for a pod and returns its path; one that is mounted stays. `root`: the folder of all pods.
+    pub(super) async fn mount(
+        &self,
+        root: &Path,
+        pod: &Pod,
+        volume: &str,
+        source: &CsiSource,
+    ) -> Result<PathBuf, CsiVolumeError> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let (folder, target) = self.paths(uid, source);
+        let driver = self.driver(&source.driver)?;
+        let journal = journal::path(&root.join(uid), KIND, volume);
+        if is_published(source, &target) {
+            return Ok(target);
+        }
+        let settings = self.settings(source).await?;
+        self.publish_context(source, &settings).await?;
+        let stages = driver.node.stage && !source.ephemeral;
+        let staging = stages.then(|| match source.block {
+            true => names::staged_device(&self.config.folder, &source.name),
+            false => names::staging(&self.config.folder, &source.driver, &source.handle),
+        });
+        let mut record = CsiRecord {
+            driver: source.driver.clone(),
+            handle: source.handle.clone(),
+            folder: folder.clone(),
+            target: target.clone(),
+            staging: staging.clone(),
+            expanded_bytes: 0,
+            is_attached: needs_attachment(source, &settings),
+        };
+        // The driver makes the target itself, in this folder.
+        let parent = target.parent().unwrap_or(&folder);
+        for made in [root.join(uid), folder.clone(), parent.to_owned()] {
+            fs::create_dir_all(&made).map_err(failed("make", &made))?;
+        }
+        journal::write(&journal, &record).map_err(failed("write", &journal))?;
+        if record.is_attached {
+            // From here on the volume is not detached, also when the pod's object goes away meanwhile.
+            self.update_in_use(root);
+            let name = names::in_use(&source.driver, &source.handle);
+            if !self.in_use.is_reported(&name).await {
+                return Err(CsiVolumeError::NotReported(source.name.clone()));
+            }
+        }
+        let publish_context = self.publish_context(source, &settings).await?;
+        if !source.block {
+            self.write_volume_data(source, &folder)?;
+        }
+        if let Some(staging) = &staging {
+            self.stage(&driver, source, staging, &publish_context).await?;
+        }
+        let request = NodePublishVolumeRequest {
+            volume_id: source.handle.clone(),
+            publish_context,
+            staging_target_path: staging.as_deref().map(text).unwrap_or_default(),
+            target_path: text(&target),
+            volume_capability: Some(source.capability.clone()),
+            readonly: source.read_only,
+            secrets: content(source.publish_secret.as_ref()),
+            volume_context: context(pod, source, &settings),
+        };
+        driver.node_publish_volume(request).await?;
+        if !is_published(source, &target) {
+            return Err(driver
+                .lied("NodePublishVolume", format!("nothing is at {}", target.display()))
+                .into());
+        }
+        self.expand(&driver, source, &mut record, &journal).await?;
+        if gives_to_group(source, &settings) {
+            super::persistent::give_to_group(pod, &target).map_err(CsiVolumeError::Group)?;
+        }
+        Ok(target)
+    }
+
+    fn paths(&self, uid: &str, source: &CsiSource) -> (PathBuf, PathBuf) {
+        let kubelet = &self.config.folder;
+        if source.block {
+            let target = names::pod_device(kubelet, uid, &source.name);
+            return (target.parent().unwrap_or(kubelet).to_owned(), target);
+        }
+        let folder = names::pod_volume(kubelet, uid, &source.name);
+        let target = folder.join("mount");
+        (folder, target)
+    }
+
+    /// What the cluster says about the driver; a driver without an object has upstream's defaults.
+    async fn settings(&self, source: &CsiSource) -> Result<CSIDriver, CsiVolumeError> {
+        let api: Api<CSIDriver> = Api::all(self.client.clone());
+        let settings = api.get_opt(&source.driver).await?.unwrap_or_default();
+        let modes = settings.spec.volume_lifecycle_modes.clone().unwrap_or_default();
+        let wanted = if source.ephemeral { "Ephemeral" } else { "Persistent" };
+        let is_default = modes.is_empty() && !source.ephemeral;
+        if !is_default && !modes.iter().any(|mode| mode == wanted) {
+            let what = if source.ephemeral { "inline volumes" } else { "persistent volumes" };
+            return Err(CsiVolumeError::NotOffered { driver: source.driver.clone(), what });
+        }
+        Ok(settings)
+    }
+
+    /// What the driver's controller service said when it attached the volume to this node.
+    async fn publish_context(
+        &self,
+        source: &CsiSource,
+        settings: &CSIDriver,
+    ) -> Result<HashMap<String, String>, CsiVolumeError> {
+        if !needs_attachment(source, settings) {
+            return Ok(HashMap::new());
+        }
+        let name = names::attachment(&source.handle, &source.driver, &self.node);
+        let api: Api<VolumeAttachment> = Api::all(self.client.clone());
+        let status = api.get_opt(&name).await?.and_then(|attachment| attachment.status).unwrap_or_default();
+        if !status.attached {
+            let why = status.attach_error.and_then(|error| error.message);
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            return Err(CsiVolumeError::NotAttached { volume: source.name.clone(), why });
+        }
+        Ok(status.attachment_metadata.unwrap_or_default().into_iter().collect())
+    }
+
+    /// Stages the volume for the node. Repeated for each pod: the driver answers at once where that is done.
+    async fn stage(
+        &self,
+        driver: &CsiDriver,
+        source: &CsiSource,
+        staging: &Path,
+        publish_context: &HashMap<String, String>,
+    ) -> Result<(), CsiVolumeError> {
+        let lock = self.lock_of(staging);
+        let _one = lock.lock().await;
+        fs::create_dir_all(staging).map_err(failed("make", staging))?;
+        if let Some(folder) = staging.parent().filter(|_| !source.block) {
+            self.write_volume_data(source, folder)?;
+        }
+        let request = NodeStageVolumeRequest {
+            volume_id: source.handle.clone(),
+            publish_context: publish_context.clone(),
+            staging_target_path: text(staging),
+            volume_capability: Some(source.capability.clone()),
+            secrets: content(source.stage_secret.as_ref()),
+            volume_context: source.attributes.clone().into_iter().collect(),
+        };
+        driver.node_stage_volume(request).await?;
+        Ok(())
+    }
+
+    /// The file by which tools recognise the volume (upstream's).
+    fn write_volume_data(&self, source: &CsiSource, folder: &Path) -> Result<(), CsiVolumeError> {
+        let data = json!({"driverName": source.driver, "volumeHandle": source.handle, "specVolID": source.name,
+            "nodeName": self.node, "volumeLifecycleMode": if source.ephemeral { "Ephemeral" } else { "Persistent" },
+            "attachmentID": names::attachment(&source.handle, &source.driver, &self.node)});
+        let path = folder.join("vol_data.json");
+        fs::write(&path, data.to_string()).map_err(failed("write", &path))
+    }
+
+    /// Lets the driver expand the volume on this node, where that was asked for and is not done.
+    async fn expand(
+        &self,
+        driver: &CsiDriver,
+        source: &CsiSource,
+        record: &mut CsiRecord,
+        journal: &Path,
+    ) -> Result<(), CsiVolumeError> {
+        if source.expand_to <= record.expanded_bytes || !driver.node.expand || source.read_only {
+            return Ok(());
+        }
+        let required_bytes = i64::try_from(source.expand_to.max(source.capacity)).unwrap_or(i64::MAX);
+        let request = NodeExpandVolumeRequest {
+            volume_id: source.handle.clone(),
+            volume_path: text(&record.target),
+            capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+            staging_target_path: record.staging.as_deref().map(text).unwrap_or_default(),
+            volume_capability: Some(source.capability.clone()),
+            secrets: HashMap::new(),
+        };
+        driver.node_expand_volume(request).await?;
+        record.expanded_bytes = source.expand_to;
+        journal::write(journal, record).map_err(failed("write", journal))
+    }
+
+    /// Expands a mounted volume of a running pod.
+    pub(super) async fn refresh(
+        &self,
+        root: &Path,
+        uid: &str,
+        volume: &str,
+        source: &CsiSource,
+    ) -> Result<(), CsiVolumeError> {
+        let path = journal::path(&root.join(uid), KIND, volume);
+        let records = journal::read_all::<CsiRecord>(&root.join(uid), KIND);
+        let Some((_, mut record)) = records.into_iter().find(|(known, _)| *known == path) else {
+            return Ok(());
+        };
+        if source.expand_to <= record.expanded_bytes {
+            return Ok(());
+        }
+        self.expand(&*self.driver(&source.driver)?, source, &mut record, &path).await
+    }
+
+    /// Unmounts all CSI volumes of a pod, by its journals. A journal is removed after its driver's last call.
+    pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), CsiVolumeError> {
+        for (path, record) in journal::read_all::<CsiRecord>(&root.join(uid), KIND) {
+            let driver = self.driver(&record.driver)?;
+            let (volume_id, target_path) = (record.handle.clone(), text(&record.target));
+            driver.node_unpublish_volume(NodeUnpublishVolumeRequest { volume_id, target_path }).await?;
+            remove_target(&record)?;
+            if let Some(staging) = &record.staging {
+                self.unstage(root, uid, &driver, &record, staging).await?;
+            }
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            self.update_in_use(root);
+        }
+        let pod = self.config.folder.join("pods").join(uid);
+        for folder in [pod.join("volumes/kubernetes.io~csi"), pod.join("volumes"), pod] {
+            // Not empty: something else is there.
+            let _ = fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+
+    async fn unstage(
+        &self,
+        root: &Path,
+        uid: &str,
+        driver: &CsiDriver,
+        record: &CsiRecord,
+        staging: &Path,
+    ) -> Result<(), CsiVolumeError> {
+        let lock = self.lock_of(staging);
+        let _one = lock.lock().await;
+        let others = journal::pods(root).into_iter().filter(|pod| *pod != root.join(uid));
+        let mut others = others.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
+        if others.any(|(_, other)| other.staging.as_deref() == Some(staging)) {
+            return Ok(());
+        }
+        let (volume_id, staging_target_path) = (record.handle.clone(), text(staging));
+        driver.node_unstage_volume(NodeUnstageVolumeRequest { volume_id, staging_target_path }).await?;
+        undo_mount(staging)?;
+        remove_if_there(staging, |path| fs::remove_dir(path))?;
+        if let Some(folder) = staging.parent().filter(|_| staging.ends_with("globalmount")) {
+            remove_if_there(&folder.join("vol_data.json"), |path| fs::remove_file(path))?;
+            let _ = fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+}
+
+/// What a driver left at the target is undone: a driver may have answered without doing it.
+fn remove_target(record: &CsiRecord) -> Result<(), CsiVolumeError> {
+    undo_mount(&record.target)?;
+    match fs::symlink_metadata(&record.target) {
+        Ok(found) if found.is_dir() => remove_if_there(&record.target, |path| fs::remove_dir(path))?,
+        Ok(_) => remove_if_there(&record.target, |path| fs::remove_file(path))?,
+        Err(_) => {}
+    }
+    remove_if_there(&record.folder.join("vol_data.json"), |path| fs::remove_file(path))?;
+    // Shared with other pods in the case of a device.
+    let _ = fs::remove_dir(&record.folder);
+    Ok(())
+}
+
+fn undo_mount(path: &Path) -> Result<(), CsiVolumeError> {
+    while is_mount_point(path) {
+        umount2(path, MntFlags::MNT_DETACH).map_err(|error| failed("unmount", path)(error.into()))?;
+    }
+    Ok(())
+}
+
+fn remove_if_there(path: &Path, remove: impl Fn(&Path) -> io::Result<()>) -> Result<(), CsiVolumeError> {
+    match remove(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CsiVolumeError + use<> {
+    let path = path.to_owned();
+    move |source| CsiVolumeError::Io { action, path, source }
+}
+
+fn needs_attachment(source: &CsiSource, settings: &CSIDriver) -> bool {
+    !source.ephemeral && settings.spec.attach_required != Some(false)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn is_published(source: &CsiSource, target: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    match source.block {
+        true => fs::metadata(target).is_ok_and(|found| found.file_type().is_block_device()),
+        false => is_mount_point(target),
+    }
+}
+
+/// The volume context of `NodePublishVolume`: the volume's own, and the pod where the driver wants to know it.
+fn context(pod: &Pod, source: &CsiSource, settings: &CSIDriver) -> HashMap<String, String> {
+    let mut context: HashMap<String, String> = source.attributes.clone().into_iter().collect();
+    if settings.spec.pod_info_on_mount == Some(true) {
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+        for (key, value) in [
+            ("pod.name", text(&pod.metadata.name)),
+            ("pod.namespace", text(&pod.metadata.namespace)),
+            ("pod.uid", text(&pod.metadata.uid)),
+            ("serviceAccount.name", account.unwrap_or_default()),
+            ("ephemeral", source.ephemeral.to_string()),
+        ] {
+            context.insert(format!("{CONTEXT}/{key}"), value);
+        }
+    }
+    context
+}
+
+/// Whether `fsGroup` is applied by the node.
+fn gives_to_group(source: &CsiSource, settings: &CSIDriver) -> bool {
+    let once = source.capability.access_mode.is_some_and(|mode| mode.mode() == Mode::SingleNodeWriter);
+    let applies = match settings.spec.fs_group_policy.as_deref() {
+        Some("None") => false,
+        Some("File") => true,
+        _ => source.has_fs_type && once,
+    };
+    applies && !source.read_only && !source.block
+}

@@ -1,0 +1,223 @@
+//! CSI: a driver of the host's folders, written against the protocol, and volumes of its by kubectl.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use mayfly_csi_driver::{DriverConfig, Fault, HostPathDriver, state::VolumeState};
+use mayfly_e2e::{skipped, test_name, wait};
+use serde_json::{Value, json};
+
+use crate::containers::{ContainerNode, containers_or_skip};
+
+const DRIVER: &str = "hostpath.example.dev";
+const ZONE: &str = "topology.hostpath.example.dev/node";
+
+fn config(node: &ContainerNode) -> DriverConfig {
+    DriverConfig {
+        name: DRIVER.into(),
+        node_id: "the-node".into(),
+        folder: node.folder.path().join("volumes"),
+        kubelet: kubelet(node),
+        attach: true,
+        topology: BTreeMap::from([(ZONE.to_owned(), "here".to_owned())]),
+    }
+}
+
+fn kubelet(node: &ContainerNode) -> PathBuf {
+    node.folder.path().join("d/kubelet")
+}
+
+async fn create(node: &ContainerNode, object: &Value) -> Result<()> {
+    let name = format!("{}-{}", object["kind"], object["metadata"]["name"]).replace('"', "");
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file(&name, object)?]).await.map(drop)
+}
+
+/// The driver, registered, with its class and its object.
+async fn start(node: &ContainerNode) -> Result<HostPathDriver> {
+    let driver = HostPathDriver::start(config(node))?;
+    registered(node, &driver).await?;
+    create(node, &json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
+        "spec": {"attachRequired": true, "podInfoOnMount": true, "volumeLifecycleModes": ["Persistent", "Ephemeral"]}}))
+    .await?;
+    create(
+        node,
+        &json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "csi"},
+        "provisioner": DRIVER, "allowVolumeExpansion": true, "volumeBindingMode": "WaitForFirstConsumer",
+        "parameters": {"tier": "fast"}}),
+    )
+    .await?;
+    Ok(driver)
+}
+
+async fn registered(node: &ContainerNode, driver: &HostPathDriver) -> Result<()> {
+    wait::until("the driver is registered", || async {
+        let path = "jsonpath={.items[*].spec.drivers[*].name}";
+        let named = node.kubectl.ok(&["get", "csinodes", "-o", path]).await?;
+        Ok((driver.registered().as_deref() == Some("") && named == DRIVER).then_some(()))
+    })
+    .await
+}
+
+fn claim(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": {
+        "storageClassName": "csi", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}})
+}
+
+fn pod(name: &str, volume: &Value) -> Value {
+    let mut volume = volume.clone();
+    volume["name"] = "data".into();
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "terminationGracePeriodSeconds": 0, "volumes": [volume],
+        "containers": [{"name": "c", "image": "busybox:local", "command": ["sleep", "1d"],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}})
+}
+
+fn claimed(name: &str) -> Value {
+    json!({"persistentVolumeClaim": {"claimName": name}})
+}
+
+fn only_volume(driver: &HostPathDriver) -> Result<VolumeState> {
+    driver
+        .volumes()
+        .volumes
+        .into_values()
+        .find(|volume| !volume.ephemeral)
+        .context("the driver has no volume")
+}
+
+/// Everything of the driver's volumes is undone.
+async fn nothing_left(node: &ContainerNode, driver: &HostPathDriver) -> Result<()> {
+    node.kubectl.ok(&["delete", "pvc", "--all", "--timeout=50s"]).await?;
+    let gone = wait::until("the driver's volumes are gone", || async {
+        let objects = node.kubectl.ok(&["get", "pv,volumeattachments", "-o", "name"]).await?;
+        Ok((driver.volumes().volumes.is_empty() && objects.is_empty()).then_some(()))
+    });
+    if let Err(error) = gone.await {
+        let objects = node.kubectl.ok(&["get", "pv,volumeattachments", "-o", "yaml"]).await?;
+        let (volumes, calls) = (driver.volumes(), driver.calls());
+        return Err(error.context(format!("{volumes:?}\nafter the calls {calls:?}\n{objects}")));
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let folder = kubelet(node).to_string_lossy().into_owned();
+    ensure!(!mounts.contains(&folder), "{mounts}");
+    let pods = std::fs::read_dir(kubelet(node).join("pods"))?.count();
+    ensure!(pods == 0, "{pods} pods have left folders");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_are_provisioned_attached_mounted_expanded_and_removed() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let driver = start(&node).await?;
+    let kubectl = &node.kubectl;
+    create(&node, &claim("data")).await?;
+    create(&node, &pod("a", &claimed("data"))).await?;
+    node.ready("a").await?;
+    node.exec("a", "echo kept > /data/file").await?;
+    let volume: Value = serde_json::from_str(&kubectl.ok(&["get", "pv", "-o", "json"]).await?)?;
+    let spec = &volume["items"][0]["spec"];
+    let term = &spec["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
+    ensure!(*term == json!({"key": ZONE, "operator": "In", "values": ["here"]}), "{volume:#}");
+    ensure!(spec["csi"]["volumeAttributes"]["tier"] == "fast", "{volume:#}");
+    let attached = ["get", "volumeattachments", "-o", "jsonpath={.items[*].status.attached}"];
+    ensure!(kubectl.ok(&attached).await? == "true");
+    ensure!(only_volume(&driver)?.attached.as_deref() == Some("the-node"));
+    // A second pod shares what is staged.
+    create(&node, &pod("b", &claimed("data"))).await?;
+    node.ready("b").await?;
+    ensure!(node.exec("b", "cat /data/file").await? == "kept\n");
+    let state = only_volume(&driver)?;
+    ensure!((state.staged.len(), state.published.len()) == (1, 2), "{state:?}");
+    let patch = json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}}).to_string();
+    kubectl.ok(&["patch", "pvc", "data", "-p", &patch]).await?;
+    wait::until("the volume is expanded on the node", || async {
+        let path = "jsonpath={.status.capacity.storage}";
+        let shown = kubectl.ok(&["get", "pvc", "data", "-o", path]).await?;
+        Ok((only_volume(&driver)?.node_bytes == 2 << 20 && shown == "2Mi").then_some(()))
+    })
+    .await?;
+    // An inline volume lives as long as its pod.
+    create(&node, &pod("inline", &json!({"csi": {"driver": DRIVER}}))).await?;
+    node.ready("inline").await?;
+    ensure!(driver.volumes().volumes.values().filter(|volume| volume.ephemeral).count() == 1);
+    kubectl.ok(&["delete", "pod", "inline", "a", "--timeout=50s"]).await?;
+    wait::until("the volume is published for one pod", || async {
+        let state = only_volume(&driver)?;
+        Ok(((state.staged.len(), state.published.len()) == (1, 1)).then_some(()))
+    })
+    .await?;
+    // A driver that is away is waited for: only it can undo what it did.
+    let known = driver.volumes().volumes.len();
+    drop(driver);
+    kubectl.ok(&["delete", "pod", "b", "--wait=false"]).await?;
+    let driver = HostPathDriver::start(config(&node))?;
+    ensure!(driver.volumes().volumes.len() == known, "the driver's state outlives it");
+    registered(&node, &driver).await?;
+    kubectl.ok(&["wait", "--for=delete", "pod/b", "--timeout=50s"]).await?;
+    nothing_left(&node, &driver).await?;
+    drop(driver);
+    node.leaves_nothing().await
+}
+
+/// The pod waits and its events tell why; it runs when the fault is over.
+async fn survives(
+    node: &ContainerNode,
+    driver: &HostPathDriver,
+    call: &str,
+    fault: Fault,
+    told: &str,
+) -> Result<()> {
+    driver.set_fault(call, Some(fault));
+    create(node, &claim("data")).await?;
+    create(node, &pod("a", &claimed("data"))).await?;
+    wait::until(&format!("{call} is reported"), || async {
+        let described = node.kubectl.ok(&["describe", "pod,pvc,volumeattachment"]).await?;
+        let events = node.kubectl.ok(&["get", "events", "-o", "jsonpath={.items[*].message}"]).await?;
+        let attachments = node.kubectl.ok(&["get", "volumeattachments", "-o", "yaml"]).await?;
+        let all = format!("{described}{events}{attachments}");
+        Ok((all.contains(call) && all.contains(told)).then_some(()))
+    })
+    .await?;
+    driver.set_fault(call, None);
+    node.ready("a").await?;
+    node.kubectl.ok(&["delete", "pod", "a", "--timeout=50s"]).await?;
+    nothing_left(node, driver).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
+    containers_or_skip!();
+    let mut node = ContainerNode::start().await?;
+    let driver = start(&node).await?;
+    let refuse = Fault::Refuse(tonic::Code::Internal);
+    survives(&node, &driver, "CreateVolume", refuse, "as the test wants it").await?;
+    survives(&node, &driver, "ControllerPublishVolume", refuse, "as the test wants it").await?;
+    survives(&node, &driver, "NodeStageVolume", refuse, "as the test wants it").await?;
+    survives(&node, &driver, "NodePublishVolume", Fault::Lie, "answered NodePublishVolume with success, but")
+        .await?;
+    // The server is killed in each of the node's calls, after the driver has done its work and before it answers.
+    for call in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
+        let count = || driver.calls().iter().filter(|known| *known == call).count();
+        let before = count();
+        driver.set_fault(call, Some(Fault::Hang));
+        let undoes = call.contains("Un");
+        create(&node, &claim("data")).await?;
+        create(&node, &pod("a", &claimed("data"))).await?;
+        if undoes {
+            node.ready("a").await?;
+            node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
+        }
+        wait::until(&format!("{call} hangs"), || async { Ok((count() > before).then_some(())) }).await?;
+        node = node.restart().await?;
+        driver.set_fault(call, None);
+        if !undoes {
+            node.ready("a").await?;
+            node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
+        }
+        node.kubectl.ok(&["wait", "--for=delete", "pod/a", "--timeout=50s"]).await?;
+        nothing_left(&node, &driver).await?;
+    }
+    drop(driver);
+    node.leaves_nothing().await
+}
