@@ -237,7 +237,9 @@ enum Identity {
 /// An error of SQLite.
 pub fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Connection::open_with_flags(path, flags)
+    let connection = Connection::open_with_flags(path, flags)?;
+    keep_plans(&connection)?;
+    Ok(connection)
 }
 
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
@@ -245,7 +247,14 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
 }
 
+/// Compiles a statement once. Without this setting SQLite, whose planner may use the values of parameters, compiles a
+/// statement that compares a column with one (`seq > ?`) again for each execution: several times its own cost.
+fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
+}
+
 fn start(connection: &Connection, log: &mut Log, settings: WriterSettings) -> rusqlite::Result<()> {
+    keep_plans(connection)?;
     connection.pragma_update(None, "cache_size", -settings.cache_kib)?;
     log.start(connection, settings.log_bytes_max)
 }
@@ -321,6 +330,24 @@ mod tests {
             open_reader(&path).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)),
             Ok(3_i64)
         );
+    }
+
+    #[test]
+    fn statements_are_compiled_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.db");
+        created(&path);
+        let (writer, _) = FORMAT.open(&path, SETTINGS).unwrap().accept().unwrap();
+        writer.execute_batch("CREATE TABLE rows (id INTEGER PRIMARY KEY, owner, number)").unwrap();
+        writer.execute_batch("CREATE UNIQUE INDEX by_owner ON rows (owner, number)").unwrap();
+        for connection in [writer, open_reader(&path).unwrap()] {
+            let later = "SELECT id FROM rows WHERE owner = ?1 AND number > ?2 ORDER BY number";
+            let mut later = connection.prepare(later).unwrap();
+            for number in 0..3 {
+                assert!(!later.exists([1, number]).unwrap());
+            }
+            assert_eq!(later.get_status(rusqlite::StatementStatus::RePrepare), 0);
+        }
     }
 
     #[test]
