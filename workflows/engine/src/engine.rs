@@ -12,6 +12,7 @@ mod config;
 mod counters;
 mod delivery;
 mod deps;
+mod due;
 mod effects;
 mod error;
 mod history;

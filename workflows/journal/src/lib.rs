@@ -29,7 +29,8 @@ pub use memory::MemoryJournal;
 pub use names::artifacts_in;
 pub use payload::{PART_BYTES_MIN, loaded, stored};
 pub use row::{
-    Birth, ChildOf, ExecutionOwner, ExecutionRow, JournalChange, ListRows, OutcomeRow, RecordRow, WaitedBy,
+    Birth, ChildOf, ExecutionOwner, ExecutionRow, JournalChange, ListRows, OutcomeRow, RecordRow,
+    StoredExecution, WaitedBy,
 };
 pub use sqlite::SqliteJournal;
 
@@ -126,6 +127,27 @@ pub trait Journal: Send + Sync {
     /// The execution's newest checkpoint and the sequence number of the record before it; `None` after the execution
     /// has ended.
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
+
+    /// The number and the ARN of those of these executions that have not ended.
+    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+        let mut arns = Vec::with_capacity(ids.len());
+        for &id in ids {
+            arns.extend(self.execution(id)?.filter(ExecutionRow::is_open).map(|row| (id, row.arn)));
+        }
+        Ok(arns)
+    }
+
+    /// The rows, checkpoints and later records of those of these executions that have not ended.
+    fn open_with_records(&self, ids: &[u64]) -> Result<Vec<StoredExecution>, JournalError> {
+        let mut executions = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let Some(row) = self.execution(id)?.filter(ExecutionRow::is_open) else { continue };
+            let checkpoint = self.checkpoint(id)?;
+            let records = self.records(id, checkpoint.as_ref().map_or(0, |(seq, _)| *seq))?;
+            executions.push(StoredExecution { row, checkpoint, records });
+        }
+        Ok(executions)
+    }
 
     /// A payload stored by content.
     fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError>;

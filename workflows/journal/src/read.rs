@@ -3,7 +3,9 @@
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
 
-use super::{Birth, ExecutionOwner, ExecutionRow, JournalError, ListRows, OutcomeRow, RecordRow};
+use super::{
+    Birth, ExecutionOwner, ExecutionRow, JournalError, ListRows, OutcomeRow, RecordRow, StoredExecution,
+};
 use mayfly_workflows_language::execution::RunStatus;
 
 const COLUMNS: &str = "id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, input, \
@@ -94,6 +96,34 @@ pub(super) fn records(db: &Connection, id: u64, after: u64) -> Result<Vec<Record
 pub(super) fn checkpoint(db: &Connection, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
     let mut statement = db.prepare_cached("SELECT seq, body FROM checkpoints WHERE execution = ?1")?;
     Ok(statement.query_row([signed(id)], |row| Ok((unsigned(row.get(0)?)?, row.get(1)?))).optional()?)
+}
+
+/// In one transaction: each read outside of one locks the log anew.
+pub(super) fn open_arns(db: &Connection, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+    let transaction = db.unchecked_transaction()?;
+    let mut statement =
+        db.prepare_cached("SELECT arn FROM executions WHERE id = ?1 AND status = 'RUNNING'")?;
+    let mut arns = Vec::with_capacity(ids.len());
+    for &id in ids {
+        let arn = statement.query_row([signed(id)], |row| row.get(0)).optional()?;
+        arns.extend(arn.map(|arn| (id, arn)));
+    }
+    transaction.finish()?;
+    Ok(arns)
+}
+
+/// In one transaction, like [`open_arns`].
+pub(super) fn open_with_records(db: &Connection, ids: &[u64]) -> Result<Vec<StoredExecution>, JournalError> {
+    let transaction = db.unchecked_transaction()?;
+    let mut executions = Vec::with_capacity(ids.len());
+    for &id in ids {
+        let Some(row) = execution(db, id)?.filter(ExecutionRow::is_open) else { continue };
+        let checkpoint = checkpoint(db, id)?;
+        let records = records(db, id, checkpoint.as_ref().map_or(0, |(seq, _)| *seq))?;
+        executions.push(StoredExecution { row, checkpoint, records });
+    }
+    transaction.finish()?;
+    Ok(executions)
 }
 
 pub(super) fn ended_before(db: &Connection, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {

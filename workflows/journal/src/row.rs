@@ -35,6 +35,24 @@ pub struct ExecutionRow {
     pub outcome: OutcomeRow,
 }
 
+impl ExecutionRow {
+    /// Whether it has not ended.
+    pub fn is_open(&self) -> bool {
+        self.outcome.status == RunStatus::Running
+    }
+}
+
+/// Everything an open execution is recomputed from, but for its payloads and its state machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredExecution {
+    /// Its row.
+    pub row: ExecutionRow,
+    /// Its newest checkpoint and the sequence number of the record before it.
+    pub checkpoint: Option<(u64, Vec<u8>)>,
+    /// The records after the checkpoint, in order.
+    pub records: Vec<RecordRow>,
+}
+
 /// The constant data of an execution beside its input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Birth {

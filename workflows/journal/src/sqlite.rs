@@ -15,7 +15,10 @@ use rusqlite::Connection;
 use super::names;
 use super::read;
 use super::write;
-use super::{Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, WriteFault};
+use super::{
+    Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, StoredExecution,
+    WriteFault,
+};
 
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
@@ -394,6 +397,14 @@ impl Journal for SqliteJournal {
 
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
         self.read(|db| read::checkpoint(db, id))
+    }
+
+    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+        self.read(|db| read::open_arns(db, ids))
+    }
+
+    fn open_with_records(&self, ids: &[u64]) -> Result<Vec<StoredExecution>, JournalError> {
+        self.read(|db| read::open_with_records(db, ids))
     }
 
     fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {

@@ -79,6 +79,7 @@ fn conformance(journal: &dyn Journal) {
     assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), Some(2));
     assert_eq!(journal.machine(&machine).expect("read").as_deref(), Some(&b"machine"[..]));
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4, 5]);
+    open_executions_together(journal);
     lists(journal);
     checkpoints(journal);
     artifacts(journal);
@@ -88,6 +89,25 @@ fn conformance(journal: &dyn Journal) {
     assert!(twice.is_err(), "an ARN is given once");
     journal.close();
     assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
+}
+
+/// Open executions are read together: those that have ended or never began are left out.
+fn open_executions_together(journal: &dyn Journal) {
+    let record = |seq| {
+        let row = RecordRow { seq, at_ms: 5, body: format!("record {seq}").into_bytes() };
+        JournalChange::Record { execution: 3, row }
+    };
+    let checkpoint = JournalChange::Checkpoint { execution: 3, seq: 1, body: b"state".to_vec() };
+    write(journal, vec![record(1), checkpoint, record(2)]).expect("written");
+    let arns = journal.open_arns(&[5, 2, 3, 99]).expect("read");
+    assert_eq!(arns, [(5, "arn:execution:one:5".to_owned()), (3, "arn:execution:other:3".to_owned())]);
+    let read = journal.open_with_records(&[5, 2, 3, 99]).expect("read");
+    let row = |id| journal.execution(id).expect("read").expect("there");
+    let none = StoredExecution { row: row(5), checkpoint: None, records: Vec::new() };
+    let body = b"record 2".to_vec();
+    let records = vec![RecordRow { seq: 2, at_ms: 5, body }];
+    let some = StoredExecution { row: row(3), checkpoint: Some((1, b"state".to_vec())), records };
+    assert_eq!(read, [none, some]);
 }
 
 /// The text of an artifact's digest, and the digest.

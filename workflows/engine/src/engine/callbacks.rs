@@ -11,7 +11,6 @@ use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
 use super::types::ActivityTask;
 use crate::executor::activities::{Handed, Work};
-use crate::timers::TimerKey;
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Event, Token};
@@ -126,7 +125,7 @@ impl Engine {
         }
         if let Some((timer, seconds)) = cell.machine.heartbeat(n) {
             let at_ms = self.inner.now_ms() + i64::try_from(seconds).unwrap_or(i64::MAX / 2000) * 1000;
-            self.inner.wheel.lock().insert(TimerKey { execution: running.id, timer }, at_ms);
+            self.inner.wheel.lock().insert(running.timer(timer), at_ms);
         }
         Ok(())
     }

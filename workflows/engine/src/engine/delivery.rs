@@ -1,29 +1,36 @@
 //! The delivery of due timers to their executions.
+//!
+//! A timer whose execution is in memory and cannot block is delivered at once. All others are delivered in groups by
+//! threads that may block ([`DueGroup`]): they read the executions that were evicted, several in one transaction of
+//! the journal.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 
+use super::due::DueGroup;
 use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
 use super::mocked::NO_EXECUTION;
-use super::open::LoadedExecution;
 use crate::timers::TimerKey;
-use mayfly_workflows_journal::Journal;
 use mayfly_workflows_machine::Event;
 
 /// The delay before an evicted execution that could not be read is read again.
 const WAKE_RETRY_MS: i64 = 2_000;
-/// Timers of executions with JSONata that are delivered at the same time: twice the evaluator's threads.
+/// Threads that deliver timers of executions with JSONata at the same time: twice the evaluator's threads.
 const EVALUATIONS_MAX: usize = 8;
-/// Evicted executions that one task reads for their timers: enough that the task's own cost is small, and few enough
-/// that the first executions have ended long before the last are read.
-const WAKE_BATCH: usize = 256;
-/// Batches of evicted executions that are read at the same time, in the order of their timers. The journal commits
-/// the events of one batch while the next is read; more readers would only compete with the commits for the cores.
-const WAKE_BATCHES_MAX: usize = 2;
+/// Timers in a group: enough that the group's own cost is small, and few enough that the first executions have ended
+/// long before the last are read.
+const GROUP: usize = 256;
+/// Groups that are delivered at the same time, in the order of their timers. The journal commits the events of one
+/// group while the next is read; more readers would only compete with the commits for the cores.
+const GROUPS_MAX: usize = 2;
+/// The time without a delivery after which a group of timers that may block gets another thread, and the group after
+/// it begins. An expression takes less, but for one that takes long.
+const STUCK: Duration = Duration::from_millis(10);
 /// The interval at which the timer task checks whether its engine exists.
 const ENGINE_CHECK: Duration = Duration::from_secs(5);
 /// The pause of a virtual clock before it advances, in which running tasks settle.
@@ -31,53 +38,114 @@ const SETTLE: Duration = Duration::from_millis(1);
 
 /// Bounds on timers that are being delivered at the same time.
 pub(super) struct TimerDelivery {
-    /// Executions with JSONata: each may block a thread.
-    evaluations: Semaphore,
-    /// Batches of evicted executions that are being read.
-    wakes: Semaphore,
+    /// Groups of executions that cannot block.
+    groups: Arc<Semaphore>,
+    /// Groups of executions that may block, but for those that are stuck.
+    blocking_groups: Arc<Semaphore>,
+    /// The threads of groups that may block.
+    evaluations: Arc<Semaphore>,
 }
 
 impl TimerDelivery {
     pub(super) fn new() -> Self {
-        Self { evaluations: Semaphore::new(EVALUATIONS_MAX), wakes: Semaphore::new(WAKE_BATCHES_MAX) }
+        Self {
+            groups: Arc::new(Semaphore::new(GROUPS_MAX)),
+            blocking_groups: Arc::new(Semaphore::new(GROUPS_MAX)),
+            evaluations: Arc::new(Semaphore::new(EVALUATIONS_MAX)),
+        }
     }
 }
 
 impl Inner {
-    /// Delivers timers in their order. Never blocks: separate tasks deliver the timers of executions that are not in
-    /// memory or whose expressions may take long.
+    /// Delivers timers in their order. Never blocks.
     fn fire_all(self: &Arc<Self>, due: Vec<TimerKey>) {
-        let mut evicted = Vec::new();
+        let (mut blocking, mut evicted) = (Vec::new(), Vec::new());
         for key in due {
             if key.execution == NO_EXECUTION {
                 self.ring(key.timer);
-                continue;
-            }
-            match self.live.by_id(key.execution) {
-                Some(running) => self.fire(&running, key),
-                None => evicted.push(key),
+            } else if key.may_block {
+                blocking.push(key);
+            } else if let Some(running) = self.live.by_id(key.execution) {
+                self.deliver_timer(&running, key);
+            } else {
+                evicted.push(key);
             }
         }
-        for batch in evicted.chunks(WAKE_BATCH) {
-            self.fire_evicted(batch.to_vec());
+        for keys in [evicted, blocking] {
+            keys.chunks(GROUP).for_each(|group| self.fire_group(group.to_vec()));
         }
     }
 
-    /// Delivers a timer of an execution that is in memory.
-    fn fire(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
-        if !running.may_block {
-            return self.deliver_timer(running, key);
-        }
-        let (inner, busy, running) = (self.clone(), self.busy(), running.clone());
+    /// Delivers timers of which all or none may block, on other threads.
+    pub(super) fn fire_group(self: &Arc<Self>, keys: Vec<TimerKey>) {
+        let may_block = keys.first().is_some_and(|key| key.may_block);
+        let (inner, busy, group) = (self.clone(), self.busy(), DueGroup::new(keys));
         self.runtime.spawn(async move {
             let _busy = busy;
-            // Closed never: an error would mean that the engine is gone.
-            let Ok(_permit) = inner.timers.evaluations.acquire().await else { return };
-            inner.deliver_timer(&running, key);
+            if may_block {
+                inner.deliver_blocking_group(&group).await;
+            } else {
+                inner.deliver_group(&group).await;
+            }
         });
     }
 
-    fn deliver_timer(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
+    async fn deliver_group(self: &Arc<Self>, group: &Arc<DueGroup>) {
+        // Closed never: an error would mean that the engine is gone.
+        let Ok(_turn) = self.timers.groups.acquire().await else { return };
+        // A second thread only after one that panicked.
+        while group.waits() {
+            let (inner, group) = (self.clone(), group.clone());
+            let delivered = self.runtime.spawn_blocking(move || group.deliver(&inner));
+            if delivered.await.is_err() {
+                tracing::error!("the delivery of a timer panicked");
+            }
+        }
+    }
+
+    /// Delivers a group with one thread, and with another one as often as an expression takes long: the other timers
+    /// of the group and the groups after it do not wait for it.
+    async fn deliver_blocking_group(self: &Arc<Self>, group: &Arc<DueGroup>) {
+        let timers = &self.timers;
+        let Ok(turn) = timers.blocking_groups.acquire().await else { return };
+        let mut turn = Some(turn);
+        let mut threads = JoinSet::new();
+        while group.waits() {
+            let Ok(permit) = timers.evaluations.clone().acquire_owned().await else { return };
+            self.deliver_on_thread(group, &mut threads, permit);
+            while !threads.is_empty() {
+                let before = group.delivered();
+                match tokio::time::timeout(STUCK, threads.join_next()).await {
+                    Ok(Some(Err(_))) => tracing::error!("the delivery of a timer panicked"),
+                    Ok(_) => {}
+                    Err(_) if group.delivered() == before && group.waits() => {
+                        turn = None;
+                        if let Ok(permit) = timers.evaluations.clone().try_acquire_owned() {
+                            self.deliver_on_thread(group, &mut threads, permit);
+                        }
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        drop(turn);
+    }
+
+    fn deliver_on_thread(
+        self: &Arc<Self>,
+        group: &Arc<DueGroup>,
+        threads: &mut JoinSet<()>,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let (inner, group) = (self.clone(), group.clone());
+        let deliver = move || {
+            let _permit = permit;
+            group.deliver(&inner);
+        };
+        threads.spawn_blocking_on(deliver, &self.runtime);
+    }
+
+    pub(super) fn deliver_timer(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
         // A timer that was cancelled at the same moment does nothing.
         let fired = self.deliver_if(
             running,
@@ -87,57 +155,21 @@ impl Inner {
         );
         match fired {
             Ok(()) | Err(ApplyError::Ended) => {}
-            Err(ApplyError::Asleep(_)) => self.fire_evicted(vec![key]),
+            Err(ApplyError::Asleep(_)) => self.fire_group(vec![key]),
             Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
             }
         }
     }
 
-    /// Reads the executions of these timers into memory and delivers the timers. The number of executions that are
-    /// read at the same time is bounded, so that the first of many end before the last are read.
-    fn fire_evicted(self: &Arc<Self>, batch: Vec<TimerKey>) {
-        let (inner, busy) = (self.clone(), self.busy());
-        self.runtime.spawn(async move {
-            let _busy = busy;
-            let Ok(_permit) = inner.timers.wakes.acquire().await else { return };
-            let (reader, keys) = (inner.clone(), batch.clone());
-            let read = inner.read(move |journal| {
-                reader.wake(journal, &keys);
-                Ok(())
-            });
-            let read = read.await;
-            if let Err(error) = read {
-                batch.into_iter().for_each(|key| inner.fire_later(key, &error));
-            }
-        });
-    }
-
-    /// Reads executions and delivers their timers as each is read. Blocks the thread.
-    fn wake(self: &Arc<Self>, journal: &dyn Journal, batch: &[TimerKey]) {
-        for key in batch {
-            match self.load_one(journal, key.execution) {
-                Ok(LoadedExecution::Resident(running)) => self.fire(&running, *key),
-                // Another task is reading it, or it is being evicted.
-                Ok(LoadedExecution::Reserved) => self.fire_reserved(*key),
-                // One that is not durable yet is in memory.
-                Ok(LoadedExecution::Ended) => {
-                    if let Some(running) = self.live.by_id(key.execution) {
-                        self.fire(&running, *key);
-                    }
-                }
-                Err(error) => self.fire_later(*key, &error),
-            }
-        }
-    }
-
     /// Delivers a timer when the task that holds the execution's ARN has released it.
-    fn fire_reserved(self: &Arc<Self>, key: TimerKey) {
+    pub(super) fn fire_reserved(self: &Arc<Self>, key: TimerKey) {
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
             match inner.ensure_resident(key.execution).await {
-                Ok(Some(running)) => inner.fire(&running, key),
+                Ok(Some(running)) if key.may_block => inner.fire_group(vec![running.timer(key.timer)]),
+                Ok(Some(running)) => inner.deliver_timer(&running, key),
                 // It has ended.
                 Ok(None) => {}
                 Err(error) => inner.fire_later(key, &error),
@@ -146,13 +178,13 @@ impl Inner {
     }
 
     /// Sets a timer again whose execution could not be read.
-    fn fire_later(&self, key: TimerKey, error: &dyn std::fmt::Display) {
+    pub(super) fn fire_later(&self, key: TimerKey, error: &dyn std::fmt::Display) {
         tracing::error!(
             execution = key.execution,
             %error,
             "an execution could not be read for its timer; trying again"
         );
-        self.set_timer(key.execution, key.timer, self.now_ms() + WAKE_RETRY_MS);
+        self.set_timer(key, self.now_ms() + WAKE_RETRY_MS);
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) deps: Deps,
     pub(super) journal: Arc<dyn Journal>,
-    pub(super) live: Live,
+    pub(super) live: Arc<Live>,
     pub(super) open: AtomicUsize,
     pub(super) tally: ExecutionCounters,
     pub(super) next_execution: AtomicU64,
@@ -302,9 +302,9 @@ impl Inner {
                     }
                     self.lines.withdraw(running.id, n);
                 }
-                Action::SetTimer { n, at_ms } => self.set_timer(running.id, n, at_ms),
+                Action::SetTimer { n, at_ms } => self.set_timer(running.timer(n), at_ms),
                 Action::ClearTimer { n } => {
-                    self.wheel.lock().cancel(TimerKey { execution: running.id, timer: n });
+                    self.wheel.lock().cancel(running.timer(n));
                 }
                 Action::StartChild(child) => self.start_child(running, child),
                 Action::StopChild { arn } => self.stop_child(arn),
@@ -323,10 +323,10 @@ impl Inner {
         }
     }
 
-    pub(super) fn set_timer(&self, execution: u64, timer: u32, at_ms: i64) {
+    pub(super) fn set_timer(&self, key: TimerKey, at_ms: i64) {
         let mut wheel = self.wheel.lock();
         let sooner = wheel.next_ms().is_none_or(|next| at_ms < next);
-        wheel.insert(TimerKey { execution, timer }, at_ms);
+        wheel.insert(key, at_ms);
         drop(wheel);
         if sooner {
             self.wheel_changed.notify_one();

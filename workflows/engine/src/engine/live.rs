@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::types::{Description, StateMachine};
+use crate::timers::TimerKey;
 use mayfly_workflows_journal::ExecutionRow;
 use mayfly_workflows_machine::Machine;
 
@@ -73,13 +74,13 @@ pub(super) enum Slot {
 }
 
 /// A reserved ARN, released when the reservation is dropped unfilled, also by a caller that stopped waiting.
-pub(super) struct NameReservation<'a> {
-    live: &'a Live,
+pub(super) struct NameReservation {
+    live: Arc<Live>,
     arn: Arc<str>,
     filled: bool,
 }
 
-impl NameReservation<'_> {
+impl NameReservation {
     /// Here it is.
     pub(super) fn fill(mut self, running: &Arc<ResidentExecution>) {
         self.filled = true;
@@ -88,7 +89,7 @@ impl NameReservation<'_> {
     }
 }
 
-impl Drop for NameReservation<'_> {
+impl Drop for NameReservation {
     fn drop(&mut self) {
         if !self.filled {
             self.live.arns(&self.arn).lock().remove(&self.arn);
@@ -132,6 +133,11 @@ impl ResidentExecution {
             child_machines: Mutex::default(),
             effects: Mutex::default(),
         })
+    }
+
+    /// Names one of its timers.
+    pub(super) fn timer(&self, timer: u32) -> TimerKey {
+        TimerKey { execution: self.id, timer, may_block: self.may_block }
     }
 
     /// Locks the state. While another task evaluates an expression of this execution, the other tasks of this thread
@@ -208,7 +214,7 @@ impl Live {
     }
 
     /// Reserves an ARN, if it is free.
-    pub(super) fn take(&self, arn: &Arc<str>) -> Option<NameReservation<'_>> {
+    pub(super) fn take(self: &Arc<Self>, arn: &Arc<str>) -> Option<NameReservation> {
         let mut slots = self.arns(arn).lock();
         if slots.contains_key(arn) {
             return None;
@@ -218,7 +224,7 @@ impl Live {
 
     /// Like [`Live::take`], but waits while another task starts or reads an execution with this ARN; `None` when the
     /// execution is in memory.
-    pub(super) async fn take_settled(&self, arn: &Arc<str>) -> Option<NameReservation<'_>> {
+    pub(super) async fn take_settled(self: &Arc<Self>, arn: &Arc<str>) -> Option<NameReservation> {
         loop {
             let settled = {
                 let mut slots = self.arns(arn).lock();
@@ -237,9 +243,9 @@ impl Live {
         }
     }
 
-    fn place(&self, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> NameReservation<'_> {
+    fn place(self: &Arc<Self>, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> NameReservation {
         slots.insert(arn.clone(), Slot::Taken(Vec::new()));
-        NameReservation { live: self, arn: arn.clone(), filled: false }
+        NameReservation { live: self.clone(), arn: arn.clone(), filled: false }
     }
 
     /// Removes an execution from memory. The ARN is released last, because its next holder inserts the same id again.
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_place_is_woken_when_it_is_given_back() {
-        let (live, arn) = (Live::new(), Arc::from("arn"));
+        let (live, arn) = (Arc::new(Live::new()), Arc::from("arn"));
         let wakes: Arc<Wakes> = Arc::default();
         let waker = wakes.clone().into();
         let mut context = Context::from_waker(&waker);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
 use super::types::StateMachine;
-use mayfly_workflows_journal::{ExecutionRow, JournalError};
+use mayfly_workflows_journal::{ExecutionRow, JournalError, RecordRow};
 use mayfly_workflows_language::execution::ContentDigest;
 use mayfly_workflows_machine::history::HistoryEvent;
 use mayfly_workflows_machine::{Event, Facts, Machine, Output};
@@ -173,18 +173,6 @@ impl Inner {
         Ok(Machine::new(Arc::new(facts), state_machine.definition.clone()))
     }
 
-    /// An execution's machine as its newest checkpoint has it, and the record it was taken after.
-    fn checkpointed(
-        &self,
-        row: &ExecutionRow,
-        state_machine: &StateMachine,
-    ) -> Result<Option<(Machine, u64)>, JournalError> {
-        let Some((seq, body)) = self.journal.checkpoint(row.id)? else { return Ok(None) };
-        let facts = self.machine_for(row, state_machine)?.facts().clone();
-        let machine = Machine::from_checkpoint(facts, state_machine.definition.clone(), &body);
-        Ok(machine.map(|machine| (machine, seq)))
-    }
-
     /// Recomputes an execution from its records, with its history if `history`. Returns the machine and the last
     /// record's sequence number.
     pub(super) fn replay(
@@ -193,19 +181,44 @@ impl Inner {
         state_machine: &StateMachine,
         history: bool,
     ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
-        let mut out = Output { history: history.then(Vec::new), ..Output::default() };
-        // A history is computed from the first record on.
-        let checkpoint = if history { None } else { self.checkpointed(row, state_machine)? };
-        let (mut machine, mut last) = match checkpoint {
-            Some(there) => there,
+        if history {
+            // A history is computed from the first record on.
+            let out = Output { history: Some(Vec::new()), ..Output::default() };
+            return self.replay_records(row, state_machine, None, self.journal.records(row.id, 0)?, out);
+        }
+        let checkpoint = self.journal.checkpoint(row.id)?;
+        let records = self.journal.records(row.id, checkpoint.as_ref().map_or(0, |(seq, _)| *seq))?;
+        self.replay_records(row, state_machine, checkpoint, records, Output::default())
+    }
+
+    /// The same from what was read already: a checkpoint, and all records after it.
+    pub(super) fn replay_records(
+        &self,
+        row: &ExecutionRow,
+        state_machine: &StateMachine,
+        checkpoint: Option<(u64, Vec<u8>)>,
+        mut records: Vec<RecordRow>,
+        mut out: Output,
+    ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
+        let mut machine = self.machine_for(row, state_machine)?;
+        let is_checkpointed = checkpoint.is_some();
+        let restored = checkpoint.and_then(|(seq, body)| {
+            let facts = machine.facts().clone();
+            Some((Machine::from_checkpoint(facts, state_machine.definition.clone(), &body)?, seq))
+        });
+        let mut last = 0;
+        match restored {
+            Some(restored) => (machine, last) = restored,
             None => {
-                let mut machine = self.machine_for(row, state_machine)?;
+                if is_checkpointed {
+                    // It cannot be read: all records are applied.
+                    records = self.journal.records(row.id, 0)?;
+                }
                 out.again = row.birth.clock.clone();
                 machine.apply(row.start_ms, 0, Event::Start, &mut out);
-                (machine, 0)
             }
-        };
-        for record in self.journal.records(row.id, last)? {
+        }
+        for record in records {
             if record.seq != last + 1 {
                 return Err(damaged(
                     "records",

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::deps::Mocks;
 use super::inner::{Busy, Inner};
+use crate::timers::TimerKey;
 
 /// The number that no execution has: alarms lie in the wheel under it.
 pub(super) const NO_EXECUTION: u64 = 0;
@@ -37,7 +38,8 @@ impl Inner {
             timer
         };
         let after_ms = i64::try_from(after.as_millis()).unwrap_or(i64::MAX / 2);
-        self.set_timer(NO_EXECUTION, timer, self.now_ms().saturating_add(after_ms));
+        let key = TimerKey { execution: NO_EXECUTION, timer, may_block: false };
+        self.set_timer(key, self.now_ms().saturating_add(after_ms));
         receiver
     }
 

@@ -14,13 +14,16 @@ use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, Mocks, OperationError, Operations};
 use super::error::OpenError;
 use super::inner::Inner;
-use super::live::{Live, ResidentExecution};
+use super::live::{Live, NameReservation, ResidentExecution};
 use super::objects::Divided;
 
 use crate::executor::endpoint::S3;
 use crate::executor::fair::FairQueue;
 use crate::timers::Wheel;
-use mayfly_workflows_journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
+use mayfly_workflows_journal::{
+    ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution, WaitedBy,
+};
+use mayfly_workflows_machine::Output;
 
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
@@ -60,7 +63,7 @@ impl Engine {
             config,
             deps,
             journal,
-            live: Live::new(),
+            live: Arc::new(Live::new()),
             open: AtomicUsize::new(0),
             tally: super::counters::ExecutionCounters::default(),
             next_execution: AtomicU64::new(last + 1),
@@ -264,22 +267,39 @@ impl Inner {
         let row = journal.execution(id)?.filter(|row| row.outcome.status == RunStatus::Running);
         let Some(row) = row else { return Ok(LoadedExecution::Ended) };
         let running = self.recomputed(row)?;
+        self.take_up(place, &running);
+        Ok(LoadedExecution::Resident(running))
+    }
+
+    /// Puts an execution that was read into memory, and continues it if that has not happened since the start.
+    pub(super) fn take_up(self: &Arc<Self>, place: NameReservation, running: &Arc<ResidentExecution>) {
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
         // Before the execution is visible to others: an event would begin effects that are begun here too.
-        if self.unresumed.lock().remove(&id) {
+        if self.unresumed.lock().remove(&running.id) {
             let actions = running.lock().machine.resume(self.now_ms());
-            self.resume_one(&running, actions);
+            self.resume_one(running, actions);
         }
-        place.fill(&running);
-        Ok(LoadedExecution::Resident(running))
+        place.fill(running);
     }
 
     /// An execution as its row and its records have it, not in memory yet.
     pub(super) fn recomputed(&self, row: ExecutionRow) -> Result<Arc<ResidentExecution>, JournalError> {
+        let checkpoint = self.journal.checkpoint(row.id)?;
+        let records = self.journal.records(row.id, checkpoint.as_ref().map_or(0, |(seq, _)| *seq))?;
+        self.recomputed_from(StoredExecution { row, checkpoint, records })
+    }
+
+    /// An execution as it was read, not in memory yet.
+    pub(super) fn recomputed_from(
+        &self,
+        stored: StoredExecution,
+    ) -> Result<Arc<ResidentExecution>, JournalError> {
+        let StoredExecution { row, checkpoint, records } = stored;
         let row = self.whole_row(row)?;
         let state_machine = self.machine_of(row.machine)?;
-        let (machine, seq, _) = self.replay(&row, &state_machine, false)?;
+        let out = Output::default();
+        let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;
         Ok(ResidentExecution::new(state_machine, machine, row, seq))
     }
 

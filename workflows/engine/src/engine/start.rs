@@ -134,7 +134,7 @@ impl Inner {
 
     fn begin_in(
         self: &Arc<Self>,
-        place: NameReservation<'_>,
+        place: NameReservation,
         room: AdmissionPermit,
         new: NewExecution,
     ) -> Result<(Arc<ResidentExecution>, oneshot::Receiver<Result<(), JournalError>>), StartError> {

@@ -18,6 +18,8 @@ pub struct TimerKey {
     pub execution: u64,
     /// The timer, as the execution's machine numbers it.
     pub timer: u32,
+    /// Delivering it may block its thread. The same for all timers of an execution.
+    pub may_block: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     fn key(timer: u32) -> TimerKey {
-        TimerKey { execution: 7, timer }
+        TimerKey { execution: 7, timer, may_block: false }
     }
 
     #[test]

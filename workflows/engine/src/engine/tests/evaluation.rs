@@ -60,3 +60,39 @@ async fn endless_expressions_do_not_delay_other_executions() {
     }
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_instant() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let deps = Deps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let limits = Limits { idle_in_memory: Duration::ZERO, ..Limits::default() };
+    let engine = Engine::with_journal(Config { limits, ..Config::default() }, deps, journal).await;
+    let engine = engine.expect("opens");
+    let due_ms = engine.inner.now_ms() + 2_500;
+    let waits = |next: serde_json::Value| {
+        let wait = format!("{{% $fromMillis({due_ms}) %}}");
+        let definition = json!({"QueryLanguage": "JSONata", "StartAt": "W", "States": {
+            "W": {"Type": "Wait", "Timestamp": wait, "Next": "N"}, "N": next}});
+        machine(definition, StateMachineType::Standard)
+    };
+    // Timers of one instant are delivered in the order of the starts.
+    let endless = waits(json!({"Type": "Pass", "Output": ENDLESS, "End": true}));
+    engine.start_execution(request(&endless, "{}")).await.expect("starts");
+    let short = waits(json!({"Type": "Succeed"}));
+    let mut others = Vec::new();
+    for _ in 0..50 {
+        others.push(engine.start_execution(request(&short, "{}")).await.expect("starts").execution_arn);
+    }
+    until("all are evicted", || {
+        engine.inner.sleep_round();
+        engine.load() == (0, 51)
+    })
+    .await;
+    for arn in &others {
+        let ended = engine.wait(arn).await.expect("read").expect("there");
+        assert_eq!(ended.status, RunStatus::Succeeded);
+        let late_ms = ended.stop_date.expect("ended").as_millisecond() - due_ms;
+        assert!(u128::try_from(late_ms).expect("late") < PROMPT.as_millis(), "{late_ms} ms late");
+    }
+    engine.shutdown().await;
+}

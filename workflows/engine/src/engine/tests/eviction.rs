@@ -236,3 +236,27 @@ async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
         || journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status != RunStatus::Running;
     until("it is woken by its timer alone", ended).await;
 }
+
+#[tokio::test]
+async fn executions_whose_timers_are_due_together_are_read_together() {
+    let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(watched.clone(), Arc::default()).await;
+    let awake = world.engine.inner.busy();
+    let at = json!({"Type": "Wait", "Timestamp": "2030-01-01T00:00:00Z", "End": true});
+    let definition = json!({"StartAt": "A", "States": {"A": at}});
+    let machine = machine(definition, StateMachineType::Standard);
+    let mut arns = Vec::new();
+    for _ in 0..100 {
+        arns.push(world.start(&machine, "{}").await);
+    }
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
+    assert_eq!(world.engine.inner.sleep_round(), 100);
+    drop(awake);
+    for arn in arns {
+        let ended = world.engine.wait(&arn).await.expect("read").expect("there");
+        assert_eq!(ended.status, RunStatus::Succeeded);
+    }
+    // 32 at a time.
+    assert_eq!(watched.groups_read.load(Ordering::Relaxed), 4);
+}

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use mayfly_workflows_journal::{Batch, ExecutionRow, Journal, JournalError, ListRows, RecordRow};
+use mayfly_workflows_journal::{
+    Batch, ExecutionRow, Journal, JournalError, ListRows, RecordRow, StoredExecution,
+};
 use mayfly_workflows_language::execution::ContentDigest;
 
 type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
@@ -14,6 +16,8 @@ type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
 pub(super) struct Watched {
     journal: Arc<dyn Journal>,
     see: Box<See>,
+    /// How often executions were read together.
+    pub(super) groups_read: AtomicU64,
     /// Records that were read.
     pub(super) records_read: AtomicU64,
     /// Called by the next reader of an execution's records, after it has read them.
@@ -30,6 +34,7 @@ impl Watched {
         Self {
             journal,
             see: Box::new(see),
+            groups_read: AtomicU64::new(0),
             records_read: AtomicU64::new(0),
             read: Mutex::default(),
             refused_reads: AtomicU64::new(0),
@@ -73,6 +78,11 @@ impl Journal for Watched {
 
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
         self.journal.checkpoint(id)
+    }
+
+    fn open_with_records(&self, ids: &[u64]) -> Result<Vec<StoredExecution>, JournalError> {
+        self.groups_read.fetch_add(1, Ordering::Relaxed);
+        self.journal.open_with_records(ids)
     }
 
     fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
