@@ -195,24 +195,40 @@ impl Inner {
             }
         };
         let (mut found, mut revision) = (Vec::new(), None);
+        let mut asked = query.limit.unwrap_or(PAGE).min(PAGE);
         loop {
-            let missing = query.limit.map_or(PAGE, |limit| limit - found.len()).min(PAGE);
             let page = source
                 .list(ViewQuery {
                     namespace: namespace.to_owned(),
                     fields: selection.equalities(),
-                    limit: missing,
-                    after: after.take(),
+                    limit: asked,
+                    after: after.clone(),
                     whole: view.representation == Representation::Object,
                 })
                 .await?;
             let first = *revision.get_or_insert(page.revision);
-            for item in page.items {
+            let missing = query.limit.map_or(usize::MAX, |limit| limit - found.len());
+            let mut selected = Vec::new();
+            let mut excess = None;
+            for (index, item) in page.items.into_iter().enumerate() {
                 let entry = entry(kind, item)?;
-                if selection.matches(&entry) {
-                    found.push(entry);
+                if !selection.matches(&entry) {
+                    continue;
                 }
+                if selected.len() == missing {
+                    excess = Some(index);
+                    break;
+                }
+                selected.push(entry);
             }
+            if let Some(index) = excess {
+                // The page is asked for again without the excess, so that its token is that of the last item.
+                asked = index;
+                continue;
+            }
+            found.append(&mut selected);
+            // Where few items are selected, pages of the missing number would be many.
+            asked = (asked * 2).min(PAGE);
             let mut meta = ListMeta { revision: Revision(first), ..ListMeta::default() };
             match page.next {
                 None => return Ok((meta, found)),

@@ -5,7 +5,10 @@
 //! watch. Revisions are microseconds of the clock, strictly increasing, so that those of an earlier run are recognised
 //! as old.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use futures::{
     future::BoxFuture,
@@ -122,51 +125,7 @@ impl Executions {
     /// An execution as an object; `status` in the place of its own.
     fn object(&self, found: &Description, whole: bool, status: Option<RunStatus>) -> Value {
         let (workflow, _) = self.directory.place(&found.state_machine_arn);
-        let shown = status.unwrap_or(found.status);
-        let running = shown == RunStatus::Running;
-        let changed =
-            found.stop_date.filter(|_| !running).max(found.redrive_date).unwrap_or(found.start_date);
-        let time = |at: Timestamp| format!("{at:.3}");
-        let mut object = json!({
-            "apiVersion": "mayfly.dev/v1",
-            "kind": "Execution",
-            "metadata": {
-                "name": names::execution(&workflow.name, &found.name),
-                "namespace": workflow.namespace,
-                "uid": uid(&found.execution_arn),
-                "resourceVersion": microseconds(changed).to_string(),
-                "creationTimestamp": super::seconds_text(found.start_date),
-                "labels": {LABEL_WORKFLOW: workflow.name},
-            },
-            "spec": {
-                "workflow": workflow.name,
-                "name": found.name,
-                "executionArn": found.execution_arn,
-                "stateMachineArn": found.state_machine_arn,
-            },
-            "status": {"phase": shown.as_str(), "startTime": time(found.start_date)},
-        });
-        let status = &mut object["status"];
-        if found.redrive_count > 0 {
-            status["redriveCount"] = found.redrive_count.into();
-        }
-        if !running {
-            let optional = [
-                ("stopTime", found.stop_date.map(time)),
-                ("error", found.error.clone()),
-                ("cause", found.cause.clone().filter(|_| whole)),
-                ("output", found.output.as_deref().filter(|_| whole).map(str::to_owned)),
-            ];
-            for (field, value) in optional {
-                if let Some(value) = value {
-                    status[field] = value.into();
-                }
-            }
-        }
-        if whole {
-            object["spec"]["input"] = Value::from(&*found.input);
-        }
-        object
+        object(&workflow, found, whole, status)
     }
 
     async fn find(&self, namespace: &str, name: &str) -> Result<Option<Description>, ViewError> {
@@ -213,16 +172,24 @@ impl Executions {
         from: Option<String>,
     ) -> Result<Page<Description>, ViewError> {
         let (mut items, mut from, mut looked_through) = (Vec::new(), from, 0);
+        let mut asked = limit;
         loop {
-            // Pages of the missing number, so that the token is that of the last item.
-            let missing = limit - items.len();
-            let page = self.page(of.clone(), status, missing, from).await?;
+            let page = self.page(of.clone(), status, asked, from.clone()).await?;
             looked_through += page.items.len();
-            items.extend(page.items.into_iter().filter(|found| !is_of_invocations(&found.execution_arn)));
+            let shown = |found: &&Description| !is_of_invocations(&found.execution_arn);
+            let excess = page.items.iter().enumerate().filter(|(_, found)| shown(found));
+            if let Some((index, _)) = excess.skip(limit - items.len()).next() {
+                // Read again without the excess, so that the token is that of the last item.
+                asked = index;
+                continue;
+            }
+            items.extend(page.items.into_iter().filter(|found| shown(&found)));
             from = page.next;
             if items.len() >= limit || from.is_none() || looked_through >= LOOKED_THROUGH_MAX {
                 return Ok(Page { items, next: from });
             }
+            // Where most are invocations, pages of the missing number would be many.
+            asked = (asked * 2).min(PAGE);
         }
     }
 
@@ -279,17 +246,22 @@ impl KindView for Executions {
             }
             let page = self.page_of_workflows(of, status, query.limit, query.after).await?;
             let mut items = Vec::with_capacity(page.items.len());
+            let mut workflows = HashMap::new();
             for found in page.items {
-                let object = self.object(&found, false, None);
-                if !query.namespace.is_empty() && object["metadata"]["namespace"] != query.namespace {
+                let machine = found.state_machine_arn.clone();
+                let workflow = workflows
+                    .entry(machine)
+                    .or_insert_with(|| self.directory.place(&found.state_machine_arn).0);
+                if !query.namespace.is_empty() && workflow.namespace != query.namespace.as_str() {
                     continue;
                 }
-                items.push(match query.whole {
-                    true => match self.engine.describe(&found.execution_arn).await.map_err(failed)? {
-                        Some(found) => self.object(&found, true, None),
-                        None => object,
-                    },
-                    false => object,
+                let described = match query.whole {
+                    true => self.engine.describe(&found.execution_arn).await.map_err(failed)?,
+                    false => None,
+                };
+                items.push(match described {
+                    Some(found) => object(workflow, &found, true, None),
+                    None => object(workflow, &found, false, None),
                 });
             }
             Ok(ViewPage { items, next: page.next, revision })
@@ -387,6 +359,54 @@ impl Executions {
         };
         Ok(ViewEvent { change, revision, object: with_revision(self.object(&shown, whole, None)) })
     }
+}
+
+/// An execution of a workflow as an object; `status` in the place of its own.
+fn object(workflow: &ObjectKey, found: &Description, whole: bool, status: Option<RunStatus>) -> Value {
+    let shown = status.unwrap_or(found.status);
+    let running = shown == RunStatus::Running;
+    let changed = found.stop_date.filter(|_| !running).max(found.redrive_date).unwrap_or(found.start_date);
+    let time = |at: Timestamp| format!("{at:.3}");
+    let mut object = json!({
+        "apiVersion": "mayfly.dev/v1",
+        "kind": "Execution",
+        "metadata": {
+            "name": names::execution(&workflow.name, &found.name),
+            "namespace": workflow.namespace,
+            "uid": uid(&found.execution_arn),
+            "resourceVersion": microseconds(changed).to_string(),
+            "creationTimestamp": super::seconds_text(found.start_date),
+            "labels": {LABEL_WORKFLOW: workflow.name},
+        },
+        "spec": {
+            "workflow": workflow.name,
+            "name": found.name,
+            "executionArn": found.execution_arn,
+            "stateMachineArn": found.state_machine_arn,
+        },
+        "status": {"phase": shown.as_str(), "startTime": time(found.start_date)},
+    });
+    let status = &mut object["status"];
+    if found.redrive_count > 0 {
+        status["redriveCount"] = found.redrive_count.into();
+    }
+    if !running {
+        let optional = [
+            ("stopTime", found.stop_date.map(time)),
+            ("error", found.error.clone()),
+            ("cause", found.cause.clone().filter(|_| whole)),
+            ("output", found.output.as_deref().filter(|_| whole).map(str::to_owned)),
+        ];
+        for (field, value) in optional {
+            if let Some(value) = value {
+                status[field] = value.into();
+            }
+        }
+    }
+    if whole {
+        object["spec"]["input"] = Value::from(&*found.input);
+    }
+    object
 }
 
 /// `3 10:00:00.012 TaskStateEntered Charge`.

@@ -89,6 +89,54 @@ impl KindView for Ten {
     }
 }
 
+/// 20,000 executions, of which the first ten and the last three run. Counts the pages that were read.
+#[derive(Default)]
+struct Many(std::sync::atomic::AtomicUsize);
+
+const MANY: u64 = 20_000;
+
+impl KindView for Many {
+    fn get<'a>(&'a self, _: &'a str, _: &'a str) -> BoxFuture<'a, Result<Option<Value>, ViewError>> {
+        async move { Ok(None) }.boxed()
+    }
+
+    fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>> {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let from: u64 = query.after.map_or(0, |after| after.parse().unwrap());
+        let to = (from + query.limit as u64).min(MANY);
+        let phase = |number| if (10..MANY - 3).contains(&number) { "SUCCEEDED" } else { "RUNNING" };
+        let items = (from..to).map(|number| execution(number, phase(number))).collect();
+        let page = ViewPage { items, next: (to < MANY).then(|| to.to_string()), revision: 100 };
+        async move { Ok(page) }.boxed()
+    }
+
+    fn watch(&self, _: u64, _: bool) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
+        Err(ViewError::Expired)
+    }
+
+    fn read_only(&self, name: &str) -> String {
+        name.to_owned()
+    }
+}
+
+#[tokio::test]
+async fn few_of_many_are_found_in_large_pages() {
+    let fixture = Fixture::new().await;
+    let many = Arc::new(Many::default());
+    fixture.server.attach_view("executions.mayfly.dev", many.clone());
+    let mut path = format!("{PATH}?fieldSelector=status.phase%3DRUNNING&limit=12");
+    let (_, page) = fixture.call("GET", &path, Value::Null).await;
+    assert_eq!(names(&page).len(), 12);
+    assert_eq!(names(&page)[9..], ["w.9", "w.19997", "w.19998"]);
+    let pages = many.0.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(pages < 60, "{pages} pages were read");
+    path.push_str("&continue=");
+    path.push_str(page["metadata"]["continue"].as_str().unwrap());
+    let (_, page) = fixture.call("GET", &path, Value::Null).await;
+    assert_eq!(names(&page), ["w.19999"]);
+    assert_eq!(page["metadata"]["continue"], Value::Null);
+}
+
 #[tokio::test]
 async fn what_an_object_of_a_view_needs_is_not_removed() {
     let fixture = fixture().await;
