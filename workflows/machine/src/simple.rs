@@ -10,10 +10,7 @@ use super::error_source::ErrorSource;
 use super::failure::Failure;
 use super::quantity;
 use super::state::{Phase, Wakes};
-use super::turn::{Turn, milliseconds};
-
-/// AWS lets an execution live for a year.
-const WAIT_SECONDS_MAX: u64 = 31_536_000;
+use super::turn::{EXECUTION_SECONDS_MAX, Turn, milliseconds};
 
 impl Turn<'_> {
     pub(super) fn run_pass(&mut self, number: u32, state: &State, pass: &Pass) -> Result<(), ErrorSource> {
@@ -72,12 +69,14 @@ impl Turn<'_> {
             Wait::Seconds(seconds) => {
                 let ask = |scope: &Scope<'_>| quantity::wait_seconds(scope, seconds, edition);
                 let seconds = self.evaluate(number, state, &effective, ask)?;
-                self.at_ms.saturating_add(milliseconds(seconds.min(WAIT_SECONDS_MAX)))
+                // Before edition 4 a Wait ended after a year at the latest.
+                let most = if edition > 3 { u64::MAX } else { EXECUTION_SECONDS_MAX };
+                self.at_ms.saturating_add(milliseconds(seconds.min(most)))
             }
-            Wait::Timestamp(TimestampField::Value(at, _)) => ceil_millisecond(*at),
+            Wait::Timestamp(TimestampField::Value(at, _)) => wait_end_ms(*at, edition),
             Wait::Timestamp(field) => {
                 let ask = |scope: &Scope<'_>| quantity::wait_timestamp(scope, field);
-                ceil_millisecond(self.evaluate(number, state, &effective, ask)?)
+                wait_end_ms(self.evaluate(number, state, &effective, ask)?, edition)
             }
         };
         if until_ms <= self.at_ms {
@@ -121,7 +120,11 @@ impl Turn<'_> {
     }
 }
 
-fn ceil_millisecond(at: Timestamp) -> i64 {
+/// AWS considers whole seconds of a timestamp and truncates the rest. Before edition 4 milliseconds were rounded up.
+fn wait_end_ms(at: Timestamp, edition: u32) -> i64 {
+    if edition > 3 {
+        return at.as_second().saturating_mul(1_000);
+    }
     let at_ms = at.as_millisecond();
     if at.subsec_nanosecond() % 1_000_000 == 0 { at_ms } else { at_ms + 1 }
 }

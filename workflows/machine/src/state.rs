@@ -66,7 +66,9 @@ pub struct Facts {
 /// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
 /// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
 /// `MaxItemsPath` that gives no number of items fails the map run.
-pub const EDITION: u32 = 3;
+/// 4: a standard execution whose next timer would be due after a year times out then; a timestamp of a Wait counts in
+/// whole seconds.
+pub const EDITION: u32 = 4;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]

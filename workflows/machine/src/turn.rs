@@ -13,6 +13,9 @@ use super::failure::Failure;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
 use crate::history::{Details, Field, HistoryEvent};
 
+/// The longest duration of a standard execution: AWS's year.
+pub(super) const EXECUTION_SECONDS_MAX: u64 = 31_536_000;
+
 /// The root thread's number.
 pub(super) const ROOT: u32 = 0;
 
@@ -287,7 +290,15 @@ impl Turn<'_> {
         }
     }
 
+    /// A timer; one that would be due after the execution's year times the execution out at its end instead.
     pub(super) fn set_timer(&mut self, at_ms: i64, wakes: Wakes) -> u32 {
+        let facts = &self.m.facts;
+        let begin_ms = self.m.redrive_ms.unwrap_or(facts.start_ms);
+        let end_ms = begin_ms.saturating_add(milliseconds(EXECUTION_SECONDS_MAX));
+        let (at_ms, wakes) = match facts.edition > 3 && !facts.express && at_ms > end_ms {
+            true => (end_ms, Wakes::Execution),
+            false => (at_ms, wakes),
+        };
         let n = self.number();
         self.m.timers.insert(n, Timer { at_ms, wakes });
         self.out.actions.push(Action::SetTimer { n, at_ms });

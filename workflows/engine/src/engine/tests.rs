@@ -25,6 +25,7 @@ mod eviction;
 mod items;
 mod load;
 mod states;
+mod waits;
 mod watched;
 
 /// Far longer than anything here takes.
