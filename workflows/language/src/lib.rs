@@ -19,6 +19,7 @@ pub mod definition;
 pub mod error;
 pub mod execution;
 pub mod intrinsic;
+mod java_random;
 pub mod jsonata;
 pub mod parse;
 pub mod path;

@@ -1,5 +1,6 @@
 //! The `States.…` functions, with AWS's limits.
 
+use crate::java_random::JavaRandom;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
@@ -268,40 +269,6 @@ fn random(arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
         Err(_) => i128::from(generator.next_long().cast_unsigned()) % span,
     };
     Ok(i64::try_from(i128::from(first) + offset).map_or(Value::Null, Value::from))
-}
-
-/// `java.util.Random`, so that a seed gives what it gives in Java.
-struct JavaRandom(i64);
-
-impl JavaRandom {
-    fn new(seed: i64) -> Self {
-        Self((seed ^ 0x5_DEEC_E66D) & ((1 << 48) - 1))
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "the generator keeps the upper bits of 48")]
-    fn next(&mut self, bits: u32) -> i32 {
-        self.0 = (self.0.wrapping_mul(0x5_DEEC_E66D).wrapping_add(0xB)) & ((1 << 48) - 1);
-        (self.0 >> (48 - bits)) as i32
-    }
-
-    /// From 0 up to, and without, `bound`, which is positive.
-    #[expect(clippy::cast_possible_truncation, reason = "a product of 62 bits shifted by 31")]
-    fn next_int(&mut self, bound: i32) -> i32 {
-        if bound & (bound - 1) == 0 {
-            return ((i64::from(bound) * i64::from(self.next(31))) >> 31) as i32;
-        }
-        loop {
-            let bits = self.next(31);
-            let value = bits % bound;
-            if bits.wrapping_sub(value).wrapping_add(bound - 1) >= 0 {
-                return value;
-            }
-        }
-    }
-
-    fn next_long(&mut self) -> i64 {
-        (i64::from(self.next(32)) << 32).wrapping_add(i64::from(self.next(32)))
-    }
 }
 
 fn add(first: &Value, second: &Value) -> IntrinsicResult {

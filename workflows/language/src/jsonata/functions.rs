@@ -11,6 +11,7 @@ use super::limits::{OPERAND_BYTES_MAX, PRODUCED_BYTES_MAX, SEQUENCE_MAX};
 use super::{convert, guard};
 use crate::dataflow::Ambient;
 use crate::intrinsic::hash::hex_digest;
+use crate::java_random::JavaRandom;
 use crate::value::Value;
 
 /// The remaining budget of produced bytes.
@@ -345,11 +346,15 @@ fn parse(arguments: &[JValue]) -> HostFnResult {
     }
 }
 
-/// `$random(seed?)`: from 0 up to, and without, 1; a seed gives the same number each time.
+/// `$random(seed?)`: from 0 up to, and without, 1; a seed gives the same number each time, the one it gives in Java.
 fn random(arguments: &[JValue], ambient: &Ambient) -> HostFnResult {
     match arguments.first() {
         None | Some(JValue::Undefined) => Ok(JValue::Number(ambient.next_double())),
-        Some(JValue::Number(seed)) => Ok(JValue::Number(Ambient::new(0, seed.to_bits()).next_double())),
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "Java's conversion of a double to a seed saturates, too"
+        )]
+        Some(JValue::Number(seed)) => Ok(JValue::Number(JavaRandom::new(*seed as i64).next_double())),
         Some(_) => Err(fail("T0410: Argument 1 of function \"random\" does not match function signature")),
     }
 }

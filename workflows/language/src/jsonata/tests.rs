@@ -77,7 +77,13 @@ fn functions_that_aws_adds_and_what_comes_from_outside() {
         ("$range(3, 1, 1)", "[]"),
         ("$hash('input data', 'SHA-1')", r#""aaff4a450a104cd177d28d18d74485e8cae074b7""#),
         (r#"$parse('{"a":[1,2]}').a[1]"#, "2"),
+        ("$random(42)", "0.7275636800328681"),
         ("$random(42) = $random(42)", "true"),
+        // A slice by a range of positions.
+        ("[10, 20, 30, 40][[1..2]]", "[20,30]"),
+        ("[10, 20, 30, 40][[-2..-1]]", "[30,40]"),
+        ("[10, 20, 30, 40][[2..9]]", "[30,40]"),
+        ("[10, 20, 30, 40][[3..1]]", "[]"),
         ("$random() != $random()", "true"),
         ("$length($uuid())", "36"),
         ("$uuid() != $uuid()", "true"),

@@ -172,7 +172,7 @@ fn each(step: &PathSegment, value: &Value, root: &Value, go: &mut dyn FnMut(&Val
             indexes.iter().filter_map(|index| position(items.len(), *index)).for_each(|at| go(&items[at]));
         }
         (PathSegment::Slice { from, to }, Value::Array(items)) => {
-            slice(items, *from, *to).iter().for_each(go)
+            slice(items.len(), *from, *to).for_each(|at| go(&items[at]))
         }
         (PathSegment::Filter(filter), Value::Array(items)) => {
             items.iter().filter(|item| filter.accepts(item, root)).for_each(go);
@@ -182,15 +182,18 @@ fn each(step: &PathSegment, value: &Value, root: &Value, go: &mut dyn FnMut(&Val
     }
 }
 
-fn slice(items: &[Value], from: Option<i64>, to: Option<i64>) -> &[Value] {
-    let len = i64::try_from(items.len()).unwrap_or(i64::MAX);
-    let bound = |at: i64| if at < 0 { (len + at).max(0) } else { at.min(len) };
-    let from = bound(from.unwrap_or(0));
-    let to = bound(to.unwrap_or(len));
-    match (usize::try_from(from), usize::try_from(to)) {
-        (Ok(from), Ok(to)) if from < to => &items[from..to],
-        _ => &[],
-    }
+/// The positions of a slice, as Jayway takes them: a negative bound counts from the end where it stands alone. With
+/// both bounds the positions between them are taken one by one, each negative one from the end: `[1:-1]` is empty, and
+/// `[-1:1]` is the last item and the first.
+fn slice(len: usize, from: Option<i64>, to: Option<i64>) -> impl Iterator<Item = usize> {
+    let items = i64::try_from(len).unwrap_or(i64::MAX);
+    let alone = |at: i64| if at < 0 { (items + at).max(0) } else { at };
+    let (from, to) = match (from, to) {
+        // Positions before the first item are left out.
+        (Some(from), Some(to)) => (from.max(-items), to),
+        (from, to) => (alone(from.unwrap_or(0)), alone(to.unwrap_or(items))),
+    };
+    (from..to.min(items)).filter_map(move |at| position(len, at))
 }
 
 /// The class Jackson holds such a value in; it shows in messages.
