@@ -1,6 +1,7 @@
 //! The API at its edges: the protocol, requests that are refused, tests of single states. One helper, many
 //! cases; what needs AWS's word for it is in the recordings.
 
+mod arns;
 mod named;
 mod runs;
 #[path = "../stand_ins/mod.rs"]
