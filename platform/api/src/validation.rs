@@ -114,19 +114,21 @@ impl FieldError {
     /// The message without the path: `Invalid value: "x": must be …`.
     pub fn message(&self) -> String {
         let detail = &self.detail;
-        match &self.kind {
-            FieldErrorKind::Required if detail.is_empty() => "Required value".into(),
-            FieldErrorKind::Required => format!("Required value: {detail}"),
+        let what = match &self.kind {
+            FieldErrorKind::Required => "Required value".to_owned(),
+            // An empty text stands for a value that upstream does not show; texts are shown in quotes.
+            FieldErrorKind::Invalid { value } if value.is_empty() => "Invalid value".to_owned(),
             FieldErrorKind::Invalid { value } | FieldErrorKind::TypeInvalid { value } => {
-                format!("Invalid value: {value}: {detail}")
+                format!("Invalid value: {value}")
             }
-            FieldErrorKind::TooMany { count } => format!("Too many: {count}: {detail}"),
-            FieldErrorKind::Forbidden => format!("Forbidden: {detail}"),
+            FieldErrorKind::TooMany { count } => format!("Too many: {count}"),
+            FieldErrorKind::Forbidden => "Forbidden".to_owned(),
             FieldErrorKind::Duplicate { value } => format!("Duplicate value: {value}"),
-            FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}: {detail}"),
+            FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}"),
             FieldErrorKind::NotFound { value } => format!("Not found: {value}"),
-            FieldErrorKind::TooLong => format!("Too long: {detail}"),
-        }
+            FieldErrorKind::TooLong => "Too long".to_owned(),
+        };
+        if detail.is_empty() { what } else { format!("{what}: {detail}") }
     }
 }
 

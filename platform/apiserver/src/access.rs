@@ -130,8 +130,8 @@ impl Inner {
 
     /// The user of a request: `user`, or the impersonated one (`kubectl --as`) if `user` has the verb `impersonate`
     /// on every impersonated attribute.
-    pub(crate) fn impersonated(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
-        let Some(wanted) = Impersonation::parse(headers)? else { return Ok(user) };
+    pub(crate) fn impersonated(&self, user: User, headers: &HeaderMap, path: &str) -> Result<User, ApiError> {
+        let Some(wanted) = Impersonation::parse(headers, path)? else { return Ok(user) };
         for (resource, group, namespace, name) in wanted.checks() {
             let (plural, subresource) = resource.split_once('/').unwrap_or((resource.as_str(), ""));
             let asked = Attributes {
@@ -161,7 +161,7 @@ struct Impersonation {
 }
 
 impl Impersonation {
-    fn parse(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
+    fn parse(headers: &HeaderMap, path: &str) -> Result<Option<Self>, ApiError> {
         let texts = |name: &str| -> Vec<String> {
             let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
             values.map(str::to_owned).collect()
@@ -177,9 +177,19 @@ impl Impersonation {
         match name {
             Some(name) => Ok(Some(Self { name, uid, groups, extra })),
             None if uid.is_none() && groups.is_empty() && extra.is_empty() => Ok(None),
-            None => Err(ApiError::internal(
-                "requested [{ServiceAccount ...}] without impersonating a user: set the header Impersonate-User",
-            )),
+            None => {
+                // The references as Go prints them: kind, namespace, name, uid, version, revision, path.
+                let authentication = "authentication.k8s.io/v1";
+                let mut asked: Vec<_> =
+                    groups.iter().map(|group| format!("{{Group  {group}    }}")).collect();
+                for (key, values) in &extra {
+                    let of_value = |value| format!("{{UserExtra  {value}  {authentication}  {key}}}");
+                    asked.extend(values.iter().map(of_value));
+                }
+                asked.extend(uid.iter().map(|uid| format!("{{UID  {uid}  {authentication}  }}")));
+                let why = format!("requested [{}] without impersonating a user", asked.join(" "));
+                Err(ApiError::of_filter(path, &why))
+            }
         }
     }
 
@@ -302,7 +312,7 @@ mod tests {
                 })
                 .collect()
         };
-        let parse = |pairs: &[(&'static str, &'static str)]| Impersonation::parse(&headers(pairs));
+        let parse = |pairs: &[(&'static str, &'static str)]| Impersonation::parse(&headers(pairs), "/api");
         assert!(parse(&[]).unwrap().is_none());
         assert!(parse(&[("impersonate-group", "g")]).is_err());
         let user = parse(&[("impersonate-user", "system:serviceaccount:a:b")]).unwrap().unwrap();

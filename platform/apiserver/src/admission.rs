@@ -11,6 +11,7 @@ mod quota_status;
 mod webhooks;
 
 pub(crate) use self::{
+    pods::default_tolerations,
     quota_status::run as run_quota_status,
     webhooks::{AdmissionOperation, Denied, Webhooks},
 };

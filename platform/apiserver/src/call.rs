@@ -14,7 +14,7 @@ use crate::{
     access::User,
     decode::{Decoded, decode},
     logs, meta,
-    negotiate::{self, BodyForm},
+    negotiate::{self, BodyForm, Representation},
     object::Object,
     registry::{Backing, Kind, Subresource},
     render::{IncludeObject, View, json_response, json_value},
@@ -234,9 +234,19 @@ impl Call {
         match (subresource, self.parts.method.as_str()) {
             (Subresource::Scale, "GET") => {
                 let kind = self.target.kind;
-                let entry = self.server.get(kind, &self.target.namespace, name, &self.query)?;
+                let found = self.server.get(kind, &self.target.namespace, name, &self.query);
+                let entry = found.map_err(|error| match error.has_reason("NotFound") {
+                    true => subresources::scale_not_found(kind, name),
+                    false => error,
+                })?;
                 let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
-                Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
+                let scale = subresources::scale_of(kind, &object);
+                let view = self.view()?;
+                let shown = match view.representation {
+                    Representation::Table => subresources::scale_table(&scale, view.now),
+                    _ => scale,
+                };
+                Ok(json_value(StatusCode::OK, &shown))
             }
             (Subresource::Scale, "PUT") => {
                 let scale = self.object_body(body).await?.value;
@@ -421,8 +431,11 @@ impl Call {
         name: Option<&str>,
     ) -> Result<(Object, Vec<String>), ApiError> {
         let kind: &Kind = self.target.kind;
-        let Value::Object(map) = decoded.value else {
-            return Err(ApiError::bad_request("the body is not a JSON object"));
+        let map = match decoded.value {
+            Value::Object(map) => map,
+            // Go decodes it as an empty object.
+            Value::Null => serde_json::Map::new(),
+            _ => return Err(ApiError::bad_request("the body is not a JSON object")),
         };
         let mut object = Object(map);
         verbs::set_type(kind, &mut object)?;

@@ -39,8 +39,10 @@ pub(crate) struct CustomKinds {
     /// Rows by the definition and version they were made from. Requests hold rows by reference, so a row lives as long
     /// as the process; a definition that returns to an earlier form gets its earlier row.
     made: Mutex<HashMap<String, &'static Kind>>,
-    /// Held during the write of a definition: two definitions cannot take the same name.
+    /// Held during the write of a definition.
     pub(crate) writes: tokio::sync::Mutex<()>,
+    /// Held while names are accepted: two definitions cannot take the same name.
+    settling: tokio::sync::Mutex<()>,
 }
 
 impl CustomKinds {
@@ -90,11 +92,20 @@ pub(crate) fn mark_terminating(object: &mut Object, now: &Value) {
     names::set_terminating(object, now);
 }
 
-/// Sets the fields of a definition that the server owns: accepted names, conditions and stored versions.
-pub(crate) fn complete(object: &mut Object, store: &Store, now: &Value) {
+/// Sets the fields of a definition that the server owns when it is written: the stored versions, and of a new one that no
+/// names are accepted yet.
+pub(crate) fn complete(object: &mut Object, is_new: bool) {
+    if is_new {
+        names::begin(object);
+    }
+    names::add_stored(object);
+}
+
+/// Accepts a definition's names unless another one has them, and sets the conditions about that.
+fn settle(object: &mut Object, store: &Store, now: &Value) {
     let others: Vec<_> =
         definitions(store).into_iter().filter(|other| other.name() != object.name()).collect();
-    names::set_status(object, &others, now);
+    names::settle(object, &others, now);
 }
 
 /// A moment's view of all kinds.

@@ -70,9 +70,12 @@ pub(crate) fn answer(
                 value["apiVersion"] = "v1".into();
                 value
             }
-            None => return Some(Err(ApiError::no_resource())),
+            None => return Some(Err(ApiError::no_path())),
         },
         ["apis", group, version] if known(group, version) => resource_list(served, group, version),
+        ["apis", group, _] if !served.kinds().any(|kind| kind.group == *group) => {
+            return Some(Err(ApiError::no_path()));
+        }
         ["api", _] | ["apis", _, _] => return Some(Err(ApiError::no_resource())),
         _ => return None,
     };
@@ -126,8 +129,18 @@ fn resource_list(served: &ServedKinds, group: &str, version: &str) -> Value {
             resources.push(resource);
         }
     }
-    resources.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
+    // Custom kinds have their subresources in the order status, scale.
+    let is_custom = served.in_group(group, version).any(|kind| kind.definition.is_some());
+    let key = |resource: &Value| {
+        let name = resource["name"].as_str().unwrap_or("").to_owned();
+        if is_custom { name.replace("/scale", "/~scale") } else { name }
+    };
+    resources.sort_by_key(key);
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    if group.is_empty() {
+        // The oldest list of upstream has no version of its own.
+        return json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": resources});
+    }
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
 }
 
@@ -136,6 +149,10 @@ fn storage_version_hash(kind: &Kind) -> String {
     let (group, version, name) = match kind.conversion {
         Some(conversion) if conversion.resource.starts_with("horizontal") => (kind.group, "v2", kind.kind),
         Some(_) => ("", "v1", kind.kind),
+        // Upstream keeps the names of these from their first storage version.
+        None if matches!(kind.plural, "endpointslices" | "customresourcedefinitions") => {
+            (kind.group, "v1beta1", kind.kind)
+        }
         None => (kind.group, kind.version, kind.kind),
     };
     let digest = Sha256::digest(format!("{group}/{version}/{name}"));

@@ -20,7 +20,7 @@ use crate::{
     openapi,
     rbac::Attributes,
     render::json_value,
-    request::{Query, Target, segments, verb},
+    request::{Query, Target, UnknownResource, segments, verb},
     server::Inner,
     status::ApiError,
     streams, yaml,
@@ -171,13 +171,24 @@ fn allow(
             },
             name: target.name.as_deref().unwrap_or(""),
         },
-        Err(_) => Attributes { verb: &method, path: Some(parts.uri.path()), ..Attributes::default() },
+        Err(_) => match UnknownResource::parse(&path) {
+            Some(unknown) => Attributes {
+                verb: unknown.verb(&parts.method, &parts.uri),
+                path: None,
+                group: unknown.group,
+                resource: unknown.resource,
+                subresource: unknown.subresource,
+                namespace: unknown.namespace,
+                name: unknown.name,
+            },
+            None => Attributes { verb: &method, path: Some(parts.uri.path()), ..Attributes::default() },
+        },
     };
     if let Some(audit) = &server.config.audit {
         *record = audit.record(&user, &asked, parts, target.as_ref().ok(), &server.clock);
     }
     let authenticated = user.name.clone();
-    let user = server.impersonated(user, &parts.headers)?;
+    let user = server.impersonated(user, &parts.headers, parts.uri.path())?;
     if let Some(record) = record.as_mut().filter(|_| user.name != authenticated) {
         record.impersonates(&user);
     }

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt, future::join_all, stream};
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
+use mayfly_api::validation::FieldError;
 use mayfly_store::{ListOptions, Range};
 use serde_json::Value;
 
@@ -52,8 +53,12 @@ impl Inner {
         let asked = parameter(query, "container");
         let container = container(&pod, name, asked.as_deref())?;
         let node = pod.str_at(&["spec", "nodeName"]);
+        check_options(name, query)?;
         if node.is_empty() {
-            return Err(ApiError::bad_request(format!("pod {name} does not have a host assigned")));
+            // There is no log, and no error, as upstream.
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            return Ok(response);
         }
         let path = format!("/containerLogs/{namespace}/{name}/{container}{}", passed_on(query)?);
         let body = self.fetch(node, &path).await?;
@@ -133,6 +138,26 @@ impl Inner {
             _ => ApiError::internal(message),
         })
     }
+}
+
+/// Checks the options of a pod's log (upstream's `ValidatePodLogOptions`).
+fn check_options(pod: &str, query: &str) -> Result<(), ApiError> {
+    let mut errors = Vec::new();
+    let number = |field: &str| parameter(query, field).and_then(|text| text.parse::<i64>().ok());
+    for (field, least, detail) in [
+        ("tailLines", 0, "must be greater than or equal to 0"),
+        ("limitBytes", 1, "must be greater than 0"),
+        ("sinceSeconds", 1, "must be greater than 0"),
+    ] {
+        if let Some(value) = number(field).filter(|value| *value < least) {
+            errors.push(FieldError::invalid(field, value, detail));
+        }
+    }
+    if parameter(query, "sinceSeconds").is_some() && parameter(query, "sinceTime").is_some() {
+        let detail = "at most one of `sinceTime` or `sinceSeconds` may be specified";
+        errors.push(FieldError::forbidden("sinceSeconds", detail));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid_named("", "PodLogOptions", pod, &errors)) }
 }
 
 /// The requested container, checked; else the annotated one; else the only one.

@@ -309,6 +309,9 @@ pub(crate) fn apply(
 
     let change = Change::between(kind, part, &base, &object);
     let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
+    // A field that is applied as zero is gone from what Go writes, and changed all the same.
+    let zeroed = change.removed.intersection(&wanted);
+    let change = Change { set: change.set.union(&zeroed), ..change };
     let conflicts = take_over(&mut entries, &change, &allowed);
     if !force && !conflicts.is_empty() {
         return Err(ApiError::apply_conflict(conflicts));

@@ -2,7 +2,7 @@
 //! upstream's (`apiserver/pkg/registry/rest`, `apimachinery/pkg/api/validation`).
 
 use jiff::Timestamp;
-use mayfly_api::validation::FieldError;
+use mayfly_api::validation::{FieldError, FieldErrorKind};
 use rand::RngExt;
 use serde_json::{Map, Value};
 
@@ -193,24 +193,29 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
     } else if let (None, Err(why)) = (old, (kind.valid_name)(name)) {
         errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
     }
-    map_errors(new, &["metadata"], &mut errors);
-    finalizer_errors(kind, new, old, &mut errors);
-    owner_errors(new, &mut errors);
+    let mut common = Vec::new();
+    added_finalizer_errors(new, old, &mut common);
+    map_errors(new, &["metadata"], "metadata", &mut common);
+    owner_errors(new, &mut common);
+    // Upstream runs these both before the strategy of an update and within it.
+    if old.is_some() {
+        errors.extend(common.iter().cloned());
+    }
+    errors.append(&mut common);
+    finalizer_errors(kind, new, &mut errors);
     errors
 }
 
 /// Checks the labels and annotations of the metadata at `path`: an object's own, or a template's, of which objects are
 /// made that must pass.
-pub(crate) fn map_errors(object: &Object, path: &[&str], errors: &mut Vec<FieldError>) {
+/// Errors are about `place`.
+pub(crate) fn map_errors(object: &Object, path: &[&str], place: &str, errors: &mut Vec<FieldError>) {
     let entries = |field: &str| {
         let map = object.at(path).and_then(|metadata| metadata.get(field)).and_then(Value::as_object);
         map.into_iter().flatten()
     };
-    let place = path.join(".");
     for (key, value) in entries("labels") {
-        if let Err(why) = qualified_name(key) {
-            errors.push(FieldError::invalid(format!("{place}.labels"), format!("{key:?}"), why));
-        }
+        qualified_name_errors(key, &format!("{place}.labels"), errors);
         if let Err(why) = label_value(value.as_str().unwrap_or("")) {
             errors.push(FieldError::invalid(format!("{place}.labels"), value, why));
         }
@@ -218,29 +223,46 @@ pub(crate) fn map_errors(object: &Object, path: &[&str], errors: &mut Vec<FieldE
     let mut bytes = 0;
     for (key, value) in entries("annotations") {
         bytes += key.len() + value.as_str().map_or(0, str::len);
-        if let Err(why) = qualified_name(&key.to_lowercase()) {
-            errors.push(FieldError::invalid(format!("{place}.annotations"), format!("{key:?}"), why));
+        let mut found = Vec::new();
+        qualified_name_errors(&key.to_lowercase(), &format!("{place}.annotations"), &mut found);
+        for error in &mut found {
+            error.kind = FieldErrorKind::Invalid { value: format!("{key:?}") };
         }
+        errors.append(&mut found);
     }
     if bytes > ANNOTATIONS_BYTES_MAX {
         errors.push(FieldError::too_long(format!("{place}.annotations"), ANNOTATIONS_BYTES_MAX));
     }
 }
 
-fn finalizer_errors(kind: &Kind, new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
+fn finalizer_errors(kind: &Kind, new: &Object, errors: &mut Vec<FieldError>) {
     for (at, finalizer) in new.finalizers().into_iter().enumerate() {
-        let known = matches!(finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
+        let known = is_standard_finalizer(finalizer);
         if let (false, Err(why)) = (known, qualified_name(finalizer)) {
             errors.push(FieldError::invalid("metadata.finalizers", format!("{finalizer:?}"), why));
         } else if !known && !finalizer.contains('/') && !kind.custom && kind.group != "apiextensions.k8s.io" {
-            let why = "name is neither a standard finalizer name nor is it fully qualified";
-            errors.push(FieldError::invalid(
-                format!("metadata.finalizers[{at}]"),
-                format!("{finalizer:?}"),
-                why,
-            ));
+            let path = format!("metadata.finalizers[{at}]");
+            errors.push(FieldError::invalid(path, format!("{finalizer:?}"), NOT_QUALIFIED));
         }
     }
+}
+
+const NOT_QUALIFIED: &str = "name is neither a standard finalizer name nor is it fully qualified";
+
+fn is_standard_finalizer(name: &str) -> bool {
+    matches!(name, "orphan" | "foregroundDeletion" | "kubernetes")
+}
+
+/// Checks the name of a finalizer (upstream's `ValidateFinalizerName`).
+pub(crate) fn finalizer_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    qualified_name_errors(name, path, errors);
+    if !name.contains('/') && !is_standard_finalizer(name) {
+        errors.push(FieldError::invalid(path, format!("{name:?}"), NOT_QUALIFIED));
+    }
+}
+
+/// Nothing new may hold an object that is being deleted.
+fn added_finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
     let Some(old) = old.filter(|old| old.is_terminating()) else { return };
     let before = old.finalizers();
     let added: Vec<_> = new.finalizers().into_iter().filter(|f| !before.contains(f)).collect();
@@ -255,7 +277,7 @@ fn finalizer_errors(kind: &Kind, new: &Object, old: Option<&Object>, errors: &mu
 
 fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
     let owners = new.at(&["metadata", "ownerReferences"]).and_then(Value::as_array);
-    let mut controllers = 0;
+    let mut controllers = Vec::new();
     for owner in owners.into_iter().flatten() {
         for field in ["apiVersion", "kind", "name", "uid"] {
             if owner[field].as_str().unwrap_or("").is_empty() {
@@ -265,25 +287,71 @@ fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid(path, "\"\"", format!("{what} must not be empty")));
             }
         }
-        controllers += usize::from(owner["controller"] == true);
+        if owner["controller"] == true {
+            controllers.push(owner);
+        }
     }
-    if controllers > 1 {
-        let detail = "Only one reference can have Controller set to true";
-        errors.push(FieldError::invalid("metadata.ownerReferences", "[]", detail));
+    if let [first, second, ..] = controllers.as_slice() {
+        let named = |owner: &Value| {
+            let text = |field: &str| owner[field].as_str().unwrap_or("").to_owned();
+            format!("{}/{}", text("kind"), text("name"))
+        };
+        let detail = format!(
+            "Only one reference can have Controller set to true. Found \"true\" in references for {} and {}",
+            named(first),
+            named(second)
+        );
+        let shown = go_owners(owners.map_or(&[][..], Vec::as_slice));
+        errors.push(FieldError::invalid("metadata.ownerReferences", shown, detail));
     }
 }
 
+/// Owner references as Go prints the structs; addresses stand for the pointers.
+fn go_owners(owners: &[Value]) -> String {
+    let shown: Vec<_> = owners
+        .iter()
+        .map(|owner| {
+            let text = |field: &str| format!("{:?}", owner[field].as_str().unwrap_or(""));
+            let flag = |field: &str| if owner[field].is_boolean() { "0xc000000000" } else { "nil" };
+            format!(
+                "v1.OwnerReference{{APIVersion:{}, Kind:{}, Name:{}, UID:{}, Controller:(*bool)({}), \
+                 BlockOwnerDeletion:(*bool)({})}}",
+                text("apiVersion"),
+                text("kind"),
+                text("name"),
+                text("uid"),
+                flag("controller"),
+                flag("blockOwnerDeletion")
+            )
+        })
+        .collect();
+    format!("[]v1.OwnerReference{{{}}}", shown.join(", "))
+}
+
+/// The errors about a qualified name. An empty name part has two, as upstream.
+pub(crate) fn qualified_name_errors(text: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let Err(why) = qualified_name(text) else { return };
+    let is_empty = why == EMPTY_NAME_PART;
+    errors.push(FieldError::invalid(path, format!("{text:?}"), why));
+    if is_empty {
+        let detail = format!("name part {NAME_PART_FORM}");
+        errors.push(FieldError::invalid(path, format!("{text:?}"), detail));
+    }
+}
+
+const EMPTY_NAME_PART: &str = "name part must be non-empty";
+const NAME_PART_FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                              alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
+                              validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+
 /// `name` or `prefix/name` (upstream's `IsQualifiedName`).
 pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
-    const FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
-                        alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
-                        validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     let (prefix, name) = match text.split('/').collect::<Vec<_>>().as_slice() {
         [name] => (None, *name),
         [prefix, name] => (Some(*prefix), *name),
         _ => {
             return Err(format!(
-                "a qualified name {FORM} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a qualified name {NAME_PART_FORM} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             ));
         }
     };
@@ -294,10 +362,10 @@ pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
         mayfly_api::names::dns_subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
     }
     match name {
-        "" => Err("name part must be non-empty".into()),
+        "" => Err(EMPTY_NAME_PART.into()),
         _ if name.len() > 63 => Err("name part must be no more than 63 characters".into()),
         _ if is_name_part(name) => Ok(()),
-        _ => Err(format!("name part {FORM}")),
+        _ => Err(format!("name part {NAME_PART_FORM}")),
     }
 }
 

@@ -15,19 +15,26 @@ mod core;
 mod cron_job;
 mod defaulting;
 mod definitions;
+mod event_rules;
 mod events;
+mod go_values;
 mod limits;
 mod mayfly;
 mod networking;
 mod node;
+mod node_rules;
 mod pod;
 mod pod_print;
 mod pod_resources;
 mod pod_rules;
+mod pod_updates;
+mod pod_volumes;
 mod pod_wasm;
 pub(crate) mod print;
+mod quota_rules;
 pub(crate) mod rules;
 mod services;
+mod signing_rules;
 mod stateful_set;
 mod storage;
 mod usage;
@@ -42,7 +49,8 @@ pub(crate) use self::{
     core::NAMESPACE_FINALIZER,
     pod_resources::rename_aliases,
     rules::{
-        is_empty_selector as rules_is_empty_selector, list_items as rules_items, selects as rules_selects,
+        is_empty_selector as rules_is_empty_selector, list_items as rules_items, not_supported,
+        selects as rules_selects,
     },
 };
 

@@ -12,7 +12,7 @@ use crate::{
     object::{
         HEAD_BYTES_MAX as TYPE_BYTES_MAX, METADATA_OPENS, Object, SPLICED_BYTES, splice, splice_metadata,
     },
-    registry::Kind,
+    registry::{Column, Kind},
     status::ApiError,
 };
 
@@ -153,7 +153,11 @@ impl View {
             Representation::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
             _ => (format!("{}List", self.kind.kind), self.kind.api_version()),
         };
-        let meta = meta.to_value();
+        let mut meta = meta.to_value();
+        // Lists of custom kinds are made without Go's types, which leave it out.
+        if self.kind.definition.is_some() && self.representation == Representation::Object {
+            map_entry_if_absent(&mut meta, "continue");
+        }
         out.extend_from_slice(
             format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{meta},\"items\":[")
                 .as_bytes(),
@@ -182,15 +186,7 @@ impl View {
     }
 
     fn table(&self, meta: Value, rows: Vec<Value>, with_columns: bool) -> Value {
-        let columns = self.kind.columns.iter().map(|column| {
-            json!({
-                "name": column.name,
-                "type": column.kind,
-                "format": column.format,
-                "description": column.description,
-                "priority": column.priority,
-            })
-        });
+        let columns = self.kind.columns.iter().map(Column::to_value);
         let columns = if with_columns { columns.collect() } else { Value::Null };
         json!({
             "kind": "Table",
@@ -199,6 +195,12 @@ impl View {
             "columnDefinitions": columns,
             "rows": rows,
         })
+    }
+}
+
+fn map_entry_if_absent(meta: &mut Value, field: &str) {
+    if let Value::Object(map) = meta {
+        map.entry(field).or_insert_with(|| "".into());
     }
 }
 

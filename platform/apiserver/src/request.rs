@@ -5,7 +5,11 @@ use std::borrow::Cow;
 use http::{Method, Uri};
 use mayfly_api::validation::{FieldError, FieldErrorKind};
 
-use crate::{custom::ServedKinds, registry::Kind, status::ApiError};
+use crate::{
+    custom::ServedKinds,
+    registry::{Kind, not_supported},
+    status::ApiError,
+};
 
 /// A resource's path, understood.
 #[derive(Clone, Debug)]
@@ -50,7 +54,12 @@ impl Target {
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
             _ => return Err(ApiError::no_path()),
         };
-        let find = |plural: &str| served.find(group, version, plural).ok_or_else(ApiError::no_resource);
+        let find = |plural: &str| {
+            // Upstream's router answers for groups that nothing serves.
+            let is_known = || served.kinds().any(|kind| kind.group == group);
+            let unknown = || if is_known() { ApiError::no_resource() } else { ApiError::no_path() };
+            served.find(group, version, plural).ok_or_else(unknown)
+        };
         let (kind, namespace, rest) = match rest {
             // The subresources of a namespace have the form of resources in it.
             ["namespaces", name, sub @ ("status" | "finalize")] => {
@@ -86,12 +95,17 @@ impl Target {
 
 /// The verb of a request as upstream names it (`apiserver/pkg/endpoints/request`), for metrics and refusals.
 pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'static str {
-    let watch = uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
     let one = target.is_some_and(|target| target.name.is_some());
+    verb_of(method, uri, one, target.is_some())
+}
+
+/// The verb of a request about one object, or about a resource as a whole.
+fn verb_of(method: &Method, uri: &Uri, one: bool, is_resource: bool) -> &'static str {
+    let watch = uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
     match (method.as_str(), one) {
         ("GET", _) if watch => "watch",
         ("GET" | "HEAD", true) => "get",
-        ("GET" | "HEAD", false) if target.is_some() => "list",
+        ("GET" | "HEAD", false) if is_resource => "list",
         ("GET" | "HEAD", false) => "get",
         ("POST", _) => "create",
         ("PUT", _) => "update",
@@ -219,6 +233,75 @@ impl Query {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// Contradictions among the options of a list or a watch (upstream: `apimachinery/pkg/apis/meta/internalversion`,
+/// `ValidateListOptions`).
+pub(crate) fn check_list_options(query: &Query) -> Result<(), ApiError> {
+    const PATH: &str = "resourceVersionMatch";
+    let mut errors = Vec::new();
+    let rule = query.resource_version_match.as_deref();
+    let mut forbid = |detail: &str| errors.push(FieldError::forbidden(PATH, detail));
+    if query.watch {
+        if query.send_initial_events.is_some() && rule != Some("NotOlderThan") {
+            forbid("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+        }
+        if rule.is_some() && query.send_initial_events.is_none() {
+            forbid("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+        }
+        if let Some(other) = rule.filter(|rule| *rule != "NotOlderThan") {
+            errors.push(not_supported(PATH, other, &["NotOlderThan"]));
+        }
+    } else if let Some(rule) = rule {
+        if query.resource_version.is_none() {
+            forbid("resourceVersionMatch is forbidden unless resourceVersion is provided");
+        }
+        if query.continue_token.is_some() {
+            forbid("resourceVersionMatch is forbidden when continue is provided");
+        }
+        if !matches!(rule, "Exact" | "NotOlderThan") {
+            errors.push(not_supported(PATH, rule, &["", "Exact", "NotOlderThan"]));
+        } else if rule == "Exact" && query.resource_version.as_deref() == Some("0") {
+            let detail = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            errors.push(FieldError::forbidden(PATH, detail));
+        }
+    }
+    if query.send_initial_events.is_some() && !query.watch {
+        errors.push(FieldError::forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid_options("ListOptions", &errors)) }
+}
+
+/// The resource that a path names which leads to no served kind: refusals name it.
+pub(crate) struct UnknownResource<'a> {
+    pub(crate) group: &'a str,
+    pub(crate) resource: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) subresource: &'a str,
+}
+
+impl<'a> UnknownResource<'a> {
+    /// `None` for a path that is none of a resource.
+    pub(crate) fn parse(segments: &'a [String]) -> Option<Self> {
+        let texts: Vec<&'a str> = segments.iter().map(String::as_str).collect();
+        let (group, rest) = match texts.as_slice() {
+            ["api", _, rest @ ..] => ("", rest.to_vec()),
+            ["apis", group, _, rest @ ..] => (*group, rest.to_vec()),
+            _ => return None,
+        };
+        let (namespace, rest) = match rest.as_slice() {
+            ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest.to_vec()),
+            _ => ("", rest),
+        };
+        let at = |index: usize| rest.get(index).copied().unwrap_or("");
+        let unknown = Self { group, resource: at(0), namespace, name: at(1), subresource: at(2) };
+        (!unknown.resource.is_empty()).then_some(unknown)
+    }
+
+    pub(crate) fn verb(&self, method: &Method, uri: &Uri) -> &'static str {
+        verb_of(method, uri, !self.name.is_empty(), true)
     }
 }
 

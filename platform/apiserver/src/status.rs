@@ -128,6 +128,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(kind.group, kind.plural, name)
     }
 
+    /// The same about a resource that has no row, as subresources.
+    pub(crate) fn resource_not_found(group: &str, resource: &str, name: &str) -> Self {
+        let message = format!("{resource}.{group} {name:?} not found");
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(group, resource, name)
+    }
+
     pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
         let message = format!("{} {name:?} already exists", kind.resource());
         Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(kind.group, kind.plural, name)
@@ -150,12 +156,13 @@ impl ApiError {
 
     /// The preconditions of a deletion do not match the stored object.
     pub(crate) fn precondition_failed(kind: &Kind, name: &str, why: &str) -> Self {
-        let qualified = match kind.group {
+        let group = stored_group(kind);
+        let qualified = match group {
             "" => kind.kind.to_owned(),
             group => format!("{}.{group}", kind.kind),
         };
         let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {why}");
-        Self::new(StatusCode::CONFLICT, "Conflict", message).about(kind.group, kind.kind, name)
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(group, kind.kind, name)
     }
 
     /// The object is not the one that the client read.
@@ -180,9 +187,7 @@ impl ApiError {
     }
 
     pub(crate) fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
-        // Upstream validates Events as those of the core group, which both groups store.
-        let group = if kind.group == "events.k8s.io" { "" } else { kind.group };
-        Self::invalid_named(group, kind.kind, name, errors)
+        Self::invalid_named(stored_group(kind), kind.kind, name, errors)
     }
 
     /// The same about a kind that has no row, as those of subresources.
@@ -191,7 +196,13 @@ impl ApiError {
             "" => kind.to_owned(),
             group => format!("{kind}.{group}"),
         };
-        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
+        // As upstream, the message names an error once, while the causes repeat it.
+        let mut list: Vec<String> = Vec::new();
+        for text in errors.iter().map(|e| format!("{}: {}", e.path, e.message())) {
+            if !list.contains(&text) {
+                list.push(text);
+            }
+        }
         let all = if let [one] = list.as_slice() { one.clone() } else { format!("[{}]", list.join(", ")) };
         let message = format!("{qualified} {name:?} is invalid: {all}");
         let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
@@ -261,6 +272,14 @@ impl ApiError {
         error
     }
 
+    /// An error that upstream's filters give before there is a request: a line of text.
+    pub(crate) fn of_filter(path: &str, why: &str) -> Self {
+        let message = format!("Internal Server Error: {path:?}: {why}\n");
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message);
+        error.is_plain = true;
+        error
+    }
+
     /// A path that is no part of the API: upstream answers in plain text.
     pub(crate) fn no_path() -> Self {
         let mut error = Self::no_resource();
@@ -270,7 +289,9 @@ impl ApiError {
 
     pub(crate) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+        let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message);
+        error.details = Some(Box::default());
+        error
     }
 
     pub(crate) fn not_acceptable() -> Self {
@@ -325,6 +346,11 @@ impl ApiError {
         let message = "The provided continue parameter is too old to display a consistent list result. You must \
                        start a new list without the continue parameter.";
         Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    /// An error that upstream's storage gives without a reason: a text, and the code 500.
+    pub(crate) fn without_reason(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
     /// A revision that has not been reached yet.
@@ -394,6 +420,11 @@ impl ApiError {
     }
 }
 
+/// The group in whose name errors are: upstream handles Events as those of the core group, which both groups store.
+fn stored_group(kind: &Kind) -> &'static str {
+    if kind.group == "events.k8s.io" { "" } else { kind.group }
+}
+
 /// `conflicts with "a":`, then a line for each field, then the next manager.
 fn conflict_list(conflicts: &[(String, String)]) -> String {
     let mut lines: Vec<String> = Vec::new();
@@ -411,7 +442,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let code = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let (body, content_type) = match self.is_plain {
-            true => (Bytes::from_static(b"404 page not found\n"), "text/plain; charset=utf-8"),
+            true if code == StatusCode::NOT_FOUND => {
+                (Bytes::from_static(b"404 page not found\n"), "text/plain; charset=utf-8")
+            }
+            true => (Bytes::from(self.message), "text/plain; charset=utf-8"),
             false => (Bytes::from(self.to_json()), "application/json"),
         };
         let mut response = Response::new(body.into());

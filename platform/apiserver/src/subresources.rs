@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     decode::Decoded,
     object::{Object, map_at},
-    registry::{Kind, registry, selector_text},
+    registry::{AGE, Column, Kind, NAME, print::since, registry, selector_text},
     server::Inner,
     status::ApiError,
     verbs::{self, Change, Outcome, Part, WriteRequest},
@@ -28,6 +28,11 @@ pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
             let path = scale.selector.as_deref().map(segments);
             path.map_or(String::new(), |path| object.str_at(&path).to_owned())
         }
+        // The selector of a ReplicationController is a map of labels.
+        None if kind.plural == "replicationcontrollers" => {
+            let selector = json!({"matchLabels": object.at(&["spec", "selector"])});
+            selector_text(Some(&selector))
+        }
         None => selector_text(object.at(&["spec", "selector"])),
     };
     // Upstream's Go type leaves out zero.
@@ -45,6 +50,53 @@ pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
             "selector": selector,
         },
     })
+}
+
+/// The columns of a scale's table (upstream's printer of `Scale`).
+const SCALE_COLUMNS: [Column; 4] = [
+    Column { format: "", ..NAME },
+    Column {
+        name: "Desired",
+        kind: "integer",
+        format: "",
+        description: "replicas is the desired number of instances for the scaled object.",
+        priority: 0,
+    },
+    Column {
+        name: "Available",
+        kind: "integer",
+        format: "",
+        description: "replicas is the actual number of observed instances of the scaled object.",
+        priority: 0,
+    },
+    AGE,
+];
+
+/// A scale as a table.
+pub(crate) fn scale_table(scale: &Value, now: jiff::Timestamp) -> Value {
+    let metadata = &scale["metadata"];
+    let created = metadata["creationTimestamp"].as_str().unwrap_or("");
+    let number = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0);
+    let cells = json!([metadata["name"], number("spec"), number("status"), since(created, now)]);
+    let partial =
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata});
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": metadata["resourceVersion"]},
+        "columnDefinitions": SCALE_COLUMNS.iter().map(Column::to_value).collect::<Vec<_>>(),
+        "rows": [{"cells": cells, "object": partial}],
+    })
+}
+
+/// The error about the scale of an object that does not exist. Custom kinds and StatefulSets have that of the
+/// object.
+pub(crate) fn scale_not_found(kind: &Kind, name: &str) -> ApiError {
+    if kind.custom || kind.plural == "statefulsets" {
+        return ApiError::not_found(kind, name);
+    }
+    let group = if kind.group.is_empty() { "autoscaling" } else { kind.group };
+    ApiError::resource_not_found(group, &format!("{}/scale", kind.plural), name)
 }
 
 fn segments(path: &[String]) -> Vec<&str> {
@@ -175,8 +227,8 @@ impl Inner {
         let kind = request.kind;
         let node = binding["target"]["name"].as_str().unwrap_or("");
         if node.is_empty() {
-            let error = mayfly_api::validation::FieldError::required("target.name", "");
-            return Err(ApiError::invalid(kind, name, &[error]));
+            // As upstream, an error of the server although it is the client's.
+            return Err(ApiError::without_reason("target.name: Required value"));
         }
         let target = binding["target"]["kind"].as_str().unwrap_or("");
         if !matches!(target, "" | "Node") {

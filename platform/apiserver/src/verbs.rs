@@ -125,10 +125,15 @@ pub(crate) fn parse_revision(text: &str) -> Result<Option<Revision>, ApiError> {
         _ => match text.parse() {
             Ok(number) => Ok(Some(Revision(number))),
             Err(_) => {
-                Err(ApiError::bad_request(format!("invalid resource version {text:?}: it is a number")))
+                Err(ApiError::bad_request(format!("invalid resource version: {}", not_a_revision(text))))
             }
         },
     }
+}
+
+/// The message of upstream's parser of resource versions.
+fn not_a_revision(text: &str) -> String {
+    format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax")
 }
 
 /// Makes a body fit its kind, by the request's field validation. Returns the warnings.
@@ -137,11 +142,13 @@ pub(crate) fn validate_schema(
     object: &mut Object,
     duplicates: Vec<String>,
     validation: FieldValidation,
-    strict_error: impl Fn(String) -> ApiError,
+    refuse: impl Fn(String) -> ApiError,
 ) -> Result<Vec<String>, ApiError> {
-    let found = normalise(kind, &mut object.0);
-    let (warnings, missing) =
-        check_findings(found, duplicates, validation, &strict_error, |why| cannot_be_handled(kind, &why))?;
+    let mut found = normalise(kind, &mut object.0);
+    if kind.definition.is_some() {
+        found.unknown.sort();
+    }
+    let (warnings, missing) = check_findings(found, duplicates, validation, &refuse)?;
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> = missing
             .iter()
@@ -149,10 +156,28 @@ pub(crate) fn validate_schema(
             .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
-    decode_check(kind, object).map_err(strict_error)?;
+    if let Err(why) = decode_check(kind, object) {
+        if !why.contains("lastTransitionTime") {
+            return Err(refuse(why));
+        }
+        fill_condition_times(object);
+        decode_check(kind, object).map_err(refuse)?;
+    }
     // Zero values that Go does not distinguish from absent fields are removed, and get their defaults.
     canonicalise_sent(kind, &mut object.0);
     Ok(warnings)
+}
+
+/// The time of a condition that says none, as Go has it.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
+/// Gives conditions a time of their last transition. Upstream's types have a zero one, ours need one.
+fn fill_condition_times(object: &mut Object) {
+    let status = object.0.get_mut("status").and_then(serde_json::Value::as_object_mut);
+    let conditions = status.and_then(|status| status.get_mut("conditions")?.as_array_mut());
+    for condition in conditions.into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
+        condition.entry("lastTransitionTime").or_insert_with(|| ZERO_TIME.into());
+    }
 }
 
 /// Whether the object can be read as its kind, which all its readers will do.
@@ -179,17 +204,16 @@ fn check_findings(
     found: Findings,
     duplicates: Vec<String>,
     validation: FieldValidation,
-    strict_error: impl FnOnce(String) -> ApiError,
-    cannot: impl FnOnce(String) -> ApiError,
+    refuse: impl Fn(String) -> ApiError,
 ) -> Result<(Vec<String>, Vec<String>), ApiError> {
     if let Some(why) = found.wrong {
-        return Err(cannot(why));
+        return Err(refuse(why));
     }
     let mut warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field {path:?}")).collect();
     warnings.extend(found.unknown.into_iter().map(|path| format!("unknown field {path:?}")));
     if !warnings.is_empty() && validation == FieldValidation::Strict {
-        return Err(strict_error(format!("strict decoding error: {}", warnings.join(", "))));
+        return Err(refuse(format!("strict decoding error: {}", warnings.join(", "))));
     }
     if validation == FieldValidation::Ignore {
         warnings.clear();

@@ -46,6 +46,8 @@ pub(crate) async fn rewritten(response: Response) -> Response {
 }
 
 fn written(json: &Bytes) -> Result<String, String> {
-    let value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    // As upstream, whose writer goes through a map.
+    value.sort_all_objects();
     serde_saphyr::to_string(&value).map_err(|error| error.to_string())
 }

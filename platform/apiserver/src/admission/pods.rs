@@ -206,7 +206,7 @@ fn mount_token(spec: &mut Map<String, Value>) {
 }
 
 /// Adds the default tolerations: a pod stays on a lost node for five minutes.
-fn default_tolerations(pod: &mut Object) {
+pub(crate) fn default_tolerations(pod: &mut Object) {
     let tolerations = pod.map_mut("spec").entry("tolerations").or_insert_with(|| json!([]));
     if tolerations.is_null() {
         *tolerations = json!([]);

@@ -13,7 +13,7 @@ use crate::{
     registry::{Kind, registry},
     server::Inner,
     status::ApiError,
-    verbs::{Change, Part},
+    verbs::{Change, Manager, Part},
 };
 
 /// The pause before objects that wait for their finalizers are checked again.
@@ -111,28 +111,30 @@ impl Inner {
         }
     }
 
-    /// Accepts names that became free.
+    /// Accepts names that became free, and those that the end of the process left open.
     async fn settle_names(&self) {
-        let request = self.own_request(definition_kind(), "");
         for definition in definitions(&self.store) {
-            let accepted =
-                definition.at(&["status", "conditions"]).and_then(Value::as_array).is_some_and(|list| {
-                    list.iter().any(|condition| {
-                        condition["type"] == "NamesAccepted" && condition["status"] == "True"
-                    })
-                });
-            if accepted {
-                continue;
+            if !names::is_settled(&definition) {
+                self.settle_definition(definition.name()).await;
             }
-            let now = meta::timestamp(request.now);
-            let completed = |current: &Object| {
-                let mut object = current.clone();
-                super::complete(&mut object, &self.store, &now);
-                Ok(Change::new(object))
-            };
-            if let Err(error) = self.change(&request, definition.name(), Part::Status, completed).await {
-                tracing::debug!(%error, "the status of a definition could not be written");
-            }
+        }
+    }
+
+    /// Accepts the names of a definition, if they are free, in a write of its own, as upstream. The kinds are served
+    /// when this returns.
+    pub(crate) async fn settle_definition(&self, name: &str) {
+        let _settling = self.custom.settling.lock().await;
+        let mut request = self.own_request(definition_kind(), "");
+        request.manager = Manager { name: "kube-apiserver".into(), explicit: false, tracked: true };
+        let now = meta::timestamp(request.now);
+        let settled = |current: &Object| {
+            let mut object = current.clone();
+            super::settle(&mut object, &self.store, &now);
+            Ok(Change::new(object))
+        };
+        // As long as it fails, the task that runs in the background tries again.
+        if let Err(error) = self.change(&request, name, Part::Status, settled).await {
+            tracing::debug!(%error, "the status of a definition could not be written");
         }
     }
 }

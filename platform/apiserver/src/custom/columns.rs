@@ -23,7 +23,13 @@ impl PrinterColumn {
             name: text("name"),
             kind: text("type"),
             format: text("format"),
-            description: text("description"),
+            description: match text("description") {
+                none if none.is_empty() => {
+                    let path = column["jsonPath"].as_str().unwrap_or("");
+                    format!("Custom resource definition column (in JSONPath format): {path}")
+                }
+                given => given,
+            },
             priority: u8::from(column["priority"].as_i64().unwrap_or(0) > 0),
             path: JsonPath::parse(column["jsonPath"].as_str()?)?,
         })

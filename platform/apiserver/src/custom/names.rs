@@ -7,8 +7,23 @@ use crate::{
     registry::{registry, rules_items},
 };
 
-/// Sets a definition's accepted names, conditions and stored versions.
-pub(super) fn set_status(definition: &mut Object, others: &[Object], now: &Value) {
+/// Gives a new definition the status from which its names are accepted.
+pub(super) fn begin(definition: &mut Object) {
+    let status = map_at(&mut definition.0, "status");
+    status.insert("conditions".into(), Value::Null);
+    status.insert("acceptedNames".into(), json!({"plural": "", "kind": ""}));
+}
+
+/// Whether a definition's names are accepted as they are.
+pub(super) fn is_settled(definition: &Object) -> bool {
+    let conditions = definition.at(&["status", "conditions"]).unwrap_or(&Value::Null);
+    let accepted = rules_items(conditions)
+        .any(|condition| condition["type"] == "NamesAccepted" && condition["status"] == "True");
+    accepted && definition.at(&["status", "acceptedNames"]) == definition.at(&["spec", "names"])
+}
+
+/// Sets a definition's accepted names and conditions.
+pub(super) fn settle(definition: &mut Object, others: &[Object], now: &Value) {
     let spec = definition.at(&["spec"]).cloned().unwrap_or(Value::Null);
     let conflict = conflict(&spec, others);
     let status = map_at(&mut definition.0, "status");
@@ -38,6 +53,12 @@ pub(super) fn set_status(definition: &mut Object, others: &[Object], now: &Value
     } else if !status.get("acceptedNames").is_some_and(Value::is_object) {
         status.insert("acceptedNames".into(), json!({"plural": "", "kind": ""}));
     }
+}
+
+/// Adds the storage version to the stored ones.
+pub(super) fn add_stored(definition: &mut Object) {
+    let spec = definition.at(&["spec"]).cloned().unwrap_or(Value::Null);
+    let status = map_at(&mut definition.0, "status");
     let stored = status.entry("storedVersions").or_insert(Value::Null);
     if !stored.is_array() {
         *stored = json!([]);
@@ -139,7 +160,11 @@ mod tests {
     fn the_first_definition_has_a_name() {
         let now = json!("2026-01-01T00:00:00Z");
         let mut first = definition("widgets", "Widget");
-        set_status(&mut first, &[], &now);
+        begin(&mut first);
+        assert!(!is_settled(&first));
+        add_stored(&mut first);
+        settle(&mut first, &[], &now);
+        assert!(is_settled(&first));
         assert_eq!(first.at(&["status", "storedVersions"]), Some(&json!(["v1"])));
         let status = |object: &Object, name: &str| {
             let conditions = object.at(&["status", "conditions"]).unwrap().as_array().unwrap();
@@ -148,10 +173,10 @@ mod tests {
         };
         assert_eq!(status(&first, "Established").0, "True");
         let mut second = definition("gadgets", "Widget");
-        set_status(&mut second, std::slice::from_ref(&first), &now);
+        settle(&mut second, std::slice::from_ref(&first), &now);
         assert_eq!(status(&second, "NamesAccepted"), ("False".to_owned(), "SingularConflict".to_owned()));
         assert_eq!(status(&second, "Established").0, "False");
-        set_status(&mut second, &[], &now);
+        settle(&mut second, &[], &now);
         assert_eq!(status(&second, "Established").0, "True");
     }
 }

@@ -3,7 +3,7 @@
 use mayfly_api::{names, validation::FieldError};
 use serde_json::Value;
 
-use super::{rows::is_json_path, rules};
+use super::{rows::is_json_path, rules, validate::default_errors};
 use crate::{object::Object, registry::rules_items};
 
 /// Deepest nesting of a schema.
@@ -16,7 +16,7 @@ pub(crate) fn definition_errors(new: &Object, old: Option<&Object>) -> Vec<Field
     let spec = new.at(&["spec"]).unwrap_or(&Value::Null);
     let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
     let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
-    if new.name() != format!("{plural}.{group}") {
+    if !new.name().is_empty() && new.name() != format!("{plural}.{group}") {
         let detail = "must be spec.names.plural+\".\"+spec.group";
         errors.push(FieldError::invalid("metadata.name", format!("{:?}", new.name()), detail));
     }
@@ -45,6 +45,10 @@ pub(crate) fn definition_errors(new: &Object, old: Option<&Object>) -> Vec<Field
     }
     name_errors(&spec["names"], &mut errors);
     version_errors(spec, &mut errors);
+    if rules_items(new.at(&["status", "storedVersions"]).unwrap_or(&Value::Null)).next().is_none() {
+        let detail = "must have at least one stored version";
+        errors.push(FieldError::invalid("status.storedVersions", "[]string(nil)", detail));
+    }
     if let Some(old) = old {
         update_errors(new, old, &mut errors);
     }
@@ -83,8 +87,10 @@ fn version_errors(spec: &Value, errors: &mut Vec<FieldError>) {
     let versions: Vec<_> = rules_items(&spec["versions"]).collect();
     if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
         let detail = "must have exactly one version marked as storage version";
-        errors.push(FieldError::invalid("spec.versions", &spec["versions"], detail));
+        errors.push(FieldError::invalid("spec.versions", go_versions(&versions), detail));
     }
+    let (one_schema, one_table) =
+        (is_common(&versions, "schema"), is_common(&versions, "additionalPrinterColumns"));
     for (at, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{at}]");
         let name = version["name"].as_str().unwrap_or("");
@@ -95,8 +101,11 @@ fn version_errors(spec: &Value, errors: &mut Vec<FieldError>) {
             let detail = "must contain unique version names";
             errors.push(FieldError::invalid("spec.versions", format!("{name:?}"), detail));
         }
-        for (column, value) in rules_items(&version["additionalPrinterColumns"]).enumerate() {
-            let path = format!("{path}.additionalPrinterColumns[{column}]");
+        // Upstream's internal form has what all versions share once, at the top.
+        let of_columns = if one_table { "spec".to_owned() } else { path.clone() };
+        let columns = rules_items(&version["additionalPrinterColumns"]).filter(|_| at == 0 || !one_table);
+        for (column, value) in columns.enumerate() {
+            let path = format!("{of_columns}.additionalPrinterColumns[{column}]");
             if !is_json_path(value["jsonPath"].as_str().unwrap_or("")) {
                 let detail = "is not a path of fields, indexes, * and filters by equality";
                 errors.push(FieldError::invalid(format!("{path}.jsonPath"), &value["jsonPath"], detail));
@@ -107,7 +116,14 @@ fn version_errors(spec: &Value, errors: &mut Vec<FieldError>) {
                 errors.push(not_supported(&format!("{path}.type"), kind, supported));
             }
         }
-        let path = format!("{path}.schema.openAPIV3Schema");
+        let is_shared = one_schema && version["schema"].is_object();
+        if is_shared && at > 0 {
+            continue;
+        }
+        let path = match is_shared {
+            true => "spec.validation.openAPIV3Schema".to_owned(),
+            false => format!("{path}.schema.openAPIV3Schema"),
+        };
         let schema = &version["schema"]["openAPIV3Schema"];
         if !schema.is_object() {
             errors.push(FieldError::required(path, "schemas are required"));
@@ -122,6 +138,37 @@ fn version_errors(spec: &Value, errors: &mut Vec<FieldError>) {
         }
         schema_errors(schema, &path, 0, errors);
     }
+}
+
+/// Whether all versions have the same value in a field.
+fn is_common(versions: &[&Value], field: &str) -> bool {
+    versions.iter().all(|version| version[field] == versions[0][field])
+}
+
+/// The versions as Go prints the structs; what all share is not in them.
+fn go_versions(versions: &[&Value]) -> String {
+    let own = |field: &str, kind: &str, version: &Value| {
+        let is_shown = !version[field].is_null() && !is_common(versions, field);
+        format!("(*apiextensions.{kind})({})", if is_shown { "0xc000000000" } else { "nil" })
+    };
+    let shown: Vec<_> = versions
+        .iter()
+        .map(|version| {
+            format!(
+                "apiextensions.CustomResourceDefinitionVersion{{Name:{:?}, Served:{}, Storage:{}, Deprecated:{}, \
+                 DeprecationWarning:(*string)({}), Schema:{}, Subresources:{}, \
+                 AdditionalPrinterColumns:[]apiextensions.CustomResourceColumnDefinition(nil)}}",
+                version["name"].as_str().unwrap_or(""),
+                version["served"] == true,
+                version["storage"] == true,
+                version["deprecated"] == true,
+                if version["deprecationWarning"].is_null() { "nil" } else { "0xc000000000" },
+                own("schema", "CustomResourceValidation", version),
+                own("subresources", "CustomResourceSubresources", version),
+            )
+        })
+        .collect();
+    format!("[]apiextensions.CustomResourceDefinitionVersion{{{}}}", shown.join(", "))
 }
 
 /// The rules of structural schemas (upstream's `schema.ValidateStructural`).
@@ -164,6 +211,9 @@ fn schema_errors(schema: &Value, path: &str, depth: usize, errors: &mut Vec<Fiel
         errors.push(FieldError::forbidden(format!("{path}.additionalProperties"), detail));
     }
     rules::schema_errors(schema, path, errors);
+    if !schema["default"].is_null() {
+        errors.extend(default_errors(schema, &format!("{path}.default")));
+    }
     if let Some(pattern) = schema["pattern"].as_str()
         && let Err(error) = regex::Regex::new(pattern)
     {

@@ -52,6 +52,18 @@ pub(super) fn object_errors(
     errors
 }
 
+/// The errors of a schema's own default.
+pub(super) fn default_errors(schema: &Value, path: &str) -> Vec<FieldError> {
+    let mut patterns = HashMap::new();
+    collect_patterns(schema, &mut patterns);
+    let mut errors = Vec::new();
+    Checker { patterns: &patterns }.value(schema, &schema["default"], "", &mut errors);
+    for error in &mut errors {
+        error.path = if error.path.is_empty() { path.to_owned() } else { format!("{path}.{}", error.path) };
+    }
+    errors
+}
+
 struct Checker<'a> {
     patterns: &'a HashMap<String, Regex>,
 }
@@ -280,6 +292,24 @@ fn number(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
+/// A value as Go prints one of an untyped object (`%#v`).
+fn go_value(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".into(),
+        Value::Object(map) => {
+            let mut members: Vec<_> =
+                map.iter().map(|(name, value)| format!("{name:?}:{}", go_value(value))).collect();
+            members.sort();
+            format!("map[string]interface {{}}{{{}}}", members.join(", "))
+        }
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(go_value).collect();
+            format!("[]interface {{}}{{{}}}", items.join(", "))
+        }
+        plain => plain.to_string(),
+    }
+}
+
 /// Refuses duplicate items of a set, and items of a map list with the same keys.
 fn duplicates(items: &[Value], keys: &[&str], path: &str, errors: &mut Vec<FieldError>) {
     let mut seen = HashSet::new();
@@ -292,7 +322,7 @@ fn duplicates(items: &[Value], keys: &[&str], path: &str, errors: &mut Vec<Field
         };
         let shown = identity.to_string();
         if !seen.insert(shown.clone()) {
-            let kind = FieldErrorKind::Duplicate { value: shown };
+            let kind = FieldErrorKind::Duplicate { value: go_value(&identity) };
             errors.push(FieldError { path: format!("{path}[{at}]"), kind, detail: String::new() });
         }
     }

@@ -87,6 +87,16 @@ fn an_applied_object_is_owned_and_what_is_no_longer_applied_goes() {
 }
 
 #[test]
+fn a_field_that_becomes_zero_is_a_conflict_too() {
+    let mut script = Script::new("Node");
+    script.apply("me", json!({"spec": {"unschedulable": true}}), false).unwrap();
+    assert_eq!(
+        message(script.apply("you", json!({"spec": {"unschedulable": false}}), false)),
+        "Apply failed with 1 conflict: conflict with \"me\": .spec.unschedulable"
+    );
+}
+
+#[test]
 fn others_fields_are_conflicts_until_forced() {
     let mut script = Script::new("ConfigMap");
     script.apply("me", json!({"data": {"a": "1"}}), false).unwrap();

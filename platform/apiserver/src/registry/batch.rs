@@ -6,12 +6,17 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use mayfly_api::{
     job_io::{ANNOTATION_INPUTS, InputsSource},
     job_queue::LABEL_QUEUE,
-    selector::Selector,
     validation::{FieldError, FieldErrorKind},
 };
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, apps::selector_text, immutable, pod, print, typed};
+use super::{
+    AGE, Column, Kind, NAME,
+    apps::selector_text,
+    defaulting::objects,
+    immutable, pod, print, rules, typed,
+    workloads::{go_map, go_selector},
+};
 use crate::{
     meta,
     object::{Object, map_at},
@@ -122,10 +127,17 @@ fn defaults(object: &mut Object) {
     }
     let manual = spec.get("manualSelector") == Some(&json!(true));
     if !manual && !uid.is_empty() {
-        spec.entry("selector").or_insert_with(|| json!({"matchLabels": {CONTROLLER_UID: uid}}));
+        map_at(map_at(spec, "selector"), "matchLabels").entry(CONTROLLER_UID).or_insert(json!(uid));
+    }
+    if let Some(policy) = spec.get_mut("podFailurePolicy").and_then(Value::as_object_mut) {
+        for rule in objects(policy, "rules") {
+            for condition in objects(rule, "onPodConditions") {
+                condition.entry("status").or_insert(json!("True"));
+            }
+        }
     }
     let Some(template) = spec.get_mut("template").and_then(Value::as_object_mut) else { return };
-    if !manual && !uid.is_empty() && !name.is_empty() {
+    if !manual && !uid.is_empty() {
         let labels = map_at(map_at(template, "metadata"), "labels");
         for (label, value) in
             [(CONTROLLER_UID, &uid), ("controller-uid", &uid), (JOB_NAME, &name), ("job-name", &name)]
@@ -160,12 +172,13 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
             errors.push(FieldError::invalid(format!("spec.{field}"), number, detail));
         }
     }
+    let mut errors = generated_selector(new, &spec).into_iter().chain(errors).collect::<Vec<_>>();
     unsupported(&spec, &mut errors);
     modes(&spec, &mut errors);
     failure_policy(&spec, &mut errors);
     success_policy(&spec, &mut errors);
-    selector(new, &spec, &mut errors);
     template(new, &spec, &mut errors);
+    selector(new, &spec, &mut errors);
     for field in ["selector", "completionMode", "podFailurePolicy", "successPolicy"] {
         immutable(new, old, &["spec", field], &mut errors);
     }
@@ -298,43 +311,37 @@ fn failure_policy(spec: &JobSpec, errors: &mut Vec<FieldError>) {
             }
         }
     }
-    let never = spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) == Some("Never");
-    if !never {
-        let detail = "only \"Never\" is supported when podFailurePolicy is specified";
-        errors.push(FieldError::invalid("spec.template.spec.restartPolicy", "", detail));
+}
+
+/// Without `manualSelector` the selector is the generated one.
+fn generated_selector(new: &Object, spec: &JobSpec) -> Option<FieldError> {
+    let selector = new.at(&["spec", "selector"])?;
+    let generated = json!({"matchLabels": {CONTROLLER_UID: new.uid()}});
+    if spec.manual_selector == Some(true) || *selector == generated {
+        return None;
     }
+    Some(FieldError::invalid("spec.selector", go_selector(selector), "`selector` not auto-generated"))
 }
 
 fn selector(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
-    let Some(selector) = &spec.selector else {
-        return errors.push(FieldError::required("spec.selector", "with manualSelector it is yours to give"));
-    };
-    let shown = serde_json::to_string(selector).unwrap_or_default();
-    let generated = json!({"matchLabels": {CONTROLLER_UID: new.uid()}});
-    if spec.manual_selector != Some(true) && new.at(&["spec", "selector"]) != Some(&generated) {
-        let detail = "`selector` not auto-generated: leave it out, or say manualSelector: true";
-        errors.push(FieldError::invalid("spec.selector", &shown, detail));
-        return;
+    if spec.selector.is_none() {
+        return errors.push(FieldError::required("spec.selector", ""));
     }
-    let labels =
-        spec.template.metadata.as_ref().and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
-    match Selector::from_object(selector) {
-        Err(why) => errors.push(FieldError::invalid("spec.selector", shown, why.to_string())),
-        Ok(selector) if selector.is_empty() => {
-            errors.push(FieldError::invalid("spec.selector", shown, "empty selector is invalid for a job"));
-        }
-        Ok(selector) if !selector.matches(&labels) => {
-            let shown = serde_json::to_string(&labels).unwrap_or_default();
-            let detail = "`selector` does not match template `labels`";
-            errors.push(FieldError::invalid("spec.template.metadata.labels", shown, detail));
-        }
-        Ok(_) => {}
+    let selector = rules::get(new, &["spec", "selector"]);
+    let before = errors.len();
+    rules::label_selector(selector, "spec.selector", errors);
+    let labels = rules::get(new, &["spec", "template", "metadata", "labels"]);
+    if errors.len() == before && !rules::is_empty_selector(selector) && !rules::selects(selector, labels) {
+        let detail = "`selector` does not match template `labels`";
+        errors.push(FieldError::invalid("spec.template.metadata.labels", go_map(labels), detail));
     }
 }
 
 fn template(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
     let none = Map::new();
     let template = new.at(&["spec", "template", "spec"]).and_then(Value::as_object).unwrap_or(&none);
+    meta::map_errors(new, &["spec", "template", "metadata"], "spec.template", errors);
+    pod::pod_spec_errors(template, "spec.template.spec", errors);
     match template.get("restartPolicy").and_then(Value::as_str).unwrap_or("Always") {
         "Never" | "OnFailure" => {}
         "Always" => {
@@ -346,8 +353,11 @@ fn template(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
             errors.push(not_supported(path, other, &["Never", "OnFailure"]));
         }
     }
-    meta::map_errors(new, &["spec", "template", "metadata"], errors);
-    pod::pod_spec_errors(template, "spec.template.spec", errors);
+    let policy = template.get("restartPolicy").and_then(Value::as_str).unwrap_or("");
+    if spec.pod_failure_policy.is_some() && policy != "Never" {
+        let detail = "only \"Never\" is supported when podFailurePolicy is specified";
+        errors.push(FieldError::invalid("spec.template.spec.restartPolicy", format!("{policy:?}"), detail));
+    }
     let metadata = spec.template.metadata.as_ref();
     let inputs = metadata.and_then(|metadata| metadata.annotations.as_ref()?.get(ANNOTATION_INPUTS));
     if let Some(Err(why)) = inputs.map(|text| InputsSource::parse(text)) {
@@ -399,7 +409,6 @@ mod tests {
                 json!({"spec": {"template": {"spec": {"restartPolicy": null}}}}),
                 "spec.template.spec.restartPolicy",
             ),
-            (json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), "spec.selector"),
             (json!({"spec": {"template": {"spec": {"containers": []}}}}), "spec.template.spec.containers"),
             (
                 json!({"spec": {"podFailurePolicy": {"rules": [{"action": "FailIndex", "onPodConditions": []}]}}}),
@@ -417,6 +426,17 @@ mod tests {
                 "{change}"
             );
         }
+    }
+
+    #[test]
+    fn a_selector_of_ones_own_needs_manual_selector() {
+        let own = job(json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}));
+        let errors = validate(&own, None);
+        let selector = "v1.LabelSelector{MatchLabels:map[string]string{\"a\":\"b\", \
+                        \"batch.kubernetes.io/controller-uid\":\"u\"}, \
+                        MatchExpressions:[]v1.LabelSelectorRequirement(nil)}";
+        assert_eq!(errors[0].message(), format!("Invalid value: {selector}: `selector` not auto-generated"));
+        assert_eq!((errors.len(), errors[1].path.as_str()), (2, "spec.template.metadata.labels"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use k8s_openapi::api::{
 use mayfly_api::{names, validation::FieldError};
 use serde_json::json;
 
-use super::{AGE, Column, Kind, NAME, Subresource, columns, defaulting::fill, print, rules};
+use super::{AGE, Column, Kind, NAME, Subresource, columns, defaulting::fill, print, rules, signing_rules};
 use crate::object::Object;
 
 /// Above this only the system's own classes are (upstream's `HighestUserDefinablePriority`).
@@ -101,11 +101,12 @@ fn runtime_class() -> Kind {
                     errors.push(FieldError::invalid(path, amount, "must be greater than or equal to 0"));
                 }
             }
-            rules::labels(
-                rules::get(new, &["scheduling", "nodeSelector"]),
-                "scheduling.nodeSelector",
-                &mut errors,
-            );
+            let scheduling = rules::get(new, &["scheduling"]);
+            rules::labels(&scheduling["nodeSelector"], "scheduling.nodeSelector", &mut errors);
+            for (at, toleration) in rules::items(&scheduling["tolerations"]) {
+                let path = format!("scheduling.tolerations.tolerations[{at}]");
+                super::pod_rules::check_toleration(toleration, &path, &mut errors);
+            }
             errors
         },
         create_on_update: true,
@@ -154,29 +155,7 @@ fn signing_request() -> Kind {
             let spec = old.0.get("spec").cloned().unwrap_or_else(|| json!({}));
             new.0.insert("spec".into(), spec);
         },
-        validate: |new, _| {
-            let mut errors = Vec::new();
-            let spec = rules::get(new, &["spec"]);
-            if spec["usages"].as_array().is_none_or(Vec::is_empty) {
-                errors.push(FieldError::required("spec.usages", ""));
-            }
-            let signer = rules::text(spec, "signerName");
-            if signer.is_empty() {
-                errors.push(FieldError::required("spec.signerName", ""));
-            } else if !signer
-                .split_once('/')
-                .is_some_and(|(domain, path)| domain.contains('.') && !path.is_empty())
-            {
-                let detail =
-                    "must be a fully qualified domain and path of the form 'example.com/signer-name'";
-                errors.push(FieldError::invalid("spec.signerName", format!("{signer:?}"), detail));
-            }
-            if let Some(seconds) = spec["expirationSeconds"].as_i64().filter(|seconds| *seconds < 600) {
-                let detail = "may not specify a duration less than 600 seconds (10 minutes)";
-                errors.push(FieldError::invalid("spec.expirationSeconds", seconds, detail));
-            }
-            errors
-        },
+        validate: |new, _| signing_rules::validate(new),
         ..Kind::built_in::<CertificateSigningRequest>("certificatesigningrequest")
     }
 }

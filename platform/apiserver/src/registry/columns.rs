@@ -25,6 +25,16 @@ impl Column {
     pub(super) const fn date(name: &'static str, description: &'static str) -> Self {
         Self { name, kind: "date", format: "", description, priority: 0 }
     }
+    /// The column's definition in a table.
+    pub(crate) fn to_value(&self) -> serde_json::Value {
+        serde_json::json!({
+            "name": self.name,
+            "type": self.kind,
+            "format": self.format,
+            "description": self.description,
+            "priority": self.priority,
+        })
+    }
     pub(super) const fn wide(self) -> Self {
         Self { priority: 1, ..self }
     }
@@ -319,10 +329,13 @@ pub(super) const CSINODE: &[Column] = &[
 
 pub(super) const VOLUME_ATTACHMENT: &[Column] = &[
     NAME,
-    Column::text(
-        "Attacher",
-        "attacher indicates the name of the volume driver that MUST handle this request. This is the name returned by GetPluginName().",
-    ),
+    Column {
+        format: "name",
+        ..Column::text(
+            "Attacher",
+            "attacher indicates the name of the volume driver that MUST handle this request. This is the name returned by GetPluginName().",
+        )
+    },
     Column::text("PV", "persistentVolumeName represents the name of the persistent volume to attach."),
     Column::text("Node", "nodeName represents the node that the volume should be attached to."),
     Column::boolean(

@@ -5,8 +5,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret};
 use mayfly_api::{names, validation::FieldError, wellknown};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, columns, immutable, print, verb_sets};
-use crate::object::Object;
+use super::{
+    AGE, Column, Kind, NAME, Subresource, columns, event_rules, immutable, print, rules_items, verb_sets,
+};
+use crate::{meta, object::Object};
 
 /// Largest sum of the values of a ConfigMap or a Secret, in bytes (upstream's `MaxSecretSize`).
 const DATA_BYTES_MAX: usize = 1 << 20;
@@ -35,13 +37,27 @@ fn namespace() -> Kind {
             labels.insert(wellknown::LABEL_NAMESPACE_NAME.into(), name.into());
         },
         on_create: |object| {
-            object.0.insert("spec".into(), json!({"finalizers": [NAMESPACE_FINALIZER]}));
+            let spec = object.map_mut("spec");
+            let finalizers = spec.entry("finalizers").or_insert_with(|| json!([]));
+            if let Value::Array(list) = finalizers
+                && !list.iter().any(|finalizer| finalizer == NAMESPACE_FINALIZER)
+            {
+                list.push(NAMESPACE_FINALIZER.into());
+            }
             object.0.insert("status".into(), json!({"phase": "Active"}));
         },
         // Only `finalize` changes the spec.
         on_update: |new, old| {
             let spec = old.0.get("spec").cloned().unwrap_or_else(|| json!({}));
             new.0.insert("spec".into(), spec);
+        },
+        validate: |new, _| {
+            let mut errors = Vec::new();
+            for finalizer in rules_items(new.at(&["spec", "finalizers"]).unwrap_or(&Value::Null)) {
+                let name = finalizer.as_str().unwrap_or("");
+                meta::finalizer_name_errors(name, "spec.finalizers", &mut errors);
+            }
+            errors
         },
         valid_name: names::dns_label,
         verbs: verb_sets::WITHOUT_DELETE_COLLECTION,
@@ -90,6 +106,9 @@ fn secret() -> Kind {
     }
 }
 
+/// Stands for a secret's contents in errors.
+const REDACTED: &str = "\"<secret contents redacted>\"";
+
 /// Checks the required keys of secrets of upstream's types.
 fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
     let has = |key: &str| new.at(&["data", key]).is_some();
@@ -113,10 +132,19 @@ fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
     }
     for key in [".dockercfg", ".dockerconfigjson"].iter().filter(|key| needed.contains(key) && has(key)) {
         let bytes = STANDARD.decode(new.str_at(&["data", key])).unwrap_or_default();
-        if let Err(error) = serde_json::from_slice::<Map<String, Value>>(&bytes) {
-            let shown = "\"<secret contents redacted>\"";
-            errors.push(FieldError::invalid(format!("data[{key}]"), shown, error.to_string()));
-        }
+        let what = match serde_json::from_slice::<Value>(&bytes) {
+            Ok(Value::Object(_) | Value::Null) => continue,
+            Ok(Value::Bool(_)) => "bool",
+            Ok(Value::Number(_)) => "number",
+            Ok(Value::String(_)) => "string",
+            Ok(Value::Array(_)) => "array",
+            Err(error) => {
+                errors.push(FieldError::invalid(format!("data[{key}]"), REDACTED, error.to_string()));
+                continue;
+            }
+        };
+        let detail = format!("json: cannot unmarshal {what} into Go value of type map[string]interface {{}}");
+        errors.push(FieldError::invalid(format!("data[{key}]"), REDACTED, detail));
     }
 }
 
@@ -208,12 +236,7 @@ fn event() -> Kind {
         },
         validate: |new, _| {
             let mut errors = Vec::new();
-            let (involved, own) = (new.str_at(&["involvedObject", "namespace"]), new.meta_str("namespace"));
-            // Cluster-scoped objects' events live in `default`.
-            if involved != own && !(involved.is_empty() && own == wellknown::NAMESPACE_DEFAULT) {
-                let detail = "does not match event.namespace";
-                errors.push(FieldError::invalid("involvedObject.namespace", format!("{involved:?}"), detail));
-            }
+            event_rules::common(new, "reportingComponent", &mut errors);
             errors
         },
         ..Kind::built_in::<Event>("event")

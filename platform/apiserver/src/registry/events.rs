@@ -4,7 +4,7 @@ use k8s_openapi::api::events::v1::Event;
 use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value, json};
 
-use super::{Conversion, Kind, core};
+use super::{Conversion, Kind, core, event_rules};
 use crate::object::Object;
 
 /// The names of fields, in events.k8s.io and in the core group.
@@ -61,39 +61,16 @@ fn from_storage(object: &mut Object) {
 /// series.
 fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let text = |field: &str| new.str_at(&[field]);
-    if old.is_none() {
-        if text("eventTime").is_empty() {
-            errors.push(FieldError::required("eventTime", ""));
-        }
-        for (field, path) in
-            [("reportingController", "reportingController"), ("reportingInstance", "reportingInstance")]
-        {
-            if text(field).is_empty() {
-                errors.push(FieldError::required(path, ""));
-            } else if text(field).len() > 128 {
-                errors.push(FieldError::invalid(path, "", "can have at most 128 characters"));
-            }
-        }
-        if let (false, Err(why)) =
-            (text("reportingController").is_empty(), crate::meta::qualified_name(text("reportingController")))
-        {
-            let shown = format!("{:?}", text("reportingController"));
-            errors.push(FieldError::invalid("reportingController", shown, why));
-        }
-        for field in ["action", "reason"] {
-            if text(field).is_empty() {
-                errors.push(FieldError::required(field, ""));
-            } else if text(field).len() > 128 {
-                errors.push(FieldError::invalid(field, "", "can have at most 128 characters"));
-            }
-        }
-        if text("note").len() > 1024 {
-            errors.push(FieldError::invalid("message", "", "can have at most 1024 characters"));
-        }
-        if !matches!(text("type"), "Normal" | "Warning") {
-            errors.push(FieldError::invalid("type", format!("{:?}", text("type")), "has invalid value"));
-        }
+    let as_core = |object: &Object| {
+        let mut object = object.clone();
+        to_storage(&mut object);
+        object
+    };
+    let new = as_core(new);
+    event_rules::common(&new, "reportingController", &mut errors);
+    match old {
+        None => event_rules::created(&new, &mut errors),
+        Some(old) => event_rules::updated(&new, &as_core(old), &mut errors),
     }
     errors
 }

@@ -10,9 +10,12 @@ use serde_json::{Map, Value, json};
 use super::{
     AGE, Column, Kind, NAME, columns,
     defaulting::{map_in, objects},
-    print, rules,
+    go_values::go_pointer,
+    print,
+    quota_rules::{validate_limits, validate_quota},
+    rules,
 };
-use crate::object::{Object, map_at};
+use crate::object::map_at;
 
 pub(super) fn kinds() -> Vec<Kind> {
     vec![limit_range(), resource_quota(), disruption_budget()]
@@ -49,85 +52,6 @@ fn limit_range() -> Kind {
     }
 }
 
-fn amount(value: &Value) -> Option<u64> {
-    let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(value.as_str()?.into());
-    mayfly_api::quantity::millis(&quantity).ok()
-}
-
-fn validate_limits(new: &Object, _: Option<&Object>) -> Vec<FieldError> {
-    let mut errors = Vec::new();
-    let mut kinds = Vec::new();
-    for (at, item) in rules::items(rules::get(new, &["spec", "limits"])) {
-        let path = format!("spec.limits[{at}]");
-        let kind = rules::text(item, "type");
-        if kinds.contains(&kind) {
-            errors.push(rules::duplicate(format!("{path}.type"), format!("{kind:?}")));
-        }
-        kinds.push(kind);
-        if kind == "Pod" {
-            for field in ["default", "defaultRequest"] {
-                if item[field].as_object().is_some_and(|map| !map.is_empty()) {
-                    let detail = "may not be specified when `type` is 'Pod'";
-                    errors.push(FieldError::forbidden(format!("{path}.{field}"), detail));
-                }
-            }
-        }
-        let fields = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
-        let mut names: Vec<_> =
-            fields.iter().flat_map(|field| rules::members(&item[*field])).map(|(n, _)| n).collect();
-        names.sort();
-        names.dedup();
-        for name in names {
-            order(item, name, &path, &mut errors);
-        }
-    }
-    errors
-}
-
-/// min ≤ defaultRequest ≤ default ≤ max.
-fn order(item: &Value, name: &str, path: &str, errors: &mut Vec<FieldError>) {
-    let get = |field: &str| (amount(&item[field][name]), rules::text(&item[field], name));
-    let (min, max, default, request) = (get("min"), get("max"), get("default"), get("defaultRequest"));
-    let above = |low: (Option<u64>, &str), high: (Option<u64>, &str)| matches!((low.0, high.0), (Some(l), Some(h)) if l > h);
-    for (wrong, field, shown, detail) in [
-        (above(min, max), "min", min.1, format!("min value {} is greater than max value {}", min.1, max.1)),
-        (
-            above(min, request),
-            "defaultRequest",
-            request.1,
-            format!("min value {} is greater than default request value {}", min.1, request.1),
-        ),
-        (
-            above(request, max),
-            "defaultRequest",
-            request.1,
-            format!("default request value {} is greater than max value {}", request.1, max.1),
-        ),
-        (
-            above(request, default),
-            "defaultRequest",
-            request.1,
-            format!("default request value {} is greater than default limit value {}", request.1, default.1),
-        ),
-        (
-            above(min, default),
-            "default",
-            min.1,
-            format!("min value {} is greater than default value {}", min.1, default.1),
-        ),
-        (
-            above(default, max),
-            "default",
-            max.1,
-            format!("default value {} is greater than max value {}", default.1, max.1),
-        ),
-    ] {
-        if wrong {
-            errors.push(FieldError::invalid(format!("{path}.{field}[{name}]"), format!("{shown:?}"), detail));
-        }
-    }
-}
-
 fn resource_quota() -> Kind {
     Kind {
         short_names: &["quota"],
@@ -149,50 +73,8 @@ fn resource_quota() -> Kind {
         on_create: |object| {
             object.0.insert("status".into(), json!({}));
         },
-        validate: |new, old| {
-            let mut errors = Vec::new();
-            for (name, value) in rules::members(rules::get(new, &["spec", "hard"])) {
-                let path = format!("spec.hard[{name}]");
-                if let Err(why) = crate::meta::qualified_name(name) {
-                    errors.push(FieldError::invalid(&path, format!("{name:?}"), why));
-                }
-                if amount(value).is_none() {
-                    errors.push(FieldError::invalid(&path, value, "must be greater than or equal to 0"));
-                }
-            }
-            let scopes = [
-                "BestEffort",
-                "CrossNamespacePodAffinity",
-                "NotBestEffort",
-                "NotTerminating",
-                "PriorityClass",
-                "Terminating",
-            ];
-            for (_, scope) in rules::items(rules::get(new, &["spec", "scopes"])) {
-                let text = scope.as_str().unwrap_or("");
-                if !scopes.contains(&text) {
-                    errors.push(FieldError::invalid(
-                        "spec.scopes",
-                        go_list(rules::get(new, &["spec", "scopes"])),
-                        "unsupported scope",
-                    ));
-                }
-            }
-            if old.is_some_and(|old| old.at(&["spec", "scopes"]) != new.at(&["spec", "scopes"])) {
-                let shown = go_list(rules::get(new, &["spec", "scopes"]));
-                errors.push(FieldError::invalid("spec.scopes", shown, "field is immutable"));
-            }
-            errors
-        },
+        validate: validate_quota,
         ..Kind::built_in::<ResourceQuota>("resourcequota")
-    }
-}
-
-fn go_list(list: &Value) -> String {
-    let texts: Vec<_> = rules::items(list).map(|(_, text)| text.to_string()).collect();
-    match texts.is_empty() {
-        true => "[]core.ResourceQuotaScope(nil)".into(),
-        false => format!("[]core.ResourceQuotaScope{{{}}}", texts.join(", ")),
     }
 }
 
@@ -236,7 +118,15 @@ fn disruption_budget() -> Kind {
             let spec = rules::get(new, &["spec"]);
             if !spec["minAvailable"].is_null() && !spec["maxUnavailable"].is_null() {
                 let detail = "minAvailable and maxUnavailable cannot be both set";
-                errors.push(FieldError::invalid("spec", "{}", detail));
+                let shown = format!(
+                    "policy.PodDisruptionBudgetSpec{{MinAvailable:{}, Selector:{}, MaxUnavailable:{}, \
+                     UnhealthyPodEvictionPolicy:{}}}",
+                    go_pointer("intstr.IntOrString", &spec["minAvailable"]),
+                    go_pointer("v1.LabelSelector", &spec["selector"]),
+                    go_pointer("intstr.IntOrString", &spec["maxUnavailable"]),
+                    go_pointer("policy.UnhealthyPodEvictionPolicyType", &spec["unhealthyPodEvictionPolicy"]),
+                );
+                errors.push(FieldError::invalid("spec", shown, detail));
             }
             for field in ["minAvailable", "maxUnavailable"] {
                 let path = format!("spec.{field}");

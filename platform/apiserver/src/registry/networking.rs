@@ -375,13 +375,13 @@ fn policy_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let cidr = rules::text(&peer["ipBlock"], "cidr");
     if cidr.is_empty() {
         errors.push(FieldError::required(format!("{path}.ipBlock.cidr"), ""));
-    } else if !is_cidr(cidr) {
+    } else if !rules::is_cidr(cidr) {
         let detail = "not a valid CIDR";
         errors.push(FieldError::invalid(format!("{path}.ipBlock.cidr"), format!("{cidr:?}"), detail));
     }
     for (at, except) in rules::items(&peer["ipBlock"]["except"]) {
         let text = except.as_str().unwrap_or("");
-        if !is_cidr(text) {
+        if !rules::is_cidr(text) {
             let detail = "not a valid CIDR";
             errors.push(FieldError::invalid(
                 format!("{path}.ipBlock.except[{at}]"),
@@ -389,14 +389,5 @@ fn policy_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
                 detail,
             ));
         }
-    }
-}
-
-fn is_cidr(text: &str) -> bool {
-    let Some((ip, bits)) = text.split_once('/') else { return false };
-    match (ip.parse::<IpAddr>(), bits.parse::<u8>()) {
-        (Ok(IpAddr::V4(_)), Ok(bits)) => bits <= 32,
-        (Ok(IpAddr::V6(_)), Ok(bits)) => bits <= 128,
-        _ => false,
     }
 }

@@ -2,9 +2,9 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{AGE, Column, Kind, NAME, print};
+use super::{AGE, Column, Kind, NAME, node_rules, print};
 use crate::object::Object;
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
@@ -40,7 +40,17 @@ pub(super) fn kinds() -> Vec<Kind> {
             {
                 object.map_mut("status").insert("allocatable".into(), capacity);
             }
+            // The network of one family is in both fields.
+            let (one, all) =
+                (object.str_at(&["spec", "podCIDR"]).to_owned(), object.at(&["spec", "podCIDRs"]));
+            let first = all.and_then(|list| list.get(0)?.as_str()).unwrap_or("").to_owned();
+            if one.is_empty() && !first.is_empty() {
+                object.map_mut("spec").insert("podCIDR".into(), first.into());
+            } else if !one.is_empty() && one != first {
+                object.map_mut("spec").insert("podCIDRs".into(), json!([one]));
+            }
         },
+        validate: node_rules::validate,
         ..Kind::built_in::<Node>("node")
     }]
 }

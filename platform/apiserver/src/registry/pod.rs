@@ -7,7 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, Subresource, columns, pod_resources, pod_rules, rules, typed};
+use super::{
+    Kind, Subresource, columns,
+    defaulting::{fill, map_in, objects},
+    pod_resources, pod_rules, pod_updates, pod_volumes, rules, typed,
+};
 use crate::object::{Object, map_at};
 
 /// The default of `terminationGracePeriodSeconds`.
@@ -38,6 +42,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         defaults: |object| {
             let spec = object.map_mut("spec");
             pod_spec_defaults(spec);
+            host_ports(spec);
             spec.entry("enableServiceLinks").or_insert(json!(true));
         },
         on_admitted: |object| {
@@ -65,6 +70,8 @@ pub(super) fn kinds() -> Vec<Kind> {
                 );
             }
         },
+        // Before the validation, which takes a list without them for one from which they were removed.
+        on_update: |new, _| crate::admission::default_tolerations(new),
         validate,
         warn: super::pod_wasm::of_pod,
         grace: Some(grace),
@@ -87,7 +94,6 @@ fn grace(object: &Object, asked: Option<i64>) -> i64 {
 
 /// Fills in a pod's spec, or a template's.
 pub(super) fn pod_spec_defaults(spec: &mut Map<String, Value>) {
-    let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
     for (field, value) in [
         ("restartPolicy", json!("Always")),
         ("terminationGracePeriodSeconds", json!(GRACE_SECONDS_DEFAULT)),
@@ -99,34 +105,31 @@ pub(super) fn pod_spec_defaults(spec: &mut Map<String, Value>) {
     }
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in objects(spec, list) {
-            container_defaults(container, host_network);
+            container_defaults(container);
         }
     }
     for volume in objects(spec, "volumes") {
-        for (source, mode) in [
-            ("configMap", "defaultMode"),
-            ("secret", "defaultMode"),
-            ("projected", "defaultMode"),
-            ("downwardAPI", "defaultMode"),
-        ] {
-            if let Some(source) = volume.get_mut(source).and_then(Value::as_object_mut) {
-                source.entry(mode).or_insert(json!(0o644));
+        pod_volumes::defaults(volume);
+    }
+}
+
+/// On the host's network a container's port is the host's. In a template it is not set.
+fn host_ports(spec: &mut Map<String, Value>) {
+    if spec.get("hostNetwork") != Some(&Value::Bool(true)) {
+        return;
+    }
+    for list in ["containers", "initContainers"] {
+        for container in objects(spec, list) {
+            for port in objects(container, "ports") {
+                if let Some(number) = port.get("containerPort").cloned() {
+                    port.entry("hostPort").or_insert(number);
+                }
             }
-        }
-        if let Some(source) = volume.get_mut("hostPath").and_then(Value::as_object_mut) {
-            source.entry("type").or_insert(json!(""));
         }
     }
 }
 
-fn objects<'a>(
-    map: &'a mut Map<String, Value>,
-    list: &str,
-) -> impl Iterator<Item = &'a mut Map<String, Value>> {
-    map.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
-}
-
-fn container_defaults(container: &mut Map<String, Value>, host_network: bool) {
+fn container_defaults(container: &mut Map<String, Value>) {
     let image = container.get("image").and_then(Value::as_str).unwrap_or("");
     let policy = if is_latest(image) { "Always" } else { "IfNotPresent" };
     for (field, value) in [
@@ -139,9 +142,6 @@ fn container_defaults(container: &mut Map<String, Value>, host_network: bool) {
     }
     for port in objects(container, "ports") {
         port.entry("protocol").or_insert(json!("TCP"));
-        if let Some(number) = port.get("containerPort").filter(|_| host_network).cloned() {
-            port.entry("hostPort").or_insert(number);
-        }
     }
     for variable in objects(container, "env") {
         let field = variable.get_mut("valueFrom").and_then(|from| from.get_mut("fieldRef"));
@@ -152,6 +152,11 @@ fn container_defaults(container: &mut Map<String, Value>, host_network: bool) {
     for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
         if let Some(probe) = container.get_mut(probe).and_then(Value::as_object_mut) {
             probe_defaults(probe);
+        }
+    }
+    for hook in ["postStart", "preStop"] {
+        if let Some(get) = map_in(container, &["lifecycle", hook, "httpGet"]) {
+            fill(get, [("path", json!("/")), ("scheme", json!("HTTP"))]);
         }
     }
     // A limit without a request is also the request.
@@ -223,7 +228,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
                 errors.push(FieldError::forbidden("spec.ephemeralContainers", "cannot be set on create"));
             }
         }
-        Some(old) => update_errors(new, old, &mut errors),
+        Some(old) => pod_updates::check(new, old, &mut errors),
     }
     if errors.is_empty() && typed::<Pod>(new).is_none() {
         errors.push(FieldError::invalid("spec", "{}", "it cannot be decoded"));
@@ -341,38 +346,6 @@ fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, erro
     }
     pod_rules::check_container(container, path, errors);
     pod_resources::check(container, path, errors);
-}
-
-/// Refuses changes of a pod's spec except those of images, the deadline, added tolerations and removed gates.
-fn update_errors(new: &Object, old: &Object, errors: &mut Vec<FieldError>) {
-    let (mut new_spec, mut old_spec) =
-        (new.0.get("spec").cloned().unwrap_or_default(), old.0.get("spec").cloned().unwrap_or_default());
-    let kept = |list: &Value, whole: &Value| {
-        let whole = whole.as_array().map_or(&[][..], Vec::as_slice);
-        list.as_array().is_none_or(|list| list.iter().all(|item| whole.contains(item)))
-    };
-    let may_change = kept(&old_spec["tolerations"], &new_spec["tolerations"])
-        && kept(&new_spec["schedulingGates"], &old_spec["schedulingGates"]);
-    for spec in [&mut new_spec, &mut old_spec] {
-        let Some(spec) = spec.as_object_mut() else { continue };
-        for list in ["containers", "initContainers"] {
-            for container in objects(spec, list) {
-                container.remove("image");
-            }
-        }
-        for field in
-            ["activeDeadlineSeconds", "tolerations", "schedulingGates", "terminationGracePeriodSeconds"]
-        {
-            spec.remove(field);
-        }
-    }
-    if new_spec != old_spec || !may_change {
-        let detail = "pod updates may not change fields other than `spec.containers[*].image`,\
-                      `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only \
-                      additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be \
-                      set to 1 if it was previously negative)";
-        errors.push(FieldError::forbidden("spec", detail));
-    }
 }
 
 #[cfg(test)]

@@ -35,6 +35,55 @@ pub(super) fn check(spec: &Map<String, Value>, path: &str, errors: &mut Vec<Fiel
     for (at, constraint) in items(field("topologySpreadConstraints")) {
         check_spread(constraint, &format!("{path}.topologySpreadConstraints[{at}]"), errors);
     }
+    match text(field("os"), "name") {
+        "windows" => check_windows(spec, path, errors),
+        "" | "linux" => {}
+        other => one_of(other, &["linux", "windows"], &format!("{path}.os.name"), errors),
+    }
+}
+
+/// Fields that a pod of Windows cannot have (upstream's `validateWindows`).
+fn check_windows(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
+    let mut refuse = |given: bool, path: String| {
+        if given {
+            errors.push(FieldError::forbidden(path, "cannot be set for a windows pod"));
+        }
+    };
+    let context = spec.get("securityContext").unwrap_or(&Value::Null);
+    let of_context = |name: &str| (!context[name].is_null(), format!("{path}.securityContext.{name}"));
+    let (given, place) = of_context("seLinuxOptions");
+    refuse(given, place);
+    for name in ["hostUsers", "hostPID", "hostIPC"] {
+        let given = spec.get(name).is_some_and(|value| name == "hostUsers" || *value == true);
+        refuse(given, format!("{path}.{name}"));
+    }
+    for name in ["seccompProfile", "fsGroup", "fsGroupChangePolicy", "sysctls"] {
+        let (given, place) = of_context(name);
+        refuse(given, place);
+    }
+    refuse(spec.contains_key("shareProcessNamespace"), format!("{path}.shareProcessNamespace"));
+    for name in ["runAsUser", "runAsGroup", "supplementalGroups"] {
+        let (given, place) = of_context(name);
+        refuse(given, place);
+    }
+    for list in ["initContainers", "containers"] {
+        for (at, container) in items(spec.get(list).unwrap_or(&Value::Null)) {
+            for name in [
+                "seLinuxOptions",
+                "seccompProfile",
+                "capabilities",
+                "readOnlyRootFilesystem",
+                "privileged",
+                "allowPrivilegeEscalation",
+                "procMount",
+                "runAsUser",
+                "runAsGroup",
+            ] {
+                let given = !container["securityContext"][name].is_null();
+                refuse(given, format!("{path}.{list}[{at}].securityContext.{name}"));
+            }
+        }
+    }
 }
 
 /// Rules of one container.
@@ -68,7 +117,7 @@ fn single(
     }
 }
 
-fn check_toleration(toleration: &Value, path: &str, errors: &mut Vec<FieldError>) {
+pub(super) fn check_toleration(toleration: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let field = |name: &str| text(toleration, name);
     let (key, operator, value, effect) = (field("key"), field("operator"), field("value"), field("effect"));
     let seconds = &toleration["tolerationSeconds"];
@@ -154,6 +203,10 @@ mod tests {
             (
                 json!({"dnsPolicy": "None"}),
                 "spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None",
+            ),
+            (
+                json!({"os": {"name": "windows"}, "securityContext": {"runAsUser": 1}}),
+                "spec.securityContext.runAsUser: Forbidden: cannot be set for a windows pod",
             ),
             (
                 json!({"activeDeadlineSeconds": 0}),

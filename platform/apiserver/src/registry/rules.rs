@@ -1,6 +1,8 @@
 //! Validation rules that several kinds share, with upstream's messages (`apimachinery/pkg/api/validation`,
 //! `pkg/apis/*/validation`).
 
+use std::net::IpAddr;
+
 use mayfly_api::validation::{FieldError, FieldErrorKind};
 use serde_json::{Map, Value};
 
@@ -71,9 +73,7 @@ pub(super) fn one_of(value: &str, allowed: &[&str], path: &str, errors: &mut Vec
 /// Labels of a map of labels (upstream's `ValidateLabels`).
 pub(super) fn labels(value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     for (key, value) in members(value) {
-        if let Err(why) = meta::qualified_name(key) {
-            errors.push(FieldError::invalid(path, format!("{key:?}"), why));
-        }
+        meta::qualified_name_errors(key, path, errors);
         if let Err(why) = meta::label_value(value.as_str().unwrap_or("")) {
             errors.push(FieldError::invalid(path, value, why));
         }
@@ -101,13 +101,7 @@ pub(super) fn label_selector(selector: &Value, path: &str, errors: &mut Vec<Fiel
                 errors.push(FieldError::invalid(format!("{path}.operator"), format!("{other:?}"), detail));
             }
         }
-        if let Err(why) = meta::qualified_name(text(expression, "key")) {
-            errors.push(FieldError::invalid(
-                format!("{path}.key"),
-                format!("{:?}", text(expression, "key")),
-                why,
-            ));
-        }
+        meta::qualified_name_errors(text(expression, "key"), &format!("{path}.key"), errors);
     }
 }
 
@@ -123,6 +117,16 @@ pub(crate) fn selects(selector: &Value, labels: &Value) -> bool {
     let labels = members(labels).map(|(key, value)| (key.clone(), value.as_str().unwrap_or("").to_owned()));
     mayfly_api::selector::Selector::from_object(&selector)
         .is_ok_and(|selector| selector.matches(&labels.collect()))
+}
+
+/// Whether a text is a network such as `10.0.0.0/24`.
+pub(super) fn is_cidr(text: &str) -> bool {
+    let Some((ip, bits)) = text.split_once('/') else { return false };
+    match (ip.parse::<IpAddr>(), bits.parse::<u8>()) {
+        (Ok(IpAddr::V4(_)), Ok(bits)) => bits <= 32,
+        (Ok(IpAddr::V6(_)), Ok(bits)) => bits <= 128,
+        _ => false,
+    }
 }
 
 /// A port number.
@@ -145,6 +149,15 @@ pub(super) fn int_or_percent(value: &Value, path: &str, errors: &mut Vec<FieldEr
             }
         }
         value => non_negative(value, path, errors),
+    }
+}
+
+/// Refuses texts that are no IP addresses, in the words of upstream's two checks of them.
+pub(super) fn not_an_ip(text: &str, path: &str, errors: &mut Vec<FieldError>) {
+    for detail in
+        ["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)", "must be a valid IP address"]
+    {
+        errors.push(FieldError::invalid(path, format!("{text:?}"), detail));
     }
 }
 

@@ -101,7 +101,9 @@ fn service_defaults(object: &mut Object) {
         }
     }
     let kind = text(spec, "type").to_owned();
-    if kind != "ExternalName" {
+    if kind == "ExternalName" {
+        spec.remove("internalTrafficPolicy");
+    } else {
         fill(spec, [("internalTrafficPolicy", json!("Cluster"))]);
     }
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
@@ -371,10 +373,7 @@ fn endpoints() -> Kind {
 fn endpoint_address(address: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let text = rules::text(address, "ip");
     match text.parse::<IpAddr>() {
-        Err(_) => {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            errors.push(FieldError::invalid(format!("{path}.ip"), format!("{text:?}"), detail));
-        }
+        Err(_) => rules::not_an_ip(text, &format!("{path}.ip"), errors),
         Ok(ip) => special_address(ip, text, &format!("{path}.ip"), errors),
     }
     let host = rules::text(address, "hostname");
@@ -503,6 +502,9 @@ fn slice_address(kind: &str, text: &str, path: &str, errors: &mut Vec<FieldError
     if !fits {
         let detail = format!("must be a valid {kind} address");
         errors.push(FieldError::invalid(path, format!("{text:?}"), detail));
+        if ip.is_err() {
+            errors.push(FieldError::invalid(path, format!("{text:?}"), "must be a valid IP address"));
+        }
     } else if let Ok(ip) = ip {
         special_address(ip, text, path, errors);
     }

@@ -4,7 +4,9 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, Stor
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Value, json};
 
-use super::{AGE, Column, Kind, NAME, columns, defaulting::fill, immutable, print, rules};
+use super::{
+    AGE, Column, Kind, NAME, columns, defaulting::fill, go_values::go_pointer, immutable, print, rules,
+};
 
 pub(super) fn kinds() -> Vec<Kind> {
     vec![storage_class(), volume_attachment(), csi_driver(), csi_node(), csi_capacity()]
@@ -58,8 +60,9 @@ fn storage_class() -> Kind {
             let provisioner = new.str_at(&["provisioner"]);
             if provisioner.is_empty() {
                 errors.push(FieldError::required("provisioner", ""));
-            } else if let Err(why) = crate::meta::qualified_name(&provisioner.to_lowercase()) {
-                errors.push(FieldError::invalid("provisioner", format!("{provisioner:?}"), why));
+            } else {
+                let name = provisioner.to_lowercase();
+                crate::meta::qualified_name_errors(&name, "provisioner", &mut errors);
             }
             rules::one_of(
                 new.str_at(&["reclaimPolicy"]),
@@ -142,13 +145,40 @@ fn csi_driver() -> Kind {
             }
             let policies = ["File", "None", "ReadWriteOnceWithFSType"];
             rules::one_of(rules::text(spec, "fsGroupPolicy"), &policies, "spec.fsGroupPolicy", &mut errors);
+            token_requests(&spec["tokenRequests"], &mut errors);
+            let before = errors.len();
             for field in ["attachRequired", "volumeLifecycleModes"] {
                 immutable(new, old, &["spec", field], &mut errors);
+            }
+            for error in errors[before..].iter_mut().filter(|error| error.path == "spec.attachRequired") {
+                // Upstream's path.
+                error.path = "spec.attachedRequired".into();
             }
             errors
         },
         unconditional_update: false,
         ..Kind::built_in::<CSIDriver>("csidriver")
+    }
+}
+
+fn token_requests(requests: &Value, errors: &mut Vec<FieldError>) {
+    let mut audiences = Vec::new();
+    for (at, request) in rules::items(requests) {
+        let path = format!("spec.tokenRequests[{at}]");
+        let audience = rules::text(request, "audience");
+        if audiences.contains(&audience) {
+            errors.push(rules::duplicate(format!("{path}.audience"), format!("{audience:?}")));
+        }
+        audiences.push(audience);
+        let Some(seconds) = request["expirationSeconds"].as_i64() else { continue };
+        for (wrong, detail) in [
+            (seconds < 600, "may not specify a duration less than 10 minutes"),
+            (seconds > 1 << 32, "may not specify a duration larger than 2^32 seconds"),
+        ] {
+            if wrong {
+                errors.push(FieldError::invalid(format!("{path}.expirationSeconds"), seconds, detail));
+            }
+        }
     }
 }
 
@@ -220,8 +250,11 @@ fn volume_attachment() -> Kind {
         validate: |new, old| {
             let mut errors = Vec::new();
             let spec = rules::get(new, &["spec"]);
-            driver_name(rules::text(spec, "attacher"), "spec.attacher", &mut errors);
-            rules::required(&spec["nodeName"], "spec.nodeName", &mut errors);
+            attacher(rules::text(spec, "attacher"), old.is_none(), &mut errors);
+            let node = rules::text(spec, "nodeName");
+            if let Err(why) = names::dns_subdomain(node) {
+                errors.push(FieldError::invalid("spec.nodeName", format!("{node:?}"), why));
+            }
             let source = &spec["source"];
             if source["inlineVolumeSpec"].is_null() && source["persistentVolumeName"].is_null() {
                 let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
@@ -229,12 +262,35 @@ fn volume_attachment() -> Kind {
             } else if source["persistentVolumeName"] == "" {
                 errors.push(FieldError::required("spec.source.persistentVolumeName", ""));
             }
-            immutable(new, old, &["spec"], &mut errors);
+            if old.is_some_and(|old| old.at(&["spec"]) != new.at(&["spec"])) {
+                let shown = format!(
+                    "storage.VolumeAttachmentSpec{{Attacher:{:?}, Source:storage.VolumeAttachmentSource{{\
+                     PersistentVolumeName:{}, InlineVolumeSpec:{}}}, NodeName:{node:?}}}",
+                    rules::text(spec, "attacher"),
+                    go_pointer("string", &source["persistentVolumeName"]),
+                    go_pointer("core.PersistentVolumeSpec", &source["inlineVolumeSpec"]),
+                );
+                errors.push(FieldError::invalid("spec", shown, "field is immutable"));
+            }
             errors
         },
         unconditional_update: false,
         ..Kind::built_in::<VolumeAttachment>("volumeattachment")
     }
+}
+
+/// The name of the attacher; that of a new object is checked twice, as upstream.
+fn attacher(name: &str, is_new: bool, errors: &mut Vec<FieldError>) {
+    let path = "spec.attacher";
+    if name.is_empty() && is_new {
+        errors.push(FieldError::required(path, ""));
+        errors.push(FieldError::required(path, ""));
+        if let Err(why) = names::dns_subdomain(name) {
+            errors.push(FieldError::invalid(path, "\"\"", why));
+        }
+        return;
+    }
+    driver_name(name, path, errors);
 }
 
 fn csi_capacity() -> Kind {
@@ -263,11 +319,16 @@ fn csi_capacity() -> Kind {
         validate: |new, old| {
             let mut errors = Vec::new();
             let class = new.str_at(&["storageClassName"]);
-            if class.is_empty() {
-                errors.push(FieldError::required("storageClassName", ""));
-            } else if let Err(why) = names::dns_subdomain(class) {
+            if let Err(why) = names::dns_subdomain(class) {
                 errors.push(FieldError::invalid("storageClassName", format!("{class:?}"), why));
             }
+            for field in ["capacity", "maximumVolumeSize"] {
+                let amount = rules::get(new, &[field]);
+                if amount.as_str().is_some_and(|text| text.starts_with('-')) {
+                    errors.push(FieldError::invalid(field, amount, "must be greater than or equal to 0"));
+                }
+            }
+            rules::label_selector(rules::get(new, &["nodeTopology"]), "nodeTopology", &mut errors);
             for field in ["storageClassName", "nodeTopology"] {
                 immutable(new, old, &[field], &mut errors);
             }

@@ -2,12 +2,16 @@
 //! `pkg/registry/core/persistentvolume*`).
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use mayfly_api::{names, validation::FieldError};
+use mayfly_api::{
+    names,
+    validation::{FieldError, FieldErrorKind},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
     Kind, columns,
     defaulting::{fill, map_in, text},
+    go_values::go_resource_list,
     immutable, print, rules,
 };
 use crate::object::Object;
@@ -44,6 +48,16 @@ fn class<'a>(object: &'a Object, field: &[&str]) -> &'a str {
 
 pub(super) fn claim_spec_defaults(spec: &mut Map<String, Value>) {
     fill(spec, [("volumeMode", json!("Filesystem"))]);
+    // Another source than a claim or a snapshot is dropped, as upstream: the field was there before it was checked.
+    let is_known = |source: &Value| {
+        matches!(
+            (source["apiGroup"].as_str().unwrap_or(""), source["kind"].as_str().unwrap_or("")),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    };
+    if !spec.contains_key("dataSourceRef") && spec.get("dataSource").is_some_and(|source| !is_known(source)) {
+        spec.remove("dataSource");
+    }
     // A source is named in one of two fields, and shown in both.
     if let Some(source) = spec.get("dataSource").cloned()
         && !spec.contains_key("dataSourceRef")
@@ -258,10 +272,16 @@ fn validate_volume(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         errors.push(FieldError::required("spec.capacity", ""));
     }
     if !capacity.contains_key("storage") || capacity.len() > 1 {
-        errors.push(rules::not_supported("spec.capacity", &go_capacity(capacity), &["storage"]));
+        let kind = FieldErrorKind::NotSupported { value: go_resource_list(&whole["capacity"]) };
+        let detail = "supported values: \"storage\"".into();
+        errors.push(FieldError { path: "spec.capacity".into(), kind, detail });
     }
     for (name, amount) in capacity {
-        positive(amount, &format!("spec.capacity[{name}]"), &mut errors);
+        let path = format!("spec.capacity[{name}]");
+        if let Some(text) = amount.as_str().filter(|text| text.starts_with('-')) {
+            errors.push(FieldError::invalid(path.as_str(), text, "must be a valid resource quantity"));
+        }
+        positive(amount, &path, &mut errors);
     }
     let policy = text(spec, "persistentVolumeReclaimPolicy");
     let path = "spec.persistentVolumeReclaimPolicy";
@@ -302,9 +322,4 @@ fn validate_volume(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         immutable(new, Some(old), &["spec", "volumeMode"], &mut errors);
     }
     errors
-}
-
-fn go_capacity(capacity: &Map<String, Value>) -> String {
-    let names: Vec<_> = capacity.keys().cloned().collect();
-    names.join(",")
 }

@@ -150,30 +150,34 @@ fn is_zero(value: &Value) -> bool {
 /// The selector, and the template that it has to select.
 pub(super) fn selector_and_template(new: &Object, kind: &str, errors: &mut Vec<FieldError>) {
     let selector = rules::get(new, &["spec", "selector"]);
-    if selector.is_null() {
+    let (of_daemons, before) = (kind == "daemonset", errors.len());
+    rules::label_selector(selector, "spec.selector", errors);
+    let is_invalid = errors.len() > before;
+    if selector.is_null() && !of_daemons {
         errors.push(FieldError::required("spec.selector", ""));
+    }
+    let is_empty = !selector.is_null() && rules::is_empty_selector(selector);
+    let refuse = |detail: &str| FieldError::invalid("spec.selector", go_selector(selector), detail);
+    let empty = is_empty.then(|| refuse(&format!("empty selector is invalid for {kind}")));
+    // Of DaemonSets the labels come first, and the template is checked in any case.
+    let mut late = None;
+    if of_daemons {
+        late = empty;
     } else {
-        let before = errors.len();
-        rules::label_selector(selector, "spec.selector", errors);
-        if errors.len() > before {
-            errors.push(FieldError::invalid(
-                "spec.selector",
-                go_selector(selector),
-                "invalid label selector",
-            ));
-        }
-        if rules::is_empty_selector(selector) {
-            let detail = format!("empty selector is invalid for {kind}");
-            errors.push(FieldError::invalid("spec.selector", go_selector(selector), detail));
+        errors.extend(empty);
+        if is_invalid {
+            let detail = if kind == "statefulset" { "" } else { "invalid label selector" };
+            return errors.push(refuse(detail));
         }
     }
     let labels = rules::get(new, &["spec", "template", "metadata", "labels"]);
-    if (selector.is_null() || !rules::is_empty_selector(selector)) && !rules::selects(selector, labels) {
+    if !is_invalid && !is_empty && !rules::selects(selector, labels) {
         let detail = "`selector` does not match template `labels`";
         errors.push(FieldError::invalid("spec.template.metadata.labels", go_map(labels), detail));
     }
+    errors.extend(late);
     pod_template_errors(new, &["spec", "template"], errors);
-    always_restarts(new, errors);
+    always_restarts(new, kind, errors);
 }
 
 /// A selector as Go prints the struct (`%#v` in field errors).
@@ -192,13 +196,7 @@ pub(super) fn go_selector(selector: &Value) -> String {
             )
         })
         .collect();
-    let labels: Vec<_> = rules::members(&selector["matchLabels"])
-        .map(|(key, value)| format!("{key:?}:{:?}", value.as_str().unwrap_or("")))
-        .collect();
-    let labels = match labels.is_empty() {
-        true => "map[string]string(nil)".to_owned(),
-        false => format!("map[string]string{{{}}}", labels.join(", ")),
-    };
+    let labels = go_map(&selector["matchLabels"]);
     let expressions = match expressions.is_empty() {
         true => "[]v1.LabelSelectorRequirement(nil)".to_owned(),
         false => format!("[]v1.LabelSelectorRequirement{{{}}}", expressions.join(", ")),
@@ -217,9 +215,10 @@ pub(super) fn immutable_selector(new: &Object, old: Option<&Object>, errors: &mu
 
 /// A map of texts as Go prints it in field errors.
 pub(super) fn go_map(map: &Value) -> String {
-    let labels: Vec<_> = rules::members(map)
+    let mut labels: Vec<_> = rules::members(map)
         .map(|(key, value)| format!("{key:?}:{:?}", value.as_str().unwrap_or("")))
         .collect();
+    labels.sort();
     match labels.is_empty() {
         true => "map[string]string(nil)".to_owned(),
         false => format!("map[string]string{{{}}}", labels.join(", ")),
@@ -228,21 +227,28 @@ pub(super) fn go_map(map: &Value) -> String {
 
 pub(super) fn pod_template_errors(new: &Object, path: &[&str], errors: &mut Vec<FieldError>) {
     let metadata: Vec<&str> = path.iter().copied().chain(["metadata"]).collect();
-    meta::map_errors(new, &metadata, errors);
+    // Upstream's path leaves out the metadata.
+    meta::map_errors(new, &metadata, &path.join("."), errors);
     let none = Map::new();
     let spec: Vec<&str> = path.iter().copied().chain(["spec"]).collect();
     let template = new.at(&spec).and_then(Value::as_object).unwrap_or(&none);
     pod::pod_spec_errors(template, &spec.join("."), errors);
 }
 
-fn always_restarts(new: &Object, errors: &mut Vec<FieldError>) {
+fn always_restarts(new: &Object, kind: &str, errors: &mut Vec<FieldError>) {
     let path = ["spec", "template", "spec", "restartPolicy"];
     let policy = new.str_at(&path);
     if !matches!(policy, "Always" | "") {
         errors.push(rules::not_supported(path.join("."), policy, &["Always"]));
     }
     if !rules::get(new, &["spec", "template", "spec", "activeDeadlineSeconds"]).is_null() {
-        let detail = "activeDeadlineSeconds in ReplicaSet is not Supported";
+        let kind = match kind {
+            "daemonset" => "DaemonSet",
+            "statefulset" => "StatefulSet",
+            "replicationcontroller" => "ReplicationController",
+            _ => "ReplicaSet",
+        };
+        let detail = format!("activeDeadlineSeconds in {kind} is not Supported");
         errors.push(FieldError::forbidden("spec.template.spec.activeDeadlineSeconds", detail));
     }
 }
@@ -414,7 +420,7 @@ fn replication_controller() -> Kind {
                 errors.push(FieldError::invalid("spec.template.metadata.labels", go_map(labels), detail));
             }
             pod_template_errors(new, &["spec", "template"], &mut errors);
-            always_restarts(new, &mut errors);
+            always_restarts(new, "replicationcontroller", &mut errors);
             errors
         },
         warn: super::pod_wasm::of_template,

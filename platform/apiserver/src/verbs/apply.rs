@@ -78,7 +78,7 @@ impl Inner {
                 "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
             ))
         };
-        let warnings = super::check_findings(found, body.duplicates, request.validation, cannot, cannot)?.0;
+        let warnings = super::check_findings(found, body.duplicates, request.validation, cannot)?.0;
         meta::place(&mut object, kind, &request.namespace, Some(name))?;
         Ok((object, warnings))
     }

@@ -54,6 +54,9 @@ impl Inner {
                 Err(error) if generated && error.has_reason("AlreadyExists") => {}
                 Err(error) => return Err(error),
                 Ok(state) => {
+                    if custom::is_definition(kind) && !request.dry_run {
+                        self.settle_definition(object.name()).await;
+                    }
                     warnings.extend((kind.warn)(&object));
                     return Ok(Outcome { state, created: true, warnings });
                 }
@@ -91,7 +94,7 @@ impl Inner {
         (kind.on_admitted)(object);
         let definitions = self.definitions_for(kind).await;
         if definitions.is_some() {
-            custom::complete(object, &self.store, &meta::timestamp(request.now));
+            custom::complete(object, true);
         }
         let mut allocations = self.allocations_for(kind).await?;
         if let Some(allocations) = &allocations {
@@ -177,12 +180,6 @@ impl Inner {
 pub(super) fn validate(kind: &Kind, new: &Object, old: Option<&Object>) -> Result<(), ApiError> {
     let mut errors = meta::validate(new, old, kind);
     let of_schema = kind.definition.map_or_else(Vec::new, |definition| definition.validate(new, old));
-    for error in (kind.validate)(new, old).into_iter().chain(of_schema) {
-        if !errors.contains(&error)
-            && !errors.iter().any(|known| known.path == error.path && error.path == "metadata.name")
-        {
-            errors.push(error);
-        }
-    }
+    errors.extend((kind.validate)(new, old).into_iter().chain(of_schema));
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
 }

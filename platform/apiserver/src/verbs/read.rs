@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use mayfly_api::validation::FieldError;
 use mayfly_store::{Entry, Key, ListError, ListOptions, Revision};
 use serde::{Deserialize, Serialize};
 
 use super::{key, load, parse_revision};
 use crate::{
-    registry::Kind, render::ListMeta, request::Query, selection::Selection, server::Inner, status::ApiError,
+    registry::Kind,
+    render::ListMeta,
+    request::{Query, check_list_options},
+    selection::Selection,
+    server::Inner,
+    status::ApiError,
 };
 
 /// Entries that a selector is applied to at once.
@@ -71,13 +75,7 @@ impl Inner {
         namespace: &str,
         query: &Query,
     ) -> Result<(ListMeta, Vec<Arc<Entry>>), ApiError> {
-        if query.resource_version_match.is_some() && query.resource_version.is_none() {
-            let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
-            return Err(ApiError::invalid_options(
-                "ListOptions",
-                &[FieldError::forbidden("resourceVersionMatch", why)],
-            ));
-        }
+        check_list_options(query)?;
         let mut selection = Selection::parse(kind, query)?;
         let range = selection.range(kind, namespace);
         let (mut at, mut after) = (self.list_revision(query)?, None);
@@ -126,29 +124,16 @@ impl Inner {
             let message = "resourceVersion and resourceVersionMatch are forbidden when continue is provided";
             return Err(ApiError::bad_request(message));
         }
+        // Upstream's legacy meaning of a limit with a version is its exact form.
+        let is_exact = rule == Some("Exact") || (rule.is_none() && query.limit.is_some());
         if let Some(asked) = asked {
-            self.not_in_the_future(asked)?;
+            self.not_in_the_future(asked).map_err(|error| match is_exact {
+                // An exact list is one of upstream's storage, whose error has no reason.
+                true => ApiError::without_reason("etcdserver: mvcc: required revision is a future revision"),
+                false => error,
+            })?;
         }
-        match (rule, asked) {
-            (None, _) if query.limit.is_none() => Ok(None),
-            // Upstream's legacy meaning of a limit with a version, and its exact form.
-            (None | Some("Exact"), Some(asked)) => Ok(Some(asked)),
-            (Some("Exact"), None) => Err(ApiError::bad_request(
-                "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"",
-            )),
-            (Some("NotOlderThan"), _) if query.resource_version.is_some() => Ok(None),
-            (Some("NotOlderThan"), _) => Err(ApiError::bad_request(
-                "resourceVersionMatch is forbidden unless resourceVersion is provided",
-            )),
-            (None, None) => Ok(None),
-            (Some(other), _) => {
-                let message = format!(
-                    "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \
-                     \"NotOlderThan\""
-                );
-                Err(ApiError::bad_request(message))
-            }
-        }
+        Ok(asked.filter(|_| is_exact))
     }
 }
 

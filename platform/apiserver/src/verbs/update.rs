@@ -140,7 +140,7 @@ impl Inner {
             prepare(kind, part, &mut new, &current)?;
             let definitions = self.definitions_for(kind).await;
             if definitions.is_some() && part == Part::Main {
-                custom::complete(&mut new, &self.store, &meta::timestamp(request.now));
+                custom::complete(&mut new, false);
             }
             let mut admitted = match part {
                 Part::Main | Part::Scale => self.admit(request, &mut new, Some(&current)).await?,
@@ -182,6 +182,10 @@ impl Inner {
                     if let Some(allocations) = &mut allocations {
                         allocations.remove(&current);
                         allocations.add(&new);
+                    }
+                    drop(definitions);
+                    if custom::is_definition(kind) && part == Part::Main {
+                        Box::pin(self.settle_definition(name)).await;
                     }
                     return outcome(State::Stored(written.entry));
                 }

@@ -19,12 +19,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::Stream;
+use mayfly_api::validation::FieldError;
 use mayfly_store::{Entry, ListOptions, Revision, WatchError};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::parse_revision;
+use super::{not_a_revision, parse_revision};
 use crate::{
-    registry::Backing, render::View, request::Query, selection::Selection, server::Inner, status::ApiError,
+    registry::Backing,
+    render::View,
+    request::{Query, check_list_options},
+    selection::Selection,
+    server::Inner,
+    status::ApiError,
 };
 use lines::Lines;
 pub(crate) use source::{Ended, Source};
@@ -50,24 +56,18 @@ pub(crate) struct Beginning {
 
 impl Start {
     fn parse(query: &Query) -> Result<Self, ApiError> {
-        let asked = parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
-        let forbidden = |why: &str| {
-            Err(ApiError::unprocessable(format!("ListOptions.meta.k8s.io \"\" is invalid: {why}")))
-        };
-        match (query.send_initial_events, query.resource_version_match.as_deref()) {
-            (None, Some(_)) => forbidden(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless \
-                 sendInitialEvents is provided",
-            ),
-            (Some(_), rule) if rule != Some("NotOlderThan") => forbidden(
-                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to \
-                 NotOlderThan",
-            ),
-            (Some(true), _) if !query.allow_watch_bookmarks => {
-                forbidden("allowWatchBookmarks: Forbidden: sendInitialEvents requires it to be true")
+        check_list_options(query)?;
+        let text = query.resource_version.as_deref().unwrap_or("");
+        // As upstream, an error of the storage without a reason.
+        let asked = parse_revision(text).map_err(|_| ApiError::without_reason(not_a_revision(text)))?;
+        match query.send_initial_events {
+            Some(true) if !query.allow_watch_bookmarks => {
+                let detail = "sendInitialEvents requires it to be true";
+                let error = FieldError::forbidden("allowWatchBookmarks", detail);
+                Err(ApiError::invalid_options("ListOptions", &[error]))
             }
-            (Some(initial), _) => Ok(Self { asked, initial, end_bookmark: initial }),
-            (None, None) => Ok(Self { asked, initial: asked.is_none(), end_bookmark: false }),
+            Some(initial) => Ok(Self { asked, initial, end_bookmark: initial }),
+            None => Ok(Self { asked, initial: asked.is_none(), end_bookmark: false }),
         }
     }
 }

@@ -183,7 +183,8 @@ async fn pods_are_bound_once() {
     let nowhere = json!({"metadata": {"name": "p"}, "target": {}});
     assert_eq!(
         server.call("POST", &format!("{PODS}/p/binding"), nowhere).await.0,
-        StatusCode::UNPROCESSABLE_ENTITY
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "as upstream"
     );
 
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 7}});

@@ -82,8 +82,32 @@ async fn pages_are_consistent() {
     let token = selected["metadata"]["continue"].as_str().unwrap();
     let (_, rest) = server.get(&format!("{MAPS}?limit=9&labelSelector=kind=test&continue={token}")).await;
     assert_eq!(names(&rest), ["d", "e"]);
-    for bad in ["continue=x", "continue=e30", "limit=2&resourceVersionMatch=Never&resourceVersion=1"] {
+    for bad in ["continue=x", "continue=e30"] {
         assert_eq!(server.get(&format!("{MAPS}?{bad}")).await.0, StatusCode::BAD_REQUEST, "{bad}");
+    }
+    for (options, expected) in [
+        (
+            "resourceVersionMatch=Never&resourceVersion=1",
+            "resourceVersionMatch: Unsupported value: \"Never\": supported values: \"\", \"Exact\", \"NotOlderThan\"",
+        ),
+        (
+            "resourceVersionMatch=Exact&resourceVersion=0",
+            "resourceVersionMatch: Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+        ),
+        (
+            "watch=1&resourceVersionMatch=Exact",
+            "[resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is \
+             provided, resourceVersionMatch: Unsupported value: \"Exact\": supported values: \"NotOlderThan\"]",
+        ),
+        ("sendInitialEvents=true", "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"),
+    ] {
+        let (code, status) = server.get(&format!("{MAPS}?{options}")).await;
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {expected}");
+        assert_eq!(
+            (code, &status["message"]),
+            (StatusCode::UNPROCESSABLE_ENTITY, &json!(message)),
+            "{options}"
+        );
     }
 }
 

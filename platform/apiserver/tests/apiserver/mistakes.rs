@@ -119,7 +119,7 @@ async fn a_template_is_refused_for_what_its_pods_would_be() {
     let (code, status) =
         server.call("POST", SETS, replica_set(json!({"app": "web", "a": "no label!"}))).await;
     assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
-    assert_eq!(status["details"]["causes"][0]["field"], "spec.template.metadata.labels", "{status}");
+    assert_eq!(status["details"]["causes"][0]["field"], "spec.template.labels", "{status}");
 }
 
 #[tokio::test]
