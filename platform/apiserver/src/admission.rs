@@ -3,17 +3,20 @@
 //! and the old object, and whether the request is a dry run.
 
 mod limits;
+mod matching;
 mod pod_security;
 mod pod_security_rules;
 mod pods;
+mod policies;
 mod quota;
 mod quota_status;
 mod webhooks;
 
 pub(crate) use self::{
+    matching::{CONDITION_VARIABLES, admission_environment},
     pods::default_tolerations,
     quota_status::run as run_quota_status,
-    webhooks::{AdmissionOperation, Denied, Webhooks},
+    webhooks::{AdmissionAttributes, AdmissionOperation, Denied, Webhooks},
 };
 
 use mayfly_store::{ListOptions, Range};

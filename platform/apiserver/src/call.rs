@@ -1,5 +1,7 @@
 //! A request for a resource: from its target, query and body to a verb, and from what came of it to an answer.
 
+mod parts;
+
 use std::sync::Arc;
 
 use axum::{body::Body, response::Response};
@@ -14,7 +16,7 @@ use crate::{
     access::User,
     decode::{Decoded, decode},
     logs, meta,
-    negotiate::{self, BodyForm, Representation},
+    negotiate::{self, BodyForm},
     object::Object,
     registry::{Backing, Kind, Subresource},
     render::{IncludeObject, View, json_response, json_value},
@@ -23,10 +25,7 @@ use crate::{
     status::ApiError,
     streams::PodStream,
     subresources,
-    verbs::{
-        self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest, apply_json,
-        parse_json,
-    },
+    verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
 };
 
 const APPLY_CONTENT_TYPE: &str = "application/apply-patch+yaml";
@@ -224,78 +223,6 @@ impl Call {
         Ok(json_value(StatusCode::CREATED, &Value::Object(answer.0)))
     }
 
-    async fn subresource(
-        &self,
-        subresource: Subresource,
-        name: &str,
-        body: Body,
-    ) -> Result<Response, ApiError> {
-        let request = self.write_request();
-        match (subresource, self.parts.method.as_str()) {
-            (Subresource::Scale, "GET") => {
-                let kind = self.target.kind;
-                let found = self.server.get(kind, &self.target.namespace, name, &self.query);
-                let entry = found.map_err(|error| match error.has_reason("NotFound") {
-                    true => subresources::scale_not_found(kind, name),
-                    false => error,
-                })?;
-                let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
-                let scale = subresources::scale_of(kind, &object);
-                let view = self.view()?;
-                let shown = match view.representation {
-                    Representation::Table => subresources::scale_table(&scale, view.now),
-                    _ => scale,
-                };
-                Ok(json_value(StatusCode::OK, &shown))
-            }
-            (Subresource::Scale, "PUT") => {
-                let scale = self.object_body(body).await?.value;
-                let outcome = self.server.change_scale(&request, name, |_| Ok(scale.clone())).await?;
-                scale_response(self.target.kind, outcome)
-            }
-            (Subresource::Scale, "PATCH")
-                if negotiate::content_type(&self.parts.headers) == APPLY_CONTENT_TYPE =>
-            {
-                let scale = decode_applied(&self.bytes(body).await?)?;
-                let outcome = self.server.apply_scale(&request, name, scale, self.query.force).await?;
-                scale_response(self.target.kind, outcome)
-            }
-            (Subresource::Scale, "PATCH") => {
-                let bytes = self.bytes(body).await?;
-                let patch = decode(BodyForm::Json, &bytes)?.value;
-                let json = negotiate::content_type(&self.parts.headers) == "application/json-patch+json";
-                let outcome = self
-                    .server
-                    .change_scale(&request, name, |scale| patch_scale(scale, &patch, json))
-                    .await?;
-                scale_response(self.target.kind, outcome)
-            }
-            (Subresource::ScaleRejected, _) => {
-                self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
-                Err(subresources::scale_managed_by_gateway(name))
-            }
-            (Subresource::Binding, "POST") => {
-                let binding = self.object_body(body).await?.value;
-                self.server.bind(&request, name, &binding).await?;
-                Ok(success(StatusCode::CREATED))
-            }
-            (Subresource::Token, "POST") => {
-                let Value::Object(map) = self.object_body(body).await?.value else {
-                    return Err(ApiError::bad_request("the body is not a JSON object"));
-                };
-                let namespace = &self.target.namespace;
-                let token = self.server.create_token(namespace, name, Object(map), self.query.dry_run)?;
-                Ok(json_value(StatusCode::CREATED, &Value::Object(token.0)))
-            }
-            (Subresource::Eviction, "POST") => {
-                let eviction = self.object_body(body).await?.value;
-                self.server.evict(&request, name, &eviction).await?;
-                Ok(success(StatusCode::CREATED))
-            }
-            _ => Err(ApiError::method_not_allowed()),
-        }
-    }
-
     fn list(&self) -> Result<Response, ApiError> {
         let view = self.view()?;
         let (meta, entries) = self.server.list(view.kind, &self.target.namespace, &self.query)?;
@@ -398,7 +325,7 @@ impl Call {
         DeleteOptions::parse(&decoded.value, &self.query)
     }
 
-    fn write_request(&self) -> WriteRequest {
+    pub(crate) fn write_request(&self) -> WriteRequest {
         WriteRequest {
             kind: self.target.kind,
             namespace: self.target.namespace.clone(),
@@ -486,32 +413,9 @@ fn watched(lines: Body) -> Response {
     response
 }
 
-fn success(code: StatusCode) -> Response {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code.as_u16()});
-    json_value(code, &status)
-}
-
-fn scale_response(kind: &Kind, outcome: Outcome) -> Result<Response, ApiError> {
-    let object = match outcome.state {
-        State::Stored(entry) => Object::from_entry(&entry).map_err(ApiError::internal)?,
-        State::Dry(object) | State::Deleted(object) => object,
-    };
-    Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
-}
-
 /// Decodes the body of an apply request, which is YAML. A JSON body is decoded by the JSON decoder, which is faster
 /// and accepts all of JSON.
 fn decode_applied(bytes: &[u8]) -> Result<Decoded, ApiError> {
     let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, bytes)
-}
-
-/// A scale has no lists: a strategic patch of it is a merge patch.
-fn patch_scale(mut scale: Value, patch: &Value, json: bool) -> Result<Value, ApiError> {
-    if json {
-        apply_json(&mut scale, &parse_json(patch)?)?;
-    } else {
-        json_patch::merge(&mut scale, patch);
-    }
-    Ok(scale)
 }

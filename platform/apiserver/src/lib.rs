@@ -25,6 +25,7 @@ mod decode;
 mod discovery;
 mod event_objects;
 mod eviction;
+mod expressions;
 mod handler;
 mod health;
 mod logs;

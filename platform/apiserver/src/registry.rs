@@ -30,6 +30,7 @@ mod pod_rules;
 mod pod_updates;
 mod pod_volumes;
 mod pod_wasm;
+mod policies;
 pub(crate) mod print;
 mod quota_rules;
 pub(crate) mod rules;
@@ -416,6 +417,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         workflows::kinds(),
         auth::kinds(),
         webhooks::kinds(),
+        policies::kinds(),
         definitions::kinds(),
         usage::kinds(),
     ];

@@ -19,6 +19,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub(crate) use compile::definitions;
 pub(crate) use normalise::{Findings, normalise, normalise_metadata};
+pub(crate) use quantity::quantity_parts;
 
 use crate::registry::Kind;
 

@@ -383,6 +383,19 @@ impl ApiError {
         Self::new(code.unwrap_or(StatusCode::BAD_REQUEST), reason, message)
     }
 
+    /// A policy's refusal (upstream's `validating/dispatcher.go`).
+    pub(crate) fn policy_denied(kind: &Kind, name: &str, why: &str, reason: &str) -> Self {
+        let (code, reason) = match reason {
+            "Forbidden" => (StatusCode::FORBIDDEN, "Forbidden"),
+            "Unauthorized" => (StatusCode::UNAUTHORIZED, "Unauthorized"),
+            "RequestEntityTooLarge" => (StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge"),
+            _ => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
+        };
+        let mut error = Self::forbidden(kind, name, why).because("", why, "");
+        (error.code, error.reason) = (code.as_u16(), reason);
+        error
+    }
+
     /// A call of a webhook that failed, or whose answer is invalid.
     pub(crate) fn webhook_failed(webhook: &str, why: &str) -> Self {
         let cause = format!("failed calling webhook {webhook:?}: {why}");

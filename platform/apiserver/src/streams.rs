@@ -11,11 +11,14 @@ use axum::{
 };
 use http::{HeaderName, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Limited};
+use serde_json::{Value, json};
 
 use crate::{
+    admission::{AdmissionAttributes, AdmissionOperation},
     call::Call,
     logs,
     object::Object,
+    request::boolean,
     server::Inner,
     status::ApiError,
     verbs::{key, load},
@@ -52,6 +55,41 @@ impl PodStream {
             _ => None,
         }
     }
+
+    fn subresource(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Attach => "attach",
+            Self::PortForward => "portforward",
+        }
+    }
+
+    /// The options in a query as the object that admission decides about.
+    fn options(self, query: &str) -> Value {
+        let kind = match self {
+            Self::Exec => "PodExecOptions",
+            Self::Attach => "PodAttachOptions",
+            Self::PortForward => "PodPortForwardOptions",
+        };
+        let mut options = json!({"kind": kind, "apiVersion": "v1"});
+        for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            let is_flag = matches!(&*name, "stdin" | "stdout" | "stderr" | "tty");
+            match &*name {
+                "container" => options["container"] = value.into(),
+                "command" => match options["command"].as_array_mut() {
+                    Some(words) => words.push(value.into()),
+                    None => options["command"] = json!([value]),
+                },
+                "ports" => {
+                    let ports: Vec<u16> = value.split(',').filter_map(|port| port.parse().ok()).collect();
+                    options["ports"] = ports.into();
+                }
+                name if is_flag => options[name] = boolean(&value).into(),
+                _ => {}
+            }
+        }
+        options
+    }
 }
 
 /// The node and the path on it that `/api/v1/nodes/NAME/proxy/…` names.
@@ -86,12 +124,19 @@ impl Call {
             return Err(ApiError::bad_request(message));
         }
         let query = self.parts.uri.query().unwrap_or("");
+        let request = self.write_request();
+        let attributes = AdmissionAttributes {
+            request: &request,
+            operation: AdmissionOperation::Connect,
+            subresource: stream.subresource(),
+        };
+        self.server.review_posted(&attributes, name, &mut stream.options(query)).await?;
         let path = match stream {
             PodStream::PortForward => format!("/portForward/{namespace}/{name}?{query}"),
             PodStream::Exec | PodStream::Attach => {
                 let asked = logs::parameter(query, "container");
                 let container = logs::container(&pod, name, asked.as_deref())?;
-                let verb = if stream == PodStream::Exec { "exec" } else { "attach" };
+                let verb = stream.subresource();
                 format!("/{verb}/{namespace}/{name}/{container}?{query}")
             }
         };
@@ -159,6 +204,10 @@ mod tests {
         assert_eq!(PodStream::of("pods", Some("exec")), Some(PodStream::Exec));
         assert_eq!(PodStream::of("pods", Some("log")), None);
         assert_eq!(PodStream::of("nodes", Some("exec")), None);
+        let options = PodStream::Exec.options("command=ls&command=-l&container=c&stdin=true&x=y");
+        let expected = json!({"kind": "PodExecOptions", "apiVersion": "v1", "command": ["ls", "-l"],
+            "container": "c", "stdin": true});
+        assert_eq!(options, expected);
         let path = |text: &str| crate::request::segments(text).unwrap();
         let segments = path("/api/v1/nodes/n/proxy/images/import");
         assert_eq!(node_path(&segments), Some(("n", "/images/import".into())));

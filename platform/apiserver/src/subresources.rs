@@ -52,6 +52,21 @@ pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
     })
 }
 
+/// The `Scale` of an object, as an object.
+pub(crate) fn scale_object(kind: &Kind, object: &Object) -> Object {
+    match scale_of(kind, object) {
+        Value::Object(map) => Object(map),
+        _ => Object::default(),
+    }
+}
+
+/// Takes the desired replicas of a scale.
+pub(crate) fn take_replicas(kind: &Kind, object: &mut Object, scale: Object) -> Result<(), ApiError> {
+    let replicas = replicas_of(&Value::Object(scale.0), object.name())?;
+    set_replicas(kind, object, replicas.unwrap_or(0));
+    Ok(())
+}
+
 /// The columns of a scale's table (upstream's printer of `Scale`).
 const SCALE_COLUMNS: [Column; 4] = [
     Column { format: "", ..NAME },

@@ -17,7 +17,7 @@ use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 
 pub(crate) use delete::{DeleteOptions, returns_deleted};
 pub(crate) use patch::{Patch, PatchForm, apply_json, parse_json};
-pub(crate) use update::{Change, Part};
+pub(crate) use update::{Change, Part, prepare};
 pub(crate) use watch::{Beginning, Ended, Source, Start};
 
 use crate::{

@@ -10,8 +10,8 @@
 //! webhooks see what they complete, and once more under the locks of the write. Requests that no webhook concerns pay
 //! for a read of an empty list.
 //!
-//! Webhooks concern creations, updates of the object itself, and deletions. They are not called for subresources and
-//! for connections (`exec`, `attach`, `port-forward`), and never for the configurations of webhooks.
+//! Webhooks and policies concern creations, updates, deletions, writes of subresources, and connections (`exec`,
+//! `attach`, `port-forward`), but never the configurations of webhooks and policies.
 
 mod client;
 mod review;
@@ -29,20 +29,30 @@ use self::{
     review::{Review, Verdict},
     rules::Webhook,
 };
-pub(crate) use self::{review::Denied, rules::AdmissionOperation};
+pub(crate) use self::{
+    review::{AdmissionAttributes, Denied},
+    rules::AdmissionOperation,
+};
+use super::{
+    matching::{AdmissionValues, MatchedWrite},
+    policies::{AdmissionPolicy, RegisteredPolicies},
+};
 use crate::{
     object::Object,
     registry::{Kind, registry},
     server::Inner,
     status::ApiError,
-    verbs::{self, WriteRequest},
+    subresources::{scale_object, take_replicas},
+    verbs::{self, Part, WriteRequest, prepare},
 };
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
+const POLICIES: &str = "validatingadmissionpolicies";
+const BINDINGS: &str = "validatingadmissionpolicybindings";
 
-/// The registered webhooks.
+/// The registered webhooks, and the policies beside them.
 #[derive(Default)]
 pub(crate) struct Webhooks {
     current: RwLock<Arc<Registered>>,
@@ -53,9 +63,15 @@ pub(crate) struct Webhooks {
 struct Registered {
     mutating: Vec<Webhook>,
     validating: Vec<Webhook>,
+    policies: RegisteredPolicies,
 }
 
 impl Webhooks {
+    /// The policies that may concern a write of a kind.
+    pub(super) fn policies(&self, kind: &Kind) -> RegisteredPolicies {
+        if is_configuration(kind) { Arc::default() } else { Arc::clone(&self.current.read().policies) }
+    }
+
     /// Reads the configurations from the store.
     pub(crate) fn reload(&self, store: &Store) {
         let read = |plural: &str| {
@@ -63,8 +79,12 @@ impl Webhooks {
             configurations.sort_by(|left, right| left.name().cmp(right.name()));
             configurations.iter().flat_map(Webhook::of_configuration).collect()
         };
-        *self.current.write() =
-            Arc::new(Registered { mutating: read(MUTATING), validating: read(VALIDATING) });
+        let policies = AdmissionPolicy::all(stored(store, POLICIES), &stored(store, BINDINGS));
+        *self.current.write() = Arc::new(Registered {
+            mutating: read(MUTATING),
+            validating: read(VALIDATING),
+            policies: Arc::new(policies),
+        });
     }
 
     /// Reads the configurations again if a write of this kind has changed them.
@@ -76,7 +96,7 @@ impl Webhooks {
 }
 
 fn is_configuration(kind: &Kind) -> bool {
-    kind.group == GROUP && matches!(kind.plural, MUTATING | VALIDATING)
+    kind.group == GROUP && matches!(kind.plural, MUTATING | VALIDATING | POLICIES | BINDINGS)
 }
 
 fn stored(store: &Store, plural: &str) -> Vec<Object> {
@@ -98,11 +118,11 @@ impl Inner {
     /// creation.
     pub(crate) fn concerned_webhooks(
         &self,
-        request: &WriteRequest,
-        operation: AdmissionOperation,
+        attributes: &AdmissionAttributes<'_>,
         new: Option<&Object>,
         old: Option<&Object>,
     ) -> Option<Concerned> {
+        let request = attributes.request;
         let registered = self.webhooks.current.read().clone();
         if (registered.mutating.is_empty() && registered.validating.is_empty())
             || is_configuration(request.kind)
@@ -110,9 +130,15 @@ impl Inner {
             return None;
         }
         let namespace = self.labels_of_namespace(request, new.or(old));
+        let write = MatchedWrite {
+            kind: request.kind,
+            subresource: attributes.subresource,
+            operation: attributes.operation,
+            namespace: namespace.as_ref(),
+            objects: [new, old],
+        };
         let matching = |webhooks: &[Webhook]| -> Vec<usize> {
-            let concerns =
-                |webhook: &Webhook| webhook.concerns(request.kind, operation, namespace.as_ref(), [new, old]);
+            let concerns = |webhook: &Webhook| webhook.resources.concerns(&write);
             webhooks.iter().enumerate().filter(|(_, webhook)| concerns(webhook)).map(|(at, _)| at).collect()
         };
         let (mutating, validating) = (matching(&registered.mutating), matching(&registered.validating));
@@ -125,7 +151,11 @@ impl Inner {
 
     /// The labels that a namespace selector is compared with; `None` for a cluster-scoped object, which every
     /// namespace selector selects. A Namespace itself is compared with its own labels.
-    fn labels_of_namespace(&self, request: &WriteRequest, object: Option<&Object>) -> Option<Value> {
+    pub(super) fn labels_of_namespace(
+        &self,
+        request: &WriteRequest,
+        object: Option<&Object>,
+    ) -> Option<Value> {
         let labels = |object: &Object| object.at(&["metadata", "labels"]).cloned().unwrap_or(Value::Null);
         if (request.kind.group, request.kind.plural) == ("", "namespaces") {
             return object.map(labels);
@@ -139,8 +169,7 @@ impl Inner {
     /// Calls the mutating webhooks, which may change `new`, then the validating ones. Returns their warnings.
     pub(crate) async fn call_webhooks(
         &self,
-        request: &WriteRequest,
-        operation: AdmissionOperation,
+        attributes: &AdmissionAttributes<'_>,
         concerned: &Concerned,
         mut new: Option<&mut Object>,
         old: Option<&Object>,
@@ -149,40 +178,117 @@ impl Inner {
         let mutating = concerned.mutating.iter().map(|at| &concerned.registered.mutating[*at]);
         let mut changes = Vec::new();
         for webhook in mutating.clone() {
-            let changed =
-                self.call_mutating(request, operation, webhook, &mut new, old, &mut warnings).await?;
+            let changed = self.call_mutating(attributes, webhook, &mut new, old, &mut warnings).await?;
             changes.push(changed);
         }
         // Calls webhooks with the reinvocation policy IfNeeded again after a later one has changed the object.
         for (at, webhook) in mutating.enumerate() {
             let changed_later = changes[at + 1..].iter().any(|changed| *changed);
             if webhook.reinvoke && changed_later {
-                self.call_mutating(request, operation, webhook, &mut new, old, &mut warnings).await?;
+                self.call_mutating(attributes, webhook, &mut new, old, &mut warnings).await?;
             }
         }
-        let review = Review { request, operation, new: new.as_deref(), old };
-        let validating = concerned.validating.iter().map(|at| &concerned.registered.validating[*at]);
-        for verdict in join_all(validating.map(|webhook| self.ask(webhook, &review))).await {
+        let review = Review { attributes, new: new.as_deref(), old };
+        let mut validating = Vec::new();
+        for webhook in concerned.validating.iter().map(|at| &concerned.registered.validating[*at]) {
+            if is_wanted(webhook, &review)? {
+                validating.push(webhook);
+            }
+        }
+        for verdict in join_all(validating.into_iter().map(|webhook| self.ask(webhook, &review))).await {
             warnings.extend(verdict?.warnings);
         }
+        Ok(warnings)
+    }
+
+    /// Lets webhooks decide about an update of a part of an object, and change it. Returns their warnings.
+    pub(crate) async fn review_update(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        part: Part,
+        new: &mut Object,
+        current: &Object,
+    ) -> Result<Vec<String>, ApiError> {
+        let kind = attributes.request.kind;
+        if part == Part::Scale {
+            let (mut scale, before) = (scale_object(kind, new), scale_object(kind, current));
+            let Some(concerned) = self.concerned_webhooks(attributes, Some(&scale), Some(&before)) else {
+                return Ok(Vec::new());
+            };
+            let called = self.call_webhooks(attributes, &concerned, Some(&mut scale), Some(&before));
+            let warnings = called.await?;
+            take_replicas(kind, new, scale)?;
+            return Ok(warnings);
+        }
+        let Some(concerned) = self.concerned_webhooks(attributes, Some(new), Some(current)) else {
+            return Ok(Vec::new());
+        };
+        prepare(kind, part, new, current)?;
+        if part == Part::Main {
+            // Runs again before the write: the warnings of the second run count.
+            drop(self.admit(attributes.request, new, Some(current)).await?);
+        }
+        self.call_webhooks(attributes, &concerned, Some(new), Some(current)).await
+    }
+
+    /// Checks the update of a part of an object against the policies. Returns the warnings.
+    pub(crate) fn check_policies_of_update(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        part: Part,
+        new: &Object,
+        current: &Object,
+    ) -> Result<Vec<String>, ApiError> {
+        let kind = attributes.request.kind;
+        if part != Part::Scale {
+            return self.check_policies(attributes, Some(new), Some(current));
+        }
+        let (scale, before) = (scale_object(kind, new), scale_object(kind, current));
+        self.check_policies(attributes, Some(&scale), Some(&before))
+    }
+
+    /// Lets webhooks and policies decide about what is posted to a subresource, such as a binding, and change it. Returns
+    /// their warnings.
+    pub(crate) async fn review_posted(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        name: &str,
+        body: &mut Value,
+    ) -> Result<Vec<String>, ApiError> {
+        let Value::Object(map) = std::mem::take(body) else {
+            return Err(ApiError::bad_request("the body is not a JSON object"));
+        };
+        let mut object = Object(map);
+        for (field, value) in [("name", name), ("namespace", attributes.request.namespace.as_str())] {
+            object.meta_mut().entry(field).or_insert_with(|| value.into());
+        }
+        let mut warnings = Vec::new();
+        if let Some(concerned) = self.concerned_webhooks(attributes, Some(&object), None) {
+            warnings = self.call_webhooks(attributes, &concerned, Some(&mut object), None).await?;
+        }
+        warnings.extend(self.check_policies(attributes, Some(&object), None)?);
+        *body = Value::Object(object.0);
         Ok(warnings)
     }
 
     /// Calls one mutating webhook; returns whether it changed the object.
     async fn call_mutating(
         &self,
-        request: &WriteRequest,
-        operation: AdmissionOperation,
+        attributes: &AdmissionAttributes<'_>,
         webhook: &Webhook,
         new: &mut Option<&mut Object>,
         old: Option<&Object>,
         warnings: &mut Vec<String>,
     ) -> Result<bool, ApiError> {
-        let review = Review { request, operation, new: new.as_deref(), old };
+        let review = Review { attributes, new: new.as_deref(), old };
+        if !is_wanted(webhook, &review)? {
+            return Ok(false);
+        }
         let verdict = self.ask(webhook, &review).await?;
         warnings.extend(verdict.warnings);
         let (Some(patch), Some(object)) = (verdict.patch, new.as_deref_mut()) else { return Ok(false) };
-        let patched = review::patched(request.kind, object, &patch)
+        let kind = attributes.is_object().then_some(attributes.request.kind);
+        let patched = review::patched(kind, object, &patch)
             .map_err(|why| ApiError::webhook_failed(&webhook.name, &why))?;
         let changed = patched != *object;
         *object = patched;
@@ -215,6 +321,22 @@ impl Inner {
             &self.objects("discovery.k8s.io", "endpointslices", &service.namespace),
         ))
     }
+}
+
+/// Whether a webhook's conditions hold of a write. If they cannot be evaluated, the failure policy decides.
+fn is_wanted(webhook: &Webhook, review: &Review<'_>) -> Result<bool, ApiError> {
+    if webhook.conditions.is_empty() {
+        return Ok(true);
+    }
+    let objects = [review.new, review.old];
+    let values = AdmissionValues::of(review.attributes, objects);
+    webhook.conditions.hold(&values, &values.context()).or_else(|why| {
+        if webhook.ignores_failures {
+            return Ok(false);
+        }
+        let name = objects.into_iter().flatten().next().map_or("", Object::name);
+        Err(ApiError::forbidden(review.attributes.request.kind, name, &why))
+    })
 }
 
 /// Whether an object after its mutation still fits its kind.

@@ -1,80 +1,31 @@
 //! Validation rules of custom objects: `x-kubernetes-validations` in CEL, with upstream's messages.
 //!
-//! A rule is compiled once per definition. Its evaluation is bounded before it begins: expressions have no unbounded loops,
-//! so its cost is at most the size of the values, raised to how deep the rule's loops are nested, times its own size and
-//! the length of the longest text that each step may read.
-//! (Source: `apiextensions-apiserver/pkg/apiserver/schema/cel`; upstream estimates the cost when a definition is written.)
+//! A rule is compiled once per definition.
+//! (Source: `apiextensions-apiserver/pkg/apiserver/schema/cel`.)
 
-use std::{collections::HashMap as StdMap, sync::Arc};
+use std::sync::Arc;
 
-use cel::{
-    Context, Env, ExecutionError, Program, Value as CelValue,
-    common::ast::{EntryExpr, Expr, IdedExpr},
-    extensions,
-    objects::OptionalValue,
-};
+use cel::{Context, Env, Value as CelValue, objects::OptionalValue};
 use hashbrown::HashMap;
 use mayfly_api::validation::{FieldError, FieldErrorKind};
 use serde_json::Value;
 
-use crate::{object::Object, registry::rules_items};
+use crate::{
+    expressions::{CelExpression, converted, environment, longest_text, nodes, reason},
+    object::Object,
+    registry::rules_items,
+};
 
 const RULES: &str = "x-kubernetes-validations";
-/// The longest expression of a rule.
-const EXPRESSION_BYTES_MAX: usize = 16 << 10;
 /// Steps of one rule's evaluation, as estimated before it: about a second.
 const COST_MAX: u64 = 5_000_000;
 /// Steps of all rules of one object.
 const OBJECT_COST_MAX: u64 = 20_000_000;
-/// Bytes of a text that take as long as one step.
-const TEXT_BYTES_PER_STEP: u64 = 1024;
-/// Steps of the compilation of a regular expression.
-const REGEX_STEPS: u64 = 20;
-/// Functions that rules may call, besides operators and macros.
-const FUNCTIONS: [&str; 36] = [
-    "size",
-    "contains",
-    "startsWith",
-    "endsWith",
-    "matches",
-    "int",
-    "uint",
-    "double",
-    "string",
-    "bytes",
-    "bool",
-    "type",
-    "dyn",
-    "charAt",
-    "indexOf",
-    "lastIndexOf",
-    "lowerAscii",
-    "upperAscii",
-    "replace",
-    "split",
-    "join",
-    "substring",
-    "trim",
-    "format",
-    "reverse",
-    "distinct",
-    "flatten",
-    "range",
-    "slice",
-    "sort",
-    "first",
-    "last",
-    "max",
-    "min",
-    "orValue",
-    "hasValue",
-];
-
 /// The rules of one definition's version, compiled.
 pub(super) struct ValidationRules {
     env: Arc<Env>,
     /// By their text; messages that are expressions are among them.
-    expressions: HashMap<String, Expression>,
+    expressions: HashMap<String, CelExpression>,
 }
 
 impl std::fmt::Debug for ValidationRules {
@@ -83,93 +34,6 @@ impl std::fmt::Debug for ValidationRules {
             .field("expressions", &self.expressions.keys())
             .finish_non_exhaustive()
     }
-}
-
-struct Expression {
-    program: Program,
-    reads_old: bool,
-    /// How deep its macros are nested.
-    nesting: u32,
-    nodes: u64,
-}
-
-impl Expression {
-    fn compile(env: &Env, text: &str) -> Result<Self, String> {
-        if text.len() > EXPRESSION_BYTES_MAX {
-            return Err(format!("an expression may have at most {EXPRESSION_BYTES_MAX} bytes"));
-        }
-        let program = env.compile(text).map_err(|errors| {
-            let text = errors.to_string();
-            text.lines().next().unwrap_or("it cannot be parsed").to_owned()
-        })?;
-        let references = program.references();
-        let is_operator = |name: &str| !name.starts_with(|c: char| c.is_ascii_alphabetic());
-        let mut unknown: Vec<_> = references
-            .functions()
-            .into_iter()
-            .filter(|name| !is_operator(name) && !FUNCTIONS.contains(name))
-            .collect();
-        unknown.sort_unstable();
-        if let Some(name) = unknown.first() {
-            return Err(format!("undeclared reference to {name:?} (this server has no such function)"));
-        }
-        let reads_old = references.has_variable("oldSelf");
-        let (mut nodes, mut nesting) = (0, 0);
-        measure(program.expression(), 0, &mut nodes, &mut nesting);
-        Ok(Self { program, reads_old, nesting, nodes })
-    }
-
-    fn cost(&self, size: u64, longest_text: u64) -> u64 {
-        let steps = size.max(1).saturating_pow(self.nesting).saturating_mul(self.nodes);
-        steps.saturating_mul(1 + longest_text / TEXT_BYTES_PER_STEP)
-    }
-}
-
-/// Counts the nodes of an expression, and how deep comprehensions are nested.
-fn measure(expression: &IdedExpr, depth: u32, nodes: &mut u64, nesting: &mut u32) {
-    let called = match &expression.expr {
-        Expr::Call(call) => call.func_name.as_str(),
-        _ => "",
-    };
-    // The search of a list for an element is a loop, too.
-    let depth = depth + u32::from(called == "@in" && depth > 0);
-    *nodes += if called == "matches" { 1 + REGEX_STEPS } else { 1 };
-    *nesting = (*nesting).max(depth);
-    let mut below = |part: &IdedExpr, depth| measure(part, depth, nodes, nesting);
-    match &expression.expr {
-        Expr::Call(call) => {
-            call.target.iter().map(|target| &**target).chain(&call.args).for_each(|part| below(part, depth))
-        }
-        Expr::Comprehension(loops) => {
-            for part in [&loops.iter_range, &loops.accu_init, &loops.result] {
-                below(part, depth);
-            }
-            for part in [&loops.loop_cond, &loops.loop_step] {
-                below(part, depth + 1);
-            }
-        }
-        Expr::List(list) => list.elements.iter().for_each(|part| below(part, depth)),
-        Expr::Select(select) => below(&select.operand, depth),
-        Expr::Map(map) => {
-            for entry in &map.entries {
-                if let EntryExpr::MapEntry(entry) = &entry.expr {
-                    below(&entry.key, depth);
-                    below(&entry.value, depth);
-                }
-            }
-        }
-        Expr::Struct(_) | Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => {}
-    }
-}
-
-fn environment() -> Env {
-    let mut env = Env::stdlib().with_optional_support(true);
-    for extension in [extensions::strings, extensions::lists] {
-        // Both are extensions of the standard library's own.
-        let added = env.add_extension(extension);
-        debug_assert!(added.is_ok(), "the extensions of the library fit together");
-    }
-    env
 }
 
 /// The errors of a schema's own rules (not of those below it).
@@ -187,7 +51,7 @@ pub(super) fn schema_errors(schema: &Value, path: &str, errors: &mut Vec<FieldEr
         }
         for field in ["rule", "messageExpression"] {
             let Some(text) = rule[field].as_str().filter(|text| !text.is_empty()) else { continue };
-            if let Err(why) = Expression::compile(&env, text) {
+            if let Err(why) = CelExpression::compile(&env, text) {
                 let detail = format!("compilation failed: {why}");
                 errors.push(FieldError::invalid(format!("{path}.{field}"), format!("{text:?}"), detail));
             }
@@ -238,14 +102,14 @@ fn visible(object: &Object) -> Value {
 
 /// Compiles the rules of a schema and all below it. One that does not compile is left out: definitions with such a rule
 /// are refused.
-fn collect(schema: &Value, env: &Env, expressions: &mut HashMap<String, Expression>) {
+fn collect(schema: &Value, env: &Env, expressions: &mut HashMap<String, CelExpression>) {
     match schema {
         Value::Object(map) => {
             for rule in rules_items(&schema[RULES]) {
                 for text in ["rule", "messageExpression"].into_iter().filter_map(|field| rule[field].as_str())
                 {
                     if !expressions.contains_key(text)
-                        && let Ok(expression) = Expression::compile(env, text)
+                        && let Ok(expression) = CelExpression::compile(env, text)
                     {
                         expressions.insert(text.to_owned(), expression);
                     }
@@ -291,8 +155,8 @@ impl Evaluation<'_> {
         let Some(expression) = rule["rule"].as_str().and_then(|text| self.rules.expressions.get(text)) else {
             return;
         };
-        let is_optional = rule["optionalOldSelf"] == true;
-        if expression.reads_old && old.is_none() && !is_optional {
+        let (is_optional, reads_old) = (rule["optionalOldSelf"] == true, expression.reads("oldSelf"));
+        if reads_old && old.is_none() && !is_optional {
             return;
         }
         let size = nodes(new) + old.map_or(0, nodes);
@@ -305,7 +169,7 @@ impl Evaluation<'_> {
         self.cost_left -= cost;
         let mut context = Context::with_env(self.rules.env.clone());
         context.add_variable_from_value("self", converted(schema, new));
-        if expression.reads_old {
+        if reads_old {
             let old = old.map(|old| converted(schema, old));
             let value = match (is_optional, old) {
                 (true, Some(old)) => CelValue::Opaque(Arc::new(OptionalValue::of(old))),
@@ -315,7 +179,7 @@ impl Evaluation<'_> {
             context.add_variable_from_value("oldSelf", value);
         }
         let text = rule["rule"].as_str().unwrap_or("").trim();
-        let detail = match expression.program.execute(&context) {
+        let detail = match expression.evaluate(&context) {
             Ok(CelValue::Bool(true)) => return,
             Ok(CelValue::Bool(false)) => self.message(rule, text, &context),
             Ok(other) => format!("the rule {text:?} yields {:?} instead of a boolean", other.type_of()),
@@ -337,7 +201,7 @@ impl Evaluation<'_> {
 
     fn message(&self, rule: &Value, text: &str, context: &Context<'_, '_>) -> String {
         let said = rule["messageExpression"].as_str().and_then(|text| self.rules.expressions.get(text));
-        if let Some(Ok(CelValue::String(said))) = said.map(|said| said.program.execute(context)) {
+        if let Some(Ok(CelValue::String(said))) = said.map(|said| said.evaluate(context)) {
             return said.to_string();
         }
         match rule["message"].as_str().filter(|message| !message.is_empty()) {
@@ -360,56 +224,6 @@ fn same_item<'a>(schema: &Value, item: &Value, old: &'a Value) -> Option<&'a Val
 /// A value's type as errors show it.
 fn type_of(schema: &Value) -> String {
     format!("{:?}", schema["type"].as_str().unwrap_or("object"))
-}
-
-fn reason(error: &ExecutionError) -> String {
-    match error {
-        ExecutionError::NoSuchKey(key) => format!("no such key: {key}"),
-        other => other.to_string(),
-    }
-}
-
-fn nodes(value: &Value) -> u64 {
-    match value {
-        Value::Object(map) => 1 + map.values().map(nodes).sum::<u64>(),
-        Value::Array(items) => 1 + items.iter().map(nodes).sum::<u64>(),
-        _ => 1,
-    }
-}
-
-/// The bytes of the longest text in a value.
-fn longest_text(value: &Value) -> u64 {
-    match value {
-        Value::Object(map) => {
-            map.iter().map(|(name, value)| longest_text(value).max(name.len() as u64)).max().unwrap_or(0)
-        }
-        Value::Array(items) => items.iter().map(longest_text).max().unwrap_or(0),
-        Value::String(text) => text.len() as u64,
-        _ => 0,
-    }
-}
-
-/// The value as expressions see it: whole numbers of a field of the type `number` are doubles.
-fn converted(schema: &Value, value: &Value) -> CelValue {
-    match value {
-        Value::Null => CelValue::Null,
-        Value::Bool(value) => CelValue::Bool(*value),
-        Value::Number(number) => match number.as_i64().filter(|_| schema["type"] != "number") {
-            Some(number) => CelValue::Int(number),
-            None => CelValue::Float(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Value::String(text) => CelValue::String(Arc::new(text.clone())),
-        Value::Array(items) => {
-            CelValue::List(Arc::new(items.iter().map(|item| converted(&schema["items"], item)).collect()))
-        }
-        Value::Object(map) => {
-            let entries = map.iter().map(|(name, value)| {
-                let inner = schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
-                (name.clone(), converted(inner, value))
-            });
-            entries.collect::<StdMap<String, CelValue>>().into()
-        }
-    }
 }
 
 #[cfg(test)]
@@ -538,7 +352,7 @@ mod tests {
     fn a_definition_with_a_wrong_rule_is_refused() {
         let mut errors = Vec::new();
         let rules =
-            json!([{"rule": "self.a +"}, {"rule": ""}, {"rule": "url(self.a)"}, {"rule": "self.a == 1"}]);
+            json!([{"rule": "self.a +"}, {"rule": ""}, {"rule": "nothing(self.a)"}, {"rule": "self.a == 1"}]);
         schema_errors(&with_rules(json!({"type": "object"}), rules), "s", &mut errors);
         let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
         assert_eq!(
@@ -549,6 +363,6 @@ mod tests {
                 "s.x-kubernetes-validations[2].rule"
             ]
         );
-        assert!(errors[2].detail.contains("undeclared reference to \"url\""), "{}", errors[2].detail);
+        assert!(errors[2].detail.contains("undeclared reference to \"nothing\""), "{}", errors[2].detail);
     }
 }

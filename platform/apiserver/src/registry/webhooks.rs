@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Kind, columns,
     defaulting::{fill, map_in, objects},
-    print, rules,
+    policies, print, rules,
 };
 use crate::object::Object;
 
@@ -110,11 +110,7 @@ fn validate(new: &Object, mutating: bool) -> Vec<FieldError> {
         }
         client_config(&webhook["clientConfig"], &format!("{path}.clientConfig"), &mut errors);
         review_versions(&webhook["admissionReviewVersions"], &path, &mut errors);
-        if rules::items(&webhook["matchConditions"]).next().is_some() {
-            // A condition that is not evaluated would let the webhook decide about objects it should not see.
-            let detail = "CEL expressions are not supported by this server";
-            errors.push(FieldError::forbidden(format!("{path}.matchConditions"), detail));
-        }
+        policies::webhook_conditions(webhook, &path, &mut errors);
     }
     errors
 }
@@ -131,7 +127,7 @@ fn qualified_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_rule(rule: &Value, path: &str, errors: &mut Vec<FieldError>) {
+pub(super) fn validate_rule(rule: &Value, path: &str, errors: &mut Vec<FieldError>) {
     for field in ["apiGroups", "apiVersions", "resources", "operations"] {
         let (path, list) = (format!("{path}.{field}"), &rule[field]);
         let texts: Vec<&str> = rules::items(list).filter_map(|(_, item)| item.as_str()).collect();

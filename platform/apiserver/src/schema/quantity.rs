@@ -18,6 +18,25 @@ enum Units {
 
 /// The canonical form of a quantity; `None` for an invalid one, and for numbers without an exact form.
 pub(super) fn canonical(text: &str) -> Option<String> {
+    let (negative, mut mantissa, mut exponent, units) = read(text)?;
+    if mantissa == 0 {
+        return Some("0".into());
+    }
+    while mantissa % 10 == 0 {
+        mantissa /= 10;
+        exponent += 1;
+    }
+    written(negative, mantissa, exponent, units)
+}
+
+/// A quantity as a number and a power of ten; `None` for an invalid one.
+pub(crate) fn quantity_parts(text: &str) -> Option<(i128, i32)> {
+    let (negative, mantissa, exponent, _) = read(text)?;
+    Some((if negative { -mantissa } else { mantissa }, exponent))
+}
+
+/// Whether a quantity is negative, its number, a power of ten, and its units.
+fn read(text: &str) -> Option<(bool, i128, i32, Units)> {
     let text = text.trim();
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -29,17 +48,13 @@ pub(super) fn canonical(text: &str) -> Option<String> {
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return None;
     }
-    let mut mantissa: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let mantissa: i128 = format!("{whole}{fraction}").parse().ok()?;
     let (units, power, factor) = unit(suffix)?;
-    let mut exponent = power.checked_sub(i32::try_from(fraction.len()).ok()?)?;
-    mantissa = mantissa.checked_mul(factor)?;
-    if mantissa == 0 {
-        return Some("0".into());
-    }
-    while mantissa % 10 == 0 {
-        mantissa /= 10;
-        exponent += 1;
-    }
+    let exponent = power.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    Some((negative, mantissa.checked_mul(factor)?, exponent, units))
+}
+
+fn written(negative: bool, mut mantissa: i128, mut exponent: i32, units: Units) -> Option<String> {
     let sign = if negative { "-" } else { "" };
     if units == Units::Binary
         && let Some(written) = binary(mantissa, exponent)

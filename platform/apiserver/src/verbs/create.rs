@@ -4,7 +4,7 @@ use mayfly_store::{Write, WriteError};
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
 use crate::{
-    admission::AdmissionOperation,
+    admission::{AdmissionAttributes, AdmissionOperation},
     custom, managed, meta,
     object::Object,
     registry::Kind,
@@ -73,17 +73,16 @@ impl Inner {
     ) -> Result<State, ApiError> {
         let kind = request.kind;
         kind.fill_defaults(object);
-        if let Some(concerned) =
-            self.concerned_webhooks(request, AdmissionOperation::Create, Some(object), None)
-        {
+        let attributes =
+            AdmissionAttributes { request, operation: AdmissionOperation::Create, subresource: "" };
+        if let Some(concerned) = self.concerned_webhooks(&attributes, Some(object), None) {
             {
                 let _open = self.namespaces.read().await;
                 self.check_namespace(request, object.name())?;
                 // Runs again below: the warnings of the second run count.
                 drop(self.admit(request, object, None).await?);
             }
-            let called =
-                self.call_webhooks(request, AdmissionOperation::Create, &concerned, Some(object), None);
+            let called = self.call_webhooks(&attributes, &concerned, Some(object), None);
             warnings.extend(called.await?);
         }
         // Held until the write is done: see `Inner::namespaces`.
@@ -102,6 +101,7 @@ impl Inner {
         }
         canonicalise(kind, &mut object.0);
         validate(kind, object, None)?;
+        warnings.extend(self.check_policies(&attributes, Some(object), None)?);
         let key = key(kind, &request.namespace, object.name());
         if request.dry_run {
             if self.store.get(&key).is_some() {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
 use crate::{
-    admission::AdmissionOperation,
+    admission::{AdmissionAttributes, AdmissionOperation},
     custom, meta,
     object::Object,
     registry::{Kind, Subresource},
@@ -180,7 +180,7 @@ impl Inner {
         }
     }
 
-    /// Asks the webhooks that concern the deletion of an object; returns their warnings.
+    /// Asks the webhooks that concern the deletion of an object, and the policies; returns their warnings.
     async fn call_webhooks_of_deletion(
         &self,
         request: &WriteRequest,
@@ -189,13 +189,15 @@ impl Inner {
     ) -> Result<Vec<String>, ApiError> {
         let entry = load(&self.store, request.kind, key)?;
         let object = request.kind.decode(&entry).map_err(ApiError::internal)?;
-        let Some(concerned) =
-            self.concerned_webhooks(request, AdmissionOperation::Delete, None, Some(&object))
-        else {
-            return Ok(Vec::new());
-        };
-        let request = WriteRequest { dry_run: options.dry_run, ..request.clone() };
-        self.call_webhooks(&request, AdmissionOperation::Delete, &concerned, None, Some(&object)).await
+        let request = &WriteRequest { dry_run: options.dry_run, ..request.clone() };
+        let attributes =
+            AdmissionAttributes { request, operation: AdmissionOperation::Delete, subresource: "" };
+        let mut warnings = Vec::new();
+        if let Some(concerned) = self.concerned_webhooks(&attributes, None, Some(&object)) {
+            warnings = self.call_webhooks(&attributes, &concerned, None, Some(&object)).await?;
+        }
+        warnings.extend(self.check_policies(&attributes, None, Some(&object))?);
+        Ok(warnings)
     }
 
     /// The default policies of upstream: dependents of Jobs and ReplicationControllers are orphaned unless the client

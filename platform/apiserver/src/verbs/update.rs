@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
 use crate::{
-    admission::AdmissionOperation,
+    admission::{AdmissionAttributes, AdmissionOperation},
     custom, managed, meta,
     object::{Object, map_at},
     registry::Kind,
@@ -33,6 +33,20 @@ pub(crate) enum Part {
     Binding,
     /// Changes by the server itself (deletion marks).
     Whole,
+}
+
+impl Part {
+    /// The subresource that webhooks and policies know a part by; `None` for what is no update to them.
+    fn subresource(self) -> Option<&'static str> {
+        match self {
+            Self::Main => Some(""),
+            Self::Status => Some("status"),
+            Self::Scale => Some("scale"),
+            Self::Finalize => Some("finalize"),
+            Self::EphemeralContainers => Some("ephemeralcontainers"),
+            Self::Binding | Self::Whole => None,
+        }
+    }
 }
 
 /// The new state of an object.
@@ -114,20 +128,13 @@ impl Inner {
             if !applied && part != Part::Whole {
                 managed::track(request, part, &mut new, Some(&current));
             }
-            if part == Part::Main
-                && let Some(concerned) =
-                    self.concerned_webhooks(request, AdmissionOperation::Update, Some(&new), Some(&current))
-            {
-                prepare(kind, part, &mut new, &current)?;
-                drop(self.admit(request, &mut new, Some(&current)).await?);
-                let called = self.call_webhooks(
-                    request,
-                    AdmissionOperation::Update,
-                    &concerned,
-                    Some(&mut new),
-                    Some(&current),
-                );
-                warnings.extend(called.await?);
+            let attributes = part.subresource().map(|subresource| AdmissionAttributes {
+                request,
+                operation: AdmissionOperation::Update,
+                subresource,
+            });
+            if let Some(attributes) = &attributes {
+                warnings.extend(self.review_update(attributes, part, &mut new, &current).await?);
             }
             let mut allocations = match part {
                 Part::Main => self.allocations_for(kind).await?,
@@ -149,6 +156,9 @@ impl Inner {
             warnings.append(&mut admitted.warnings);
             if part == Part::EphemeralContainers {
                 warnings.extend(self.check_pod_security(request, &new, Some(&current))?);
+            }
+            if let Some(attributes) = &attributes {
+                warnings.extend(self.check_policies_of_update(attributes, part, &new, &current)?);
             }
             if part == Part::Main {
                 warnings.extend((kind.warn)(&new));
@@ -247,7 +257,7 @@ fn is_finished(object: &Object) -> bool {
 }
 
 /// Carries over what this part of the object may not change, fills in defaults, and validates.
-fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<(), ApiError> {
+pub(crate) fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<(), ApiError> {
     if part == Part::Whole {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! The API as its clients meet it: its HTTP, kube's client, and the real kubectl.
 
 mod access;
+mod admission_policies;
 mod artifacts;
 mod audit;
 mod client;

@@ -313,7 +313,7 @@ async fn a_webhook_behind_a_service_without_endpoints_says_so() {
     assert!(message.contains("no endpoints available for service"), "{message}");
 }
 
-/// A certificate of another authority, and conditions that this server cannot evaluate.
+/// A certificate of another authority, and conditions that cannot be evaluated.
 #[tokio::test]
 async fn what_cannot_be_trusted_or_evaluated_is_refused() {
     let (fixture, hooks) = (Fixture::new().await, WebhookServer::start().await);
@@ -326,13 +326,85 @@ async fn what_cannot_be_trusted_or_evaluated_is_refused() {
     assert!(answer["message"].as_str().unwrap().contains("tls: "), "{answer}");
     assert_eq!(hooks.reviews.count.load(Ordering::SeqCst), 0);
 
-    let conditions = json!([{"name": "c", "expression": "true"}]);
+    let conditions = json!([{"name": "c", "expression": "params.x"}]);
     let webhook = hooks.webhook("allow", json!({"matchConditions": conditions}));
     let body = json!({"metadata": {"name": "conditional"}, "webhooks": [webhook]});
     let (status, answer) = fixture.call("POST", VALIDATING, body).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{answer}");
-    assert!(
-        answer["message"].as_str().unwrap().contains("webhooks[0].matchConditions: Forbidden"),
-        "{answer}"
+    let why = "webhooks[0].matchConditions[0].expression: Invalid value: \"params.x\": compilation failed: undeclared \
+               reference to 'params' (in container '')";
+    assert!(answer["message"].as_str().unwrap().contains(why), "{answer}");
+}
+
+#[tokio::test]
+async fn a_webhook_is_asked_only_where_its_conditions_hold() {
+    let (fixture, hooks) = (Fixture::new().await, WebhookServer::start().await);
+    let conditions = json!([
+        {"name": "named", "expression": "object.metadata.name == 'a'"},
+        {"name": "user", "expression": "request.operation == 'CREATE'"},
+    ]);
+    let webhook = hooks.webhook("deny", json!({"matchConditions": conditions}));
+    hooks.register(&fixture, VALIDATING, vec![webhook]).await;
+    assert_eq!(fixture.call("POST", MAPS, map("b")).await.0, StatusCode::CREATED);
+    assert_eq!(hooks.reviews.count.load(Ordering::SeqCst), 0);
+    assert_eq!(fixture.call("POST", MAPS, map("a")).await.0, StatusCode::FORBIDDEN);
+    for (policy, expected) in [("Fail", StatusCode::FORBIDDEN), ("Ignore", StatusCode::CREATED)] {
+        let fixture = Fixture::new().await;
+        let conditions = json!([{"name": "broken", "expression": "object.nothing == 1"}]);
+        let webhook = hooks.webhook("deny", json!({"matchConditions": conditions, "failurePolicy": policy}));
+        hooks.register(&fixture, VALIDATING, vec![webhook]).await;
+        let (status, answer) = fixture.call("POST", MAPS, map("b")).await;
+        assert_eq!(status, expected, "{policy}: {answer}");
+        let why = "expression 'object.nothing == 1' resulted in error: no such key: nothing";
+        assert_eq!(answer["message"].as_str().is_some_and(|text| text.ends_with(why)), policy == "Fail");
+    }
+}
+
+#[tokio::test]
+async fn subresources_are_reviewed_under_their_names() {
+    let (fixture, hooks) = (Fixture::new().await, WebhookServer::start().await);
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    fixture.call("POST", pods, pod).await;
+    let sets = "/apis/apps/v1/namespaces/default/replicasets";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let set = json!({"metadata": {"name": "s"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template}});
+    let (status, answer) = fixture.call("POST", sets, set).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    let rules = json!([{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"],
+        "resources": ["pods/eviction", "pods/binding", "pods/exec", "pods/status", "replicasets/scale"]}]);
+    hooks.register(&fixture, VALIDATING, vec![hooks.webhook("deny", json!({"rules": rules}))]).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    let status_of_pod = json!({"metadata": {"name": "p"}, "status": {"phase": "Running"}});
+    for (method, path, body, operation, kind) in [
+        ("POST", format!("{pods}/p/eviction"), json!({"metadata": {"name": "p"}}), "CREATE", "Eviction"),
+        ("POST", format!("{pods}/p/binding"), binding.clone(), "CREATE", "Binding"),
+        ("PUT", format!("{pods}/p/status"), status_of_pod, "UPDATE", "Pod"),
+        (
+            "PUT",
+            format!("{sets}/s/scale"),
+            json!({"metadata": {"name": "s"}, "spec": {"replicas": 3}}),
+            "UPDATE",
+            "Scale",
+        ),
+    ] {
+        let (status, answer) = fixture.call(method, &path, body).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{path}: {answer}");
+        let request = hooks.reviews.last.lock()["request"].clone();
+        let subresource = path.rsplit('/').next().unwrap();
+        assert_eq!(
+            (&request["operation"], &request["kind"]["kind"], &request["subResource"]),
+            (&json!(operation), &json!(kind), &json!(subresource)),
+            "{request}"
+        );
+    }
+    let scale = hooks.reviews.last.lock()["request"].clone();
+    assert_eq!(
+        (&scale["object"]["spec"]["replicas"], &scale["oldObject"]["spec"]["replicas"]),
+        (&json!(3), &json!(1))
     );
+    // The pod itself is none of the subresources.
+    let (status, answer) = fixture.call("DELETE", &format!("{pods}/p"), Value::Null).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
 }

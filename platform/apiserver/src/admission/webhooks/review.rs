@@ -10,48 +10,67 @@ use crate::{
     verbs::{WriteRequest, apply_json, parse_json},
 };
 
-/// The write that webhooks decide about.
-pub(super) struct Review<'a> {
-    pub(super) request: &'a WriteRequest,
-    pub(super) operation: AdmissionOperation,
-    pub(super) new: Option<&'a Object>,
-    pub(super) old: Option<&'a Object>,
+/// A write, or a connection, as admission sees it.
+pub(crate) struct AdmissionAttributes<'a> {
+    pub(crate) request: &'a WriteRequest,
+    pub(crate) operation: AdmissionOperation,
+    /// Empty: the object itself.
+    pub(crate) subresource: &'static str,
 }
 
-impl Review<'_> {
-    /// The review as it is sent, with a uid of its own.
-    pub(super) fn body(&self) -> Value {
-        let Self { request, operation, new, old } = self;
+impl AdmissionAttributes<'_> {
+    /// Group, version and kind of what is written, which of some subresources is not the object.
+    fn kind(&self) -> (&'static str, &'static str, &'static str) {
+        match self.subresource {
+            "scale" => ("autoscaling", "v1", "Scale"),
+            "binding" => ("", "v1", "Binding"),
+            "eviction" => ("policy", "v1", "Eviction"),
+            "exec" => ("", "v1", "PodExecOptions"),
+            "attach" => ("", "v1", "PodAttachOptions"),
+            "portforward" => ("", "v1", "PodPortForwardOptions"),
+            _ => (self.request.kind.group, self.request.kind.version, self.request.kind.kind),
+        }
+    }
+
+    /// Whether the object itself is written, with the fields of its kind.
+    pub(super) fn is_object(&self) -> bool {
+        self.kind() == (self.request.kind.group, self.request.kind.version, self.request.kind.kind)
+    }
+
+    /// The `request` of a review, but for the objects, of which the first that is given has the name.
+    pub(in crate::admission) fn request_value(&self, objects: [Option<&Object>; 2]) -> Value {
+        let Self { request, operation, subresource } = self;
         let (kind, user) = (request.kind, &request.user);
-        let of_kind = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+        let (group, version, name) = self.kind();
+        let of_kind = json!({"group": group, "version": version, "kind": name});
         let resource = json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
         let options = match operation {
             AdmissionOperation::Create => "CreateOptions",
             AdmissionOperation::Update => "UpdateOptions",
             AdmissionOperation::Delete => "DeleteOptions",
+            AdmissionOperation::Connect => "",
         };
-        let object = |object: &Option<&Object>| object.map_or(Value::Null, |object| json!(object.0));
+        let name = objects.into_iter().flatten().next().map_or("", Object::name);
         let mut body = json!({
             "uid": uuid::Uuid::new_v4().to_string(),
             "kind": of_kind,
             "resource": resource,
             "requestKind": of_kind,
             "requestResource": resource,
-            "name": new.or(*old).map_or("", Object::name),
+            "name": name,
             "operation": operation.name(),
             "userInfo": {"username": user.name, "groups": user.groups},
-            "object": object(new),
-            "oldObject": object(old),
             "dryRun": request.dry_run,
-            "options": {"kind": options, "apiVersion": "meta.k8s.io/v1"},
         });
+        if !options.is_empty() {
+            body["options"] = json!({"kind": options, "apiVersion": "meta.k8s.io/v1"});
+        }
+        if !subresource.is_empty() {
+            body["subResource"] = (*subresource).into();
+            body["requestSubResource"] = (*subresource).into();
+        }
         if kind.namespaced || kind.plural == "namespaces" {
-            let name = if kind.namespaced {
-                request.namespace.as_str()
-            } else {
-                new.or(*old).map_or("", Object::name)
-            };
-            body["namespace"] = name.into();
+            body["namespace"] = if kind.namespaced { request.namespace.as_str() } else { name }.into();
         }
         if !user.uid.is_empty() {
             body["userInfo"]["uid"] = user.uid.as_str().into();
@@ -59,6 +78,25 @@ impl Review<'_> {
         if !user.extra.is_empty() {
             body["userInfo"]["extra"] = json!(user.extra);
         }
+        body
+    }
+}
+
+/// The write that webhooks decide about.
+pub(super) struct Review<'a> {
+    pub(super) attributes: &'a AdmissionAttributes<'a>,
+    pub(super) new: Option<&'a Object>,
+    pub(super) old: Option<&'a Object>,
+}
+
+impl Review<'_> {
+    /// The review as it is sent, with a uid of its own.
+    pub(super) fn body(&self) -> Value {
+        let Self { attributes, new, old } = self;
+        let object = |object: &Option<&Object>| object.map_or(Value::Null, |object| json!(object.0));
+        let mut body = attributes.request_value([*new, *old]);
+        body["object"] = object(new);
+        body["oldObject"] = object(old);
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": body})
     }
 }
@@ -116,8 +154,9 @@ impl Verdict {
     }
 }
 
-/// The object after a webhook's JSON patch, with its defaults. A webhook cannot make it another object.
-pub(super) fn patched(kind: &Kind, object: &Object, patch: &Value) -> Result<Object, String> {
+/// The object after a webhook's JSON patch, with its defaults. A webhook cannot make it another object. `kind`: `None` for
+/// what is no object of the request's kind.
+pub(super) fn patched(kind: Option<&Kind>, object: &Object, patch: &Value) -> Result<Object, String> {
     let patch = parse_json(patch).map_err(|error| error.message)?;
     let mut value = Value::Object(object.0.clone());
     apply_json(&mut value, &patch).map_err(|_| "the patch does not apply to the object".to_owned())?;
@@ -131,8 +170,10 @@ pub(super) fn patched(kind: &Kind, object: &Object, patch: &Value) -> Result<Obj
     if ["apiVersion", "kind"].iter().any(|field| patched.0.get(*field) != object.0.get(*field)) {
         return Err("the patch changes the object's type".into());
     }
-    check(kind, &mut patched)?;
-    kind.fill_defaults(&mut patched);
+    if let Some(kind) = kind {
+        check(kind, &mut patched)?;
+        kind.fill_defaults(&mut patched);
+    }
     Ok(patched)
 }
 
@@ -181,12 +222,12 @@ mod tests {
         let Value::Object(map) = map else { unreachable!() };
         let object = Object(map);
         let add = json!([{"op": "add", "path": "/data", "value": {"a": "b"}}]);
-        assert_eq!(patched(kind, &object, &add).unwrap().str_at(&["data", "a"]), "b");
+        assert_eq!(patched(Some(kind), &object, &add).unwrap().str_at(&["data", "a"]), "b");
         let rename = json!([{"op": "replace", "path": "/metadata/name", "value": "b"}]);
-        assert_eq!(patched(kind, &object, &rename).unwrap_err(), "the patch changes metadata.name");
+        assert_eq!(patched(Some(kind), &object, &rename).unwrap_err(), "the patch changes metadata.name");
         let wrong = json!([{"op": "add", "path": "/data", "value": "text"}]);
-        patched(kind, &object, &wrong).unwrap_err();
+        patched(Some(kind), &object, &wrong).unwrap_err();
         let absent = json!([{"op": "remove", "path": "/data"}]);
-        patched(kind, &object, &absent).unwrap_err();
+        patched(Some(kind), &object, &absent).unwrap_err();
     }
 }

@@ -1,4 +1,4 @@
-//! A webhook as its configuration describes it, and the writes that it concerns.
+//! A webhook as its configuration describes it.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -6,8 +6,9 @@ use base64::Engine as _;
 use serde_json::Value;
 
 use crate::{
+    admission::matching::{MatchConditions, MatchResources},
     object::Object,
-    registry::{Kind, rules_items as items},
+    registry::rules_items as items,
 };
 
 /// The operation of a request, with the names of AdmissionReviews.
@@ -16,14 +17,17 @@ pub(crate) enum AdmissionOperation {
     Create,
     Update,
     Delete,
+    /// A connection to a pod, such as `exec`.
+    Connect,
 }
 
 impl AdmissionOperation {
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::admission) fn name(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
             Self::Update => "UPDATE",
             Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
         }
     }
 }
@@ -40,9 +44,8 @@ pub(super) struct Webhook {
     pub(super) timeout: Duration,
     pub(super) ignores_failures: bool,
     pub(super) reinvoke: bool,
-    rules: Vec<Value>,
-    namespace_selector: Value,
-    object_selector: Value,
+    pub(super) resources: MatchResources,
+    pub(super) conditions: MatchConditions,
 }
 
 /// The Service of a webhook.
@@ -85,49 +88,10 @@ impl Webhook {
             timeout: Duration::from_secs(seconds),
             ignores_failures: webhook["failurePolicy"] == "Ignore",
             reinvoke: webhook["reinvocationPolicy"] == "IfNeeded",
-            rules: items(&webhook["rules"]).cloned().collect(),
-            namespace_selector: webhook["namespaceSelector"].clone(),
-            object_selector: webhook["objectSelector"].clone(),
+            resources: MatchResources::of_webhook(webhook),
+            conditions: MatchConditions::parse(&webhook["matchConditions"]),
         }
     }
-
-    /// Whether a write concerns the webhook. `namespace`: the labels of the object's namespace, `None` for a
-    /// cluster-scoped object. `objects`: the new and the old object; one that is selected is enough.
-    pub(super) fn concerns(
-        &self,
-        kind: &Kind,
-        operation: AdmissionOperation,
-        namespace: Option<&Value>,
-        objects: [Option<&Object>; 2],
-    ) -> bool {
-        let labels = |object: &Object| object.at(&["metadata", "labels"]).cloned().unwrap_or(Value::Null);
-        self.rules.iter().any(|rule| rule_matches(rule, kind, operation))
-            && namespace.is_none_or(|labels| selects(&self.namespace_selector, labels))
-            && objects.into_iter().flatten().any(|object| selects(&self.object_selector, &labels(object)))
-    }
-}
-
-/// Whether a selector selects these labels; one that is absent or empty selects everything.
-fn selects(selector: &Value, labels: &Value) -> bool {
-    crate::registry::rules_is_empty_selector(selector) || crate::registry::rules_selects(selector, labels)
-}
-
-fn rule_matches(rule: &Value, kind: &Kind, operation: AdmissionOperation) -> bool {
-    let has = |field: &str, wanted: &str| {
-        items(&rule[field]).filter_map(Value::as_str).any(|item| item == "*" || item == wanted)
-    };
-    let scope = match rule["scope"].as_str() {
-        Some("Namespaced") => kind.namespaced,
-        Some("Cluster") => !kind.namespaced,
-        _ => true,
-    };
-    // `*/*` is all resources with their subresources; `pods/*` is subresources alone.
-    let resource = has("resources", kind.plural) || has("resources", "*/*");
-    scope
-        && resource
-        && has("operations", operation.name())
-        && has("apiGroups", kind.group)
-        && has("apiVersions", kind.version)
 }
 
 impl ServiceReference {
@@ -191,22 +155,5 @@ mod tests {
         reference.endpoint(None, &slices).unwrap_err();
         let other_port = ServiceReference { port: 444, ..reference };
         other_port.endpoint(Some(&service), &slices).unwrap_err();
-    }
-
-    #[test]
-    fn rules_match_by_operation_group_version_resource_and_scope() {
-        let pods = crate::registry::registry().find("", "v1", "pods").unwrap();
-        let rule = |operations: &[&str], groups: &[&str], resources: &[&str], scope: &str| {
-            json!({"operations": operations, "apiGroups": groups, "apiVersions": ["v1"], "resources": resources,
-                "scope": scope})
-        };
-        let create = AdmissionOperation::Create;
-        assert!(rule_matches(&rule(&["CREATE"], &[""], &["pods"], "*"), pods, create));
-        assert!(rule_matches(&rule(&["*"], &["*"], &["*"], "Namespaced"), pods, create));
-        assert!(rule_matches(&rule(&["*"], &["*"], &["*/*"], "*"), pods, AdmissionOperation::Delete));
-        assert!(!rule_matches(&rule(&["UPDATE"], &[""], &["pods"], "*"), pods, create));
-        assert!(!rule_matches(&rule(&["CREATE"], &["apps"], &["pods"], "*"), pods, create));
-        assert!(!rule_matches(&rule(&["CREATE"], &[""], &["pods/status"], "*"), pods, create));
-        assert!(!rule_matches(&rule(&["CREATE"], &[""], &["pods"], "Cluster"), pods, create));
     }
 }
