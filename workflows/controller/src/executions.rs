@@ -177,8 +177,8 @@ impl Executions {
             let page = self.page(of.clone(), status, asked, from.clone()).await?;
             looked_through += page.items.len();
             let shown = |found: &&Description| !is_of_invocations(&found.execution_arn);
-            let excess = page.items.iter().enumerate().filter(|(_, found)| shown(found));
-            if let Some((index, _)) = excess.skip(limit - items.len()).next() {
+            let mut of_workflows = page.items.iter().enumerate().filter(|(_, found)| shown(found));
+            if let Some((index, _)) = of_workflows.nth(limit - items.len()) {
                 // Read again without the excess, so that the token is that of the last item.
                 asked = index;
                 continue;
