@@ -68,7 +68,8 @@ async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_ins
     let limits = Limits { idle_in_memory: Duration::ZERO, ..Limits::default() };
     let engine = Engine::with_journal(Config { limits, ..Config::default() }, deps, journal).await;
     let engine = engine.expect("opens");
-    let due_ms = engine.inner.now_ms() + 2_500;
+    // Timestamps count in whole seconds.
+    let due_ms = (engine.inner.now_ms() / 1_000 + 4) * 1_000;
     let waits = |next: serde_json::Value| {
         let wait = format!("{{% $fromMillis({due_ms}) %}}");
         let definition = json!({"QueryLanguage": "JSONata", "StartAt": "W", "States": {

@@ -242,7 +242,7 @@ async fn executions_whose_timers_are_due_together_are_read_together() {
     let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
     let world = World::on(watched.clone(), Arc::default()).await;
     let awake = world.engine.inner.busy();
-    let at = json!({"Type": "Wait", "Timestamp": "2030-01-01T00:00:00Z", "End": true});
+    let at = json!({"Type": "Wait", "Timestamp": "2024-06-01T00:00:00Z", "End": true});
     let definition = json!({"StartAt": "A", "States": {"A": at}});
     let machine = machine(definition, StateMachineType::Standard);
     let mut arns = Vec::new();

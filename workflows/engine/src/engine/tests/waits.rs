@@ -21,7 +21,7 @@ async fn an_execution_that_would_wait_for_more_than_a_year_times_out() {
         // The seconds of these do not fit into 31 bits.
         wait("Timestamp", at(24_855 * 86_400)),
         wait("Timestamp", at(24_856 * 86_400)),
-        wait("Timestamp", json!("9999-12-31T23:59:59Z")),
+        wait("Timestamp", json!("9998-12-31T23:59:59Z")),
         looped,
     ];
     let mut arns = Vec::new();
