@@ -1,5 +1,6 @@
 //! Calls that the machine requests. The executor performs them without further decisions.
 
+use super::ids::{EffectId, MapRunId, TimerId};
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId};
@@ -14,26 +15,26 @@ pub enum Action {
     /// Carry out an effect and report its outcome under its number.
     Effect {
         /// The machine's number for it.
-        n: u32,
+        n: EffectId,
         /// The call.
         call: Call,
     },
     /// No state waits for this effect any more.
     Forget {
         /// The effect.
-        n: u32,
+        n: EffectId,
     },
     /// Wake the machine.
     SetTimer {
         /// The machine's number for it.
-        n: u32,
+        n: TimerId,
         /// When.
         at_ms: i64,
     },
     /// Do not.
     ClearTimer {
         /// The timer.
-        n: u32,
+        n: TimerId,
     },
     /// Start a child of a map run; starting it twice is starting it once.
     StartChild(Box<ChildStart>),
@@ -73,7 +74,7 @@ pub struct ExecutionOutcome {
 #[derive(Debug, Clone)]
 pub struct ChildStart {
     /// The map run, as the machine numbers it.
-    pub run: u32,
+    pub run: MapRunId,
     /// Which child.
     pub index: u32,
     /// The child's ARN.

@@ -2,6 +2,7 @@
 //!
 //! Values are stored as their own text: the spelling of a number is part of it, and other forms of JSON lose it.
 
+use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -34,11 +35,11 @@ struct State {
     outcome: Option<ExecutionOutcome>,
     next_event: u64,
     next_number: u32,
-    threads: BTreeMap<u32, Thread>,
-    timers: BTreeMap<u32, Timer>,
-    effects: BTreeMap<u32, u32>,
-    runs: BTreeMap<u32, MapRunState>,
-    ready: VecDeque<u32>,
+    threads: BTreeMap<ThreadId, Thread>,
+    timers: BTreeMap<TimerId, Timer>,
+    effects: BTreeMap<EffectId, ThreadId>,
+    runs: BTreeMap<MapRunId, MapRunState>,
+    ready: VecDeque<ThreadId>,
     redrive_count: u32,
     redrive_ms: Option<i64>,
     #[serde(default)]

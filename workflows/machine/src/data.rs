@@ -1,5 +1,6 @@
 //! The data of a state: the language's stages, in the surroundings of a thread.
 
+use super::ids::ThreadId;
 use std::sync::Arc;
 
 use mayfly_workflows_language::choice;
@@ -21,7 +22,7 @@ impl Turn<'_> {
     /// Evaluates something in the surroundings of a thread's state.
     pub(super) fn evaluate<T>(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         input: &Value,
         ask: impl FnOnce(&Scope<'_>) -> T,
@@ -31,7 +32,7 @@ impl Turn<'_> {
 
     fn evaluate_with<T>(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         input: &Value,
         token: Option<&Arc<str>>,
@@ -68,12 +69,12 @@ impl Turn<'_> {
     }
 
     /// The input as the state was entered with it.
-    pub(super) fn raw_input(&self, number: u32) -> Value {
+    pub(super) fn raw_input(&self, number: ThreadId) -> Value {
         self.active(number).map(|active| active.input.clone()).unwrap_or_default()
     }
 
     /// The input after `InputPath`; in JSONata the input itself.
-    pub(super) fn effective_input(&self, number: u32, state: &State) -> Result<Value, StateError> {
+    pub(super) fn effective_input(&self, number: ThreadId, state: &State) -> Result<Value, StateError> {
         let raw = self.raw_input(number);
         match &state.data {
             DataFlow::JsonPath { input_path, .. } => {
@@ -86,7 +87,7 @@ impl Turn<'_> {
     /// After `Parameters` or `Arguments`.
     pub(super) fn arguments(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: &Value,
     ) -> Result<Value, StateError> {
@@ -96,7 +97,7 @@ impl Turn<'_> {
     /// The arguments of a Task, whose token is in the context object.
     pub(super) fn task_arguments(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: &Value,
         token: &Arc<str>,
@@ -106,7 +107,7 @@ impl Turn<'_> {
 
     fn arguments_with(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: &Value,
         token: Option<&Arc<str>>,
@@ -123,7 +124,7 @@ impl Turn<'_> {
     /// Computes the state's output and assigned variables from its result.
     pub(super) fn finish(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         result: Value,
     ) -> Result<StateOutput, ErrorSource> {
@@ -161,7 +162,7 @@ impl Turn<'_> {
     /// `OutputPath` over the effective input.
     pub(super) fn finish_without_result(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: Value,
     ) -> Result<StateOutput, ErrorSource> {
@@ -172,7 +173,7 @@ impl Turn<'_> {
         Ok(StateOutput { output, assigned })
     }
 
-    fn output_path(&self, number: u32, state: &State, value: Value) -> Result<Value, StateError> {
+    fn output_path(&self, number: ThreadId, state: &State, value: Value) -> Result<Value, StateError> {
         match &state.data {
             DataFlow::JsonPath { output_path, .. } => {
                 self.evaluate(number, state, &value, |scope| dataflow::effective_output(output_path, scope))
@@ -184,7 +185,7 @@ impl Turn<'_> {
     /// Whether a rule of a Choice matches.
     pub(super) fn matches(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: &Value,
         (index, rule): (usize, &Rule),
@@ -201,7 +202,7 @@ impl Turn<'_> {
     /// Computes a Choice's output and assigned variables: the rule's, or the state's when no rule matched.
     pub(super) fn finish_choice(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: Value,
         rule: Option<(usize, &Rule)>,
@@ -230,7 +231,7 @@ impl Turn<'_> {
     /// Applies a catcher to an error.
     pub(super) fn finish_caught(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         (index, catcher): (usize, &Catcher),
         error_output: &Value,
@@ -257,7 +258,7 @@ impl Turn<'_> {
     /// A string of a Fail state.
     pub(super) fn text(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         text: &Text,
         field: &str,
@@ -288,7 +289,7 @@ impl Turn<'_> {
     /// The items of a Map that reads no file.
     pub(super) fn map_items(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &MapState,
         effective: &Value,
@@ -303,7 +304,7 @@ impl Turn<'_> {
     /// `MaxConcurrency` and its path; 0 is no limit.
     pub(super) fn max_concurrency(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &MapState,
         effective: &Value,
@@ -314,7 +315,7 @@ impl Turn<'_> {
     /// A count of a Map.
     pub(super) fn count(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: &Value,
         quantity: &Quantity<u64>,
@@ -327,7 +328,7 @@ impl Turn<'_> {
 /// `ItemSelector` for one item.
 pub(super) fn select_item(
     turn: &Turn<'_>,
-    number: u32,
+    number: ThreadId,
     state: &State,
     input: &Value,
     item: &Item,
@@ -343,7 +344,7 @@ pub(super) fn select_item(
 /// Any template of a Map's reader, batcher or writer.
 pub(super) fn template(
     turn: &Turn<'_>,
-    number: u32,
+    number: ThreadId,
     state: &State,
     input: &Value,
     template: Option<&Template>,

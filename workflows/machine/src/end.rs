@@ -1,5 +1,6 @@
 //! The end of an execution, and the cancellation of effects and timers when a state is left early.
 
+use super::ids::{ThreadId, TimerId};
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{Pattern, Resource, StateKind};
@@ -65,11 +66,11 @@ impl Turn<'_> {
     }
 
     fn end(&mut self, outcome: ExecutionOutcome) {
-        let threads: Vec<u32> = self.m.threads.keys().copied().collect();
+        let threads: Vec<ThreadId> = self.m.threads.keys().copied().collect();
         for number in threads {
             self.cancel_state(number);
         }
-        let timers: Vec<u32> = self.m.timers.keys().copied().collect();
+        let timers: Vec<TimerId> = self.m.timers.keys().copied().collect();
         for n in timers {
             self.clear_timer(n);
         }
@@ -82,7 +83,7 @@ impl Turn<'_> {
 
     /// Takes back everything that a thread's state has under way, the threads
     /// below it included.
-    pub(super) fn cancel_state(&mut self, number: u32) {
+    pub(super) fn cancel_state(&mut self, number: ThreadId) {
         let Some(active) = self.active_mut(number) else { return };
         match std::mem::replace(&mut active.phase, Phase::Entered) {
             Phase::Entered => {}
@@ -120,7 +121,7 @@ impl Turn<'_> {
     /// Records the abort of everything that runs beside a part that failed: its innermost states first. None of these
     /// events leads to another. (That such events exist, with nothing in them but an iteration's index, is in the API
     /// reference; their order is in no recording.)
-    fn tell_aborted_below(&mut self, number: u32) {
+    fn tell_aborted_below(&mut self, number: ThreadId) {
         if std::mem::take(&mut self.parts_to_tell) {
             for number in self.threads_below(number) {
                 self.tell_aborted(number);
@@ -128,7 +129,7 @@ impl Turn<'_> {
         }
     }
 
-    fn tell_aborted(&mut self, number: u32) {
+    fn tell_aborted(&mut self, number: ThreadId) {
         let definition = self.m.definition.clone();
         let Some(thread) = self.m.threads.get(&number) else { return };
         let (cursor, place) = (thread.cursor, thread.parent);
@@ -157,7 +158,7 @@ impl Turn<'_> {
         }
     }
 
-    fn threads_below(&self, number: u32) -> Vec<u32> {
+    fn threads_below(&self, number: ThreadId) -> Vec<ThreadId> {
         let threads = self.m.threads.iter();
         threads
             .filter(|(_, thread)| thread.parent.is_some_and(|place| place.thread == number))
@@ -165,7 +166,7 @@ impl Turn<'_> {
             .collect()
     }
 
-    fn cancel_below(&mut self, number: u32) {
+    fn cancel_below(&mut self, number: ThreadId) {
         for number in self.threads_below(number) {
             self.cancel_state(number);
             self.m.threads.remove(&number);

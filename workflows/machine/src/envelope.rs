@@ -1,5 +1,6 @@
 //! The members that the SDK adds to an answer of an AWS service: the request's id, its headers.
 
+use super::ids::EffectId;
 use std::cmp::Ordering;
 use std::sync::{Arc, LazyLock};
 
@@ -148,11 +149,11 @@ impl Common {
 }
 
 /// The request id of an effect: as random as the execution's seed, and equal whenever it is computed.
-pub(super) fn request_id(seed: &[u8; 16], effect: u32) -> Uuid {
+pub(super) fn request_id(seed: &[u8; 16], effect: EffectId) -> Uuid {
     let mut hash = Sha256::new();
     hash.update(b"mayfly request");
     hash.update(seed);
-    hash.update(effect.to_be_bytes());
+    hash.update(effect.0.to_be_bytes());
     mayfly_workflows_language::execution::ContentDigest(hash.finalize().into()).uuid()
 }
 
@@ -233,8 +234,8 @@ mod tests {
 
     #[test]
     fn a_requests_number_is_its_effects_own() {
-        assert_eq!(request_id(&[1; 16], 3), request_id(&[1; 16], 3));
-        assert_ne!(request_id(&[1; 16], 3), request_id(&[1; 16], 4));
-        assert_ne!(request_id(&[1; 16], 3), request_id(&[2; 16], 3));
+        assert_eq!(request_id(&[1; 16], EffectId(3)), request_id(&[1; 16], EffectId(3)));
+        assert_ne!(request_id(&[1; 16], EffectId(3)), request_id(&[1; 16], EffectId(4)));
+        assert_ne!(request_id(&[1; 16], EffectId(3)), request_id(&[2; 16], EffectId(3)));
     }
 }

@@ -1,6 +1,7 @@
 //! The failure of a state or a part of it: recorded in the history, retried, caught, or passed to the surrounding
 //! state.
 
+use super::ids::ThreadId;
 use mayfly_workflows_language::definition::State;
 use mayfly_workflows_language::error::StateError;
 
@@ -31,7 +32,7 @@ impl From<Failure> for ErrorSource {
 
 impl Turn<'_> {
     /// A state failed: its data, its task, its branches.
-    pub(super) fn source(&mut self, number: u32, state: &State, source: ErrorSource) {
+    pub(super) fn source(&mut self, number: ThreadId, state: &State, source: ErrorSource) {
         if self.active(number).is_none() {
             return;
         }
@@ -43,7 +44,7 @@ impl Turn<'_> {
     }
 
     /// A state's source with its sentence, told by an event where it is an expression's.
-    pub(super) fn told_failure(&mut self, number: u32, state: &State, source: ErrorSource) -> Failure {
+    pub(super) fn told_failure(&mut self, number: ThreadId, state: &State, source: ErrorSource) -> Failure {
         let (failure, location) = self.sentence(number, state, source);
         if let Some(location) = location {
             self.evaluation_failed(number, state, &failure, &location);
@@ -54,7 +55,7 @@ impl Turn<'_> {
     /// A state's source with its sentence, and the expression's place if it is one's.
     pub(super) fn sentence(
         &self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         source: ErrorSource,
     ) -> (Failure, Option<String>) {
@@ -68,7 +69,7 @@ impl Turn<'_> {
     }
 
     /// The event of an expression that failed; where no expression is at fault there is no place.
-    fn evaluation_failed(&mut self, number: u32, state: &State, failure: &Failure, location: &str) {
+    fn evaluation_failed(&mut self, number: ThreadId, state: &State, failure: &Failure, location: &str) {
         let cursor = self.cursor(number);
         let id = self.emit(cursor, "EvaluationFailed", || {
             Some(
@@ -82,7 +83,7 @@ impl Turn<'_> {
         self.set_cursor(number, id);
     }
 
-    pub(super) fn flow_failed(&mut self, number: u32, failure: Failure) {
+    pub(super) fn flow_failed(&mut self, number: ThreadId, failure: Failure) {
         let cursor = self.cursor(number);
         let place = self.m.threads.get(&number).and_then(|thread| thread.parent);
         match place {
@@ -96,7 +97,7 @@ impl Turn<'_> {
 
     /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
     /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
-    fn is_awaited_around(&self, number: u32, failure: &Failure) -> bool {
+    fn is_awaited_around(&self, number: ThreadId, failure: &Failure) -> bool {
         let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
         while let Some(place) = around {
             let Some(thread) = self.m.threads.get(&place.thread) else { return false };
@@ -114,7 +115,7 @@ impl Turn<'_> {
     }
 
     /// A branch or an iteration failed, and with it the state around it.
-    fn part_failed(&mut self, parent: u32, slot: u32, number: u32, cursor: u64, failure: Failure) {
+    fn part_failed(&mut self, parent: ThreadId, slot: u32, number: ThreadId, cursor: u64, failure: Failure) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(parent) else { return };
         let state = definition.state(active.state);

@@ -1,5 +1,6 @@
 //! Events from outside. Each is written to the journal before it takes effect.
 
+use super::ids::{EffectId, MapRunId, TimerId};
 use serde::{Deserialize, Serialize};
 
 use mayfly_workflows_language::execution::Payload;
@@ -16,20 +17,20 @@ pub enum Event {
     #[serde(rename = "timer")]
     Timer {
         /// The machine's number for it.
-        n: u32,
+        n: TimerId,
     },
     /// An effect that had to be looked at first can be carried out (an
     /// activity exists).
     #[serde(rename = "accepted")]
     Accepted {
         /// The effect.
-        n: u32,
+        n: EffectId,
     },
     /// It cannot: a runtime error of the state.
     #[serde(rename = "refused")]
     Refused {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// AWS's sentence, without the state's name.
         cause: String,
     },
@@ -37,7 +38,7 @@ pub enum Event {
     #[serde(rename = "began")]
     Began {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// The worker's name.
         worker: Option<String>,
     },
@@ -45,7 +46,7 @@ pub enum Event {
     #[serde(rename = "submitted")]
     Submitted {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// The service's answer.
         output: Payload,
     },
@@ -53,7 +54,7 @@ pub enum Event {
     #[serde(rename = "ok")]
     Succeeded {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// JSON text.
         output: Payload,
     },
@@ -62,7 +63,7 @@ pub enum Event {
     #[serde(rename = "answer")]
     Answered {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// The function's answer.
         output: Payload,
         /// The call's HTTP status.
@@ -75,7 +76,7 @@ pub enum Event {
     #[serde(rename = "failed")]
     Failed {
         /// The effect.
-        n: u32,
+        n: EffectId,
         /// The error's name.
         error: Option<String>,
         /// The error's cause.
@@ -85,7 +86,7 @@ pub enum Event {
     #[serde(rename = "child")]
     Child {
         /// The map run.
-        run: u32,
+        run: MapRunId,
         /// Which child.
         index: u32,
         /// The final status.
@@ -101,7 +102,7 @@ pub enum Event {
     #[serde(rename = "update_run")]
     UpdateRun {
         /// The map run.
-        run: u32,
+        run: MapRunId,
         /// New `maxConcurrency`.
         max_concurrency: Option<u64>,
         /// New `toleratedFailureCount`.

@@ -1,5 +1,6 @@
 //! Failures of states.
 
+use super::ids::ThreadId;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{State, StateKind};
@@ -61,7 +62,7 @@ pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure 
 
 impl Turn<'_> {
     /// Applies the state's retriers to a failure; returns `true` when one matches.
-    pub(super) fn retried(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+    pub(super) fn retried(&mut self, number: ThreadId, state: &State, failure: &Failure) -> bool {
         if state.retry.is_empty() {
             return false;
         }
@@ -82,7 +83,7 @@ impl Turn<'_> {
     }
 
     /// Applies the state's catchers to a failure; returns `true` when one matches.
-    pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+    pub(super) fn caught(&mut self, number: ThreadId, state: &State, failure: &Failure) -> bool {
         let mut catchers = state.catch.iter().enumerate();
         let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
             self.state_failed(number, state);
@@ -107,7 +108,7 @@ impl Turn<'_> {
 
     /// Writes the event by which a Parallel or Map fails, where AWS has one: when a branch or an iteration failed, or
     /// when the items of the Map are no array.
-    fn state_failed(&mut self, number: u32, state: &State) {
+    fn state_failed(&mut self, number: ThreadId, state: &State) {
         let kind = match &state.kind {
             StateKind::Parallel(_) => "ParallelStateFailed",
             StateKind::Map(_) => "MapStateFailed",

@@ -1,5 +1,6 @@
 //! Map: a thread per item when inline; see [`super::map_run`] when distributed.
 
+use super::ids::ThreadId;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{Map, MapMode, State, StateKind};
@@ -12,7 +13,7 @@ use super::turn::{Turn, iteration};
 use crate::history::Details;
 
 impl Turn<'_> {
-    pub(super) fn run_map(&mut self, number: u32, state: &State, map: &Map) -> Result<(), ErrorSource> {
+    pub(super) fn run_map(&mut self, number: ThreadId, state: &State, map: &Map) -> Result<(), ErrorSource> {
         if let MapMode::Distributed(execution_type) = map.mode {
             return self.run_distributed(number, state, map, execution_type);
         }
@@ -45,7 +46,7 @@ impl Turn<'_> {
     /// Starts as many iterations as may run; ends the state when there are none.
     fn start_iterations(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &Map,
         cursor: u64,
@@ -71,7 +72,7 @@ impl Turn<'_> {
 
     fn start_iteration(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &Map,
         cursor: u64,
@@ -121,7 +122,7 @@ impl Turn<'_> {
         }
     }
 
-    fn end_map_when_done(&mut self, number: u32, state: &State) {
+    fn end_map_when_done(&mut self, number: ThreadId, state: &State) {
         let Some(active) = self.active_mut(number) else { return };
         let Phase::Map(phase) = &mut active.phase else { return };
         if phase.running > 0 || phase.next < phase.items.len() {

@@ -1,5 +1,6 @@
 //! Distributed Map: a map run whose children are executions of their own.
 
+use super::ids::{EffectId, MapRunId, ThreadId};
 use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Scope;
@@ -21,7 +22,7 @@ use mayfly_workflows_language::execution::RunStatus;
 impl Turn<'_> {
     pub(super) fn run_distributed(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &Map,
         execution_type: StateMachineType,
@@ -50,7 +51,7 @@ impl Turn<'_> {
             Some(Details::new("mapRunStartedEventDetails").text("mapRunArn", arn.clone()))
         });
         self.set_cursor(number, run_started);
-        let run_number = self.number();
+        let run_number = MapRunId(self.number());
         self.m.runs.insert(run_number, run);
         self.out.actions.push(Action::RegisterRun { arn });
         if let Some(active) = self.active_mut(number) {
@@ -102,7 +103,7 @@ impl Turn<'_> {
 
     fn read_items(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &Map,
         effective: &Value,
@@ -124,8 +125,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn run_effect(&mut self, number: u32, call: Call) {
-        let effect = self.number();
+    fn run_effect(&mut self, number: ThreadId, call: Call) {
+        let effect = EffectId(self.number());
         self.m.effects.insert(effect, number);
         if let Some(Phase::Run(run)) = self.active_mut(number).map(|active| &mut active.phase) {
             run.effect = Some((effect, call.clone()));
@@ -136,10 +137,10 @@ impl Turn<'_> {
     /// Makes the children's inputs and starts the first of them.
     fn begin_children(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         map: &Map,
-        run: u32,
+        run: MapRunId,
         items: &[Value],
     ) -> Result<(), ErrorSource> {
         let Some(Phase::Run(phase)) = self.active(number).map(|active| &active.phase) else { return Ok(()) };
@@ -181,7 +182,7 @@ impl Turn<'_> {
     /// `ItemBatcher`: groups by count and by size, whichever is met first.
     fn batches(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         input: &Value,
         batcher: &Batcher,
@@ -205,7 +206,7 @@ impl Turn<'_> {
     }
 
     /// Starts as many children as may run; completes the run when all have ended.
-    fn start_children(&mut self, number: u32, run_number: u32) {
+    fn start_children(&mut self, number: ThreadId, run_number: MapRunId) {
         let at_ms = self.at_ms;
         let limit_all = self.m.facts.limits.map_run_children_max;
         let Some(run) = self.m.runs.get_mut(&run_number) else { return };
@@ -225,7 +226,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn child_ended(&mut self, run_number: u32, index: u32, outcome: ExecutionOutcome) {
+    pub(super) fn child_ended(&mut self, run_number: MapRunId, index: u32, outcome: ExecutionOutcome) {
         let at_ms = self.at_ms;
         let Some(run) = self.m.runs.get_mut(&run_number) else { return };
         if run.status != RunStatus::Running {
@@ -256,14 +257,14 @@ impl Turn<'_> {
         }
     }
 
-    fn thread_of_run(&self, run: u32) -> Option<u32> {
+    fn thread_of_run(&self, run: MapRunId) -> Option<ThreadId> {
         self.m.threads.iter().find_map(|(number, thread)| match &thread.active.as_ref()?.phase {
             Phase::Run(phase) if phase.run == run => Some(*number),
             _ => None,
         })
     }
 
-    fn children_ended(&mut self, number: u32, run_number: u32) {
+    fn children_ended(&mut self, number: ThreadId, run_number: MapRunId) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let state = definition.state(active.state);
@@ -291,7 +292,7 @@ impl Turn<'_> {
         }
     }
 
-    fn run_succeeded(&mut self, number: u32, state: &State, run_number: u32, output: Value) {
+    fn run_succeeded(&mut self, number: ThreadId, state: &State, run_number: MapRunId, output: Value) {
         let cursor = self.cursor(number);
         let succeeded = self.emit(cursor, "MapRunSucceeded", || None);
         if let Some(run) = self.m.runs.get_mut(&run_number) {
@@ -310,7 +311,7 @@ impl Turn<'_> {
         self.leave_with_result(number, state, output);
     }
 
-    fn run_failed(&mut self, number: u32, failure: Failure) {
+    fn run_failed(&mut self, number: ThreadId, failure: Failure) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let state = definition.state(active.state);
@@ -326,7 +327,7 @@ impl Turn<'_> {
         self.source(number, state, ErrorSource::Failed(failure));
     }
 
-    fn stop_run(&mut self, run_number: u32, status: RunStatus) {
+    fn stop_run(&mut self, run_number: MapRunId, status: RunStatus) {
         let at_ms = self.at_ms;
         let Some(run) = self.m.runs.get_mut(&run_number) else { return };
         if run.status != RunStatus::Running {
@@ -353,7 +354,7 @@ impl Turn<'_> {
     }
 
     /// Items were read, or results written.
-    pub(super) fn run_effect_succeeded(&mut self, number: u32, state: &State, text: &Arc<str>) {
+    pub(super) fn run_effect_succeeded(&mut self, number: ThreadId, state: &State, text: &Arc<str>) {
         let StateKind::Map(map) = &state.kind else { return };
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         let run = phase.run;
@@ -378,7 +379,7 @@ impl Turn<'_> {
     }
 
     /// Items could not be read, or results not written.
-    pub(super) fn run_effect_failed(&mut self, number: u32, failure: Failure) {
+    pub(super) fn run_effect_failed(&mut self, number: ThreadId, failure: Failure) {
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         if let Some((effect, _)) = phase.effect.take() {
             self.m.effects.remove(&effect);
@@ -389,7 +390,7 @@ impl Turn<'_> {
     /// Settings of a run changed from outside.
     pub(super) fn update_run(
         &mut self,
-        run_number: u32,
+        run_number: MapRunId,
         max_concurrency: Option<u64>,
         count: Option<u64>,
         percentage: Option<f64>,
@@ -409,7 +410,7 @@ impl Turn<'_> {
     }
 
     /// Redrives a failed run: children that did not succeed run again.
-    pub(super) fn redrive_run(&mut self, number: u32) {
+    pub(super) fn redrive_run(&mut self, number: ThreadId) {
         let at_ms = self.at_ms;
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         let run_number = phase.run;
@@ -447,7 +448,7 @@ impl Turn<'_> {
 }
 
 impl MapRunState {
-    fn start_of(&self, run: u32, index: usize) -> Action {
+    fn start_of(&self, run: MapRunId, index: usize) -> Action {
         let child = &self.children[index];
         Action::StartChild(Box::new(ChildStart {
             run,
@@ -477,7 +478,7 @@ impl MapRunState {
     }
 
     /// Children that were started and have not ended.
-    pub(super) fn children_under_way(&self, run: u32) -> Vec<Action> {
+    pub(super) fn children_under_way(&self, run: MapRunId) -> Vec<Action> {
         let started = self.children[..self.next].iter().enumerate();
         started
             .filter(|(_, child)| child.result.is_none())

@@ -1,5 +1,6 @@
 //! Parallel: a thread per branch, the outputs in the order of the branches.
 
+use super::ids::ThreadId;
 use mayfly_workflows_language::definition::{Parallel, State};
 use mayfly_workflows_language::value::Value;
 
@@ -10,7 +11,7 @@ use super::turn::Turn;
 impl Turn<'_> {
     pub(super) fn run_parallel(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         parallel: &Parallel,
     ) -> Result<(), ErrorSource> {
@@ -60,7 +61,7 @@ impl Turn<'_> {
     }
 
     /// Leaves a Task, Parallel or Map with its result.
-    pub(super) fn leave_with_result(&mut self, number: u32, state: &State, result: Value) {
+    pub(super) fn leave_with_result(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.check_size(state, &result) {
             Ok(()) => self.leave_with_checked(number, state, result),
             Err(source) => self.source(number, state, source),
@@ -68,7 +69,7 @@ impl Turn<'_> {
     }
 
     /// The same with a result that is known not to be too large.
-    pub(super) fn leave_with_checked(&mut self, number: u32, state: &State, result: Value) {
+    pub(super) fn leave_with_checked(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.finish(number, state, result) {
             Ok(left) => self.leave(number, state, left, &state.next),
             Err(source) => self.source(number, state, source),

@@ -1,5 +1,6 @@
 //! Redrive: an execution that failed continues from the states that failed.
 
+use super::ids::ThreadId;
 use super::state::{FailureSnapshot, Machine, Phase, Wakes};
 use super::turn::{Turn, milliseconds};
 use crate::history::Details;
@@ -40,7 +41,7 @@ impl Turn<'_> {
             self.set_timer(self.at_ms.saturating_add(milliseconds(seconds)), Wakes::Execution);
         }
         self.m.threads = snapshot.threads;
-        let numbers: Vec<u32> = self.m.threads.keys().copied().collect();
+        let numbers: Vec<ThreadId> = self.m.threads.keys().copied().collect();
         for number in numbers {
             let below = self
                 .m

@@ -1,5 +1,6 @@
 //! States without effects: Pass, Succeed, Choice, Fail, Wait.
 
+use super::ids::ThreadId;
 use jiff::Timestamp;
 use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, State, TimestampField, Wait};
@@ -13,7 +14,12 @@ use super::state::{Phase, Wakes};
 use super::turn::{EXECUTION_SECONDS_MAX, Turn, milliseconds};
 
 impl Turn<'_> {
-    pub(super) fn run_pass(&mut self, number: u32, state: &State, pass: &Pass) -> Result<(), ErrorSource> {
+    pub(super) fn run_pass(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        pass: &Pass,
+    ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let result = match &pass.result {
             Some(result) => result.clone(),
@@ -24,7 +30,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn run_succeed(&mut self, number: u32, state: &State) -> Result<(), ErrorSource> {
+    pub(super) fn run_succeed(&mut self, number: ThreadId, state: &State) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let left = self.finish_unchanged(number, state, effective)?;
         self.leave(number, state, left, &mayfly_workflows_language::definition::Transition::End);
@@ -33,7 +39,7 @@ impl Turn<'_> {
 
     pub(super) fn run_choice(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         choice: &Choice,
     ) -> Result<(), ErrorSource> {
@@ -56,13 +62,23 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn run_fail(&mut self, number: u32, state: &State, fail: &Fail) -> Result<(), ErrorSource> {
+    pub(super) fn run_fail(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        fail: &Fail,
+    ) -> Result<(), ErrorSource> {
         let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
         let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
         Err(ErrorSource::Failed(Failure::of(error, cause)))
     }
 
-    pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), ErrorSource> {
+    pub(super) fn run_wait(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        wait: &Wait,
+    ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let edition = self.m.facts.edition;
         let until_ms = match wait {
@@ -91,7 +107,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn wait_over(&mut self, number: u32) {
+    pub(super) fn wait_over(&mut self, number: ThreadId) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active_mut(number) else { return };
         active.phase = Phase::Entered;
@@ -109,7 +125,7 @@ impl Turn<'_> {
     /// The output of states that have no result of their own (Wait, Succeed).
     fn finish_unchanged(
         &mut self,
-        number: u32,
+        number: ThreadId,
         state: &State,
         effective: Value,
     ) -> Result<super::turn::StateOutput, ErrorSource> {

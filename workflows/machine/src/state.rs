@@ -1,5 +1,6 @@
 //! The state of one execution.
 
+use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -110,12 +111,12 @@ pub struct Machine {
     pub(super) outcome: Option<ExecutionOutcome>,
     pub(super) next_event: u64,
     pub(super) next_number: u32,
-    pub(super) threads: BTreeMap<u32, Thread>,
-    pub(super) timers: BTreeMap<u32, Timer>,
+    pub(super) threads: BTreeMap<ThreadId, Thread>,
+    pub(super) timers: BTreeMap<TimerId, Timer>,
     /// Effects under way and the thread that waits for each.
-    pub(super) effects: BTreeMap<u32, u32>,
-    pub(super) runs: BTreeMap<u32, MapRunState>,
-    pub(super) ready: VecDeque<u32>,
+    pub(super) effects: BTreeMap<EffectId, ThreadId>,
+    pub(super) runs: BTreeMap<MapRunId, MapRunState>,
+    pub(super) ready: VecDeque<ThreadId>,
     pub(super) redrive_count: u32,
     pub(super) redrive_ms: Option<i64>,
     /// The last redrives that were named, and when they were, oldest first.
@@ -129,7 +130,7 @@ pub struct Machine {
 /// The state at an execution's failure, from which a redrive resumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FailureSnapshot {
-    pub(super) threads: BTreeMap<u32, Thread>,
+    pub(super) threads: BTreeMap<ThreadId, Thread>,
 }
 
 /// A flow that runs.
@@ -151,7 +152,7 @@ pub(super) struct Thread {
 /// The destination of a thread's result.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct ParentSlot {
-    pub(super) thread: u32,
+    pub(super) thread: ThreadId,
     pub(super) slot: u32,
 }
 
@@ -186,9 +187,9 @@ pub(super) enum Phase {
     /// Nothing: it is being run.
     Entered,
     /// A Wait state's timer.
-    Wait { timer: u32 },
+    Wait { timer: TimerId },
     /// A retrier's timer.
-    Backoff { timer: u32 },
+    Backoff { timer: TimerId },
     /// A Task's effect.
     Task(Box<TaskPhase>),
     /// Its branches.
@@ -204,10 +205,10 @@ pub(super) enum Phase {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct TaskPhase {
-    pub(super) effect: u32,
+    pub(super) effect: EffectId,
     pub(super) call: Call,
-    pub(super) timeout: Option<u32>,
-    pub(super) heartbeat: Option<(u32, u64)>,
+    pub(super) timeout: Option<TimerId>,
+    pub(super) heartbeat: Option<(TimerId, u64)>,
     pub(super) seconds: TaskSeconds,
     /// It can be carried out: always, but for activities.
     pub(super) accepted: bool,
@@ -250,11 +251,11 @@ pub(super) struct MapPhase {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RunPhase {
-    pub(super) run: u32,
+    pub(super) run: MapRunId,
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     /// The effect of reading or writing.
-    pub(super) effect: Option<(u32, Call)>,
+    pub(super) effect: Option<(EffectId, Call)>,
 }
 
 /// One map run: of a distributed Map.
@@ -312,10 +313,10 @@ pub(super) struct Timer {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Wakes {
-    Wait(u32),
-    Backoff(u32),
-    TaskTimeout(u32),
-    Heartbeat(u32),
+    Wait(ThreadId),
+    Backoff(ThreadId),
+    TaskTimeout(ThreadId),
+    Heartbeat(ThreadId),
     Execution,
 }
 
@@ -376,23 +377,23 @@ impl Machine {
     }
 
     /// Its map runs, oldest first.
-    pub fn map_runs(&self) -> impl Iterator<Item = (u32, &MapRunState)> {
+    pub fn map_runs(&self) -> impl Iterator<Item = (MapRunId, &MapRunState)> {
         self.runs.iter().map(|(number, run)| (*number, run))
     }
 
     /// Whether a state still waits for this effect.
-    pub fn waits_for(&self, effect: u32) -> bool {
+    pub fn waits_for(&self, effect: EffectId) -> bool {
         self.effects.contains_key(&effect)
     }
 
     /// The state that waits for this effect, and the number of its retries in this visit.
-    pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
+    pub fn state_of(&self, effect: EffectId) -> Option<(StateId, u32)> {
         let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
         Some((active.state, active.retries))
     }
 
     /// The heartbeat timer of an effect and its length in seconds.
-    pub fn heartbeat(&self, effect: u32) -> Option<(u32, u64)> {
+    pub fn heartbeat(&self, effect: EffectId) -> Option<(TimerId, u64)> {
         let thread = self.threads.get(self.effects.get(&effect)?)?;
         match &thread.active.as_ref()?.phase {
             Phase::Task(task) => task.heartbeat,
@@ -417,7 +418,7 @@ impl Machine {
     }
 
     /// Whether a state still waits for this timer.
-    pub fn has_timer(&self, n: u32) -> bool {
+    pub fn has_timer(&self, n: TimerId) -> bool {
         self.timers.contains_key(&n)
     }
 
@@ -461,7 +462,7 @@ impl Machine {
         actions
     }
 
-    fn heartbeat_seconds(&self, thread: u32) -> Option<u64> {
+    fn heartbeat_seconds(&self, thread: ThreadId) -> Option<u64> {
         match &self.threads.get(&thread)?.active.as_ref()?.phase {
             Phase::Task(task) => task.seconds.heartbeat,
             _ => None,

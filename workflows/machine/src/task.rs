@@ -1,5 +1,6 @@
 //! Task: an effect, its limits, and what comes of it.
 
+use super::ids::{EffectId, ThreadId};
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{
@@ -21,8 +22,13 @@ use crate::history::{Details, Field};
 use mayfly_workflows_language::execution::Payload;
 
 impl Turn<'_> {
-    pub(super) fn run_task(&mut self, number: u32, state: &State, task: &Task) -> Result<(), ErrorSource> {
-        let effect = self.number();
+    pub(super) fn run_task(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        task: &Task,
+    ) -> Result<(), ErrorSource> {
+        let effect = EffectId(self.number());
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
         let arguments = self.task_arguments(number, state, &effective, &token)?;
@@ -66,7 +72,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn start_timeout(&mut self, number: u32, seconds: TaskSeconds) {
+    fn start_timeout(&mut self, number: ThreadId, seconds: TaskSeconds) {
         let Some(timeout) = seconds.timeout else { return };
         let at_ms = self.at_ms.saturating_add(milliseconds(timeout));
         let timer = self.set_timer(at_ms, Wakes::TaskTimeout(number));
@@ -75,7 +81,7 @@ impl Turn<'_> {
         }
     }
 
-    fn start_heartbeat(&mut self, number: u32, seconds: TaskSeconds) {
+    fn start_heartbeat(&mut self, number: ThreadId, seconds: TaskSeconds) {
         let Some(heartbeat) = seconds.heartbeat else { return };
         let at_ms = self.at_ms.saturating_add(milliseconds(heartbeat));
         let timer = self.set_timer(at_ms, Wakes::Heartbeat(number));
@@ -96,7 +102,7 @@ impl Turn<'_> {
     /// The events of a task that is on its way.
     fn scheduled(
         &mut self,
-        number: u32,
+        number: ThreadId,
         task: &Task,
         arguments: &Value,
         seconds: TaskSeconds,
@@ -144,7 +150,7 @@ impl Turn<'_> {
         self.set_cursor(number, started);
     }
 
-    pub(super) fn task_accepted(&mut self, effect: u32) {
+    pub(super) fn task_accepted(&mut self, effect: EffectId) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let StateKind::Task(task) = &definition.state(state).kind else { return };
@@ -164,7 +170,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn task_refused(&mut self, effect: u32, cause: String) {
+    pub(super) fn task_refused(&mut self, effect: EffectId, cause: String) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let Some(Phase::Task(phase)) = self.active(number).map(|active| &active.phase) else { return };
@@ -173,7 +179,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn task_began(&mut self, effect: u32, worker: Option<&str>) {
+    pub(super) fn task_began(&mut self, effect: EffectId, worker: Option<&str>) {
         let Some((number, _)) = self.task_of(effect) else { return };
         let cursor = self.cursor(number);
         let began = self.emit(cursor, "ActivityStarted", || {
@@ -197,7 +203,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn task_submitted(&mut self, effect: u32, output: &Payload) {
+    pub(super) fn task_submitted(&mut self, effect: EffectId, output: &Payload) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let StateKind::Task(task) = &definition.state(state).kind else { return };
@@ -217,7 +223,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn effect_succeeded(&mut self, effect: u32, output: &Payload) {
+    pub(super) fn effect_succeeded(&mut self, effect: EffectId, output: &Payload) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
@@ -238,7 +244,7 @@ impl Turn<'_> {
     /// A function's response in the service's envelope.
     pub(super) fn function_answered(
         &mut self,
-        effect: u32,
+        effect: EffectId,
         answer: &Payload,
         status: u16,
         version: Option<&str>,
@@ -257,7 +263,7 @@ impl Turn<'_> {
     /// A task's result; `text` is its form in the history.
     fn task_succeeded(
         &mut self,
-        (number, effect): (u32, u32),
+        (number, effect): (ThreadId, EffectId),
         state: &State,
         task: &Task,
         value: Value,
@@ -284,7 +290,7 @@ impl Turn<'_> {
         self.leave_with_checked(number, state, value);
     }
 
-    pub(super) fn effect_failed(&mut self, effect: u32, failure: Failure) {
+    pub(super) fn effect_failed(&mut self, effect: EffectId, failure: Failure) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
@@ -309,7 +315,7 @@ impl Turn<'_> {
         self.source(number, state, ErrorSource::Failed(failure));
     }
 
-    pub(super) fn task_timed_out(&mut self, number: u32, failure: Failure) {
+    pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: Failure) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let Phase::Task(phase) = &active.phase else { return };
@@ -336,7 +342,7 @@ impl Turn<'_> {
     }
 
     /// Takes back the timers and the effect of a task that has its outcome.
-    fn end_task(&mut self, number: u32, effect: u32) {
+    fn end_task(&mut self, number: ThreadId, effect: EffectId) {
         self.m.effects.remove(&effect);
         let Some(active) = self.active_mut(number) else { return };
         if let Phase::Task(task) = std::mem::replace(&mut active.phase, Phase::Entered) {
@@ -347,7 +353,7 @@ impl Turn<'_> {
     }
 
     /// The thread that waits for an effect, and the state it is in.
-    fn task_of(&self, effect: u32) -> Option<(u32, StateId)> {
+    fn task_of(&self, effect: EffectId) -> Option<(ThreadId, StateId)> {
         let number = *self.m.effects.get(&effect)?;
         Some((number, self.active(number)?.state))
     }

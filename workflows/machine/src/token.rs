@@ -1,5 +1,6 @@
 //! Task tokens: which execution, which effect, and a proof that we gave it out.
 
+use super::ids::EffectId;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
@@ -10,7 +11,7 @@ pub struct Token {
     /// The execution's number.
     pub execution: u64,
     /// The effect.
-    pub effect: u32,
+    pub effect: EffectId,
     proof: [u8; 24],
 }
 
@@ -18,12 +19,12 @@ const VERSION: u8 = 1;
 
 impl Token {
     /// The token of an effect. `seed` is the execution's secret.
-    pub fn new(execution: u64, effect: u32, seed: &[u8; 16]) -> Self {
+    pub fn new(execution: u64, effect: EffectId, seed: &[u8; 16]) -> Self {
         let mut hash = Sha256::new();
         hash.update(b"mayfly task token");
         hash.update(seed);
         hash.update(execution.to_be_bytes());
-        hash.update(effect.to_be_bytes());
+        hash.update(effect.0.to_be_bytes());
         let digest: [u8; 32] = hash.finalize().into();
         let mut proof = [0; 24];
         proof.copy_from_slice(&digest[..24]);
@@ -39,7 +40,7 @@ impl Token {
         let (effect, proof) = rest.split_first_chunk::<4>()?;
         (*version == VERSION).then_some(Self {
             execution: u64::from_be_bytes(*execution),
-            effect: u32::from_be_bytes(*effect),
+            effect: EffectId(u32::from_be_bytes(*effect)),
             proof: proof.try_into().ok()?,
         })
     }
@@ -48,7 +49,7 @@ impl Token {
     pub fn to_text(self) -> String {
         let mut bytes = vec![VERSION];
         bytes.extend(self.execution.to_be_bytes());
-        bytes.extend(self.effect.to_be_bytes());
+        bytes.extend(self.effect.0.to_be_bytes());
         bytes.extend(self.proof);
         STANDARD.encode(bytes)
     }
@@ -60,9 +61,9 @@ mod tests {
 
     #[test]
     fn a_token_reads_back_and_a_forged_one_does_not_match() {
-        let token = Token::new(7, 3, &[1; 16]);
+        let token = Token::new(7, EffectId(3), &[1; 16]);
         assert_eq!(Token::parse(&token.to_text()), Some(token));
-        assert_ne!(Token::parse(&Token::new(7, 3, &[2; 16]).to_text()), Some(token));
+        assert_ne!(Token::parse(&Token::new(7, EffectId(3), &[2; 16]).to_text()), Some(token));
         assert_eq!(Token::parse("Invalid token"), None);
         assert_eq!(Token::parse(""), None);
         assert_eq!(Token::parse(&STANDARD.encode([9; 37])), None);

@@ -1,5 +1,6 @@
 //! One event applied: the machine runs until everything waits.
 
+use super::ids::{ThreadId, TimerId};
 use std::collections::VecDeque;
 
 use mayfly_workflows_language::dataflow::{Ambient, Variables};
@@ -17,7 +18,7 @@ use crate::history::{Details, Field, HistoryEvent};
 pub(super) const EXECUTION_SECONDS_MAX: u64 = 31_536_000;
 
 /// The root thread's number.
-pub(super) const ROOT: u32 = 0;
+pub(super) const ROOT: ThreadId = ThreadId(0);
 
 /// One application of an event to a machine.
 pub(super) struct Turn<'a> {
@@ -25,7 +26,7 @@ pub(super) struct Turn<'a> {
     pub(super) at_ms: i64,
     pub(super) ambient: Ambient,
     pub(super) out: &'a mut Output,
-    pub(super) queue: VecDeque<u32>,
+    pub(super) queue: VecDeque<ThreadId>,
     /// A Parallel or Map is failing because of one of its parts.
     pub(super) parts_failed: bool,
     /// Whether the parts beside a failed one have to report that they were aborted.
@@ -141,7 +142,7 @@ impl Turn<'_> {
         self.queue.push_back(ROOT);
     }
 
-    fn timer(&mut self, n: u32) {
+    fn timer(&mut self, n: TimerId) {
         let Some(timer) = self.m.timers.remove(&n) else { return };
         match timer.wakes {
             Wakes::Wait(thread) => self.wait_over(thread),
@@ -190,7 +191,7 @@ impl Turn<'_> {
     }
 
     /// Runs a thread's present state, entering it first when it has just come to it.
-    fn step(&mut self, number: u32) {
+    fn step(&mut self, number: ThreadId) {
         let definition = self.m.definition.clone();
         let Some(thread) = self.m.threads.get_mut(&number) else { return };
         if let Some((id, input)) = thread.next.take() {
@@ -217,7 +218,7 @@ impl Turn<'_> {
         }
     }
 
-    fn enter(&mut self, number: u32, state: &State, input: Value) {
+    fn enter(&mut self, number: ThreadId, state: &State, input: Value) {
         self.out.transitions += 1;
         let cursor = self.m.threads.get(&number).map_or(0, |thread| thread.cursor);
         let first = number == ROOT && self.m.next_event == 2;
@@ -248,7 +249,7 @@ impl Turn<'_> {
     }
 
     /// Leaves the thread's state with an output.
-    pub(super) fn leave(&mut self, number: u32, state: &State, left: StateOutput, next: &Transition) {
+    pub(super) fn leave(&mut self, number: ThreadId, state: &State, left: StateOutput, next: &Transition) {
         if let Err(source) = self.check_size(state, &left.output) {
             self.source(number, state, source);
             return;
@@ -277,7 +278,7 @@ impl Turn<'_> {
         }
     }
 
-    fn flow_ended(&mut self, number: u32, output: Value) {
+    fn flow_ended(&mut self, number: ThreadId, output: Value) {
         let Some(thread) = self.m.threads.remove(&number) else { return };
         let Some(parent) = thread.parent else {
             self.end_succeeded(thread.cursor, &output);
@@ -291,7 +292,7 @@ impl Turn<'_> {
     }
 
     /// A timer; one that would be due after the execution's year times the execution out at its end instead.
-    pub(super) fn set_timer(&mut self, at_ms: i64, wakes: Wakes) -> u32 {
+    pub(super) fn set_timer(&mut self, at_ms: i64, wakes: Wakes) -> TimerId {
         let facts = &self.m.facts;
         let begin_ms = self.m.redrive_ms.unwrap_or(facts.start_ms);
         let end_ms = begin_ms.saturating_add(milliseconds(EXECUTION_SECONDS_MAX));
@@ -299,13 +300,13 @@ impl Turn<'_> {
             true => (end_ms, Wakes::Execution),
             false => (at_ms, wakes),
         };
-        let n = self.number();
+        let n = TimerId(self.number());
         self.m.timers.insert(n, Timer { at_ms, wakes });
         self.out.actions.push(Action::SetTimer { n, at_ms });
         n
     }
 
-    pub(super) fn clear_timer(&mut self, n: u32) {
+    pub(super) fn clear_timer(&mut self, n: TimerId) {
         if self.m.timers.remove(&n).is_some() {
             self.out.actions.push(Action::ClearTimer { n });
         }
@@ -339,19 +340,19 @@ impl Turn<'_> {
         id
     }
 
-    pub(super) fn active(&self, number: u32) -> Option<&Active> {
+    pub(super) fn active(&self, number: ThreadId) -> Option<&Active> {
         self.m.threads.get(&number)?.active.as_ref()
     }
 
-    pub(super) fn active_mut(&mut self, number: u32) -> Option<&mut Active> {
+    pub(super) fn active_mut(&mut self, number: ThreadId) -> Option<&mut Active> {
         self.m.threads.get_mut(&number)?.active.as_mut()
     }
 
-    pub(super) fn cursor(&self, number: u32) -> u64 {
+    pub(super) fn cursor(&self, number: ThreadId) -> u64 {
         self.m.threads.get(&number).map_or(0, |thread| thread.cursor)
     }
 
-    pub(super) fn set_cursor(&mut self, number: u32, cursor: u64) {
+    pub(super) fn set_cursor(&mut self, number: ThreadId, cursor: u64) {
         if let Some(thread) = self.m.threads.get_mut(&number) {
             thread.cursor = cursor;
         }
@@ -377,8 +378,8 @@ impl Turn<'_> {
         )))
     }
 
-    pub(super) fn start_thread(&mut self, at: StateId, input: Value, thread: Thread) -> u32 {
-        let number = self.number();
+    pub(super) fn start_thread(&mut self, at: StateId, input: Value, thread: Thread) -> ThreadId {
+        let number = ThreadId(self.number());
         self.m.threads.insert(number, Thread { next: Some((at, input)), ..thread });
         self.queue.push_back(number);
         number

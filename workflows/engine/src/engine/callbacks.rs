@@ -13,7 +13,7 @@ use super::types::ActivityTask;
 use crate::executor::activities::{Handed, Work};
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::{Event, Token};
+use mayfly_workflows_machine::{EffectId, Event, Token};
 
 /// The pause before a worker asks again for work that could not be given out.
 const WORK_RETRY: Duration = Duration::from_millis(250);
@@ -28,7 +28,7 @@ impl Inner {
     }
 
     /// The execution a token belongs to, and its effect.
-    async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<ResidentExecution>, u32), TokenError> {
+    async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<ResidentExecution>, EffectId), TokenError> {
         let token = Token::parse(text).ok_or(TokenError::Invalid)?;
         let genuine = |seed: &[u8; 16]| Token::new(token.execution, token.effect, seed) == token;
         let unavailable = |error: ExecutionError| TokenError::Unavailable(error.to_string());
@@ -46,7 +46,7 @@ impl Inner {
     async fn report(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
-        n: u32,
+        n: EffectId,
         event: Event,
     ) -> Result<(), TokenError> {
         self.apply(running, n, event).await?.durable().await
@@ -56,7 +56,7 @@ impl Inner {
     async fn apply(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
-        n: u32,
+        n: EffectId,
         event: Event,
     ) -> Result<Promise, TokenError> {
         let (sender, receiver) = tokio::sync::oneshot::channel();

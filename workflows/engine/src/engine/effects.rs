@@ -12,7 +12,7 @@ use super::live::{Cell, ResidentExecution};
 use crate::executor::{files, tasks};
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::{Call, Event, envelope};
+use mayfly_workflows_machine::{Call, EffectId, Event, envelope};
 
 /// The pause before another attempt of an effect that could not begin. It doubles with each attempt: a server that
 /// was just started has loaded its functions within milliseconds, and one that stays without them is not kept busy.
@@ -25,7 +25,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
     pub(super) running: Arc<ResidentExecution>,
-    pub(crate) n: u32,
+    pub(crate) n: EffectId,
 }
 
 impl Reporter {
@@ -106,7 +106,7 @@ impl Reporter {
 
     /// Which task of which execution this is.
     pub(crate) fn waiter(&self) -> WaitedBy {
-        WaitedBy { execution: self.running.id, effect: self.n }
+        WaitedBy { execution: self.running.id, effect: self.n.0 }
     }
 
     /// The execution's number.
@@ -140,7 +140,7 @@ impl Reporter {
 /// Takes an effect off its execution's list, then frees its place.
 struct Over {
     running: Arc<ResidentExecution>,
-    n: u32,
+    n: EffectId,
     _guards: Guards,
 }
 
@@ -164,7 +164,7 @@ impl Drop for EffectSlot {
 }
 
 impl Inner {
-    pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<ResidentExecution>, n: u32, call: Call) {
+    pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<ResidentExecution>, n: EffectId, call: Call) {
         self.queue(PendingEffect { running: running.clone(), n, call, attempt: 0 });
     }
 

@@ -26,7 +26,7 @@ use mayfly_workflows_journal::{
     Batch, Done, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, RecordRow,
 };
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
-use mayfly_workflows_machine::{Action, Call, Event, Machine, Output};
+use mayfly_workflows_machine::{Action, Call, EffectId, Event, Machine, Output};
 
 /// The size of a state, in bytes, from which checkpoints become rarer: at this size half as often, at twice the size
 /// a third as often.
@@ -78,7 +78,7 @@ pub(crate) struct Inner {
 /// An effect in the queue for a slot.
 pub(super) struct PendingEffect {
     pub(super) running: Arc<ResidentExecution>,
-    pub(super) n: u32,
+    pub(super) n: EffectId,
     pub(super) call: Call,
     /// Attempts that could not begin.
     pub(super) attempt: u32,

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use super::types::{Description, StateMachine};
 use crate::timers::TimerKey;
 use mayfly_workflows_journal::ExecutionRow;
-use mayfly_workflows_machine::Machine;
+use mayfly_workflows_machine::{EffectId, Machine, TimerId};
 
 /// An execution in memory.
 pub(super) struct ResidentExecution {
@@ -30,7 +30,7 @@ pub(super) struct ResidentExecution {
     /// The state machines of its map runs' children, created once for each Map. Locked separately.
     pub(super) child_machines: Mutex<Vec<Arc<StateMachine>>>,
     /// Effects being carried out. Locked after the cell, never before.
-    pub(super) effects: Mutex<HashMap<u32, AbortHandle>>,
+    pub(super) effects: Mutex<HashMap<EffectId, AbortHandle>>,
 }
 
 /// The continuation after an event is durable, or lost.
@@ -136,7 +136,7 @@ impl ResidentExecution {
     }
 
     /// Names one of its timers.
-    pub(super) fn timer(&self, timer: u32) -> TimerKey {
+    pub(super) fn timer(&self, timer: TimerId) -> TimerKey {
         TimerKey { execution: self.id, timer, may_block: self.may_block }
     }
 

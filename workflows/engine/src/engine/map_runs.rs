@@ -13,7 +13,7 @@ use super::inner::{ApplyError, Inner, timestamp};
 use super::live::{Cell, ResidentExecution};
 use super::types::StateMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
-use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunState};
+use mayfly_workflows_machine::{ChildStart, EDITION, EffectId, Event, Machine, MapRunId, MapRunState};
 
 /// The pause before a child whose start was refused is started again; it doubles up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
@@ -135,7 +135,7 @@ impl Inner {
             clock: None,
             parent: Some(ChildOf {
                 execution: parent.id,
-                run: child.run,
+                run: child.run.0,
                 index: child.index,
                 items: child.items,
             }),
@@ -193,7 +193,7 @@ impl Inner {
             // then.
             let Some(running) = inner.live.by_id(parent.execution) else { return };
             let event = Event::Child {
-                run: parent.run,
+                run: MapRunId(parent.run),
                 index: parent.index,
                 status: outcome.status,
                 output: outcome.output,
@@ -256,8 +256,8 @@ impl Inner {
         };
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
-                Dependency::ByTask(waiter) => parent.lock().machine.waits_for(waiter.effect),
-                Dependency::ByRun(child) => run_waits(&parent, child.run, child.index),
+                Dependency::ByTask(waiter) => parent.lock().machine.waits_for(EffectId(waiter.effect)),
+                Dependency::ByRun(child) => run_waits(&parent, MapRunId(child.run), child.index),
             });
         }
         // One that runs and is not in memory could not be read; it may be read another time.
@@ -327,7 +327,7 @@ impl ResidentExecution {
 }
 
 /// Whether the run waits for children.
-fn goes_on(parent: &ResidentExecution, number: u32) -> bool {
+fn goes_on(parent: &ResidentExecution, number: MapRunId) -> bool {
     let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
     cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
@@ -339,7 +339,7 @@ fn wants(parent: &ResidentExecution, child: &ChildStart) -> bool {
 }
 
 /// Whether this run of the execution waits for this child's end.
-fn run_waits(parent: &ResidentExecution, run: u32, child: u32) -> bool {
+fn run_waits(parent: &ResidentExecution, run: MapRunId, child: u32) -> bool {
     let cell = parent.lock();
     let found = cell.machine.map_runs().find(|(number, _)| *number == run);
     cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))

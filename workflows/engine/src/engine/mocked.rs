@@ -1,5 +1,6 @@
 //! Mocks bound to an engine, and moments that they wait for.
 
+use mayfly_workflows_machine::TimerId;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub(super) const NO_EXECUTION: u64 = 0;
 #[derive(Default)]
 pub(super) struct Alarms {
     last: u32,
-    waiting: HashMap<u32, oneshot::Sender<Busy>>,
+    waiting: HashMap<TimerId, oneshot::Sender<Busy>>,
 }
 
 impl Inner {
@@ -33,7 +34,7 @@ impl Inner {
         let timer = {
             let mut alarms = self.alarms.lock();
             alarms.last = alarms.last.wrapping_add(1);
-            let timer = alarms.last;
+            let timer = TimerId(alarms.last);
             alarms.waiting.insert(timer, sender);
             timer
         };
@@ -44,7 +45,7 @@ impl Inner {
     }
 
     /// An alarm is due.
-    pub(super) fn ring(self: &Arc<Self>, timer: u32) {
+    pub(super) fn ring(self: &Arc<Self>, timer: TimerId) {
         if let Some(waiting) = self.alarms.lock().waiting.remove(&timer) {
             // The waiting state may have timed out meanwhile.
             let _ = waiting.send(self.busy());

@@ -1,5 +1,6 @@
 //! Work that waits for a worker, by activity.
 
+use mayfly_workflows_machine::EffectId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use tokio::sync::oneshot;
 pub(crate) struct Work {
     pub(crate) activity: Arc<str>,
     pub(crate) execution: u64,
-    pub(crate) effect: u32,
+    pub(crate) effect: EffectId,
     pub(crate) token: Arc<str>,
     pub(crate) input: Arc<str>,
 }
@@ -99,7 +100,7 @@ impl ActivityQueues {
     }
 
     /// Removes work that no state waits for any more.
-    pub(crate) fn withdraw(&self, execution: u64, effect: u32) {
+    pub(crate) fn withdraw(&self, execution: u64, effect: EffectId) {
         let mut lines = self.0.lock();
         for line in lines.values_mut() {
             line.work.retain(|work| (work.execution, work.effect) != (execution, effect));
@@ -113,10 +114,16 @@ mod tests {
     use super::*;
 
     fn work(effect: u32) -> Work {
-        Work { activity: "a".into(), execution: 1, effect, token: "t".into(), input: "{}".into() }
+        Work {
+            activity: "a".into(),
+            execution: 1,
+            effect: EffectId(effect),
+            token: "t".into(),
+            input: "{}".into(),
+        }
     }
 
-    fn effect_of(asked: Result<Handed, oneshot::Receiver<Handed>>) -> Option<u32> {
+    fn effect_of(asked: Result<Handed, oneshot::Receiver<Handed>>) -> Option<EffectId> {
         asked.ok()?.take().map(|work| work.effect)
     }
 
@@ -129,9 +136,9 @@ mod tests {
         lines.offer(work(2));
         lines.offer(work(3));
         let effect = |handed: Handed| handed.take().map(|work| work.effect);
-        assert_eq!(first.try_recv().ok().and_then(effect), Some(1));
-        assert_eq!(second.try_recv().ok().and_then(effect), Some(2));
-        assert_eq!(effect_of(lines.ask("a")), Some(3));
+        assert_eq!(first.try_recv().ok().and_then(effect), Some(EffectId(1)));
+        assert_eq!(second.try_recv().ok().and_then(effect), Some(EffectId(2)));
+        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(3)));
     }
 
     #[test]
@@ -143,10 +150,10 @@ mod tests {
         // It was sent to a worker that does not receive it.
         drop(gone);
         let handed = lines.ask("a").expect("the first is back in front");
-        assert_eq!(handed.work().map(|work| work.effect), Some(1));
+        assert_eq!(handed.work().map(|work| work.effect), Some(EffectId(1)));
         drop(handed);
-        assert_eq!(effect_of(lines.ask("a")), Some(1));
-        assert_eq!(effect_of(lines.ask("a")), Some(2));
+        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(1)));
+        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(2)));
         assert!(lines.ask("a").is_err(), "what was taken does not come back");
     }
 }

@@ -10,13 +10,13 @@ mod write;
 use mayfly_workflows_language::value::Value;
 
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::Event;
+use mayfly_workflows_machine::{EffectId, Event};
 
 pub(crate) use read::read_items;
 pub(crate) use write::write_results;
 
 /// The event for the outcome of reading or writing.
-pub(crate) fn event(n: u32, outcome: Result<Value, String>, error: &str) -> Event {
+pub(crate) fn event(n: EffectId, outcome: Result<Value, String>, error: &str) -> Event {
     match outcome {
         Ok(value) => Event::Succeeded { n, output: Payload::Here(value.to_text().into()) },
         Err(cause) => Event::Failed { n, error: Some(error.to_owned()), cause: Some(cause) },

@@ -5,6 +5,7 @@
 //! and moves down as its time approaches; storing, cancelling and firing touch a constant number of entries. The wheel
 //! has no clock.
 
+use mayfly_workflows_machine::TimerId;
 use std::collections::HashMap;
 
 const SLOT_BITS: u32 = 6;
@@ -17,7 +18,7 @@ pub struct TimerKey {
     /// The execution, as the journal numbers it.
     pub execution: u64,
     /// The timer, as the execution's machine numbers it.
-    pub timer: u32,
+    pub timer: TimerId,
     /// Delivering it may block its thread. The same for all timers of an execution.
     pub may_block: bool,
 }
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
 
     fn key(timer: u32) -> TimerKey {
-        TimerKey { execution: 7, timer, may_block: false }
+        TimerKey { execution: 7, timer: TimerId(timer), may_block: false }
     }
 
     #[test]
