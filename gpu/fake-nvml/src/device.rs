@@ -7,7 +7,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use mayfly_gpu_proto::{process::monotonic_ns, sim::SimFile};
+use mayfly_gpu_proto::{
+    process::monotonic_ns,
+    sim::{SimFile, pci_address},
+};
 
 use crate::{
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlReturn, SUCCESS, check,
@@ -70,7 +73,10 @@ fn used(sim: &SimFile, index: usize) -> (u64, u64) {
 /// Use in percent since the last question of this process, as the driver gives it for the last sample period.
 fn busy_percent(sim: &SimFile, index: usize) -> c_uint {
     static LAST: [[AtomicU64; 2]; 16] = [const { [const { AtomicU64::new(0) }; 2] }; 16];
-    let (now, busy) = (monotonic_ns(), sim.device(index).busy_ns.load(Relaxed));
+    let now = monotonic_ns();
+    // A command counts from its submission in the state, but is busy only when it runs.
+    let ahead = sim.device(index).busy_until.load(Relaxed).saturating_sub(now);
+    let busy = sim.device(index).busy_ns.load(Relaxed).saturating_sub(ahead);
     let before = LAST[index][0].swap(now, Relaxed);
     let busy_before = LAST[index][1].swap(busy, Relaxed);
     if before == 0 {
@@ -80,8 +86,9 @@ fn busy_percent(sim: &SimFile, index: usize) -> c_uint {
     c_uint::try_from(percent.min(100)).unwrap_or(100)
 }
 
+/// The PCI address in NVML's form, which has four digits more than the kernel's.
 fn bus_id(index: usize) -> String {
-    format!("00000000:{:02X}:00.0", index + 1)
+    format!("0000{}", pci_address(index).to_uppercase())
 }
 
 fn chars<const N: usize>(text: &str) -> [c_char; N] {

@@ -3,12 +3,13 @@
 //! Safety: a device handle is the device's index plus one and is never dereferenced.
 
 use std::{
-    ffi::{c_char, c_uint},
-    path::Path,
+    ffi::{CStr, OsStr, c_char, c_uint, c_void},
+    os::unix::ffi::OsStrExt as _,
+    path::PathBuf,
     sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
-use mayfly_gpu_proto::sim::{STATE_ENV, SimFile};
+use mayfly_gpu_proto::sim::{STATE_ENV, STATE_FILE, SimFile};
 
 use crate::{
     DRIVER_NOT_LOADED, GPU_IS_LOST, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NvmlReturn, SUCCESS, UNINITIALIZED,
@@ -19,13 +20,29 @@ static STATE: OnceLock<Option<SimFile>> = OnceLock::new();
 /// A device, as programs hold it.
 pub type NvmlHandle = usize;
 
-/// Opens the state file; `nvmlInit`.
+/// Opens the state file; `nvmlInit`. Without its variable the file is that of the host on which this library lies as
+/// `driver/libnvidia-ml.so.1`: a process that simulates the GPUs cannot change its own environment.
 pub fn init() -> Result<&'static SimFile, NvmlReturn> {
     let opened = STATE.get_or_init(|| {
-        let path = std::env::var_os(STATE_ENV)?;
-        SimFile::open(Path::new(&path)).ok()
+        let beside = || Some(library_path()?.parent()?.parent()?.join(STATE_FILE));
+        let path = std::env::var_os(STATE_ENV).map(PathBuf::from).or_else(beside)?;
+        SimFile::open(&path).ok()
     });
     opened.as_ref().ok_or(DRIVER_NOT_LOADED)
+}
+
+/// The path under which the dynamic linker loaded this library.
+fn library_path() -> Option<PathBuf> {
+    // SAFETY: all zeroes is a valid `Dl_info`.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let own: fn() -> Option<PathBuf> = library_path;
+    // SAFETY: the address is this function's; the call only writes to `found`.
+    if unsafe { libc::dladdr(own as *const c_void, &mut found) } == 0 || found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the linker's own text, which lives as long as the library.
+    let path = unsafe { CStr::from_ptr(found.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
 }
 
 pub fn sim() -> Result<&'static SimFile, NvmlReturn> {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -12,7 +12,7 @@ use mayfly_runtime::DeviceAllocation;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{PluginConfig, RESOURCE_CORE, grant};
+use crate::{Gpu, RESOURCE_CORE, grant};
 
 /// The period of the balance: long enough to see a use, short beside what a person notices.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -25,19 +25,20 @@ struct Borrower {
 
 /// Balances until `stop`. Sleeps while no container has an elastic limit.
 pub(crate) async fn run(
-    config: &PluginConfig,
+    gpus: &[Gpu],
+    limits: &Path,
     mut allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
     stop: &CancellationToken,
 ) {
     let mut borrowers: BTreeMap<PathBuf, Borrower> = BTreeMap::new();
     loop {
         let current = allocations.borrow_and_update().clone();
-        follow(config, &current, &mut borrowers);
+        follow(limits, &current, &mut borrowers);
         let is_elastic = borrowers.values().any(|borrower| {
             borrower.file.usage().iter().any(|used| used.limit.elastic_percent > used.limit.core_percent)
         });
         if is_elastic {
-            balance(config, &mut borrowers);
+            balance(gpus, &mut borrowers);
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -49,15 +50,10 @@ pub(crate) async fn run(
 }
 
 /// Maps the files of containers with shares, and forgets those of the others.
-fn follow(
-    config: &PluginConfig,
-    allocations: &[DeviceAllocation],
-    borrowers: &mut BTreeMap<PathBuf, Borrower>,
-) {
+fn follow(limits: &Path, allocations: &[DeviceAllocation], borrowers: &mut BTreeMap<PathBuf, Borrower>) {
     let shares = allocations.iter().filter(|one| one.resource == RESOURCE_CORE);
-    let paths: BTreeSet<PathBuf> = shares
-        .map(|one| config.limits.join(&one.pod.0).join(&one.container).join(grant::LIMITS_FILE))
-        .collect();
+    let paths: BTreeSet<PathBuf> =
+        shares.map(|one| limits.join(&one.pod.0).join(&one.container).join(grant::LIMITS_FILE)).collect();
     borrowers.retain(|path, _| paths.contains(path));
     for path in paths {
         if !borrowers.contains_key(&path)
@@ -68,8 +64,8 @@ fn follow(
     }
 }
 
-fn balance(config: &PluginConfig, borrowers: &mut BTreeMap<PathBuf, Borrower>) {
-    for gpu in &config.gpus {
+fn balance(gpus: &[Gpu], borrowers: &mut BTreeMap<PathBuf, Borrower>) {
+    for gpu in gpus {
         let mut on_gpu: Vec<_> = borrowers
             .values_mut()
             .filter(|borrower| borrower.file.region().find(&gpu.uuid).is_some())
@@ -85,24 +81,11 @@ mod tests {
     use mayfly_runtime::PodUid;
 
     use super::*;
-    use crate::{Gpu, Libraries};
 
     #[test]
     fn idle_time_is_lent_to_the_container_that_waits() {
         let folder = tempfile::tempdir().unwrap();
-        let gpu = Gpu {
-            uuid: "GPU-0".into(),
-            name: "L4".into(),
-            memory_bytes: 1 << 30,
-            numa_node: None,
-            healthy: true,
-        };
-        let config = PluginConfig {
-            gpus: vec![gpu],
-            libraries: Libraries { folder: folder.path().to_owned(), sim: None },
-            limits: folder.path().to_owned(),
-            sockets: folder.path().to_owned(),
-        };
+        let gpus = [Gpu::of_test("GPU-0")];
         let allocation = |pod: &str| DeviceAllocation {
             pod: PodUid(pod.into()),
             container: "c".into(),
@@ -119,18 +102,18 @@ mod tests {
             |pod: &str, limit| grant::write_limits(&folder.path().join(pod).join("c"), &[limit]).unwrap();
         let (waiting, idle) = (write("a", limit(30, 90)), write("b", limit(70, 0)));
         let mut borrowers = BTreeMap::new();
-        follow(&config, &[allocation("a"), allocation("b")], &mut borrowers);
-        balance(&config, &mut borrowers);
+        follow(folder.path(), &[allocation("a"), allocation("b")], &mut borrowers);
+        balance(&gpus, &mut borrowers);
         let shim = LimitsFile::open(&waiting).unwrap();
         let device = &shim.region().devices()[0];
         assert_eq!(device.share(), Some(30), "it did not wait");
         device.throttled.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        balance(&config, &mut borrowers);
+        balance(&gpus, &mut borrowers);
         assert_eq!(device.share(), Some(90));
         assert_eq!(LimitsFile::open(&idle).unwrap().region().devices()[0].share(), Some(70));
-        balance(&config, &mut borrowers);
+        balance(&gpus, &mut borrowers);
         assert_eq!(device.share(), Some(30), "it waits no more");
-        follow(&config, &[allocation("a")], &mut borrowers);
+        follow(folder.path(), &[allocation("a")], &mut borrowers);
         assert_eq!(borrowers.len(), 1);
     }
 }

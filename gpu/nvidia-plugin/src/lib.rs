@@ -1,24 +1,32 @@
 //! The device plugin for NVIDIA GPUs: whole GPUs, and shares of them.
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
-//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the choice of a container's GPU ([`placement`], pure);
-//! the limits file and the libraries that a container gets ([`grant`]); the loan of idle GPU time to containers with an elastic limit. It registers over its sockets as any plugin
-//! does ([`plugin`]); what the GPUs and their users use ([`usage`]). It takes the devices in use from the device manager and keeps no state.
+//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs as NVML shows them ([`source`]), also those of a
+//! host that is simulated ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
+//! this machine ([`driver`]); the limits file and what a container gets ([`grant`]); the loan of idle GPU time to
+//! containers with an elastic limit; what the GPUs and their users use ([`usage`]). It registers over its sockets as any
+//! plugin does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
 //!
 //! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered whole, and the other way
 //! round. The node's allocatable devices follow.
 
+pub mod driver;
 pub mod grant;
 mod lending;
 pub mod placement;
 pub mod plugin;
+pub mod simulated;
+pub mod source;
 pub mod usage;
 
+pub use driver::DriverFiles;
 pub use grant::Libraries;
 pub use placement::Gpu;
 pub use plugin::{NvidiaPlugin, PluginConfig};
+pub use simulated::SimulatedHost;
+pub use source::{GpuSource, SourceError};
 pub use usage::GpuMeter;
 
 pub const RESOURCE_GPU: &str = "nvidia.com/gpu";

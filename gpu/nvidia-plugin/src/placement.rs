@@ -14,13 +14,38 @@ use crate::{CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOU
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     pub uuid: String,
+    /// The position in the driver's list.
+    pub index: u32,
+    /// The number of its device file, `/dev/nvidia<minor>`.
+    pub minor: Option<u32>,
     pub name: String,
     pub memory_bytes: u64,
+    /// In the kernel's form, such as `0000:01:00.0`.
+    pub pci_address: String,
     pub numa_node: Option<i64>,
+    /// Of CUDA: `(9, 0)`.
+    pub compute_capability: (i32, i32),
+    pub is_mig_capable: bool,
     pub healthy: bool,
 }
 
 impl Gpu {
+    #[cfg(test)]
+    pub(crate) fn of_test(uuid: &str) -> Self {
+        Self {
+            uuid: uuid.into(),
+            index: 0,
+            minor: Some(0),
+            name: "NVIDIA H200".into(),
+            memory_bytes: 1 << 30,
+            pci_address: "0000:01:00.0".into(),
+            numa_node: None,
+            compute_capability: (9, 0),
+            is_mig_capable: false,
+            healthy: true,
+        }
+    }
+
     /// Units of `vcuda-memory`; a rest that fills no unit is not given away.
     pub fn memory_units(&self) -> u32 {
         u32::try_from(self.memory_bytes / MEMORY_UNIT_BYTES).unwrap_or(u32::MAX)
@@ -169,11 +194,9 @@ mod tests {
 
     fn gpus() -> Vec<Gpu> {
         let gpu = |number: i64| Gpu {
-            uuid: format!("GPU-{number}"),
-            name: "NVIDIA H200".into(),
             memory_bytes: 40 * MEMORY_UNIT_BYTES + 1,
             numa_node: Some(number / 2),
-            healthy: true,
+            ..Gpu::of_test(&format!("GPU-{number}"))
         };
         (0..4).map(gpu).collect()
     }

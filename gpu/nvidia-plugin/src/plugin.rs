@@ -1,15 +1,23 @@
 //! The plugin: three resources over three sockets, one view of the GPUs.
 
-use std::{collections::BTreeSet, fs, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt as _};
 use mayfly_devices::{
     API_VERSION, HEALTHY, KUBELET_SOCKET, UNHEALTHY,
     identity::DeviceOwner,
     proto::{
-        AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions,
-        Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
-        PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
+        AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+        Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
+        PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+        TopologyInfo,
         device_plugin_server::{DevicePlugin, DevicePluginServer},
     },
     serve,
@@ -22,20 +30,22 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    CORES_PER_GPU, Gpu, GpuMeter, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
-    grant, lending,
+    CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU,
+    RESOURCE_MEMORY, grant, lending,
     placement::{self, GpuShare, PlacementError},
 };
 
 /// Pause before another try to register.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
+/// NVML's figure of use is that of a time between a sixth of a second and a second.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// The share up to which idle GPU time may be used, in hundredths of a GPU; gpu-manager's name is an alias.
 const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.com/vcuda-core-limit"];
 
 /// The configuration of the plugin.
 #[derive(Clone, Debug)]
 pub struct PluginConfig {
-    pub gpus: Vec<Gpu>,
+    pub source: GpuSource,
     pub libraries: Libraries,
     /// The folder of containers' limits: in it one for each pod, with one for each container.
     pub limits: PathBuf,
@@ -95,10 +105,14 @@ impl NvidiaPlugin {
         Ok(Self { shared: Arc::new(Shared { config, allocations }), sockets })
     }
 
+    pub fn source(&self) -> &GpuSource {
+        &self.shared.config.source
+    }
+
     /// Reads what the GPUs and their users use, for as long as the process runs.
     pub fn meter(&self) -> GpuMeter {
-        let PluginConfig { gpus, libraries, limits, .. } = self.shared.config.clone();
-        GpuMeter { gpus, sim: libraries.sim, limits, allocations: self.shared.allocations.clone() }
+        let PluginConfig { source, limits, .. } = self.shared.config.clone();
+        GpuMeter { source, limits, allocations: self.shared.allocations.clone() }
     }
 
     /// Serves, registers, lends idle time, and removes the limits of pods that are gone, until `stop`.
@@ -112,8 +126,10 @@ impl NvidiaPlugin {
                 tokio::join!(serve::serve(listener, service, stop.clone()), register);
             }
         });
-        let lending = lending::run(&shared.config, shared.allocations.clone(), &stop);
-        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending);
+        let PluginConfig { source, limits, .. } = &shared.config;
+        let lending = lending::run(source.gpus(), limits, shared.allocations.clone(), &stop);
+        let sampling = shared.sample(&stop);
+        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending, sampling);
     }
 }
 
@@ -137,6 +153,15 @@ impl Shared {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(REGISTER_AGAIN) => {}
             }
+        }
+    }
+
+    /// Reads the devices' figures, of which the busy time is only known for the last moment.
+    async fn sample(&self, stop: &CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(SAMPLE_EVERY)).await.is_some() {
+            let source = self.config.source.clone();
+            // The driver may be slow to answer.
+            let _ = tokio::task::spawn_blocking(move || source.figures()).await;
         }
     }
 
@@ -170,7 +195,7 @@ impl Shared {
     fn devices(&self, kind: Kind, allocations: &[DeviceAllocation]) -> Vec<Device> {
         let loads = placement::loads(allocations, None);
         let mut devices = Vec::new();
-        for gpu in &self.config.gpus {
+        for gpu in self.config.source.gpus() {
             let load = loads.get(&gpu.uuid).copied().unwrap_or_default();
             let is_shared = load.cores + load.memory_units > 0;
             let ids: Vec<String> = match kind {
@@ -207,15 +232,11 @@ impl Shared {
             return Ok(has.into_iter().collect());
         }
         let loads = placement::loads(&allocations, Some((&owner.uid.0, &owner.container)));
-        placement::place(&self.config.gpus, &loads, share(owner))
+        placement::place(self.config.source.gpus(), &loads, share(owner))
     }
 
     /// The grant for a container with these shares. The answers of both resources are equal.
-    fn grant(
-        &self,
-        owner: &DeviceOwner,
-        gpus: &[String],
-    ) -> Result<mayfly_devices::proto::ContainerAllocateResponse, Status> {
+    fn grant(&self, owner: &DeviceOwner, gpus: &[String]) -> Result<ContainerAllocateResponse, Status> {
         let GpuShare { cores, memory_units } = share(owner);
         let count = u32::try_from(gpus.len()).unwrap_or(1).max(1);
         let elastic = ELASTIC_ANNOTATIONS.iter().find_map(|name| owner.annotations.get(*name)?.parse().ok());
@@ -231,7 +252,14 @@ impl Shared {
         let folder = self.config.limits.join(&owner.uid.0).join(&owner.container);
         let refused = |error: grant::GrantError| Status::failed_precondition(error.to_string());
         let limits = grant::write_limits(&folder, &limits).map_err(refused)?;
-        grant::response(&self.config.libraries, gpus, Some(&limits)).map_err(refused)
+        self.response(gpus, Some(&limits))
+    }
+
+    fn response(&self, gpus: &[String], limits: Option<&Path>) -> Result<ContainerAllocateResponse, Status> {
+        let known = self.config.source.gpus().iter();
+        let gpus: Vec<&Gpu> = known.filter(|gpu| gpus.contains(&gpu.uuid)).collect();
+        let response = grant::response(&self.config.libraries, &gpus, limits);
+        response.map_err(|error| Status::failed_precondition(error.to_string()))
     }
 }
 
@@ -281,7 +309,7 @@ impl DevicePlugin for GpuResource {
             let must_include = asked.must_include_device_i_ds.into_iter().collect();
             let device_i_ds = match (self.kind, &owner) {
                 (Kind::Whole, _) => {
-                    placement::whole(&self.shared.config.gpus, &available, &must_include, count)
+                    placement::whole(self.shared.config.source.gpus(), &available, &must_include, count)
                 }
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
                 (Kind::Core | Kind::Memory, Some(owner)) => {
@@ -306,8 +334,7 @@ impl DevicePlugin for GpuResource {
                 asked.devices_ids.iter().map(|id| placement::gpu_of(id).to_owned()).collect();
             let gpus: Vec<String> = gpus.into_iter().collect();
             let response = match (self.kind, &owner) {
-                (Kind::Whole, _) => grant::response(&self.shared.config.libraries, &gpus, None)
-                    .map_err(|error| Status::failed_precondition(error.to_string()))?,
+                (Kind::Whole, _) => self.shared.response(&gpus, None)?,
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
                 (Kind::Core | Kind::Memory, Some(owner)) => {
                     let placed = self.shared.gpus_of(owner);

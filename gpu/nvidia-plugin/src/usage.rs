@@ -4,16 +4,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
 };
 
-use mayfly_gpu_proto::{DeviceUsage, LimitsFile, sim::SimFile};
+use mayfly_gpu_proto::{DeviceUsage, LimitsFile};
 use mayfly_runtime::{DeviceAllocation, PodUid};
 use tokio::sync::watch;
 
 use crate::{
-    Gpu, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
+    Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
     placement::{self, Load},
 };
 
@@ -21,15 +20,13 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFigures {
     pub memory_bytes: u64,
-    /// GPU time of all kernels so far.
+    /// The time that the device executed kernels since its figures are read.
     pub busy_ns: u64,
 }
 
 /// A GPU and its users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuUsage {
-    /// The position of the GPU on the node, as in the driver's list.
-    pub index: usize,
     pub gpu: Gpu,
     /// `None`: the device cannot be asked.
     pub figures: Option<DeviceFigures>,
@@ -46,7 +43,7 @@ pub struct ContainerUsage {
     pub core_percent: u32,
     pub memory_limit_bytes: u64,
     pub memory_bytes: u64,
-    /// GPU time since the container got the GPU; for a whole GPU, since the device started counting.
+    /// GPU time since the container got the GPU; for a whole GPU, since its figures are read.
     pub busy_ns: u64,
     /// Launches that were delayed by the quota.
     pub throttled: u64,
@@ -55,37 +52,22 @@ pub struct ContainerUsage {
 /// Reads the use of the plugin's GPUs.
 #[derive(Debug)]
 pub struct GpuMeter {
-    pub(crate) gpus: Vec<Gpu>,
-    pub(crate) sim: Option<std::path::PathBuf>,
+    pub(crate) source: GpuSource,
     pub(crate) limits: std::path::PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
 }
 
 impl GpuMeter {
-    /// The use at this moment. Reads one file for each container with shares.
+    /// The use at this moment. Asks the driver, and reads one file for each container with shares.
     pub fn read(&self) -> Vec<GpuUsage> {
         let allocations = self.allocations.borrow().clone();
-        let figures = self.sim.as_deref().map(figures_of_sim).unwrap_or_default();
+        let figures = self.source.figures();
         let limits = |pod: &PodUid, container: &str| {
             let path = self.limits.join(&pod.0).join(container).join(grant::LIMITS_FILE);
             LimitsFile::open(&path).map(|file| file.usage()).unwrap_or_default()
         };
-        attribute(&self.gpus, &allocations, &figures, limits)
+        attribute(self.source.gpus(), &allocations, &figures, limits)
     }
-}
-
-/// By UUID; empty where the state cannot be read.
-fn figures_of_sim(path: &Path) -> BTreeMap<String, DeviceFigures> {
-    let Ok(sim) = SimFile::open(path) else { return BTreeMap::new() };
-    sim.reap(None);
-    let of = |index| {
-        let figures = DeviceFigures {
-            memory_bytes: sim.ledger().used(index),
-            busy_ns: sim.device(index).busy_ns.load(Relaxed),
-        };
-        (sim.describe(index).uuid, figures)
-    };
-    (0..sim.device_count()).map(of).collect()
 }
 
 /// Attributes use to containers. `limits`: the figures of a container's limits file.
@@ -129,8 +111,7 @@ fn attribute(
             });
         }
     }
-    let usage = gpus.iter().enumerate().map(|(index, gpu)| GpuUsage {
-        index,
+    let usage = gpus.iter().map(|gpu| GpuUsage {
         gpu: gpu.clone(),
         figures: figures.get(&gpu.uuid).copied(),
         load: loads.get(&gpu.uuid).copied().unwrap_or_default(),
@@ -156,14 +137,7 @@ mod tests {
 
     #[test]
     fn use_goes_to_the_containers_that_have_the_gpu() {
-        let gpu = |uuid: &str| Gpu {
-            uuid: uuid.into(),
-            name: "NVIDIA H200".into(),
-            memory_bytes: 1 << 30,
-            numa_node: None,
-            healthy: true,
-        };
-        let gpus = [gpu("GPU-0"), gpu("GPU-1"), gpu("GPU-2")];
+        let gpus = ["GPU-0", "GPU-1", "GPU-2"].map(Gpu::of_test);
         let allocations = [
             allocation("whole", RESOURCE_GPU, &["GPU-0".into()]),
             allocation("share", RESOURCE_CORE, &[placement::core_id("GPU-1", 0)]),

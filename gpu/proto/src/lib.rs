@@ -24,14 +24,14 @@ pub use limits::{DeviceLimit, DeviceUsage, LimitsError, LimitsFile};
 pub const LIMITS_ENV: &str = "MAYFLY_GPU_LIMITS";
 /// Environment variable of the dynamic linker; the value in a container is [`CONTAINER_SHIM_PATH`].
 pub const PRELOAD_ENV: &str = "LD_PRELOAD";
-/// Environment variable of the dynamic linker; [`CONTAINER_DRIVER_DIR`] goes in front in containers on fake GPUs.
+/// Environment variable of the dynamic linker; the value in a container is [`CONTAINER_DRIVER_DIR`].
 pub const LIBRARY_PATH_ENV: &str = "LD_LIBRARY_PATH";
 
 /// The limits file in a container. Mounted read-write: the shim accounts in it.
 pub const CONTAINER_LIMITS_PATH: &str = "/run/mayfly/gpu/limits";
 /// The shim in a container. Mounted read-only.
 pub const CONTAINER_SHIM_PATH: &str = "/run/mayfly/gpu/libmayfly_gpu_shim.so";
-/// Folder of the driver libraries in a container on fake GPUs, with [`CUDA_SONAME`] and [`NVML_SONAME`].
+/// Folder of the driver libraries in a container, by the names under which programs load them.
 pub const CONTAINER_DRIVER_DIR: &str = "/run/mayfly/gpu/driver";
 /// The state of the simulated GPUs in a container on fake GPUs. Mounted read-write.
 pub const CONTAINER_SIM_PATH: &str = "/run/mayfly/gpu/sim";
@@ -50,9 +50,4 @@ pub const NVML_SONAME: &str = "libnvidia-ml.so.1";
 /// The environment of a container with limited GPUs: the limits file and the preloaded shim.
 pub fn container_env() -> [(&'static str, &'static str); 2] {
     [(LIMITS_ENV, CONTAINER_LIMITS_PATH), (PRELOAD_ENV, CONTAINER_SHIM_PATH)]
-}
-
-/// The environment a container on fake GPUs has in addition to [`container_env`].
-pub fn container_sim_env() -> [(&'static str, &'static str); 2] {
-    [(sim::STATE_ENV, CONTAINER_SIM_PATH), (LIBRARY_PATH_ENV, CONTAINER_DRIVER_DIR)]
 }

@@ -23,6 +23,8 @@ use crate::{
 
 /// Environment variable with the path of the state file.
 pub const STATE_ENV: &str = "MAYFLY_FAKE_GPU_STATE";
+/// File name of the state in the folder of a simulated host.
+pub const STATE_FILE: &str = "sim";
 /// The devices that CUDA shows, by index or UUID; the driver's own variable.
 pub const VISIBLE_DEVICES_ENV: &str = "CUDA_VISIBLE_DEVICES";
 /// Calls of fake CUDA that fail, for tests: `NAME=CODE[:FROM]` separated by commas, where FROM is the number of the
@@ -89,6 +91,11 @@ pub fn parse_gpus(spec: &str) -> Result<Vec<FakeGpu>, SimError> {
         numa_node: i32::from(count > 1 && index >= count.div_ceil(2)),
     };
     Ok((0..count).map(gpu).collect())
+}
+
+/// The PCI address of a device, in the kernel's form.
+pub fn pci_address(index: usize) -> String {
+    format!("0000:{:02x}:00.0", index + 1)
 }
 
 #[repr(C)]

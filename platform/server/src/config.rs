@@ -113,7 +113,10 @@ pub(crate) struct UpArgs {
     /// Instances of one function [default: as many as it leaves free for others, so half of all]
     #[arg(long, env = "MAYFLY_FUNCTION_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     function_instances: Option<u32>,
-    /// Simulates GPUs, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
+    /// Offer the NVIDIA GPUs of this machine where its driver is there (auto), or off [default: auto]
+    #[arg(long, env = "MAYFLY_GPUS", value_name = "MODE")]
+    gpus: Option<GpuMode>,
+    /// Simulates GPUs in place of this machine's, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
     #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
     fake_gpus: Option<String>,
     /// Simulates nodes, such as 100 or 100:32:256Gi:110 (cores, memory and pods of each): pods of images that land on
@@ -167,6 +170,15 @@ pub(crate) enum NetworkMode {
     Bridge,
 }
 
+/// Which GPUs of the machine are offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum GpuMode {
+    #[default]
+    Auto,
+    Off,
+}
+
 /// The config file: the same names as the flags.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -193,6 +205,7 @@ struct ConfigFile {
     images: ImageFile,
     instances: Option<u32>,
     function_instances: Option<u32>,
+    gpus: Option<GpuMode>,
     fake_gpus: Option<String>,
     simulated_nodes: Option<String>,
     device_plugins_dir: Option<PathBuf>,
@@ -238,6 +251,7 @@ pub(crate) struct UpConfig {
     pub(crate) instances_max: Option<u32>,
     /// `None`: as many as are free for others.
     pub(crate) function_instances_max: Option<u32>,
+    pub(crate) gpus: GpuMode,
     /// Simulated GPUs; none where it is empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
     /// `None`: this machine is the only node.
@@ -351,6 +365,7 @@ impl UpArgs {
             images: self.images.resolve(file.images)?,
             instances_max: self.instances.or(file.instances),
             function_instances_max: self.function_instances.or(file.function_instances),
+            gpus: self.gpus.or(file.gpus).unwrap_or_default(),
             fake_gpus: self
                 .fake_gpus
                 .or(file.fake_gpus)

@@ -1,16 +1,18 @@
-//! The devices of this node: the manager that plugins register with, and the plugin for simulated GPUs.
+//! The devices of this node: the manager that plugins register with, and the plugin for GPUs of this machine or
+//! simulated ones.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
-use mayfly_gpu_nvidia_plugin::{Gpu, GpuMeter, Libraries, NvidiaPlugin, PluginConfig};
-use mayfly_gpu_proto::sim::{FakeGpu, SimFile};
+use mayfly_gpu_nvidia_plugin::{
+    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
+};
 use mayfly_runtime::NodeDevices;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::UpConfig;
+use crate::config::{GpuMode, UpConfig};
 
 pub(super) struct Devices {
     manager: Arc<DeviceManager>,
@@ -40,11 +42,7 @@ impl Devices {
                 });
             }
         };
-        let plugin = if config.fake_gpus.is_empty() {
-            None
-        } else {
-            Some(fake_gpus(config, &data_dir.path().join("gpus"), &manager)?)
-        };
+        let plugin = gpus(config, &data_dir.path().join("gpus"), &manager)?;
         Ok(Some(Self { manager, plugin }))
     }
 
@@ -67,19 +65,8 @@ impl Devices {
     }
 }
 
-/// The plugin for simulated GPUs. Its state outlives a restart: running containers keep using it.
-fn fake_gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<NvidiaPlugin> {
-    let gpus = &config.fake_gpus[..];
-    let limits = folder.join("limits");
-    std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
-    let state = folder.join("sim");
-    let is_same = |file: &SimFile| {
-        file.device_count() == gpus.len()
-            && gpus.iter().enumerate().all(|(at, gpu)| file.describe(at) == *gpu)
-    };
-    if !SimFile::open(&state).is_ok_and(|file| is_same(&file)) {
-        SimFile::create(&state, gpus)?;
-    }
+/// The plugin for the simulated GPUs, or for those of this machine; `None` where there are none.
+fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<Option<NvidiaPlugin>> {
     let libraries = match &config.gpu_libraries_dir {
         Some(folder) => folder.clone(),
         None => {
@@ -87,18 +74,33 @@ fn fake_gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyho
             program.parent().unwrap_or(Path::new("/")).to_owned()
         }
     };
-    let gpu = |gpu: &FakeGpu| Gpu {
-        uuid: gpu.uuid.clone(),
-        name: gpu.name.to_owned(),
-        memory_bytes: gpu.memory_bytes,
-        numa_node: Some(gpu.numa_node.into()),
-        healthy: true,
+    let (source, driver) = if !config.fake_gpus.is_empty() {
+        let host = SimulatedHost::create(folder, &libraries, &config.fake_gpus).context("--fake-gpus")?;
+        (host.source().context("--fake-gpus")?, host.driver())
+    } else if config.gpus == GpuMode::Auto {
+        match GpuSource::open(None, Path::new("/")) {
+            Ok(source) => (source, DriverFiles::of_this_machine()),
+            Err(reason) => {
+                tracing::info!(%reason, "no GPUs are offered");
+                return Ok(None);
+            }
+        }
+    } else {
+        return Ok(None);
     };
-    let config = PluginConfig {
-        gpus: gpus.iter().map(gpu).collect(),
-        libraries: Libraries { folder: libraries, sim: Some(state) },
-        limits,
-        sockets: manager.folder().to_owned(),
-    };
-    NvidiaPlugin::create(config, manager.allocations()).context("cannot bind the sockets of the GPU plugin")
+    let limits = folder.join("limits");
+    std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
+    let models: BTreeSet<&str> = source.gpus().iter().map(|gpu| gpu.name.as_str()).collect();
+    tracing::info!(
+        count = source.gpus().len(),
+        ?models,
+        simulated = driver.sim.is_some(),
+        driver_libraries = driver.libraries.len(),
+        "GPUs are offered"
+    );
+    let sockets = manager.folder().to_owned();
+    let libraries = Libraries { folder: libraries, driver };
+    let config = PluginConfig { source, libraries, limits, sockets };
+    let plugin = NvidiaPlugin::create(config, manager.allocations());
+    plugin.map(Some).context("cannot bind the sockets of the GPU plugin")
 }

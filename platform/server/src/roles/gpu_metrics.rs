@@ -91,7 +91,7 @@ impl GpuMetrics {
             [
                 ("node", self.node.clone()),
                 ("gpu", gpu.gpu.uuid.clone()),
-                ("index", gpu.index.to_string()),
+                ("index", gpu.gpu.index.to_string()),
                 ("model", gpu.gpu.name.clone()),
             ]
         };

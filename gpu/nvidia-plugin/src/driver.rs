@@ -1,0 +1,189 @@
+//! The files of the NVIDIA driver that containers need: libraries, programs, device files, or CDI files that name them.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use mayfly_devices::cdi::CdiSpecs;
+
+use crate::Gpu;
+
+/// The kind of NVIDIA's CDI devices.
+pub const CDI_KIND: &str = "nvidia.com/gpu";
+/// Device files of the driver, beside one for each GPU. `nvidia-modeset` is for displays and left out.
+const CONTROL_NODES: [&str; 3] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"];
+/// The libraries for computing and for looking at the devices, as NVIDIA's container toolkit has them in the
+/// capabilities `compute` and `utility`.
+const LIBRARIES: [&str; 14] = [
+    "libcuda",
+    "libcudadebugger",
+    "libnvidia-ml",
+    "libnvidia-cfg",
+    "libnvidia-nscq",
+    "libnvidia-opencl",
+    "libnvidia-gpucomp",
+    "libnvidia-ptxjitcompiler",
+    "libnvidia-fatbinaryloader",
+    "libnvidia-allocator",
+    "libnvidia-compiler",
+    "libnvidia-nvvm",
+    "libnvidia-pkcs11",
+    "libnvidia-pkcs11-openssl3",
+];
+/// Mounted at `/usr/bin`.
+const PROGRAMS: [&str; 1] = ["nvidia-smi"];
+const PROGRAM_FOLDERS: [&str; 3] = ["usr/bin", "usr/local/bin", "opt/bin"];
+const LDCONFIG: [&str; 3] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"];
+
+/// A library of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverLibrary {
+    /// The name under which programs load it.
+    pub soname: String,
+    pub path: PathBuf,
+}
+
+/// What containers get of the driver.
+#[derive(Clone, Debug)]
+pub struct DriverFiles {
+    pub libraries: Vec<DriverLibrary>,
+    pub programs: Vec<PathBuf>,
+    /// The folder of device files.
+    pub dev: PathBuf,
+    /// Folders of CDI files, the last one the strongest.
+    pub cdi_folders: Vec<PathBuf>,
+    /// The state of simulated GPUs.
+    pub sim: Option<PathBuf>,
+}
+
+impl DriverFiles {
+    /// The driver that is installed on this machine.
+    pub fn of_this_machine() -> Self {
+        let programs = PROGRAMS.iter().filter_map(|name| {
+            PROGRAM_FOLDERS
+                .iter()
+                .map(|folder| Path::new("/").join(folder).join(name))
+                .find(|path| path.exists())
+        });
+        Self {
+            libraries: libraries(&linker_cache(), std::env::consts::ARCH),
+            programs: programs.collect(),
+            dev: "/dev".into(),
+            cdi_folders: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
+            sim: None,
+        }
+    }
+
+    /// The device files of these GPUs that are there.
+    pub fn nodes(&self, gpus: &[&Gpu]) -> Vec<PathBuf> {
+        node_names(gpus).into_iter().map(|name| self.dev.join(name)).filter(|path| path.exists()).collect()
+    }
+
+    /// The CDI devices of the GPUs; `None` where no file describes all of them, or one asks for what the device manager
+    /// does not support.
+    pub fn cdi_devices(&self, gpus: &[&Gpu]) -> Option<Vec<String>> {
+        let specs = CdiSpecs::load(&self.cdi_folders);
+        let name_of = |gpu: &&Gpu| {
+            let names = [gpu.uuid.clone(), gpu.index.to_string()].map(|name| format!("{CDI_KIND}={name}"));
+            names.into_iter().find(|name| specs.edits(std::slice::from_ref(name)).is_ok())
+        };
+        gpus.iter().map(name_of).collect()
+    }
+}
+
+/// The names of device files that containers with these GPUs may have, in `/dev`.
+fn node_names(gpus: &[&Gpu]) -> Vec<String> {
+    let own = gpus.iter().filter_map(|gpu| Some(format!("nvidia{}", gpu.minor?)));
+    CONTROL_NODES.iter().map(|name| (*name).to_owned()).chain(own).collect()
+}
+
+/// The dynamic linker's list of libraries; empty where it cannot be had.
+fn linker_cache() -> String {
+    for program in LDCONFIG {
+        match Command::new(program).arg("-p").env("LC_ALL", "C").output() {
+            Ok(output) if output.status.success() => {
+                return String::from_utf8_lossy(&output.stdout).into_owned();
+            }
+            Ok(output) => tracing::warn!(program, status = %output.status, "cannot list libraries"),
+            Err(_) => {}
+        }
+    }
+    tracing::warn!("no ldconfig lists the driver's libraries: containers get none of them");
+    String::new()
+}
+
+/// The driver's libraries in a list of `ldconfig -p`, for programs of this architecture. Of several libraries of one
+/// name the linker takes the first.
+pub fn libraries(listing: &str, architecture: &str) -> Vec<DriverLibrary> {
+    let tag = match architecture {
+        "x86_64" => "x86-64",
+        "aarch64" => "AArch64",
+        _ => return Vec::new(),
+    };
+    let mut found: Vec<DriverLibrary> = Vec::new();
+    for line in listing.lines() {
+        let Some((name, path)) = line.split_once(" => ") else { continue };
+        let Some((soname, properties)) = name.trim().split_once(" (") else { continue };
+        let Some((stem, version)) = soname.split_once(".so") else { continue };
+        let is_for_us =
+            properties.trim_end_matches(')').split(", ").next().is_some_and(|kind| kind.ends_with(tag));
+        // Programs load a library by a name with its version; the name without is for linking.
+        let is_known = LIBRARIES.contains(&stem) && !version.is_empty();
+        if is_for_us && is_known && found.iter().all(|known| known.soname != soname) {
+            found.push(DriverLibrary { soname: soname.to_owned(), path: path.trim().into() });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTING: &str = "\
+412 libs found in cache `/etc/ld.so.cache'
+\tlibnvidia-ptxjitcompiler.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.1
+\tlibnvidia-ml.so.1 (libc6,x86-64) => /opt/driver/libnvidia-ml.so.1
+\tlibnvidia-ml.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-ml.so.1
+\tlibnvidia-ml.so.1 (libc6) => /lib/i386-linux-gnu/libnvidia-ml.so.1
+\tlibnvidia-ml.so (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-ml.so
+\tlibnvidia-gpucomp.so.570.86.15 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-gpucomp.so.570.86.15
+\tlibnvidia-glcore.so.570.86.15 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-glcore.so.570.86.15
+\tlibcuda.so.1 (libc6,x86-64, OS ABI: Linux 2.3.99) => /lib/x86_64-linux-gnu/libcuda.so.1
+\tlibcudart.so.12 (libc6,x86-64) => /usr/local/cuda/lib64/libcudart.so.12
+\tlibcuda.so.1 (libc6,AArch64) => /usr/aarch64-linux-gnu/lib/libcuda.so.1
+Cache generated by: ldconfig (Debian GLIBC 2.41) stable release version 2.41
+";
+
+    #[test]
+    fn the_drivers_libraries_are_found_in_the_linkers_list() {
+        let found = |architecture: &str| -> Vec<String> {
+            libraries(LISTING, architecture)
+                .into_iter()
+                .map(|one| format!("{} {}", one.soname, one.path.display()))
+                .collect()
+        };
+        let folder = "/lib/x86_64-linux-gnu";
+        assert_eq!(
+            found("x86_64"),
+            [
+                format!("libnvidia-ptxjitcompiler.so.1 {folder}/libnvidia-ptxjitcompiler.so.1"),
+                "libnvidia-ml.so.1 /opt/driver/libnvidia-ml.so.1".to_owned(),
+                format!("libnvidia-gpucomp.so.570.86.15 {folder}/libnvidia-gpucomp.so.570.86.15"),
+                format!("libcuda.so.1 {folder}/libcuda.so.1"),
+            ]
+        );
+        assert_eq!(found("aarch64"), ["libcuda.so.1 /usr/aarch64-linux-gnu/lib/libcuda.so.1"]);
+        assert_eq!(found("s390x"), [""; 0]);
+        assert_eq!(libraries("", "x86_64"), []);
+    }
+
+    #[test]
+    fn device_files_are_those_of_the_minor_numbers() {
+        let gpus = [(Some(3), "GPU-a"), (None, "GPU-b"), (Some(0), "GPU-c")]
+            .map(|(minor, uuid)| Gpu { minor, ..Gpu::of_test(uuid) });
+        let all: Vec<&Gpu> = gpus.iter().collect();
+        assert_eq!(node_names(&all), ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia3", "nvidia0"]);
+    }
+}

@@ -1,0 +1,178 @@
+//! The GPUs as NVML shows them. Real and simulated ones go the same way: the library of a simulated host
+//! ([`crate::simulated`]) is `gpu/fake-nvml`.
+//!
+//! Calls block, and a broken device may make them slow: callers that must not wait use their own thread.
+
+use std::{collections::BTreeMap, ffi::OsStr, fmt, fs, path::Path, sync::Arc};
+
+use mayfly_gpu_proto::{NVML_SONAME, process::monotonic_ns};
+use nvml_wrapper::{Device, Nvml, error::NvmlError};
+use parking_lot::Mutex;
+
+use crate::{Gpu, usage::DeviceFigures};
+
+/// The library of NVML, and the devices it shows.
+#[derive(Clone)]
+pub struct GpuSource {
+    nvml: Arc<Nvml>,
+    gpus: Arc<Vec<Gpu>>,
+    busy: Arc<Mutex<BTreeMap<String, BusyTime>>>,
+}
+
+/// The GPU time that a device was busy. NVML only tells the use of the last moment, in percent.
+#[derive(Clone, Copy, Debug)]
+struct BusyTime {
+    read_at_ns: u64,
+    busy_ns: u64,
+}
+
+/// Why there are no GPUs.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error("{library} is not there: {source}")]
+    NoLibrary { library: String, source: NvmlError },
+    #[error("the driver of {library} does not answer: {source}")]
+    NoDriver { library: String, source: NvmlError },
+    #[error("the driver of {0} has no GPUs")]
+    NoGpus(String),
+}
+
+impl fmt::Debug for GpuSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuSource").field("gpus", &self.gpus).finish_non_exhaustive()
+    }
+}
+
+impl GpuSource {
+    /// Loads the library and lists its devices. `library`: a path; by default the dynamic linker looks for it.
+    /// `root`: the host's files, whose `sys` names the NUMA nodes.
+    ///
+    /// # Errors
+    /// The library or the driver is not there, or there are no devices: none of it is a fault of a machine without
+    /// GPUs.
+    pub fn open(library: Option<&Path>, root: &Path) -> Result<Self, SourceError> {
+        let path = library.map_or(OsStr::new(NVML_SONAME), Path::as_os_str);
+        let library = path.to_string_lossy().into_owned();
+        let nvml = match Nvml::builder().lib_path(path).init() {
+            Ok(nvml) => nvml,
+            Err(source @ (NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound)) => {
+                return Err(SourceError::NoLibrary { library, source });
+            }
+            Err(source) => return Err(SourceError::NoDriver { library, source }),
+        };
+        let gpus = inventory(&nvml, &root.join("sys/bus/pci/devices"));
+        let gpus = gpus.map_err(|source| SourceError::NoDriver { library: library.clone(), source })?;
+        if gpus.is_empty() {
+            return Err(SourceError::NoGpus(library));
+        }
+        Ok(Self { nvml: Arc::new(nvml), gpus: Arc::new(gpus), busy: Arc::default() })
+    }
+
+    /// The devices at the start, in the driver's order.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The versions of the driver and of the CUDA it supports: `570.86.15` and `(12, 8)`.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn versions(&self) -> Result<(String, (i32, i32)), NvmlError> {
+        let cuda = self.nvml.sys_cuda_driver_version()?;
+        let parts =
+            (nvml_wrapper::cuda_driver_version_major(cuda), nvml_wrapper::cuda_driver_version_minor(cuda));
+        Ok((self.nvml.sys_driver_version()?, parts))
+    }
+
+    /// What the devices use, by UUID; a device that does not answer is left out. GPU time counts from the first call,
+    /// so calls have to follow one another within seconds.
+    pub fn figures(&self) -> BTreeMap<String, DeviceFigures> {
+        let figures =
+            self.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), self.figures_of(&gpu.uuid)?)));
+        figures.collect()
+    }
+
+    fn figures_of(&self, uuid: &str) -> Option<DeviceFigures> {
+        let device = self.nvml.device_by_uuid(uuid).ok()?;
+        let memory_bytes = device.memory_info().ok()?.used;
+        // A GPU in MIG mode has no figure for all of it.
+        let percent = device.utilization_rates().map_or(0, |rates| rates.gpu);
+        let now = monotonic_ns();
+        let mut all = self.busy.lock();
+        let busy = all.entry(uuid.to_owned()).or_insert(BusyTime { read_at_ns: now, busy_ns: 0 });
+        let passed = now.saturating_sub(busy.read_at_ns);
+        *busy =
+            BusyTime { read_at_ns: now, busy_ns: busy.busy_ns + passed / 100 * u64::from(percent.min(100)) };
+        Some(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
+    }
+}
+
+fn inventory(nvml: &Nvml, sysfs: &Path) -> Result<Vec<Gpu>, NvmlError> {
+    let mut gpus = Vec::new();
+    for index in 0..nvml.device_count()? {
+        // A broken device must not hide the others.
+        match nvml.device_by_index(index).and_then(|device| describe(&device, index, sysfs)) {
+            Ok(gpu) => gpus.push(gpu),
+            Err(error) => tracing::warn!(index, %error, "a GPU cannot be read and is not offered"),
+        }
+    }
+    Ok(gpus)
+}
+
+fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Gpu, NvmlError> {
+    let capability = device.cuda_compute_capability()?;
+    let pci_address = pci_address(&device.pci_info()?.bus_id);
+    Ok(Gpu {
+        uuid: device.uuid()?,
+        index,
+        minor: device.minor_number().ok(),
+        name: device.name()?,
+        memory_bytes: device.memory_info()?.total,
+        numa_node: numa_node(&sysfs.join(&pci_address)),
+        pci_address,
+        compute_capability: (capability.major, capability.minor),
+        is_mig_capable: device.mig_mode().is_ok(),
+        healthy: true,
+    })
+}
+
+/// The kernel's form of an address, such as `0000:01:00.0`; NVML's has eight digits in front.
+fn pci_address(bus_id: &str) -> String {
+    let lower = bus_id.to_lowercase();
+    match lower.split_once(':') {
+        Some((domain, rest)) if domain.len() == 8 => format!("{}:{rest}", domain.get(4..).unwrap_or(domain)),
+        _ => lower,
+    }
+}
+
+/// NVML's own function is about GPUs that are NUMA nodes themselves, so the kernel is asked. It says -1 where the
+/// machine has one node only.
+fn numa_node(device: &Path) -> Option<i64> {
+    let text = fs::read_to_string(device.join("numa_node")).ok()?;
+    text.trim().parse().ok().filter(|node| *node >= 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_the_kernels_form() {
+        for (given, expected) in [
+            ("00000000:3B:00.0", "0000:3b:00.0"),
+            ("0001AB00:C1:00.0", "ab00:c1:00.0"),
+            ("0000:3b:00.0", "0000:3b:00.0"),
+            ("", ""),
+        ] {
+            assert_eq!(pci_address(given), expected);
+        }
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_has_no_gpus() {
+        let missing = GpuSource::open(Some(Path::new("/nowhere/libnvidia-ml.so.1")), Path::new("/"));
+        let error = missing.unwrap_err();
+        assert!(matches!(error, SourceError::NoLibrary { .. }), "{error}");
+        assert!(error.to_string().contains("/nowhere/libnvidia-ml.so.1"), "{error}");
+    }
+}
