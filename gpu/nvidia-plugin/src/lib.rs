@@ -4,7 +4,8 @@
 //! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs as NVML shows them ([`source`]), also those of a
 //! host that is simulated ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
 //! this machine ([`driver`]); the limits file and what a container gets ([`grant`]); the loan of idle GPU time to
-//! containers with an elastic limit; what the GPUs and their users use ([`usage`]). It registers over its sockets as any
+//! containers with an elastic limit; what the GPUs and their users use ([`usage`]); the
+//! node's labels ([`labels`]). It registers over its sockets as any
 //! plugin does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
@@ -14,6 +15,7 @@
 
 pub mod driver;
 pub mod grant;
+pub mod labels;
 mod lending;
 pub mod placement;
 pub mod plugin;

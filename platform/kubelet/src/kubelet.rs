@@ -1,6 +1,11 @@
 //! The kubelet: the node's object, and a worker for each pod that is bound to it.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::Router;
 use futures::future::join_all;
@@ -77,6 +82,8 @@ pub struct Config {
     pub image_collection: ImageCollection,
     /// The folder of the manifests of static pods; without it there are none.
     pub static_pods: Option<PathBuf>,
+    /// Labels of the node beside those that every node has; `None` is one that it must not have.
+    pub labels: BTreeMap<String, Option<String>>,
     /// Devices that plugins offer; without it pods that ask for any wait.
     pub devices: Option<Arc<dyn NodeDevices>>,
     /// The name server of pods with the DNS policy `ClusterFirst`; without it they have the host's.
@@ -114,6 +121,7 @@ impl Config {
             csi: None,
             image_collection: ImageCollection::default(),
             static_pods: None,
+            labels: BTreeMap::new(),
             devices: None,
             cluster_dns: None,
         }

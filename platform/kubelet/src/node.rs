@@ -48,7 +48,8 @@ pub(crate) struct NodeObject {
     client: Client,
     nodes: Informer<Node>,
     name: String,
-    labels: BTreeMap<String, String>,
+    /// `None` is a label that the node must not have.
+    labels: BTreeMap<String, Option<String>>,
     status: NodeStatus,
     images: watch::Receiver<Vec<ContainerImage>>,
     /// Whether there is a shortage of each of [`PressureSignal::ALL`].
@@ -67,15 +68,15 @@ impl NodeObject {
         shortages: watch::Receiver<[bool; 3]>,
         volumes_in_use: Arc<VolumesInUse>,
     ) -> Self {
-        let mut labels: BTreeMap<String, String> = [
-            (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
-            (wellknown::LABEL_OS.into(), "linux".into()),
-            (wellknown::LABEL_ARCH.into(), arch().into()),
-        ]
-        .into();
+        let mut labels = config.labels.clone();
+        labels.extend([
+            (wellknown::LABEL_HOSTNAME.into(), Some(config.node_name.clone())),
+            (wellknown::LABEL_OS.into(), Some("linux".into())),
+            (wellknown::LABEL_ARCH.into(), Some(arch().into())),
+        ]);
         for class in classes {
             let class = if class.is_empty() { wellknown::RUNTIME_OCI } else { class };
-            labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
+            labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), Some("true".into()));
         }
         Self {
             client,
@@ -170,13 +171,18 @@ impl NodeObject {
     /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).
     async fn register(&self, volumes_in_use: &BTreeSet<String>) -> kube::Result<Node> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let labels = self.labels.clone();
+        let labels = &self.labels;
         let node = match api.get_opt(&self.name).await? {
             Some(node) => node,
             None => {
                 let metadata = ObjectMeta {
                     name: Some(self.name.clone()),
-                    labels: Some(labels.clone()),
+                    labels: Some(
+                        labels
+                            .iter()
+                            .filter_map(|(key, value)| Some((key.clone(), value.clone()?)))
+                            .collect(),
+                    ),
                     // The node controller would add it.
                     annotations: Some([("node.alpha.kubernetes.io/ttl".into(), "0".into())].into()),
                     ..ObjectMeta::default()
@@ -185,7 +191,7 @@ impl NodeObject {
             }
         };
         let known = node.metadata.labels.unwrap_or_default();
-        if labels.iter().any(|(key, value)| known.get(key) != Some(value)) {
+        if labels.iter().any(|(key, value)| known.get(key) != value.as_ref()) {
             let patch = Patch::Merge(serde_json::json!({"metadata": {"labels": labels}}));
             api.patch(&self.name, &params(), &patch).await?;
         }

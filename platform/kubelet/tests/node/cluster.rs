@@ -1,6 +1,6 @@
 //! One node, its API server and a client, in this process.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
@@ -53,6 +53,12 @@ impl Cluster {
 
     pub(crate) fn run_with(&self, runtime: Arc<dyn mayfly_runtime::Runtime>) {
         self.run_config(Config::of_this_machine("n1", self.logs.clone(), "v0"), runtime);
+    }
+
+    /// With these labels of the node; `None` is one that it must not have.
+    pub(crate) fn run_labelled(&self, labels: BTreeMap<String, Option<String>>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { labels, ..config }, self.runtime.clone());
     }
 
     /// With a place for what jobs leave.

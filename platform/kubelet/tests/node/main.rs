@@ -34,6 +34,23 @@ async fn a_node_registers_and_renews_its_lease() {
 }
 
 #[tokio::test]
+async fn a_node_gets_its_labels_loses_old_ones_and_keeps_those_of_others() {
+    let cluster = Cluster::stopped().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let old = json!({"metadata": {"name": "n1", "labels": {"gpu": "old", "count": "1", "mine": "kept"}}});
+    nodes.create(&Default::default(), &serde_json::from_value(old).unwrap()).await.unwrap();
+    let labels = [("gpu", None), ("never", None), ("count", Some("4".to_owned()))];
+    cluster.run_labelled(labels.map(|(name, value)| (name.to_owned(), value)).into());
+    let labels = cluster.find("the node has its labels", async || {
+        let labels = nodes.get("n1").await.unwrap().metadata.labels.unwrap();
+        labels.contains_key("kubernetes.io/hostname").then_some(labels)
+    });
+    let labels = labels.await;
+    let of = |name: &str| labels.get(name).map(String::as_str);
+    assert_eq!(["gpu", "never", "count", "mine"].map(of), [None, None, Some("4"), Some("kept")]);
+}
+
+#[tokio::test]
 async fn a_pod_runs_is_ready_and_goes_when_deleted() {
     let cluster = Cluster::start().await;
     cluster.create("web", json!({}), json!({})).await;

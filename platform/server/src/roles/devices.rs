@@ -1,13 +1,17 @@
 //! The devices of this node: the manager that plugins register with, and the plugin for GPUs of this machine or
 //! simulated ones.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
+    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost, labels,
 };
 use mayfly_runtime::NodeDevices;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +52,11 @@ impl Devices {
 
     pub(super) fn of_node(&self) -> Arc<dyn NodeDevices> {
         self.manager.clone()
+    }
+
+    /// The labels of a node with these devices; `None` is a label that it must not have.
+    pub(super) fn labels(devices: Option<&Self>) -> BTreeMap<String, Option<String>> {
+        labels::of_node(devices.and_then(|devices| devices.plugin.as_ref()).map(NvidiaPlugin::source))
     }
 
     /// Reads what the node's GPUs and their users use; `None` without GPUs.
