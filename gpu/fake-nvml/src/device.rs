@@ -290,6 +290,13 @@ nvml_functions! {
         out!(pending, mode);
         SUCCESS
     }
+    /// Counts uncorrected errors (type 1) only.
+    fn nvmlDeviceGetTotalEccErrors(handle: NvmlHandle, kind: c_uint, _counter: c_uint, count: *mut c_ulonglong) {
+        let (sim, index) = check!(device(handle));
+        let errors = sim.device(index).uncorrected_errors.load(Relaxed);
+        out!(count, if kind == 1 { c_ulonglong::from(errors) } else { 0 });
+        SUCCESS
+    }
     fn nvmlDeviceGetMaxMigDeviceCount(handle: NvmlHandle, count: *mut c_uint) {
         check!(device(handle));
         out!(count, 0);

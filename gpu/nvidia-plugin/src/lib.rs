@@ -5,7 +5,7 @@
 //! host that is simulated ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
 //! this machine ([`driver`]); the limits file and what a container gets ([`grant`]); the loan of idle GPU time to
 //! containers with an elastic limit; what the GPUs and their users use ([`usage`]); the
-//! node's labels ([`labels`]). It registers over its sockets as any
+//! node's labels ([`labels`]); which GPUs are healthy ([`health`], pure, fed by `watcher`). It registers over its sockets as any
 //! plugin does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
@@ -15,6 +15,7 @@
 
 pub mod driver;
 pub mod grant;
+pub mod health;
 pub mod labels;
 mod lending;
 pub mod placement;
@@ -22,6 +23,7 @@ pub mod plugin;
 pub mod simulated;
 pub mod source;
 pub mod usage;
+mod watcher;
 
 pub use driver::DriverFiles;
 pub use grant::Libraries;

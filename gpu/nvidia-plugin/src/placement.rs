@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mayfly_runtime::DeviceAllocation;
 
-use crate::{CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY};
+use crate::{
+    CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, health::GpuFault,
+};
 
 /// A GPU of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +28,10 @@ pub struct Gpu {
     /// Of CUDA: `(9, 0)`.
     pub compute_capability: (i32, i32),
     pub is_mig_capable: bool,
-    pub healthy: bool,
+    /// Why it is not offered.
+    pub fault: Option<GpuFault>,
+    /// Faults so far.
+    pub faults: u64,
 }
 
 impl Gpu {
@@ -42,7 +47,8 @@ impl Gpu {
             numa_node: None,
             compute_capability: (9, 0),
             is_mig_capable: false,
-            healthy: true,
+            fault: None,
+            faults: 0,
         }
     }
 
@@ -140,7 +146,7 @@ pub fn place(
                 let load = load(gpu);
                 let cores = CORES_PER_GPU.saturating_sub(load.cores);
                 let memory = gpu.memory_units().saturating_sub(load.memory_units);
-                (!load.whole && gpu.healthy).then_some((cores, memory))
+                (!load.whole && gpu.fault.is_none()).then_some((cores, memory))
             };
             let fitting = gpus.iter().filter_map(|gpu| Some((room(gpu)?, gpu)));
             let fitting = fitting.filter(|((free, memory), _)| *free >= cores && *memory >= memory_units);
@@ -152,7 +158,7 @@ pub fn place(
         }
         GpuShare { cores, memory_units } => {
             let count = cores / CORES_PER_GPU;
-            let free = gpus.iter().filter(|gpu| gpu.healthy && load(gpu).is_free());
+            let free = gpus.iter().filter(|gpu| gpu.fault.is_none() && load(gpu).is_free());
             let free = free.filter(|gpu| gpu.memory_units().saturating_mul(count) >= memory_units);
             let free: BTreeSet<String> = free.map(|gpu| gpu.uuid.clone()).collect();
             let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -245,7 +251,7 @@ mod tests {
         assert_eq!(place_one(&[], 150, 5), Err(PlacementError::NotWhole(150)));
         assert!(matches!(place_one(&[], 50, 41), Err(PlacementError::NoGpu(_))));
         let mut broken = gpus();
-        broken.iter_mut().for_each(|gpu| gpu.healthy = false);
+        broken.iter_mut().for_each(|gpu| gpu.fault = Some(GpuFault::Lost));
         let share = GpuShare { cores: 50, memory_units: 1 };
         assert_eq!(place(&broken, &BTreeMap::new(), share), Err(PlacementError::NoGpu(share)));
     }

@@ -31,14 +31,15 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU,
-    RESOURCE_MEMORY, grant, lending,
+    RESOURCE_MEMORY, grant,
+    health::HealthRecords,
+    lending,
     placement::{self, GpuShare, PlacementError},
+    watcher::HealthWatcher,
 };
 
 /// Pause before another try to register.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
-/// NVML's figure of use is that of a time between a sixth of a second and a second.
-const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// The share up to which idle GPU time may be used, in hundredths of a GPU; gpu-manager's name is an alias.
 const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.com/vcuda-core-limit"];
 
@@ -51,6 +52,8 @@ pub struct PluginConfig {
     pub limits: PathBuf,
     /// The folder of the kubelet's socket.
     pub sockets: PathBuf,
+    /// The first pause before a GPU with a fault is tested.
+    pub quarantine: Duration,
 }
 
 /// The allocations of containers, from the device manager.
@@ -60,11 +63,14 @@ type Allocations = watch::Receiver<Arc<Vec<DeviceAllocation>>>;
 pub struct NvidiaPlugin {
     shared: Arc<Shared>,
     sockets: Vec<(Kind, UnixListener)>,
+    gpus: watch::Sender<Arc<Vec<Gpu>>>,
 }
 
 struct Shared {
     config: PluginConfig,
     allocations: Allocations,
+    /// The GPUs with their health.
+    gpus: watch::Receiver<Arc<Vec<Gpu>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +108,8 @@ impl NvidiaPlugin {
     pub fn create(config: PluginConfig, allocations: Allocations) -> io::Result<Self> {
         let bind = |kind: Kind| Ok((kind, serve::bind(&config.sockets.join(kind.socket()))?));
         let sockets = Kind::ALL.into_iter().map(bind).collect::<io::Result<_>>()?;
-        Ok(Self { shared: Arc::new(Shared { config, allocations }), sockets })
+        let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
+        Ok(Self { shared: Arc::new(Shared { config, allocations, gpus }), sockets, gpus: sender })
     }
 
     pub fn source(&self) -> &GpuSource {
@@ -112,12 +119,19 @@ impl NvidiaPlugin {
     /// Reads what the GPUs and their users use, for as long as the process runs.
     pub fn meter(&self) -> GpuMeter {
         let PluginConfig { source, limits, .. } = self.shared.config.clone();
-        GpuMeter { source, limits, allocations: self.shared.allocations.clone() }
+        GpuMeter {
+            source,
+            gpus: self.shared.gpus.clone(),
+            limits,
+            allocations: self.shared.allocations.clone(),
+        }
     }
 
     /// Serves, registers, lends idle time, and removes the limits of pods that are gone, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { shared, sockets } = self;
+        let Self { shared, sockets, gpus } = self;
+        let records = HealthRecords::new(shared.config.quarantine);
+        HealthWatcher { source: shared.config.source.clone(), records, gpus, stop: stop.clone() }.start();
         let served = sockets.into_iter().map(|(kind, listener)| {
             let service = DevicePluginServer::new(GpuResource { kind, shared: shared.clone() });
             let (shared, stop) = (shared.clone(), stop.clone());
@@ -128,8 +142,7 @@ impl NvidiaPlugin {
         });
         let PluginConfig { source, limits, .. } = &shared.config;
         let lending = lending::run(source.gpus(), limits, shared.allocations.clone(), &stop);
-        let sampling = shared.sample(&stop);
-        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending, sampling);
+        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending);
     }
 }
 
@@ -153,15 +166,6 @@ impl Shared {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(REGISTER_AGAIN) => {}
             }
-        }
-    }
-
-    /// Reads the devices' figures, of which the busy time is only known for the last moment.
-    async fn sample(&self, stop: &CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(SAMPLE_EVERY)).await.is_some() {
-            let source = self.config.source.clone();
-            // The driver may be slow to answer.
-            let _ = tokio::task::spawn_blocking(move || source.figures()).await;
         }
     }
 
@@ -195,7 +199,7 @@ impl Shared {
     fn devices(&self, kind: Kind, allocations: &[DeviceAllocation]) -> Vec<Device> {
         let loads = placement::loads(allocations, None);
         let mut devices = Vec::new();
-        for gpu in self.config.source.gpus() {
+        for gpu in self.gpus.borrow().iter() {
             let load = loads.get(&gpu.uuid).copied().unwrap_or_default();
             let is_shared = load.cores + load.memory_units > 0;
             let ids: Vec<String> = match kind {
@@ -206,7 +210,7 @@ impl Shared {
                 }
             };
             let is_other = if kind == Kind::Whole { is_shared } else { load.whole };
-            let health = if gpu.healthy && !is_other { HEALTHY } else { UNHEALTHY };
+            let health = if gpu.fault.is_none() && !is_other { HEALTHY } else { UNHEALTHY };
             let nodes = gpu.numa_node.into_iter().map(|id| NumaNode { id }).collect();
             let topology = gpu.numa_node.map(|_| TopologyInfo { nodes });
             devices.extend(ids.into_iter().map(|id| Device {
@@ -232,7 +236,7 @@ impl Shared {
             return Ok(has.into_iter().collect());
         }
         let loads = placement::loads(&allocations, Some((&owner.uid.0, &owner.container)));
-        placement::place(self.config.source.gpus(), &loads, share(owner))
+        placement::place(&self.gpus.borrow(), &loads, share(owner))
     }
 
     /// The grant for a container with these shares. The answers of both resources are equal.
@@ -292,8 +296,12 @@ impl DevicePlugin for GpuResource {
         _request: Request<Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (kind, shared) = (self.kind, self.shared.clone());
-        let lists = WatchStream::new(shared.allocations.clone())
-            .map(move |allocations| Ok(ListAndWatchResponse { devices: shared.devices(kind, &allocations) }));
+        let allocations = WatchStream::new(shared.allocations.clone()).map(drop);
+        let health = WatchStream::from_changes(shared.gpus.clone()).map(drop);
+        let lists = futures::stream::select(allocations, health).map(move |()| {
+            let allocations = shared.allocations.borrow().clone();
+            Ok(ListAndWatchResponse { devices: shared.devices(kind, &allocations) })
+        });
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -309,7 +317,7 @@ impl DevicePlugin for GpuResource {
             let must_include = asked.must_include_device_i_ds.into_iter().collect();
             let device_i_ds = match (self.kind, &owner) {
                 (Kind::Whole, _) => {
-                    placement::whole(self.shared.config.source.gpus(), &available, &must_include, count)
+                    placement::whole(&self.shared.gpus.borrow(), &available, &must_include, count)
                 }
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
                 (Kind::Core | Kind::Memory, Some(owner)) => {

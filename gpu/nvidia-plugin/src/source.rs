@@ -6,7 +6,11 @@
 use std::{collections::BTreeMap, ffi::OsStr, fmt, fs, path::Path, sync::Arc};
 
 use mayfly_gpu_proto::{NVML_SONAME, process::monotonic_ns};
-use nvml_wrapper::{Device, Nvml, error::NvmlError};
+use nvml_wrapper::{
+    Device, Nvml,
+    enum_wrappers::device::{EccCounter, MemoryError},
+    error::NvmlError,
+};
 use parking_lot::Mutex;
 
 use crate::{Gpu, usage::DeviceFigures};
@@ -87,24 +91,59 @@ impl GpuSource {
     /// What the devices use, by UUID; a device that does not answer is left out. GPU time counts from the first call,
     /// so calls have to follow one another within seconds.
     pub fn figures(&self) -> BTreeMap<String, DeviceFigures> {
-        let figures =
-            self.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), self.figures_of(&gpu.uuid)?)));
-        figures.collect()
+        let of = |gpu: &Gpu| Some((gpu.uuid.clone(), self.figures_of(gpu).ok()?));
+        self.gpus.iter().filter_map(of).collect()
     }
 
-    fn figures_of(&self, uuid: &str) -> Option<DeviceFigures> {
-        let device = self.nvml.device_by_uuid(uuid).ok()?;
-        let memory_bytes = device.memory_info().ok()?.used;
+    pub(crate) fn figures_of(&self, gpu: &Gpu) -> Result<DeviceFigures, NvmlError> {
+        let device = self.device(gpu)?;
+        let memory_bytes = device.memory_info()?.used;
         // A GPU in MIG mode has no figure for all of it.
         let percent = device.utilization_rates().map_or(0, |rates| rates.gpu);
         let now = monotonic_ns();
         let mut all = self.busy.lock();
-        let busy = all.entry(uuid.to_owned()).or_insert(BusyTime { read_at_ns: now, busy_ns: 0 });
+        let busy = all.entry(gpu.uuid.clone()).or_insert(BusyTime { read_at_ns: now, busy_ns: 0 });
         let passed = now.saturating_sub(busy.read_at_ns);
         *busy =
             BusyTime { read_at_ns: now, busy_ns: busy.busy_ns + passed / 100 * u64::from(percent.min(100)) };
-        Some(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
+        Ok(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
     }
+
+    /// Whether a GPU that had an error may be used again: the driver reaches it, and its memory has had no uncorrected
+    /// error since it was last reset.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn self_test(&self, gpu: &Gpu) -> Result<(), String> {
+        let device = self.device(gpu).map_err(|error| error.to_string())?;
+        device.memory_info().map_err(|error| error.to_string())?;
+        match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
+            Ok(0) => {}
+            Ok(count) => return Err(format!("{count} uncorrected memory errors since its last reset")),
+            Err(error) if is_lost(&error) => return Err(error.to_string()),
+            // Not all GPUs have memory with a code.
+            Err(_) => {}
+        }
+        match device.are_pages_pending_retired() {
+            Ok(true) => Err("pages of its memory are retired by the next reset".into()),
+            Err(error) if is_lost(&error) => Err(error.to_string()),
+            _ => Ok(()),
+        }
+    }
+
+    /// By its index, which stays while the library is loaded. A search by UUID fails where any GPU is lost.
+    fn device(&self, gpu: &Gpu) -> Result<Device<'_>, NvmlError> {
+        self.nvml.device_by_index(gpu.index)
+    }
+
+    pub(crate) fn nvml(&self) -> Arc<Nvml> {
+        self.nvml.clone()
+    }
+}
+
+/// Whether only a reset makes the device usable again.
+pub(crate) fn is_lost(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
 fn inventory(nvml: &Nvml, sysfs: &Path) -> Result<Vec<Gpu>, NvmlError> {
@@ -112,17 +151,42 @@ fn inventory(nvml: &Nvml, sysfs: &Path) -> Result<Vec<Gpu>, NvmlError> {
     for index in 0..nvml.device_count()? {
         // A broken device must not hide the others.
         match nvml.device_by_index(index).and_then(|device| describe(&device, index, sysfs)) {
-            Ok(gpu) => gpus.push(gpu),
+            Ok((gpu, MigState::Off)) => gpus.push(gpu),
+            // CUDA uses only the instances of such a GPU.
+            Ok((gpu, MigState::On)) => {
+                tracing::warn!(
+                    gpu = gpu.uuid,
+                    index,
+                    "a GPU in MIG mode is not offered: its instances are not supported"
+                );
+            }
             Err(error) => tracing::warn!(index, %error, "a GPU cannot be read and is not offered"),
         }
     }
     Ok(gpus)
 }
 
-fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Gpu, NvmlError> {
+/// Whether a GPU is divided into instances.
+#[derive(Clone, Copy)]
+enum MigState {
+    Off,
+    On,
+}
+
+/// `NVML_DEVICE_MIG_ENABLE`.
+const MIG_ENABLED: u32 = 1;
+
+fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigState), NvmlError> {
+    // An error: this model has no such mode.
+    let mig = device.mig_mode().ok();
+    let state = if mig.as_ref().is_some_and(|mode| mode.current == MIG_ENABLED) {
+        MigState::On
+    } else {
+        MigState::Off
+    };
     let capability = device.cuda_compute_capability()?;
     let pci_address = pci_address(&device.pci_info()?.bus_id);
-    Ok(Gpu {
+    let gpu = Gpu {
         uuid: device.uuid()?,
         index,
         minor: device.minor_number().ok(),
@@ -131,9 +195,11 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Gpu, NvmlEr
         numa_node: numa_node(&sysfs.join(&pci_address)),
         pci_address,
         compute_capability: (capability.major, capability.minor),
-        is_mig_capable: device.mig_mode().is_ok(),
-        healthy: true,
-    })
+        is_mig_capable: mig.is_some(),
+        fault: None,
+        faults: 0,
+    };
+    Ok((gpu, state))
 }
 
 /// The kernel's form of an address, such as `0000:01:00.0`; NVML's has eight digits in front.

@@ -53,6 +53,7 @@ pub struct ContainerUsage {
 #[derive(Debug)]
 pub struct GpuMeter {
     pub(crate) source: GpuSource,
+    pub(crate) gpus: watch::Receiver<Arc<Vec<Gpu>>>,
     pub(crate) limits: std::path::PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
 }
@@ -66,7 +67,7 @@ impl GpuMeter {
             let path = self.limits.join(&pod.0).join(container).join(grant::LIMITS_FILE);
             LimitsFile::open(&path).map(|file| file.usage()).unwrap_or_default()
         };
-        attribute(self.source.gpus(), &allocations, &figures, limits)
+        attribute(&self.gpus.borrow(), &allocations, &figures, limits)
     }
 }
 

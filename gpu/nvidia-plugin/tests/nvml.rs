@@ -1,13 +1,23 @@
 //! The plugin on a simulated host, whose NVML is a library that is loaded as the driver's is. Cargo builds it for these
 //! tests as the dev-dependency `mayfly_gpu_fake_nvml`. A test must have its own process: the library has one state.
 
-use std::{path::PathBuf, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
-use mayfly_gpu_nvidia_plugin::{GpuSource, SimulatedHost};
+use mayfly_devices::{DeviceConfig, DeviceManager};
+use mayfly_gpu_nvidia_plugin::{
+    GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE, RESOURCE_GPU, SimulatedHost,
+};
 use mayfly_gpu_proto::{
     FAKE_NVML_FILE,
     sim::{SimFile, parse_gpus},
 };
+use mayfly_runtime::NodeDevices as _;
+use tokio_util::sync::CancellationToken;
 
 /// The folder of a library that cargo built: beside the test's executable, or one folder up.
 fn libraries() -> PathBuf {
@@ -34,7 +44,7 @@ fn host(gpus: &str) -> TestHost {
 
 #[test]
 fn the_driver_describes_its_gpus() {
-    let TestHost { source, host, folder, .. } = host("3xH100");
+    let TestHost { source, host, folder, sim } = host("3xH100");
     let gpus = parse_gpus("3xH100").unwrap();
     let seen: Vec<_> = source
         .gpus()
@@ -48,10 +58,16 @@ fn the_driver_describes_its_gpus() {
         seen,
         [expected(0, 0, "0000:01:00.0"), expected(1, 0, "0000:02:00.0"), expected(2, 1, "0000:03:00.0")]
     );
-    assert!(source.gpus().iter().all(|gpu| gpu.name == "NVIDIA H100 80GB HBM3" && gpu.healthy));
+    assert!(source.gpus().iter().all(|gpu| gpu.name == "NVIDIA H100 80GB HBM3" && gpu.fault.is_none()));
     assert_eq!(source.gpus()[2].compute_capability, (9, 0));
     assert_eq!(source.versions().unwrap(), ("570.86.15".into(), (12, 8)));
     assert_eq!(host.driver().sim, Some(folder.path().join("sim")));
+
+    // A GPU in MIG mode is left out, and the others keep their numbers.
+    sim.device(0).mig_enabled.store(1, Relaxed);
+    let others = host.source().unwrap();
+    assert_eq!(others.gpus(), &source.gpus()[1..]);
+    assert!(others.gpus()[0].is_mig_capable);
 }
 
 #[test]
@@ -76,4 +92,92 @@ fn figures_are_the_drivers() {
     // A lost device has no figures, and the others keep theirs.
     sim.device(1).lost.store(999, Relaxed);
     assert_eq!(source.figures().keys().collect::<Vec<_>>(), [&source.gpus()[0].uuid]);
+}
+
+/// The plugin with a device manager, as the node runs them.
+struct Node {
+    manager: Arc<DeviceManager>,
+    meter: GpuMeter,
+    stop: CancellationToken,
+    _folder: tempfile::TempDir,
+}
+
+impl Node {
+    fn start(source: GpuSource, host: &SimulatedHost, quarantine: Duration) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let manager = DeviceManager::create(DeviceConfig::new(folder.path().join("p"))).unwrap();
+        let config = PluginConfig {
+            source,
+            libraries: Libraries { folder: libraries(), driver: host.driver() },
+            limits: folder.path().join("limits"),
+            sockets: manager.folder().to_owned(),
+            quarantine,
+        };
+        let plugin = NvidiaPlugin::create(config, manager.allocations()).unwrap();
+        let (meter, stop) = (plugin.meter(), CancellationToken::new());
+        tokio::spawn(manager.clone().run(stop.clone()));
+        tokio::spawn(plugin.run(stop.clone()));
+        Self { manager, meter, stop, _folder: folder }
+    }
+
+    /// Waits until the node has this capacity of a resource, of which so many are allocatable.
+    async fn offers(&self, resource: &str, capacity: u64, allocatable: u64) {
+        let mut changes = self.manager.changes();
+        let reached = async {
+            loop {
+                let counts = self.manager.counts();
+                let of = |counts: &BTreeMap<String, u64>| counts.get(resource).copied();
+                if (of(&counts.capacity), of(&counts.allocatable)) == (Some(capacity), Some(allocatable)) {
+                    return;
+                }
+                changes.changed().await.unwrap();
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_secs(20), reached).await;
+        in_time.unwrap_or_else(|_| {
+            panic!("not {allocatable} of {capacity} {resource}: {:?}", self.manager.counts())
+        });
+    }
+
+    /// Whether each GPU is healthy, and its faults.
+    fn health(&self) -> Vec<(bool, u64)> {
+        self.meter.read().iter().map(|one| (one.gpu.fault.is_none(), one.gpu.faults)).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// An Xid is a fault only if it is not the program's own, takes the GPU's shares, too, and is over when the GPU passes
+/// its self-test: with memory errors, after a reset.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
+    let TestHost { source, sim, host, .. } = host("2xL4");
+    let node = Node::start(source, &host, Duration::from_millis(1));
+    node.offers(RESOURCE_GPU, 2, 2).await;
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    // The driver's events count from the watcher's start, which nothing shows: errors are repeated until one is seen.
+    sim.device(1).uncorrected_errors.store(3, Relaxed);
+    let mut repeat = tokio::time::interval(Duration::from_millis(200));
+    tokio::select! {
+        () = node.offers(RESOURCE_GPU, 2, 1) => {}
+        () = async { loop { repeat.tick().await; sim.inject_xid(0, 31); sim.inject_xid(1, 48); } } => {}
+    }
+    node.offers(RESOURCE_CORE, 200, 100).await;
+    let health = node.health();
+    assert_eq!(health[0], (true, 0), "Xid 31 is the program's");
+    assert!(!health[1].0 && health[1].1 > 0, "{health:?}");
+    sim.device(1).uncorrected_errors.store(0, Relaxed);
+    node.offers(RESOURCE_GPU, 2, 2).await;
+
+    sim.device(0).lost.store(999, Relaxed);
+    node.offers(RESOURCE_GPU, 2, 1).await;
+    node.offers(RESOURCE_CORE, 200, 100).await;
+    assert_eq!(node.health()[0], (false, 1), "a loss counts once");
+    sim.device(0).lost.store(0, Relaxed);
+    node.offers(RESOURCE_GPU, 2, 2).await;
+    assert_eq!(node.health()[0], (true, 1));
 }

@@ -34,7 +34,7 @@ pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Models by name: memory in MiB, multiprocessors, compute capability.
 const MODELS: &[(&str, &str, u64, u32, (i32, i32))] = &[
@@ -122,6 +122,9 @@ pub struct SimDevice {
     /// a device that fell off the bus. 0: none.
     pub lost: AtomicU32,
     pub mig_enabled: AtomicU32,
+    /// Uncorrected memory errors since the last reset.
+    pub uncorrected_errors: AtomicU32,
+    reserved: AtomicU32,
 }
 
 /// The mapped state.

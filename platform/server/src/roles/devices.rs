@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost, labels,
+    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
+    health::QUARANTINE, labels,
 };
 use mayfly_runtime::NodeDevices;
 use tokio_util::sync::CancellationToken;
@@ -109,7 +110,7 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     );
     let sockets = manager.folder().to_owned();
     let libraries = Libraries { folder: libraries, driver };
-    let config = PluginConfig { source, libraries, limits, sockets };
+    let config = PluginConfig { source, libraries, limits, sockets, quarantine: QUARANTINE };
     let plugin = NvidiaPlugin::create(config, manager.allocations());
     plugin.map(Some).context("cannot bind the sockets of the GPU plugin")
 }

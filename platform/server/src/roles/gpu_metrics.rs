@@ -30,7 +30,10 @@ impl fmt::Debug for GpuMetrics {
 type GpuValue = (&'static str, &'static str, fn(&GpuUsage) -> Option<f64>);
 type ContainerValue = (&'static str, &'static str, fn(&ContainerUsage) -> f64);
 
-const GPU_GAUGES: [GpuValue; 4] = [
+const GPU_GAUGES: [GpuValue; 5] = [
+    ("mayfly_gpu_healthy", "1, or 0 while the GPU is not offered because of a fault.", |gpu| {
+        Some(f64::from(u8::from(gpu.gpu.fault.is_none())))
+    }),
     ("mayfly_gpu_memory_bytes", "Memory of the GPU.", |gpu| Some(bytes(gpu.gpu.memory_bytes))),
     ("mayfly_gpu_memory_used_bytes", "Memory of the GPU in use, as its driver reports it.", |gpu| {
         gpu.figures.map(|figures| bytes(figures.memory_bytes))
@@ -43,6 +46,8 @@ const GPU_GAUGES: [GpuValue; 4] = [
         Some(f64::from(if gpu.load.whole { CORES_PER_GPU } else { gpu.load.cores }))
     }),
 ];
+const GPU_FAULTS: (&str, &str) =
+    ("mayfly_gpu_faults", "Faults of the GPU for which it was not offered: Xids, memory errors, losses.");
 const GPU_BUSY: (&str, &str) = ("mayfly_gpu_busy_seconds", "Time that the GPU executed kernels.");
 const CONTAINER_GAUGES: [ContainerValue; 3] = [
     ("mayfly_gpu_container_memory_used_bytes", "GPU memory that the container uses.", |used| {
@@ -101,6 +106,10 @@ impl GpuMetrics {
                 let Some(value) = value(gpu) else { continue };
                 ConstGauge::new(value).encode(metric.encode_family(&labels(gpu))?)?;
             }
+        }
+        let mut metric = encoder.encode_descriptor(GPU_FAULTS.0, GPU_FAULTS.1, None, MetricType::Counter)?;
+        for gpu in usage {
+            ConstCounter::new(gpu.gpu.faults).encode(metric.encode_family(&labels(gpu))?)?;
         }
         let mut metric = encoder.encode_descriptor(GPU_BUSY.0, GPU_BUSY.1, None, MetricType::Counter)?;
         for (gpu, figures) in usage.iter().filter_map(|gpu| Some((gpu, gpu.figures?))) {

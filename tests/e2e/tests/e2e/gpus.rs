@@ -35,7 +35,7 @@ pub(crate) async fn node() -> Result<ContainerNode> {
 }
 
 /// The folder of the libraries that cargo built: beside this program, or one folder up.
-fn libraries() -> Result<PathBuf> {
+pub(crate) fn libraries() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let mut folders = program.ancestors().skip(1).take(2);
     let found = folders.find(|folder| LIBRARIES.iter().all(|name| folder.join(name).is_file()));

@@ -32,6 +32,7 @@ mod kubectl_kinds;
 mod kubectl_usage;
 mod languages;
 mod load_balancers;
+mod machine_gpus;
 mod middleware;
 mod network_conformance;
 mod offline;

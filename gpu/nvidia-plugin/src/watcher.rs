@@ -1,0 +1,168 @@
+//! Watches the GPUs by the driver's events and by asking each one every second, on a thread of its own: the calls block.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use mayfly_gpu_proto::process::monotonic_ns;
+use nvml_wrapper::{
+    Nvml,
+    bitmasks::event::EventTypes,
+    enums::event::XidError,
+    error::{NvmlError, NvmlErrorWithSource},
+    event::EventSet,
+    struct_wrappers::event::EventData,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Gpu, GpuSource,
+    health::{GpuFault, HealthRecords, fault_of_xid},
+    source::is_lost,
+};
+
+/// The longest wait for an event. NVML's figure of use is that of a time between a sixth of a second and a second, so
+/// that it is read as often.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Watches until `stop`, and says in `gpus` which of them are healthy.
+pub(crate) struct HealthWatcher {
+    pub(crate) source: GpuSource,
+    pub(crate) records: HealthRecords,
+    pub(crate) gpus: watch::Sender<Arc<Vec<Gpu>>>,
+    pub(crate) stop: CancellationToken,
+}
+
+impl HealthWatcher {
+    /// Starts the thread. It is not waited for: a call of a broken driver may never return.
+    pub(crate) fn start(self) {
+        let started = std::thread::Builder::new().name("gpu-health".into()).spawn(move || self.run());
+        if let Err(error) = started {
+            tracing::error!(%error, "the health of the GPUs is not watched");
+        }
+    }
+
+    fn run(mut self) {
+        let nvml = self.source.nvml();
+        let events = match register(&nvml, self.source.gpus()) {
+            Ok(events) => Some(events),
+            Err(error) => {
+                tracing::warn!(%error, "the driver reports no errors of GPUs; only a lost one is noticed");
+                None
+            }
+        };
+        let timeout_ms = u32::try_from(EVERY.as_millis()).unwrap_or(u32::MAX);
+        let mut look_at_ns = 0;
+        while !self.stop.is_cancelled() {
+            match events.as_ref().map(|events| events.wait(timeout_ms)) {
+                Some(Ok(event)) => self.note(&event),
+                Some(Err(NvmlError::Timeout)) => {}
+                // A lost GPU is found below.
+                Some(Err(_)) | None => std::thread::sleep(EVERY),
+            }
+            // Also between events that follow one another closely.
+            if monotonic_ns() >= look_at_ns {
+                look_at_ns = monotonic_ns() + EVERY.as_nanos().try_into().unwrap_or(0);
+                self.look();
+                self.test();
+            }
+            self.publish();
+        }
+    }
+
+    fn note(&mut self, event: &EventData<'_>) {
+        let fault = match event.event_data {
+            Some(XidError::Value(number)) => fault_of_xid(number),
+            Some(XidError::Unknown) => fault_of_xid(999),
+            None if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
+                Some(GpuFault::UncorrectedMemory)
+            }
+            // A corrected error.
+            None => None,
+        };
+        match (event.device.uuid(), fault) {
+            (Ok(uuid), Some(fault)) => self.report(&uuid, fault),
+            (Ok(uuid), None) => {
+                tracing::info!(gpu = uuid, event = ?event.event_data, "an error of a program on a GPU")
+            }
+            // It does not tell its name, so it is lost.
+            (Err(_), _) => self.look(),
+        }
+    }
+
+    fn report(&mut self, uuid: &str, fault: GpuFault) {
+        tracing::warn!(gpu = uuid, %fault, "a GPU is not offered until it passes a self-test");
+        self.records.report(uuid, fault, monotonic_ns());
+    }
+
+    /// Finds GPUs that the driver lost, and measures the use of the others.
+    fn look(&mut self) {
+        let source = self.source.clone();
+        for gpu in source.gpus() {
+            let is_known = self.records.fault(&gpu.uuid).is_some();
+            match source.figures_of(gpu) {
+                Err(error) if is_lost(&error) && !is_known => self.report(&gpu.uuid, GpuFault::Lost),
+                _ => {}
+            }
+        }
+    }
+
+    fn test(&mut self) {
+        let source = self.source.clone();
+        for uuid in self.records.due(monotonic_ns()) {
+            let Some(gpu) = source.gpus().iter().find(|gpu| gpu.uuid == uuid) else { continue };
+            let result = source.self_test(gpu);
+            match &result {
+                Ok(()) => tracing::info!(gpu = uuid, "a GPU passed its self-test and is offered again"),
+                Err(reason) => tracing::info!(gpu = uuid, reason, "a GPU did not pass its self-test"),
+            }
+            self.records.tested(&uuid, result.is_ok(), monotonic_ns());
+        }
+    }
+
+    fn publish(&self) {
+        let current = |gpu: &Gpu| Gpu {
+            fault: self.records.fault(&gpu.uuid),
+            faults: self.records.faults(&gpu.uuid),
+            ..gpu.clone()
+        };
+        let gpus: Vec<Gpu> = self.source.gpus().iter().map(current).collect();
+        self.gpus.send_if_modified(|known| {
+            let is_news = **known != gpus;
+            if is_news {
+                *known = Arc::new(gpus);
+            }
+            is_news
+        });
+    }
+}
+
+/// Asks for the events of the GPUs that report any. NVML drops a set with which a GPU cannot be registered.
+fn register<'nvml>(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
+    let mut silent: BTreeSet<&str> = BTreeSet::new();
+    loop {
+        let set = nvml.create_event_set()?;
+        let spoken = gpus.iter().filter(|gpu| !silent.contains(gpu.uuid.as_str()));
+        match register_all(nvml, spoken, set) {
+            Ok(set) => return Ok(set),
+            Err((uuid, error)) => {
+                tracing::warn!(gpu = uuid, ?error, "a GPU reports no errors; only its loss is noticed");
+                silent.insert(uuid);
+            }
+        }
+    }
+}
+
+fn register_all<'nvml, 'gpu>(
+    nvml: &'nvml Nvml,
+    gpus: impl Iterator<Item = &'gpu Gpu>,
+    mut set: EventSet<'nvml>,
+) -> Result<EventSet<'nvml>, (&'gpu str, NvmlErrorWithSource)> {
+    let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
+    for gpu in gpus {
+        let failed = |error: NvmlErrorWithSource| (gpu.uuid.as_str(), error);
+        let device = nvml.device_by_index(gpu.index).map_err(|error| failed(error.into()))?;
+        let supported = device.supported_event_types().map_err(|error| failed(error.into()))?;
+        set = device.register_events(wanted & supported, set).map_err(failed)?;
+    }
+    Ok(set)
+}
