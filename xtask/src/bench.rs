@@ -4,6 +4,7 @@
 //! writes everything it saw as JSON.
 
 mod functions;
+mod gpu;
 mod load;
 mod neighbours;
 mod peer;
@@ -30,6 +31,8 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   cargo xtask bench functions   requests/s and latency beside `wasmtime serve` 48 at 1, 16, 64 and 256
                                 connections, fresh and reused instances; first requests to 1,000 sleeping
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
+  cargo xtask bench gpu         shares of GPU time and the cost of launches and allocations under the limiting library,
+                                on simulated GPUs; needs gcc
   cargo xtask bench neighbours  a function alone and beside spinning, filling, allocating, logging, sleeping and
                                 outbound-calling neighbours: 1 request, one per core, four per core
   cargo xtask bench pods        pods of an image: bound to running, one at a time and 50 at once, and exec, beside
@@ -110,20 +113,24 @@ impl Options {
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
-        bail!("say what: functions, neighbours, pods, start, writes or workflows")
+        bail!("say what: functions, gpu, neighbours, pods, start, writes or workflows")
     };
     let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
         "functions" => (functions::run, functions::PARTS),
+        "gpu" => (gpu::run, &[]),
         "neighbours" => (neighbours::run, neighbours::PARTS),
         "pods" => (pods::run, &[]),
         "start" => (start::run, &[]),
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
-        _ => bail!("there is no benchmark {name:?}: functions, neighbours, pods, start, writes or workflows"),
+        _ => bail!(
+            "there is no benchmark {name:?}: functions, gpu, neighbours, pods, start, writes or workflows"
+        ),
     };
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;
-    if options.mayfly.is_none() {
+    // It measures libraries, not the server.
+    if options.mayfly.is_none() && name != "gpu" {
         let mut build = cargo();
         build.args(["build", "--profile", &options.profile, "--package", "mayfly"]);
         command::run(build.current_dir(&workspace.root))?;

@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -52,10 +52,16 @@ pub struct CudaTables {
 }
 
 static STATE: OnceLock<Result<CudaState, CudaResult>> = OnceLock::new();
+/// Whether the process is the child of one that had called `cuInit`.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 static HANDLES: AtomicU64 = AtomicU64::new(0x10_0000);
 
 thread_local! {
     static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+extern "C" fn forget_in_child() {
+    IS_CHILD.store(true, Relaxed);
 }
 
 /// Opens the state file; `cuInit`.
@@ -63,6 +69,8 @@ pub fn init() -> Result<&'static CudaState, CudaResult> {
     let opened = STATE.get_or_init(|| {
         let path = std::env::var_os(STATE_ENV).ok_or(NO_DEVICE)?;
         let sim = SimFile::open(Path::new(&path)).map_err(|_| NO_DEVICE)?;
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) };
         let identity = ProcessIdentity::current();
         let slot = sim.claim(&identity).ok_or(OUT_OF_MEMORY)?;
         let visible = sim.visible(std::env::var(VISIBLE_DEVICES_ENV).ok().as_deref());
@@ -74,7 +82,7 @@ pub fn init() -> Result<&'static CudaState, CudaResult> {
 /// The state after `cuInit`. As with the real driver, a child of a fork cannot use what its parent initialised.
 pub fn state() -> Result<&'static CudaState, CudaResult> {
     let state = STATE.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|code| *code)?;
-    if state.identity.pid == std::process::id() { Ok(state) } else { Err(NOT_INITIALIZED) }
+    if IS_CHILD.load(Relaxed) { Err(NOT_INITIALIZED) } else { Ok(state) }
 }
 
 pub fn new_handle() -> u64 {

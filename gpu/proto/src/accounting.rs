@@ -25,7 +25,7 @@ impl Region {
     pub fn claim(&self, identity: &ProcessIdentity) -> Option<usize> {
         self.locked(identity, || {
             let is_own = |record: &ProcessRecord| record.identity() == *identity;
-            let own = self.processes.iter().position(is_own);
+            let own = self.records().iter().position(is_own);
             if own.is_none() {
                 self.reap(identity.namespace);
             }
@@ -37,6 +37,7 @@ impl Region {
             }
             record.start.store(identity.start, Relaxed);
             record.namespace.store(identity.namespace, Relaxed);
+            self.records_used.fetch_max(index as u64 + 1, Release);
             record.pid.store(identity.pid, Release);
             Some(index)
         })
@@ -78,20 +79,20 @@ impl Region {
 
     /// Bytes that the container has on a device.
     pub fn used(&self, device: usize) -> u64 {
-        let live = self.processes.iter().filter(|record| record.pid.load(Acquire) != 0);
+        let live = self.records().iter().filter(|record| record.pid.load(Acquire) != 0);
         live.map(|record| record.memory[device].load(Relaxed)).fold(0, u64::saturating_add)
     }
 
     /// Processes of the container with memory on a device: pid in the container, and bytes.
     pub fn processes_on(&self, device: usize) -> Vec<(u32, u64)> {
-        let live = self.processes.iter().map(|record| (record.pid.load(Acquire), record));
+        let live = self.records().iter().map(|record| (record.pid.load(Acquire), record));
         let used = live.map(|(pid, record)| (pid, record.memory[device].load(Relaxed)));
         used.filter(|(pid, bytes)| *pid != 0 && *bytes > 0).collect()
     }
 
     /// Frees the records of processes that are gone: the driver freed their memory when they ended.
     pub fn reap(&self, own_namespace: u64) {
-        for record in &self.processes {
+        for record in self.records() {
             if record.pid.load(Acquire) != 0 && record.identity().is_gone(own_namespace) {
                 record.pid.store(0, Release);
             }

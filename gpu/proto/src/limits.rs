@@ -8,13 +8,16 @@ use std::{
     os::{fd::AsRawFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicI64, AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed},
+    },
 };
 
 /// "mayflygp" as a number.
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflygp");
 /// Raised with every change of the layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// More GPUs than any server has.
 pub const DEVICES_MAX: usize = 16;
 /// Processes of one container that use GPUs at the same time; one more is refused memory.
@@ -67,7 +70,9 @@ pub struct Region {
     device_count: AtomicU32,
     /// Held while memory is charged; see [`crate::accounting`].
     pub(crate) lock: AtomicU64,
-    reserved: [AtomicU64; 5],
+    /// Process records that were ever in use, so that the sum over them does not read all.
+    pub(crate) records_used: AtomicU64,
+    reserved: [AtomicU64; 4],
     devices: [DeviceRecord; DEVICES_MAX],
     pub(crate) processes: [ProcessRecord; PROCESSES_MAX],
 }
@@ -105,6 +110,12 @@ impl Region {
     pub fn devices(&self) -> &[DeviceRecord] {
         let count = usize::try_from(self.device_count.load(Relaxed)).unwrap_or(0);
         &self.devices[..count.min(DEVICES_MAX)]
+    }
+
+    /// The process records that may be in use.
+    pub(crate) fn records(&self) -> &[ProcessRecord] {
+        let count = usize::try_from(self.records_used.load(Acquire)).unwrap_or(PROCESSES_MAX);
+        &self.processes[..count.min(PROCESSES_MAX)]
     }
 
     /// Index of the device with this UUID.

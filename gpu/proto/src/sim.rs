@@ -34,7 +34,7 @@ pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Models by name: memory in MiB, multiprocessors, compute capability.
 const MODELS: &[(&str, &str, u64, u32, (i32, i32))] = &[
@@ -260,7 +260,7 @@ impl SimFile {
 
     /// Frees what processes of any namespace left whose lock is gone; `own` is the caller's record.
     pub fn reap(&self, own: Option<usize>) {
-        for (slot, record) in self.ledger().processes.iter().enumerate() {
+        for (slot, record) in self.ledger().records().iter().enumerate() {
             let pid = record.pid.load(Acquire);
             if pid == 0 || Some(slot) == own {
                 continue;

@@ -121,6 +121,11 @@ impl Account {
         &self.file.region().devices()[device]
     }
 
+    /// Whether a device has a quota of time at the moment.
+    pub(crate) fn has_quota(&self) -> bool {
+        self.file.region().devices().iter().any(|device| device.share().is_some())
+    }
+
     pub(crate) fn used(&self, device: usize) -> u64 {
         self.file.region().reap(self.identity.namespace);
         self.file.region().used(device)

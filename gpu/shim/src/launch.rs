@@ -10,6 +10,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{c_int, c_uint, c_void},
+    hash::{BuildHasherDefault, Hasher},
     sync::{MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     thread,
     time::Duration,
@@ -36,7 +37,7 @@ const FIRST_WAIT_NS_MAX: u64 = 1_000_000_000;
 
 #[derive(Default)]
 pub(crate) struct Launches {
-    functions: HashMap<LaunchKey, Average>,
+    functions: HashMap<LaunchKey, Average, BuildHasherDefault<HandleHasher>>,
     pending: VecDeque<Pending>,
     /// Event pairs to use again, with their context.
     spare: Vec<(u64, u64, u64)>,
@@ -47,6 +48,26 @@ pub(crate) struct Launches {
 struct LaunchKey {
     handle: u64,
     blocks: u64,
+}
+
+/// Handles are addresses of the driver's, not chosen by anyone, and each launch looks one up.
+#[derive(Default)]
+struct HandleHasher(u64);
+
+impl Hasher for HandleHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        // The map takes its place from the upper bits and the lower ones.
+        let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -65,20 +86,27 @@ struct Pending {
     device: usize,
 }
 
-fn lock(account: &Account) -> MutexGuard<'_, Launches> {
+fn lock(account: &'static Account) -> MutexGuard<'static, Launches> {
     account.launches.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Launches {
-    /// Takes the measurements that completed into account.
-    fn settle(&mut self, account: &Account) {
-        let pending = std::mem::take(&mut self.pending);
-        for measurement in pending {
+    /// Takes measurements that completed into account, until it met so many that did not.
+    fn settle(&mut self, account: &Account, unfinished_max: usize) {
+        let mut unfinished = 0;
+        for _ in 0..self.pending.len() {
+            if unfinished >= unfinished_max {
+                return;
+            }
+            let Some(measurement) = self.pending.pop_front() else { return };
             let mut ms = 0_f32;
             // SAFETY: events of ours; those of a destroyed context are refused by the driver.
             match unsafe { real::cuEventElapsedTime(&raw mut ms, measurement.begin, measurement.end) } {
-                // CUDA_ERROR_NOT_READY.
-                600 => self.pending.push_back(measurement),
+                // CUDA_ERROR_NOT_READY. The next time another one is asked first: streams are independent.
+                600 => {
+                    unfinished += 1;
+                    self.pending.push_back(measurement);
+                }
                 SUCCESS => {
                     let ns = i64::try_from(Duration::from_secs_f32((ms / 1000.0).max(0.0)).as_nanos())
                         .unwrap_or(0);
@@ -141,7 +169,7 @@ fn capturing(stream: u64) -> bool {
 }
 
 /// Waits until the container has GPU time, and until the cost of a new function is known.
-fn wait(account: &Account, device: usize, function: LaunchKey) {
+fn wait(account: &'static Account, device: usize, function: LaunchKey) -> MutexGuard<'static, Launches> {
     let record = account.record(device);
     let mut throttled = false;
     while let Some(ns) = record.delay(monotonic_ns()) {
@@ -150,18 +178,26 @@ fn wait(account: &Account, device: usize, function: LaunchKey) {
             record.throttled.fetch_add(1, Relaxed);
         }
         thread::sleep(Duration::from_nanos(ns));
-        lock(account).settle(account);
+        lock(account).settle(account, usize::MAX);
     }
-    let until = monotonic_ns() + FIRST_WAIT_NS_MAX;
-    loop {
-        let mut launches = lock(account);
-        launches.settle(account);
-        if !launches.unknown(function) || monotonic_ns() > until {
-            return;
+    let mut launches = lock(account);
+    // Each launch asks the driver about one measurement that may not have completed, not about all of them.
+    launches.settle(account, 1);
+    let mut until = 0;
+    while launches.unknown(function) {
+        let now = monotonic_ns();
+        if until == 0 {
+            until = now + FIRST_WAIT_NS_MAX;
+        }
+        if now > until {
+            break;
         }
         drop(launches);
         thread::sleep(Duration::from_micros(20));
+        launches = lock(account);
+        launches.settle(account, usize::MAX);
     }
+    launches
 }
 
 /// A launch under the quota of the current device. `per_thread`: stream 0 is the thread's default one.
@@ -172,6 +208,9 @@ fn throttled(
     call: impl FnOnce() -> DriverCode,
 ) -> DriverCode {
     let ProcessLimits::Account(account) = limits() else { return call() };
+    if !account.has_quota() {
+        return call();
+    }
     let device = view::current_ordinal().and_then(|ordinal| account.device(ordinal));
     let Some(device) = device.filter(|device| account.record(*device).share().is_some()) else {
         return call();
@@ -182,13 +221,16 @@ fn throttled(
         return call();
     }
     account.record(device).launches.fetch_add(1, Relaxed);
-    wait(account, device, function);
-    let mut context = 0;
-    // SAFETY: an out-parameter of ours.
-    unsafe { real::cuCtxGetCurrent(&raw mut context) };
-    let mut launches = lock(account);
+    let mut launches = wait(account, device, function);
     let (estimate, measure) = launches.plan(function);
-    let events = if measure { launches.events(context) } else { None };
+    let mut context = 0;
+    let events = if measure {
+        // SAFETY: an out-parameter of ours.
+        unsafe { real::cuCtxGetCurrent(&raw mut context) };
+        launches.events(context)
+    } else {
+        None
+    };
     drop(launches);
     if let Some((begin, _)) = events {
         // SAFETY: an event of ours in the caller's stream.

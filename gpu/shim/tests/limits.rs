@@ -1,122 +1,17 @@
 //! C programs under the shim and the simulated driver: every way to allocate and to look functions up, forks, crashes,
 //! changed limits, and shares of GPU time.
-//!
-//! Cargo builds the simulated drivers for these tests as the dev-dependencies `mayfly_gpu_fake_cuda` and
-//! `mayfly_gpu_fake_nvml`.
 
-use std::{
-    io::{BufRead, BufReader, Write},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, Stdio},
-};
+use std::process::Stdio;
 
-use mayfly_gpu_proto::{
-    CUDA_SONAME, DeviceLimit, FAKE_CUDA_FILE, FAKE_NVML_FILE, LIMITS_ENV, LimitsFile, NVML_SONAME, SHIM_FILE,
-    sim::{STATE_ENV, SimFile, parse_gpus},
-};
+use mayfly_gpu_proto::{DeviceLimit, LIMITS_ENV};
+
+#[path = "support/container.rs"]
+mod container;
+use container::LimitedContainer;
 
 const MIB: u64 = 1 << 20;
 /// The ways in which programs find the driver's functions.
 const LOADINGS: [&str; 3] = ["linked", "dlsym", "address"];
-
-/// A container on two fake GPUs of which the first is limited.
-struct LimitedContainer {
-    folder: tempfile::TempDir,
-    limits: LimitsFile,
-    sim: SimFile,
-}
-
-impl LimitedContainer {
-    /// `None` without a C compiler.
-    #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
-    fn new(test: &str, memory_bytes: u64, core_percent: u32) -> Option<Self> {
-        if Command::new("gcc").arg("--version").output().is_err() {
-            println!("SKIPPED {test}: no gcc");
-            return None;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let gpus = parse_gpus("2xH100").unwrap();
-        let sim = SimFile::create(&folder.path().join("sim"), &gpus).unwrap();
-        let limit =
-            DeviceLimit { uuid: gpus[0].uuid.clone(), memory_bytes, core_percent, elastic_percent: 0 };
-        let limits = LimitsFile::create(&folder.path().join("limits"), &[limit]).unwrap();
-        for (file, name) in
-            [(FAKE_CUDA_FILE, CUDA_SONAME), (FAKE_NVML_FILE, NVML_SONAME), (SHIM_FILE, SHIM_FILE)]
-        {
-            std::os::unix::fs::symlink(library(file), folder.path().join(name)).unwrap();
-        }
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/probe.c");
-        for (output, arguments) in
-            [("probe", &[][..]), ("probe-linked", &["-DLINKED", "-l:libcuda.so.1"][..])]
-        {
-            let mut gcc = Command::new("gcc");
-            gcc.arg("-w").arg("-o").arg(folder.path().join(output)).arg(&source).args(arguments);
-            gcc.arg(format!("-L{}", folder.path().display())).args(["-ldl", "-lpthread"]);
-            assert!(gcc.status().unwrap().success(), "gcc cannot compile {output}");
-        }
-        Some(Self { folder, limits, sim })
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let linked = arguments[0] == "linked";
-        let mut command =
-            Command::new(self.folder.path().join(if linked { "probe-linked" } else { "probe" }));
-        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path());
-        command.env("LD_PRELOAD", self.folder.path().join(SHIM_FILE));
-        command
-            .env(LIMITS_ENV, self.folder.path().join("limits"))
-            .env(STATE_ENV, self.folder.path().join("sim"));
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> String {
-        let output = self.command(arguments).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        assert!(output.status.success(), "{arguments:?}: {} {text}", output.status);
-        text
-    }
-
-    fn spawn(&self, arguments: &[&str]) -> RunningProgram {
-        let mut command = self.command(arguments);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        RunningProgram { child, output }
-    }
-}
-
-/// A program that is ended with the test.
-struct RunningProgram {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl RunningProgram {
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim().to_owned()
-    }
-
-    fn ask(&mut self) -> String {
-        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-        self.line()
-    }
-}
-
-impl Drop for RunningProgram {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A library that cargo built for this test: beside the test's executable, or one folder up.
-fn library(file: &str) -> PathBuf {
-    let executable = std::env::current_exe().unwrap();
-    let folders = executable.ancestors().skip(1).take(2);
-    let found = folders.map(|folder| folder.join(file)).find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("cargo did not build {file}"))
-}
 
 #[test]
 fn every_way_to_allocate_is_limited_exactly() {
@@ -161,8 +56,7 @@ fn processes_of_a_container_share_its_limit_and_a_crash_returns_its_part() {
     assert_eq!(container.limits.usage()[0].memory_bytes, 40 * MIB);
     let mut second = container.spawn(&["address", "again", "alloc", &bytes]);
     assert_eq!(second.ask(), "2");
-    first.child.kill().unwrap();
-    first.child.wait().unwrap();
+    first.kill();
     assert_eq!(second.ask(), "0");
     drop(second);
     let crashed = container.command(&["dlsym", "crash", "create", &(40 * MIB).to_string()]).output().unwrap();
@@ -215,14 +109,6 @@ fn a_broken_limits_file_refuses_and_none_allows() {
     assert_eq!(output.stdout, b"0\n");
 }
 
-/// Share of GPU time in percent that a container got, over the time that its program says it ran.
-fn share(container: &LimitedContainer, text: &str) -> f64 {
-    let ns: f64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    #[expect(clippy::cast_precision_loss, reason = "a share is compared to within percent")]
-    let used = container.sim.device(0).busy_ns.load(std::sync::atomic::Ordering::Relaxed) as f64;
-    used * 100.0 / ns
-}
-
 /// A program may get less when the test's machine gives it no processor, but never more.
 #[track_caller]
 fn assert_share(got: f64, percent: u32) {
@@ -238,7 +124,7 @@ fn one_program_gets_its_share() {
     {
         let Some(container) = LimitedContainer::new("one_program", 0, percent) else { return };
         let text = container.run(&["address", "spin", kernel, "2000", batch]);
-        assert_share(share(&container, &text), percent);
+        assert_share(container.share(&text), percent);
     }
 }
 
@@ -246,7 +132,7 @@ fn one_program_gets_its_share() {
 fn a_graph_costs_what_it_runs() {
     let Some(container) = LimitedContainer::new("a_graph", 0, 25) else { return };
     let text = container.run(&["dlsym", "graph", "work_500us", "2000"]);
-    assert_share(share(&container, &text), 25);
+    assert_share(container.share(&text), 25);
 }
 
 #[test]
@@ -255,8 +141,7 @@ fn two_containers_share_a_gpu_by_their_quotas() {
     let Some(large) = LimitedContainer::new("two_containers", 0, 70) else { return };
     let spin = |container: &LimitedContainer| {
         let mut command = container.command(&["address", "spin", "work_1ms", "2000", "1"]);
-        // Both run on the GPUs of the first.
-        command.env(STATE_ENV, small.folder.path().join("sim"));
+        small.lend_gpus(&mut command);
         command.stdout(Stdio::piped()).spawn().unwrap()
     };
     let (first, second) = (spin(&small), spin(&large));

@@ -143,6 +143,42 @@ static void spin(const char *kernel, int ms, int batch) {
   printf("%ld %llu\n", launches, now() - start);
 }
 
+/* Processor time of this process: other programs on the machine do not count. */
+static u64 cpu(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+/* Processor time and time of one of `count` repetitions of the statement, in ns, after a tenth of them to warm up. */
+#define REPEAT(count, statement) do { \
+    for (long i_ = 0; i_ < (count) / 10; i_++) { statement; } \
+    u64 cpu_ = cpu(), start_ = now(); \
+    for (long i_ = 0; i_ < (count); i_++) { statement; } \
+    printf("%.1f %.1f\n", (double)(cpu() - cpu_) / (count), (double)(now() - start_) / (count)); } while (0)
+#define SAFE(call) do { int code_ = call; if (code_) { printf("%s: %d\n", #call, code_); exit(4); } } while (0)
+
+/* The cost of a launch: of a kernel, synchronised every `batch` launches (0: never), or of a graph of four (-1). */
+static void launches(const char *kernel, long count, int batch) {
+  u64 module, function, graph, executable, stream;
+  MUST(cuModuleLoadData, &module, "");
+  MUST(cuModuleGetFunction, &function, module, kernel);
+  MUST(cuStreamCreate, &stream, 0);
+  fn launch = find("cuLaunchKernel"), synchronize = find("cuCtxSynchronize"), launch_graph = find("cuGraphLaunch");
+  if (batch < 0) {
+    MUST(cuStreamBeginCapture_v2, stream, 0);
+    for (int i = 0; i < 4; i++) SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL));
+    MUST(cuStreamEndCapture, stream, &graph);
+    MUST(cuGraphInstantiateWithFlags, &executable, graph, (u64)0);
+    REPEAT(count, SAFE(launch_graph(executable, (void *)stream)));
+  } else if (batch == 0) {
+    REPEAT(count, SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL)));
+  } else {
+    REPEAT(count, SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL));
+                  if (i_ % batch == 0) synchronize());
+  }
+}
+
 static size_t thread_bytes;
 static void *thread(void *counter) {
   u64 address, context;
@@ -255,6 +291,16 @@ int main(int argc, char **argv) {
   } else if (!strcmp(command, "spin")) {
     begin(0);
     spin(argv[3], atoi(argv[4]), atoi(argv[5]));
+  } else if (!strcmp(command, "launches")) {
+    begin(0);
+    launches(argv[3], atol(argv[4]), atoi(argv[5]));
+  } else if (!strcmp(command, "allocations")) {
+    /* Physical memory, for which the simulated driver makes no mapping: that would cost more than all else. */
+    u64 handle;
+    int properties[8] = {1, 0, 1, 0, 0, 0, 0, 0};
+    fn create = find("cuMemCreate"), release_memory = find("cuMemRelease");
+    begin(0);
+    REPEAT(atol(argv[5]), SAFE(create(&handle, bytes, properties, (u64)0)); SAFE(release_memory(handle)));
   } else if (!strcmp(command, "graph")) {
     u64 stream, module, function, graph, executable;
     begin(0);
