@@ -8,7 +8,8 @@ use std::{
 use mayfly_devices::proto::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use mayfly_gpu_proto::{
     CONTAINER_DRIVER_DIR, CONTAINER_LIMITS_PATH, CONTAINER_SHIM_PATH, CONTAINER_SIM_PATH, DeviceLimit,
-    LIBRARY_PATH_ENV, LimitsError, LimitsFile, SHIM_FILE, container_env, sim::STATE_ENV,
+    LIBRARY_PATH_ENV, LimitsError, LimitsFile, SHIM_FILE, container_env, process::live_namespaces,
+    sim::STATE_ENV,
 };
 
 use crate::{DriverFiles, Gpu};
@@ -32,6 +33,8 @@ pub enum GrantError {
     NoDriverFile(PathBuf),
     #[error("cannot make the folder {path}: {source}")]
     Folder { path: PathBuf, source: io::Error },
+    #[error("cannot see which processes have ended: {0}")]
+    Processes(io::Error),
     #[error(transparent)]
     Limits(#[from] LimitsError),
 }
@@ -131,6 +134,17 @@ pub fn write_limits(folder: &Path, limits: &[DeviceLimit]) -> Result<PathBuf, Gr
     Ok(path)
 }
 
+/// Gives back the memory that processes of an earlier start of the container had: they cannot do it any more, and the
+/// new processes cannot see that they are gone, since each start has a pid namespace of its own.
+///
+/// # Errors
+/// The file or the machine's processes cannot be read.
+pub fn forget_ended(limits: &Path) -> Result<(), GrantError> {
+    let file = LimitsFile::open(limits)?;
+    file.region().retain_namespaces(&live_namespaces().map_err(GrantError::Processes)?);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -223,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn cdi_files_take_the_place_of_the_drivers_unless_they_need_hooks() {
+    fn cdi_files_take_the_place_of_the_drivers_unless_one_is_not_supported() {
         let folder = tempfile::tempdir().unwrap();
         let machine = machine(folder.path());
         let gpus = [("GPU-a", 0), ("GPU-b", 1)].map(|(uuid, index)| Gpu { index, ..Gpu::of_test(uuid) });
@@ -248,9 +262,9 @@ mod tests {
                 format!("env NVIDIA{visible}"),
             ]
         );
-        describe(r#"{"hooks": [{"hookName": "createContainer", "path": "/bin/x"}]}"#);
-        let hooked = response(&machine, &all, None).unwrap();
-        assert_eq!((hooked.cdi_devices.len(), hooked.mounts.len()), (0, 3));
+        describe(r#"{"additionalGids": [44]}"#);
+        let without = response(&machine, &all, None).unwrap();
+        assert_eq!((without.cdi_devices.len(), without.mounts.len()), (0, 3));
     }
 
     #[test]

@@ -239,6 +239,10 @@ impl Shared {
         placement::place(&self.gpus.borrow(), &loads, share(owner))
     }
 
+    fn limits_folder(&self, owner: &DeviceOwner) -> PathBuf {
+        self.config.limits.join(&owner.uid.0).join(&owner.container)
+    }
+
     /// The grant for a container with these shares. The answers of both resources are equal.
     fn grant(&self, owner: &DeviceOwner, gpus: &[String]) -> Result<ContainerAllocateResponse, Status> {
         let GpuShare { cores, memory_units } = share(owner);
@@ -253,7 +257,7 @@ impl Shared {
                 elastic_percent: elastic.unwrap_or(0),
             })
             .collect();
-        let folder = self.config.limits.join(&owner.uid.0).join(&owner.container);
+        let folder = self.limits_folder(owner);
         let refused = |error: grant::GrantError| Status::failed_precondition(error.to_string());
         let limits = grant::write_limits(&folder, &limits).map_err(refused)?;
         self.response(gpus, Some(&limits))
@@ -284,8 +288,11 @@ impl DevicePlugin for GpuResource {
         &self,
         _request: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        let options =
-            DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+        let options = DevicePluginOptions {
+            // The limits file belongs to the cores of a container.
+            pre_start_required: self.kind == Kind::Core,
+            get_preferred_allocation_available: true,
+        };
         Ok(Response::new(options))
     }
 
@@ -365,8 +372,17 @@ impl DevicePlugin for GpuResource {
 
     async fn pre_start_container(
         &self,
-        _request: Request<PreStartContainerRequest>,
+        request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        if let Some(owner) = DeviceOwner::read(request.metadata()) {
+            let limits = self.shared.limits_folder(&owner).join(grant::LIMITS_FILE);
+            // It reads `/proc`.
+            let freed = tokio::task::spawn_blocking(move || grant::forget_ended(&limits)).await;
+            if let Ok(Err(error)) = freed {
+                let pod = owner.uid.0;
+                tracing::warn!(pod, container = owner.container, %error, "GPU memory of an ended container stays booked");
+            }
+        }
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

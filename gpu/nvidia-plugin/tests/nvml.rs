@@ -8,15 +8,18 @@ use std::{
     time::Duration,
 };
 
+use mayfly_api::ObjectKey;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE, RESOURCE_GPU, SimulatedHost,
+    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE, RESOURCE_GPU,
+    RESOURCE_MEMORY, SimulatedHost,
 };
 use mayfly_gpu_proto::{
-    FAKE_NVML_FILE,
+    FAKE_NVML_FILE, LimitsFile, SHIM_FILE,
+    process::ProcessIdentity,
     sim::{SimFile, parse_gpus},
 };
-use mayfly_runtime::NodeDevices as _;
+use mayfly_runtime::{ContainerRole, DeviceClaim, NodeDevices as _, PodDeviceClaims, PodUid};
 use tokio_util::sync::CancellationToken;
 
 /// The folder of a library that cargo built: beside the test's executable, or one folder up.
@@ -99,16 +102,19 @@ struct Node {
     manager: Arc<DeviceManager>,
     meter: GpuMeter,
     stop: CancellationToken,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Node {
     fn start(source: GpuSource, host: &SimulatedHost, quarantine: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // What containers would get; none runs.
+        std::fs::write(folder.path().join(SHIM_FILE), "").unwrap();
+        let driver = DriverFiles { libraries: Vec::new(), ..host.driver() };
         let manager = DeviceManager::create(DeviceConfig::new(folder.path().join("p"))).unwrap();
         let config = PluginConfig {
             source,
-            libraries: Libraries { folder: libraries(), driver: host.driver() },
+            libraries: Libraries { folder: folder.path().to_owned(), driver },
             limits: folder.path().join("limits"),
             sockets: manager.folder().to_owned(),
             quarantine,
@@ -117,7 +123,7 @@ impl Node {
         let (meter, stop) = (plugin.meter(), CancellationToken::new());
         tokio::spawn(manager.clone().run(stop.clone()));
         tokio::spawn(plugin.run(stop.clone()));
-        Self { manager, meter, stop, _folder: folder }
+        Self { manager, meter, stop, folder }
     }
 
     /// Waits until the node has this capacity of a resource, of which so many are allocatable.
@@ -180,4 +186,36 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     sim.device(0).lost.store(0, Relaxed);
     node.offers(RESOURCE_GPU, 2, 2).await;
     assert_eq!(node.health()[0], (true, 1));
+}
+
+/// The processes of a container are gone when it starts again, with a pid namespace that the new ones cannot see.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_container_has_all_of_its_memory() {
+    let TestHost { source, host, folder: _folder, .. } = host("L4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 100, 100).await;
+    node.offers(RESOURCE_MEMORY, 89, 89).await;
+    let claim = DeviceClaim {
+        container: "c".into(),
+        role: ContainerRole::Main,
+        resources: [(RESOURCE_CORE, 50), (RESOURCE_MEMORY, 4)]
+            .map(|(name, count)| (name.into(), count))
+            .into(),
+    };
+    let pod = PodDeviceClaims {
+        uid: PodUid("uid".into()),
+        pod: ObjectKey::new("default", "p"),
+        annotations: BTreeMap::new(),
+        claims: vec![claim],
+    };
+    node.manager.prepare(&pod, "c").await.unwrap();
+    let limits = LimitsFile::open(&node.folder.path().join("limits/uid/c/limits")).unwrap();
+    let charge = |identity: &ProcessIdentity, bytes| {
+        let slot = limits.region().claim(identity).unwrap();
+        limits.region().charge(identity, slot, 0, bytes).unwrap();
+    };
+    charge(&ProcessIdentity { pid: 7, start: 7, namespace: 1 }, 1 << 20);
+    charge(&ProcessIdentity::current(), 2 << 20);
+    node.manager.prepare(&pod, "c").await.unwrap();
+    assert_eq!(limits.usage()[0].memory_bytes, 2 << 20, "only the processes that run have memory");
 }

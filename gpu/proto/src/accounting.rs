@@ -4,7 +4,10 @@
 //! store at a time, so that a process that dies at any point leaves a consistent file. A lock makes "sum, compare,
 //! add" one step; it names its holder, and a holder that died loses it.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 
 use crate::{
     limits::{ProcessRecord, Region},
@@ -94,6 +97,15 @@ impl Region {
     pub fn reap(&self, own_namespace: u64) {
         for record in self.records() {
             if record.pid.load(Acquire) != 0 && record.identity().is_gone(own_namespace) {
+                record.pid.store(0, Release);
+            }
+        }
+    }
+
+    /// Frees the records of processes whose pid namespace is not among these: they are gone with their container.
+    pub fn retain_namespaces(&self, live: &BTreeSet<u64>) {
+        for record in self.records() {
+            if record.pid.load(Acquire) != 0 && !live.contains(&record.namespace.load(Relaxed)) {
                 record.pid.store(0, Release);
             }
         }

@@ -1,6 +1,6 @@
 //! Identity of a process, such that a reused pid is not taken for the process that had it before.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
 /// A process as the processes of the same pid namespace see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,41 @@ pub fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
+/// The pid namespaces that have processes. A host sees those of its containers.
+///
+/// # Errors
+/// A process cannot be looked at: its namespace is not known.
+pub fn live_namespaces() -> io::Result<BTreeSet<u64>> {
+    let mut namespaces = BTreeSet::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let is_process = path.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok()).is_some();
+        if !is_process {
+            continue;
+        }
+        match fs::metadata(path.join("ns/pid")) {
+            Ok(metadata) => {
+                namespaces.insert(metadata.ino());
+            }
+            // Another one with more rights than this one cannot be looked at, and one that is ending neither.
+            Err(_) if is_own_or_ended(&path) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    namespaces.insert(namespace());
+    Ok(namespaces)
+}
+
+/// Whether a process is not of another namespace, or is gone.
+fn is_own_or_ended(process: &Path) -> bool {
+    let Ok(status) = fs::read_to_string(process.join("status")) else { return true };
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let is_zombie = field("State:").starts_with(['Z', 'X']);
+    // A number for each namespace that the process is in, from this one inwards.
+    is_zombie || field("NSpid:").split_whitespace().count() <= 1
+}
+
 /// Monotonic nanoseconds, the same in all processes of the host.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -60,6 +95,10 @@ mod tests {
     fn a_process_is_gone_after_its_end_and_before_it_is_waited_for() {
         let own = ProcessIdentity::current();
         assert!(own.start > 0 && !own.is_gone(own.namespace));
+        // Only root may look at the processes of all users.
+        if let Ok(live) = live_namespaces() {
+            assert!(live.contains(&own.namespace) && !live.contains(&1), "{live:?}");
+        }
         let reused = ProcessIdentity { start: own.start - 1, ..own };
         assert!(reused.is_gone(own.namespace), "the pid belongs to a later process");
         assert!(!reused.is_gone(own.namespace + 1), "another namespace is not judged");
