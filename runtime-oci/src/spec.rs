@@ -10,7 +10,7 @@ mod user;
 
 use std::path::{Path, PathBuf};
 
-use mayfly_runtime::{ContainerSpec, SandboxHost, SeccompProfile};
+use mayfly_runtime::{ContainerHook, ContainerSpec, HookMoment, SandboxHost, SeccompProfile};
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
@@ -71,8 +71,19 @@ pub(crate) fn build(
         "hostname": "",
         "mounts": mounts(container, around),
         "linux": linux(container, around)?,
+        "hooks": hooks(&container.process.hooks),
     });
     serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+fn hooks(hooks: &[ContainerHook]) -> Value {
+    let at = |moment: HookMoment| -> Vec<Value> {
+        let of_moment = hooks.iter().filter(|hook| hook.moment == moment);
+        let entry = |hook: &ContainerHook| json!({"path": hook.path, "args": hook.args, "env": hook.env, "timeout": hook.timeout_s});
+        of_moment.map(entry).collect()
+    };
+    let moments = HookMoment::ALL.into_iter().map(|moment| (moment.name().to_owned(), at(moment)));
+    moments.filter(|(_, hooks)| !hooks.is_empty()).map(|(name, hooks)| (name, Value::Array(hooks))).collect()
 }
 
 fn process(
@@ -345,6 +356,34 @@ mod tests {
         let at: Vec<_> = mounts.iter().filter(|mount| mount["destination"] == "/etc/hosts").collect();
         assert_eq!(at.len(), 1);
         assert_eq!(at[0]["source"], "/v");
+    }
+
+    #[test]
+    fn hooks_are_listed_by_their_moment() {
+        let mut spec = container();
+        let hook = |moment, path: &str| ContainerHook {
+            moment,
+            path: path.into(),
+            args: vec!["x".into(), "update".into()],
+            env: vec!["A=1".into()],
+            timeout_s: None,
+        };
+        spec.process.hooks = vec![
+            hook(HookMoment::CreateContainer, "/bin/x"),
+            hook(HookMoment::Poststop, "/bin/y"),
+            hook(HookMoment::CreateContainer, "/bin/z"),
+        ];
+        let built = built(&spec, &SandboxHost::default());
+        let paths = |moment: &str| -> Vec<String> {
+            let hooks = built["hooks"][moment].as_array().cloned().unwrap_or_default();
+            hooks.iter().filter_map(|hook| Some(hook["path"].as_str()?.to_owned())).collect()
+        };
+        assert_eq!(
+            (paths("createContainer"), paths("poststop")),
+            (vec!["/bin/x".into(), "/bin/z".into()], vec!["/bin/y".into()])
+        );
+        assert_eq!(built["hooks"]["poststop"][0]["args"], json!(["x", "update"]));
+        assert_eq!(paths("prestart"), [""; 0]);
     }
 
     #[test]

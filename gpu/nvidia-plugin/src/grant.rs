@@ -262,6 +262,9 @@ mod tests {
                 format!("env NVIDIA{visible}"),
             ]
         );
+        describe(r#"{"hooks": [{"hookName": "createContainer", "path": "/bin/x"}]}"#);
+        let hooked = response(&machine, &all, None).unwrap();
+        assert_eq!((hooked.cdi_devices.len(), hooked.mounts.len()), (2, 0));
         describe(r#"{"additionalGids": [44]}"#);
         let without = response(&machine, &all, None).unwrap();
         assert_eq!((without.cdi_devices.len(), without.mounts.len()), (0, 3));

@@ -1,6 +1,6 @@
 //! The Container Device Interface: files that describe what a device changes of a container (version 1.1).
 //!
-//! Supported edits: environment, device files, mounts and supplementary groups. A device whose edits need hooks,
+//! Supported edits: environment, device files, mounts and hooks. A device whose edits need supplementary groups,
 //! `intelRdt` or network devices is refused by name, so that no container starts with half of its device.
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mayfly_runtime::{ContainerDevices, DeviceNode, Mount};
+use mayfly_runtime::{ContainerDevices, ContainerHook, DeviceNode, HookMoment, Mount};
 use serde::Deserialize;
 
 use crate::response;
@@ -63,7 +63,7 @@ pub struct ContainerEdits {
     env: Vec<String>,
     device_nodes: Vec<CdiNode>,
     mounts: Vec<CdiMount>,
-    hooks: Vec<serde_json::Value>,
+    hooks: Vec<CdiHook>,
     additional_gids: Vec<u32>,
     intel_rdt: Option<serde_json::Value>,
     net_devices: Vec<serde_json::Value>,
@@ -90,6 +90,16 @@ struct CdiMount {
     container_path: String,
     r#type: Option<String>,
     options: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct CdiHook {
+    hook_name: String,
+    path: String,
+    args: Vec<String>,
+    env: Vec<String>,
+    timeout: Option<i64>,
 }
 
 /// The CDI files of a node.
@@ -175,8 +185,8 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 impl ContainerEdits {
     fn supported(&self, name: &str) -> Result<(), CdiError> {
-        let what = if !self.hooks.is_empty() {
-            "hooks"
+        let what = if self.hooks.iter().any(|hook| hook.moment().is_none()) {
+            "a hook of an unknown name"
         } else if self.intel_rdt.is_some() {
             "intelRdt"
         } else if !self.net_devices.is_empty() {
@@ -193,6 +203,7 @@ impl ContainerEdits {
         self.env.extend(other.env.iter().cloned());
         self.device_nodes.extend(other.device_nodes.iter().cloned());
         self.mounts.extend(other.mounts.iter().cloned());
+        self.hooks.extend(other.hooks.iter().cloned());
     }
 
     /// Adds the edits to what plugins said; a variable, mount or device file of the same name is replaced.
@@ -216,7 +227,23 @@ impl ContainerEdits {
             devices.nodes.retain(|known| known.path != node.path);
             devices.nodes.push(node.resolve().map_err(CdiError::Device)?);
         }
+        let hook = |hook: &CdiHook| {
+            Some(ContainerHook {
+                moment: hook.moment()?,
+                path: hook.path.clone(),
+                args: hook.args.clone(),
+                env: hook.env.clone(),
+                timeout_s: hook.timeout,
+            })
+        };
+        devices.hooks.extend(self.hooks.iter().filter_map(hook));
         Ok(())
+    }
+}
+
+impl CdiHook {
+    fn moment(&self) -> Option<HookMoment> {
+        HookMoment::ALL.into_iter().find(|moment| moment.name() == self.hook_name)
     }
 }
 
@@ -257,7 +284,9 @@ mod tests {
             {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/v0", "hostPath": "/dev/null"}]}},
             {"name": "1", "containerEdits": {"deviceNodes": [
                 {"path": "/dev/v1", "type": "b", "major": 7, "minor": 1, "permissions": "r", "fileMode": 416}]}},
-            {"name": "hooked", "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/bin/x"}]}}]}"#;
+            {"name": "hooked", "containerEdits": {"hooks": [
+                {"hookName": "createContainer", "path": "/bin/x", "args": ["x", "ldcache"], "env": ["B=2"]}]}},
+            {"name": "strange", "containerEdits": {"hooks": [{"hookName": "later", "path": "/bin/x"}]}}]}"#;
     const DYNAMIC: &str = "cdiVersion: 1.1.0\nkind: vendor.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    env: [FROM=run]\n";
 
     fn load(files: &[(&str, &str)]) -> (CdiSpecs, tempfile::TempDir) {
@@ -293,6 +322,21 @@ mod tests {
     }
 
     #[test]
+    fn hooks_are_handed_on() {
+        let (specs, _folder) = load(&[("etc/v.json", STATIC)]);
+        let mut devices = ContainerDevices::default();
+        specs.edits(&names(&["vendor.com/gpu=hooked"])).unwrap().apply(&mut devices).unwrap();
+        let hook = ContainerHook {
+            moment: HookMoment::CreateContainer,
+            path: "/bin/x".into(),
+            args: names(&["x", "ldcache"]),
+            env: names(&["B=2"]),
+            timeout_s: None,
+        };
+        assert_eq!(devices.hooks, [hook]);
+    }
+
+    #[test]
     fn the_dynamic_folder_is_stronger() {
         let (specs, _folder) = load(&[("etc/v.json", STATIC), ("run/v.yaml", DYNAMIC)]);
         let mut devices = ContainerDevices::default();
@@ -306,8 +350,8 @@ mod tests {
             load(&[("etc/v.json", STATIC), ("etc/w.json", r#"{"kind": "w", "novel": 1}"#)]);
         let refused = |name: &str| specs.edits(&names(&[name])).unwrap_err();
         assert_eq!(refused("gpu0"), CdiError::Name("gpu0".into()));
-        let hooked = refused("vendor.com/gpu=hooked");
-        assert!(matches!(hooked, CdiError::Unsupported { what: "hooks", .. }), "{hooked}");
+        let strange = refused("vendor.com/gpu=strange").to_string();
+        assert!(strange.contains("a hook of an unknown name"), "{strange}");
         let missing = refused("vendor.com/gpu=9").to_string();
         assert!(missing.contains("vendor.com/gpu=9") && missing.contains("w.json"), "{missing}");
     }

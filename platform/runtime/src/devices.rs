@@ -27,12 +27,59 @@ pub struct DeviceNode {
     pub gid: Option<u32>,
 }
 
+/// A program of the host that the container runtime executes at a moment in a container's life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerHook {
+    pub moment: HookMoment,
+    pub path: String,
+    /// With the program's name first.
+    pub args: Vec<String>,
+    /// Lines of `NAME=value`.
+    pub env: Vec<String>,
+    pub timeout_s: Option<i64>,
+}
+
+/// The moments of the OCI specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookMoment {
+    Prestart,
+    CreateRuntime,
+    CreateContainer,
+    StartContainer,
+    Poststart,
+    Poststop,
+}
+
+impl HookMoment {
+    pub const ALL: [Self; 6] = [
+        Self::Prestart,
+        Self::CreateRuntime,
+        Self::CreateContainer,
+        Self::StartContainer,
+        Self::Poststart,
+        Self::Poststop,
+    ];
+
+    /// The name in the OCI specification, which the Container Device Interface uses, too.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prestart => "prestart",
+            Self::CreateRuntime => "createRuntime",
+            Self::CreateContainer => "createContainer",
+            Self::StartContainer => "startContainer",
+            Self::Poststart => "poststart",
+            Self::Poststop => "poststop",
+        }
+    }
+}
+
 /// The changes of one container's configuration for its devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerDevices {
     pub env: BTreeMap<String, String>,
     pub mounts: Vec<Mount>,
     pub nodes: Vec<DeviceNode>,
+    pub hooks: Vec<ContainerHook>,
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -21,8 +21,8 @@ pub mod streams;
 pub mod wire;
 
 pub use devices::{
-    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, DeviceNode,
-    NodeDevices, PodDeviceClaims,
+    ContainerDevices, ContainerHook, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError,
+    DeviceNode, HookMoment, NodeDevices, PodDeviceClaims,
 };
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};

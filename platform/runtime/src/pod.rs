@@ -11,7 +11,7 @@ use mayfly_api::ObjectKey;
 use tokio::sync::watch;
 
 use crate::{
-    devices::DeviceNode,
+    devices::{ContainerHook, DeviceNode},
     images::{ImageStore, PullPolicy},
     streams::ContainerStreams,
 };
@@ -118,6 +118,7 @@ pub struct ProcessOptions {
     pub mounts: Vec<Mount>,
     /// Device files beside the default ones.
     pub devices: Vec<DeviceNode>,
+    pub hooks: Vec<ContainerHook>,
     pub stdin: bool,
     /// Standard input ends with the first client that was attached to it.
     pub stdin_once: bool,

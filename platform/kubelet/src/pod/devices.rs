@@ -66,6 +66,7 @@ pub(crate) fn apply(devices: ContainerDevices, container: &mut ContainerSpec) {
     }
     mounts.sort_by(|a, b| a.guest.cmp(&b.guest));
     container.process.devices = devices.nodes;
+    container.process.hooks = devices.hooks;
 }
 
 #[cfg(test)]

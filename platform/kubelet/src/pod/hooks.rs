@@ -23,14 +23,14 @@ pub(super) struct Hook {
 
 /// Which of a container's hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HookMoment {
+pub(super) enum LifecycleMoment {
     PostStart,
     PreStop,
 }
 
 impl Hook {
     pub(super) fn of(
-        moment: HookMoment,
+        moment: LifecycleMoment,
         container: &Container,
         id: ContainerId,
         local: &LocalPod,
@@ -38,8 +38,8 @@ impl Hook {
     ) -> Option<Self> {
         let lifecycle = container.lifecycle.as_ref()?;
         let handler = match moment {
-            HookMoment::PostStart => lifecycle.post_start.clone()?,
-            HookMoment::PreStop => lifecycle.pre_stop.clone()?,
+            LifecycleMoment::PostStart => lifecycle.post_start.clone()?,
+            LifecycleMoment::PreStop => lifecycle.pre_stop.clone()?,
         };
         let (container, runtime) = (container.clone(), runtime.clone());
         Some(Self { handler, container, id, address: local.address, runtime })

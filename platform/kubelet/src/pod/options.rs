@@ -86,6 +86,7 @@ pub(crate) fn process(
         working_dir: container.working_dir.clone(),
         mounts,
         devices: Vec::new(),
+        hooks: Vec::new(),
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),

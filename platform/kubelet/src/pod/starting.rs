@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     container, devices,
-    hooks::{Hook, HookMoment},
+    hooks::{Hook, LifecycleMoment},
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
     plan,
     worker::Worker,
@@ -112,7 +112,7 @@ impl Worker {
         runtime: &Arc<dyn Runtime>,
         id: ContainerId,
     ) {
-        let hook = Hook::of(HookMoment::PostStart, spec, id.clone(), local, runtime);
+        let hook = Hook::of(LifecycleMoment::PostStart, spec, id.clone(), local, runtime);
         let Some(hook) = hook else { return };
         let mut changes = runtime.changes();
         let ended = async {

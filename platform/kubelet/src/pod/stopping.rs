@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    hooks::{Hook, HookMoment, container_named},
+    hooks::{Hook, LifecycleMoment, container_named},
     local::LocalPod,
     plan::{ProbeFailure, grace, sidecars},
     worker::Worker,
@@ -147,7 +147,7 @@ impl Worker {
     ) {
         let container = container_named(pod, &id.name);
         let hook = container
-            .and_then(|container| Hook::of(HookMoment::PreStop, &container, id.clone(), local, runtime));
+            .and_then(|container| Hook::of(LifecycleMoment::PreStop, &container, id.clone(), local, runtime));
         let Some(hook) = hook.filter(|_| !grace.is_zero()) else { return };
         let why = match timeout_at(ends, hook.run()).await {
             Ok(Ok(())) => return,
