@@ -4,10 +4,15 @@
 //! Cargo builds the libraries for these tests as the dev-dependencies `mayfly_gpu_shim`, `mayfly_gpu_fake_cuda` and
 //! `mayfly_gpu_fake_nvml`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use mayfly_e2e::{skipped, test_name, wait};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -195,6 +200,7 @@ async fn a_gpu_job_builds_a_source_file_and_its_results_outlive_its_pod() -> Res
     ensure!(std::fs::read(&file)?.starts_with(b"\x7fELF"));
     node.kubectl.ok(&["delete", "job", "job", "--timeout=50s"]).await?;
     a_person_runs_a_script(&node).await?;
+    a_person_interrupts_a_script(&node).await?;
     node.leaves_nothing().await
 }
 
@@ -242,4 +248,36 @@ async fn an_interrupt_deletes_the_job(node: &ContainerNode) -> Result<()> {
         Ok(node.kubectl.ok(&["get", "jobs,pods", "-o", "name"]).await?.is_empty().then_some(()))
     })
     .await
+}
+
+/// `mayfly gpu run` joins a queue with a share of a GPU, and deletes its Job when it is interrupted.
+async fn a_person_interrupts_a_script(node: &ContainerNode) -> Result<()> {
+    let queue = json!({"apiVersion": "mayfly.dev/v1", "kind": "JobQueue", "metadata": {"name": "gpus"},
+        "spec": {"quota": {"mayfly.dev/vcuda-core": "40"}}});
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file("queue", &queue)?]).await?;
+    let script = node.folder.path().join("wait.sh");
+    std::fs::write(&script, "trap 'exit 0' TERM\necho started\nsleep 1d &\nwait\n")?;
+    let source = script.to_string_lossy();
+    let share = ["--share", "30", "--gpu-memory", "8Gi", "--queue", "gpus", "--image", "busybox:local"];
+    let mut command = node.kubectl.up.cli().command(&[&["gpu", "run", &source], &share[..]].concat())?;
+    let mut running = command.stdout(Stdio::piped()).spawn()?;
+    let log = running.stdout.take().context("stdout")?;
+    let mut lines = BufReader::new(log).lines();
+    let line = tokio::time::timeout(Duration::from_secs(60), lines.next_line()).await??;
+    ensure!(line.as_deref() == Some("started"), "{line:?}");
+    let jobs: Value = serde_json::from_str(&node.kubectl.ok(&["get", "jobs", "-o", "json"]).await?)?;
+    let job = &jobs["items"][0];
+    ensure!(job["metadata"]["labels"]["mayfly.dev/queue"] == "gpus", "{job}");
+    let limits = &job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"];
+    ensure!(limits["mayfly.dev/vcuda-core"] == "30" && limits["mayfly.dev/vcuda-memory"] == "32", "{limits}");
+    let id = running.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).context("no process")?;
+    kill_process(id, Signal::INT)?;
+    let status = tokio::time::timeout(Duration::from_secs(60), running.wait()).await??;
+    ensure!(!status.success(), "{status}");
+    wait::until("the Job and its pod are gone", || async {
+        let left = node.kubectl.ok(&["get", "jobs,pods", "-o", "name"]).await?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
+    .await?;
+    node.kubectl.ok(&["delete", "jobqueue", "gpus"]).await.map(drop)
 }
