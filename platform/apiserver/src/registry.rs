@@ -18,6 +18,7 @@ mod definitions;
 mod event_rules;
 mod events;
 mod go_values;
+mod job_rules;
 mod limits;
 mod mayfly;
 mod networking;

@@ -3,7 +3,7 @@
 //! ```text
 //!   running ──(completions reached)──▶ SuccessCriteriaMet ──(no uncounted pod left)──▶ Complete
 //!      │                                                                                  │ ttl
-//!      └─(backoffLimit, deadline, podFailurePolicy)──▶ FailureTarget ──(as above)──▶ Failed
+//!      └─(limits, deadline, podFailurePolicy)──▶ FailureTarget ──(as above)──▶ Failed
 //!                                                                                         ▼
 //!                                                                                      (deleted)
 //! ```
@@ -19,12 +19,15 @@ mod act;
 mod conditions;
 mod counting;
 mod indexes;
+mod per_index;
 mod plan;
 mod pods;
 mod policy;
 mod success;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_per_index;
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use mayfly_api::{
     job_io::{ANNOTATION_INPUTS, InputsSource},
     job_queue::LABEL_QUEUE,
-    validation::{FieldError, FieldErrorKind},
+    validation::FieldError,
 };
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use super::{
     AGE, Column, Kind, NAME,
     apps::selector_text,
     defaulting::objects,
-    immutable, pod, print, rules, typed,
+    immutable, job_rules, pod, print, rules, typed,
     workloads::{go_map, go_selector},
 };
 use crate::{
@@ -116,9 +116,12 @@ fn defaults(object: &mut Object) {
         spec.insert("completions".into(), json!(1));
     }
     let policy = if spec.contains_key("podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+    // Failures that are counted for each index do not fail the Job as a whole.
+    let backoff_limit =
+        if spec.contains_key("backoffLimitPerIndex") { i32::MAX } else { BACKOFF_LIMIT_DEFAULT };
     for (field, value) in [
         ("parallelism", json!(1)),
-        ("backoffLimit", json!(BACKOFF_LIMIT_DEFAULT)),
+        ("backoffLimit", json!(backoff_limit)),
         ("completionMode", json!("NonIndexed")),
         ("suspend", json!(false)),
         ("podReplacementPolicy", json!(policy)),
@@ -165,6 +168,8 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         ("backoffLimit", spec.backoff_limit.map(i64::from)),
         ("activeDeadlineSeconds", spec.active_deadline_seconds),
         ("ttlSecondsAfterFinished", spec.ttl_seconds_after_finished.map(i64::from)),
+        ("backoffLimitPerIndex", spec.backoff_limit_per_index.map(i64::from)),
+        ("maxFailedIndexes", spec.max_failed_indexes.map(i64::from)),
     ];
     for (field, number) in numbers {
         if let Some(number) = number.filter(|number| *number < 0) {
@@ -173,13 +178,13 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         }
     }
     let mut errors = generated_selector(new, &spec).into_iter().chain(errors).collect::<Vec<_>>();
-    unsupported(&spec, &mut errors);
+    job_rules::per_index(&spec, &mut errors);
     modes(&spec, &mut errors);
-    failure_policy(&spec, &mut errors);
-    success_policy(&spec, &mut errors);
+    job_rules::failure_policy(&spec, &mut errors);
+    job_rules::success_policy(&spec, &mut errors);
     template(new, &spec, &mut errors);
     selector(new, &spec, &mut errors);
-    for field in ["selector", "completionMode", "podFailurePolicy", "successPolicy"] {
+    for field in ["selector", "completionMode", "podFailurePolicy", "successPolicy", "backoffLimitPerIndex"] {
         immutable(new, old, &["spec", field], &mut errors);
     }
     // Upstream lets a job that has not begun be changed while it is suspended: that is what queues do.
@@ -194,24 +199,6 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         immutable(new, old, &["spec", "completions"], &mut errors);
     }
     errors
-}
-
-/// Refuses fields that this server does not support.
-fn unsupported(spec: &JobSpec, errors: &mut Vec<FieldError>) {
-    for (field, there) in [
-        ("backoffLimitPerIndex", spec.backoff_limit_per_index.is_some()),
-        ("maxFailedIndexes", spec.max_failed_indexes.is_some()),
-    ] {
-        if there {
-            errors.push(FieldError::forbidden(format!("spec.{field}"), "Mayfly does not carry it out yet"));
-        }
-    }
-}
-
-fn not_supported(path: &str, value: &str, allowed: &[&str]) -> FieldError {
-    let list: Vec<_> = allowed.iter().map(|value| format!("{value:?}")).collect();
-    let kind = FieldErrorKind::NotSupported { value: format!("{value:?}") };
-    FieldError { path: path.into(), kind, detail: format!("supported values: {}", list.join(", ")) }
 }
 
 fn modes(spec: &JobSpec, errors: &mut Vec<FieldError>) {
@@ -229,87 +216,13 @@ fn modes(spec: &JobSpec, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid("spec.parallelism", parallel, detail));
             }
         }
-        other => errors.push(not_supported("spec.completionMode", other, &["NonIndexed", "Indexed"])),
+        other => errors.push(rules::not_supported("spec.completionMode", other, &["NonIndexed", "Indexed"])),
     }
     let policy = spec.pod_replacement_policy.as_deref().unwrap_or("TerminatingOrFailed");
     let allowed: &[&str] =
         if spec.pod_failure_policy.is_some() { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
     if !allowed.contains(&policy) {
-        errors.push(not_supported("spec.podReplacementPolicy", policy, allowed));
-    }
-}
-
-fn success_policy(spec: &JobSpec, errors: &mut Vec<FieldError>) {
-    let Some(policy) = &spec.success_policy else { return };
-    if spec.completion_mode.as_deref() != Some("Indexed") {
-        let detail = "requires indexed completion mode";
-        errors.push(FieldError::invalid("spec.successPolicy", "{}", detail));
-    }
-    if policy.rules.is_empty() {
-        let detail = "at least one rules must be specified when the successPolicy is specified";
-        errors.push(FieldError::required("spec.successPolicy.rules", detail));
-    }
-    for (at, rule) in policy.rules.iter().enumerate() {
-        let path = format!("spec.successPolicy.rules[{at}]");
-        if rule.succeeded_count.is_none() && rule.succeeded_indexes.is_none() {
-            let detail = "at least one of succeededCount or succeededIndexes must be specified";
-            errors.push(FieldError::required(path.clone(), detail));
-        }
-        let most = spec.completions.unwrap_or(i32::MAX);
-        if let Some(count) = rule.succeeded_count.filter(|count| !(1..=most).contains(count)) {
-            let detail = format!(
-                "must be greater than 0 and less than or equal to {most} (the number of completions)"
-            );
-            errors.push(FieldError::invalid(format!("{path}.succeededCount"), count, detail));
-        }
-        let indexes = rule.succeeded_indexes.as_deref().unwrap_or_default();
-        let is_range = |part: &str| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            matches!((first.parse::<i32>(), last.parse::<i32>()), (Ok(a), Ok(b)) if 0 <= a && a <= b && b < most)
-        };
-        if !indexes.is_empty() && !indexes.split(',').all(is_range) {
-            let detail = "must be indexes of this Job and ranges of them, such as 0,3-5";
-            errors.push(FieldError::invalid(
-                format!("{path}.succeededIndexes"),
-                format!("{indexes:?}"),
-                detail,
-            ));
-        }
-    }
-}
-
-fn failure_policy(spec: &JobSpec, errors: &mut Vec<FieldError>) {
-    let Some(policy) = &spec.pod_failure_policy else { return };
-    for (at, rule) in policy.rules.iter().enumerate() {
-        let path = format!("spec.podFailurePolicy.rules[{at}]");
-        if !["FailJob", "Ignore", "Count"].contains(&rule.action.as_str()) {
-            errors.push(not_supported(
-                &format!("{path}.action"),
-                &rule.action,
-                &["Count", "FailJob", "Ignore"],
-            ));
-        }
-        match (&rule.on_exit_codes, &rule.on_pod_conditions) {
-            (Some(codes), None) => {
-                if !["In", "NotIn"].contains(&codes.operator.as_str()) {
-                    let path = format!("{path}.onExitCodes.operator");
-                    errors.push(not_supported(&path, &codes.operator, &["In", "NotIn"]));
-                }
-                if codes.values.is_empty() {
-                    let detail = "at least one value is required";
-                    errors.push(FieldError::invalid(format!("{path}.onExitCodes.values"), "[]", detail));
-                }
-                if codes.operator == "In" && codes.values.contains(&0) {
-                    let detail = "must not be 0 for the In operator";
-                    errors.push(FieldError::invalid(format!("{path}.onExitCodes.values"), 0, detail));
-                }
-            }
-            (None, Some(_)) => {}
-            _ => {
-                let detail = "specifying one of OnExitCodes and OnPodConditions is required";
-                errors.push(FieldError::invalid(path, "{}", detail));
-            }
-        }
+        errors.push(rules::not_supported("spec.podReplacementPolicy", policy, allowed));
     }
 }
 
@@ -350,12 +263,16 @@ fn template(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
         }
         other => {
             let path = "spec.template.spec.restartPolicy";
-            errors.push(not_supported(path, other, &["Never", "OnFailure"]));
+            errors.push(rules::not_supported(path, other, &["Never", "OnFailure"]));
         }
     }
     let policy = template.get("restartPolicy").and_then(Value::as_str).unwrap_or("");
     if spec.pod_failure_policy.is_some() && policy != "Never" {
         let detail = "only \"Never\" is supported when podFailurePolicy is specified";
+        errors.push(FieldError::invalid("spec.template.spec.restartPolicy", format!("{policy:?}"), detail));
+    }
+    if spec.backoff_limit_per_index.is_some() && policy != "Never" {
+        let detail = "only \"Never\" is supported when backoffLimitPerIndex is specified";
         errors.push(FieldError::invalid("spec.template.spec.restartPolicy", format!("{policy:?}"), detail));
     }
     let metadata = spec.template.metadata.as_ref();
@@ -399,6 +316,24 @@ mod tests {
             (json!({"spec": {"completions": -1}}), "spec.completions"),
             (json!({"spec": {"backoffLimitPerIndex": 1}}), "spec.backoffLimitPerIndex"),
             (
+                json!({"spec": {"backoffLimitPerIndex": -1, "completionMode": "Indexed", "completions": 1}}),
+                "spec.backoffLimitPerIndex",
+            ),
+            (
+                json!({"spec": {"maxFailedIndexes": 1, "completionMode": "Indexed", "completions": 1}}),
+                "spec.backoffLimitPerIndex",
+            ),
+            (
+                json!({"spec": {"maxFailedIndexes": 3, "backoffLimitPerIndex": 1, "completionMode": "Indexed",
+                    "completions": 2}}),
+                "spec.maxFailedIndexes",
+            ),
+            (
+                json!({"spec": {"backoffLimitPerIndex": 1, "completionMode": "Indexed", "completions": 1,
+                    "template": {"spec": {"restartPolicy": "OnFailure"}}}}),
+                "spec.template.spec.restartPolicy",
+            ),
+            (
                 json!({"spec": {"completionMode": "Indexed", "completions": 1, "successPolicy": {"rules": []}}}),
                 "spec.successPolicy.rules",
             ),
@@ -411,8 +346,23 @@ mod tests {
             ),
             (json!({"spec": {"template": {"spec": {"containers": []}}}}), "spec.template.spec.containers"),
             (
-                json!({"spec": {"podFailurePolicy": {"rules": [{"action": "FailIndex", "onPodConditions": []}]}}}),
+                json!({"spec": {"podFailurePolicy": {"rules": [
+                    {"action": "FailIndex", "onPodConditions": [{"type": "X"}]}]}}}),
                 "spec.podFailurePolicy.rules[0].action",
+            ),
+            (
+                json!({"spec": {"podFailurePolicy": {"rules": [{"action": "Count", "onPodConditions": []}]}}}),
+                "spec.podFailurePolicy.rules[0]",
+            ),
+            (
+                json!({"spec": {"podFailurePolicy": {"rules": [
+                    {"action": "Count", "onExitCodes": {"operator": "In", "values": [2, 1]}}]}}}),
+                "spec.podFailurePolicy.rules[0].onExitCodes.values",
+            ),
+            (
+                json!({"spec": {"podFailurePolicy": {"rules": [
+                    {"action": "Count", "onExitCodes": {"operator": "In", "values": [1], "containerName": "other"}}]}}}),
+                "spec.podFailurePolicy.rules[0].onExitCodes.containerName",
             ),
             (
                 json!({"spec": {"template": {"metadata": {"annotations": {ANNOTATION_INPUTS: "{"}}}}}),

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     COMPLETION_INDEX, Config, FINALIZER,
+    per_index::{self, FAILURE_COUNT, IGNORED_FAILURE_COUNT, IndexFailures},
     plan::{JobPlan, JobPods, plan},
     pods::is_tracked,
 };
@@ -141,7 +142,11 @@ impl JobController {
         match plan.pods {
             JobPods::Nothing => {}
             JobPods::Create(indexes) => {
-                let wanted: Vec<_> = indexes.into_iter().map(|index| new_pod(job, index)).collect();
+                let failures = |index: Option<i32>| {
+                    index.and_then(|index| plan.failures.get(&index)).copied().unwrap_or_default()
+                };
+                let wanted: Vec<_> =
+                    indexes.into_iter().map(|index| new_pod(job, index, failures(index))).collect();
                 self.owned.create_pods(&**job, &wanted, events).await?;
             }
             JobPods::Delete { pods, forget } => {
@@ -224,14 +229,15 @@ fn outcomes(job: &Job) -> Vec<PodOutcome> {
 
 /// The status with everything that is absent as null, so that a patch takes it away.
 fn spelled_out(status: &JobStatus) -> Value {
-    let optional = ["active", "succeeded", "failed", "startTime", "completionTime", "completedIndexes"];
+    let optional =
+        ["active", "succeeded", "failed", "startTime", "completionTime", "completedIndexes", "failedIndexes"];
     let mut value = whole(status, &optional);
     let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();
     value["uncountedTerminatedPods"] = json!({"succeeded": uncounted.succeeded, "failed": uncounted.failed});
     value
 }
 
-fn new_pod(job: &Job, index: Option<i32>) -> Pod {
+fn new_pod(job: &Job, index: Option<i32>, failures: IndexFailures) -> Pod {
     let mut pod = owned_pods::new_pod(job);
     pod.metadata.annotations.get_or_insert_default().extend(gang::annotations_of_job_pods(job));
     if let Some(index) = index {
@@ -239,6 +245,13 @@ fn new_pod(job: &Job, index: Option<i32>) -> Pod {
         metadata.generate_name = Some(format!("{}-{index}-", job.name_any()));
         for map in [&mut metadata.labels, &mut metadata.annotations] {
             map.get_or_insert_default().insert(COMPLETION_INDEX.into(), index.to_string());
+        }
+        if job.spec.as_ref().is_some_and(per_index::is_limited) {
+            let annotations = metadata.annotations.get_or_insert_default();
+            annotations.insert(FAILURE_COUNT.into(), failures.counted.to_string());
+            if failures.ignored > 0 {
+                annotations.insert(IGNORED_FAILURE_COUNT.into(), failures.ignored.to_string());
+            }
         }
         for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
             container.env.get_or_insert_default().push(index_variable());

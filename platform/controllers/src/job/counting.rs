@@ -14,7 +14,7 @@ use mayfly_api::{
 };
 
 use super::{
-    indexes,
+    indexes, per_index,
     pods::{Standing, index, is_tracked, outcome, standing},
     policy::{PodFailureVerdict, verdict},
 };
@@ -31,6 +31,10 @@ pub(super) struct Counted {
     pub(super) uncounted_failed: Vec<String>,
     /// Of an indexed Job.
     pub(super) completed: BTreeSet<i32>,
+    /// Of one with a limit of failures for each index.
+    pub(super) failed_indexes: BTreeSet<i32>,
+    /// Failed pods that are written down and keep their finalizer until the next pod of their index is there.
+    pub(super) held: Vec<Arc<Pod>>,
     /// Pods that are written down once the status is: their finalizer may go then.
     pub(super) release: Vec<Arc<Pod>>,
     /// The message of a failure policy's rule that fails the Job.
@@ -50,7 +54,8 @@ impl Counted {
 
     /// Whether every pod that ended is in the numbers.
     pub(super) fn is_settled(&self) -> bool {
-        self.uncounted_succeeded.is_empty() && self.uncounted_failed.is_empty() && self.release.is_empty()
+        let lists = [&self.uncounted_succeeded, &self.uncounted_failed];
+        lists.iter().all(|list| list.is_empty()) && self.release.is_empty() && self.held.is_empty()
     }
 }
 
@@ -90,6 +95,9 @@ pub(super) fn count_pods(
     if is_indexed(spec) {
         counted.completed = indexes::parse(status.completed_indexes.as_deref().unwrap_or(""), below);
     }
+    if per_index::is_limited(spec) {
+        counted.failed_indexes = indexes::parse(status.failed_indexes.as_deref().unwrap_or(""), below);
+    }
     let mut room = OUTCOMES_MAX.saturating_sub(known.len());
     for pod in pods.iter().filter(|pod| is_tracked(pod)) {
         let standing = standing(pod);
@@ -103,6 +111,9 @@ pub(super) fn count_pods(
             room -= 1;
         }
         counted.take(spec, pod, standing);
+    }
+    if per_index::is_limited(spec) {
+        counted.hold(pods, below);
     }
     if is_indexed(spec) {
         // An index counts once, however many pods had it.
@@ -122,13 +133,37 @@ impl Counted {
             Standing::Succeeded => note(&mut self.uncounted_succeeded, id),
             _ => match verdict(spec, pod) {
                 PodFailureVerdict::Ignore => {}
-                PodFailureVerdict::Count => note(&mut self.uncounted_failed, id),
+                PodFailureVerdict::Count | PodFailureVerdict::FailIndex => {
+                    note(&mut self.uncounted_failed, id);
+                }
                 PodFailureVerdict::FailJob(why) => {
                     self.fail_job.get_or_insert(why);
                     note(&mut self.uncounted_failed, id);
                 }
             },
         }
+        if standing == Standing::Failed && per_index::fails_index(spec, pod) {
+            let below = spec.completions.unwrap_or(0);
+            self.failed_indexes.extend(index(pod).filter(|index| (0..below).contains(index)));
+        }
+    }
+
+    /// Keeps back the failed pods whose failures no other pod tells of yet.
+    fn hold(&mut self, pods: &[Arc<Pod>], below: i32) {
+        for done in &self.completed {
+            self.failed_indexes.remove(done);
+        }
+        let is_open = |pod: &Pod| {
+            index(pod).is_some_and(|index| {
+                (0..below).contains(&index)
+                    && !self.completed.contains(&index)
+                    && !self.failed_indexes.contains(&index)
+            })
+        };
+        let (held, release) = std::mem::take(&mut self.release).into_iter().partition(|pod| {
+            standing(pod) == Standing::Failed && is_open(pod) && !per_index::is_followed(pod, pods)
+        });
+        (self.held, self.release) = (held, release);
     }
 }
 

@@ -1,6 +1,10 @@
 //! Plans a Job from the object, its pods and the time; pure.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use mayfly_api::{
     job_io::Outcome,
@@ -19,6 +23,7 @@ use super::{
     conditions::{self, COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED},
     counting::{Counted, count_pods, is_indexed},
     indexes,
+    per_index::{self, IndexFailures},
     pods::{Standing, finished_at, index, restarts, standing},
     policy::{PodFailureVerdict, verdict},
     success,
@@ -36,6 +41,8 @@ pub(super) struct JobPlan {
     /// Once the status is written: take the finalizer off these.
     pub(super) release: Vec<Arc<Pod>>,
     pub(super) pods: JobPods,
+    /// With a limit of failures for each index: those of the indexes that failed.
+    pub(super) failures: BTreeMap<i32, IndexFailures>,
     /// Look again after this time.
     pub(super) again: Option<Duration>,
     /// Events: a warning?, reason, message.
@@ -102,6 +109,15 @@ pub(super) fn plan(
     }
     write_numbers(spec, &mut plan.status, &counted, &groups);
     plan.release = counted.release;
+    let targets = [SUCCESS_CRITERIA_MET, FAILURE_TARGET];
+    if targets.iter().any(|target| conditions::holding(&plan.status, target).is_some()) {
+        // No index gets another pod.
+        plan.release.append(&mut counted.held);
+    }
+    if per_index::is_limited(spec) {
+        let histories = per_index::histories(spec, pods).into_iter();
+        plan.failures = histories.map(|(index, (failures, _))| (index, failures)).collect();
+    }
     plan
 }
 
@@ -166,6 +182,8 @@ fn failure(
         let reason = match known.reason.as_deref() {
             Some("PodFailurePolicy") => "PodFailurePolicy",
             Some("DeadlineExceeded") => "DeadlineExceeded",
+            Some(MAX_FAILED_INDEXES) => MAX_FAILED_INDEXES,
+            Some(FAILED_INDEXES) => FAILED_INDEXES,
             _ => "BackoffLimitExceeded",
         };
         return Some((reason, known.message.clone().unwrap_or_default()));
@@ -179,6 +197,24 @@ fn failure(
     }
     if deadline(spec, status).is_some_and(|deadline| deadline <= now) {
         return Some(("DeadlineExceeded", "Job was active longer than specified deadline".into()));
+    }
+    failed_indexes(spec, counted)
+}
+
+const MAX_FAILED_INDEXES: &str = "MaxFailedIndexesExceeded";
+const FAILED_INDEXES: &str = "FailedIndexes";
+
+/// A Job with failed indexes fails once all the others have succeeded, or once there are too many.
+fn failed_indexes(spec: &JobSpec, counted: &Counted) -> Option<(&'static str, String)> {
+    let failed = counted.failed_indexes.len();
+    let most = spec.max_failed_indexes.and_then(|most| usize::try_from(most).ok());
+    if most.is_some_and(|most| failed > most) {
+        let message = "Job has exceeded the specified maximal number of failed indexes";
+        return Some((MAX_FAILED_INDEXES, message.into()));
+    }
+    let all = usize::try_from(spec.completions.unwrap_or(0)).unwrap_or(0);
+    if failed > 0 && failed + counted.completed.len() >= all {
+        return Some((FAILED_INDEXES, "Job has failed indexes".into()));
     }
     None
 }
@@ -251,7 +287,8 @@ fn manage(
         None if counted.total_succeeded() > 0 => active.min(parallel),
         None => parallel,
         Some(completions) => {
-            let left = completions.saturating_sub(counted.total_succeeded());
+            let failed = i32::try_from(counted.failed_indexes.len()).unwrap_or(i32::MAX);
+            let left = completions.saturating_sub(counted.total_succeeded()).saturating_sub(failed);
             parallel.min(usize::try_from(left).unwrap_or(0))
         }
     };
@@ -266,7 +303,9 @@ fn manage(
     if missing == 0 {
         return JobPods::Nothing;
     }
-    if let Some(left) = backoff(spec, pods, config, now) {
+    if !per_index::is_limited(spec)
+        && let Some(left) = backoff(spec, pods, config, now)
+    {
         *again = Some(left);
         return JobPods::Nothing;
     }
@@ -277,7 +316,20 @@ fn manage(
     let held: BTreeSet<i32> = holders.filter_map(|pod| index(pod)).collect();
     let free = (0..spec.completions.unwrap_or(0))
         .filter(|index| !held.contains(index) && !counted.completed.contains(index));
-    JobPods::Create(free.take(missing).map(Some).collect())
+    if !per_index::is_limited(spec) {
+        return JobPods::Create(free.take(missing).map(Some).collect());
+    }
+    // Each index pauses for itself.
+    let histories = per_index::histories(spec, pods);
+    let mut ready = Vec::new();
+    for index in free.filter(|index| !counted.failed_indexes.contains(index)) {
+        match histories.get(&index).and_then(|history| per_index::pause(*history, config, now)) {
+            Some(left) => *again = Some(again.map_or(left, |other| other.min(left))),
+            None if ready.len() < missing => ready.push(Some(index)),
+            None => {}
+        }
+    }
+    if ready.is_empty() { JobPods::Nothing } else { JobPods::Create(ready) }
 }
 
 /// Those that lose the least: not ready before ready, young before old.
@@ -318,6 +370,10 @@ fn write_numbers(spec: &JobSpec, status: &mut JobStatus, counted: &Counted, grou
     status.failed = some(counted.failed);
     if is_indexed(spec) {
         status.completed_indexes = Some(indexes::text(&counted.completed)).filter(|text| !text.is_empty());
+    }
+    if per_index::is_limited(spec) {
+        // Empty, too: upstream shows that it is counted.
+        status.failed_indexes = Some(indexes::text(&counted.failed_indexes));
     }
     status.uncounted_terminated_pods = Some(UncountedTerminatedPods {
         succeeded: Some(counted.uncounted_succeeded.clone()).filter(|list| !list.is_empty()),

@@ -14,6 +14,8 @@ pub(super) enum PodFailureVerdict {
     Count,
     /// As if it had not been.
     Ignore,
+    /// The pod's index has failed.
+    FailIndex,
     /// The Job has failed; why.
     FailJob(String),
 }
@@ -25,6 +27,7 @@ pub(super) fn verdict(spec: &JobSpec, pod: &Pod) -> PodFailureVerdict {
         let Some(why) = matched(rule, pod) else { continue };
         return match rule.action.as_str() {
             "Ignore" => PodFailureVerdict::Ignore,
+            "FailIndex" if spec.backoff_limit_per_index.is_some() => PodFailureVerdict::FailIndex,
             "FailJob" => PodFailureVerdict::FailJob(format!("{why} matching FailJob rule at index {at}")),
             _ => PodFailureVerdict::Count,
         };

@@ -16,7 +16,7 @@ use super::{
     plan::{JobPlan, JobPods, plan},
 };
 
-fn job(spec: Value, status: Value) -> Job {
+pub(super) fn job(spec: Value, status: Value) -> Job {
     let mut spec = spec;
     spec["template"] = json!({"spec": {"restartPolicy": "Never", "containers": []}});
     serde_json::from_value(json!({"metadata": {"name": "j", "uid": "j"}, "spec": spec, "status": status}))
@@ -27,7 +27,7 @@ fn pod(name: &str, phase: &str, tracked: bool) -> Arc<Pod> {
     pod_with(name, phase, tracked, json!({}))
 }
 
-fn pod_with(name: &str, phase: &str, tracked: bool, end: Value) -> Arc<Pod> {
+pub(super) fn pod_with(name: &str, phase: &str, tracked: bool, end: Value) -> Arc<Pod> {
     let finalizers = if tracked { json!([FINALIZER]) } else { json!([]) };
     let mut terminated =
         json!({"exitCode": i32::from(phase == "Failed"), "finishedAt": "2026-01-01T00:00:00Z"});
@@ -43,7 +43,7 @@ fn pod_with(name: &str, phase: &str, tracked: bool, end: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
 }
 
@@ -51,7 +51,7 @@ fn look(job: &Job, pods: &[Arc<Pod>]) -> JobPlan {
     plan(job, pods, &[], &Config::default(), now())
 }
 
-fn created(plan: &JobPlan) -> Vec<Option<i32>> {
+pub(super) fn created(plan: &JobPlan) -> Vec<Option<i32>> {
     match &plan.pods {
         JobPods::Create(indexes) => indexes.clone(),
         JobPods::Nothing | JobPods::Delete { .. } => vec![],
