@@ -25,6 +25,8 @@ mod networking;
 mod node;
 mod node_rules;
 mod pod;
+mod pod_containers;
+mod pod_fields;
 mod pod_print;
 mod pod_resources;
 mod pod_rules;

@@ -4,13 +4,13 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Pod;
-use mayfly_api::{names, validation::FieldError};
+use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value, json};
 
 use super::{
     Kind, Subresource, columns,
     defaulting::{fill, map_in, objects},
-    pod_resources, pod_rules, pod_updates, pod_volumes, rules, typed,
+    pod_containers, pod_fields, pod_rules, pod_updates, pod_volumes, rules, typed,
 };
 use crate::object::{Object, map_at};
 
@@ -242,10 +242,11 @@ pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mu
     let mut volumes = HashSet::new();
     for (at, volume) in list("volumes").iter().enumerate() {
         let name = volume["name"].as_str().unwrap_or("");
-        label_errors(name, &format!("{path}.volumes[{at}].name"), errors);
+        let path = format!("{path}.volumes[{at}]");
+        pod_fields::volume(volume, &path, errors);
+        pod_containers::name_errors(name, &format!("{path}.name"), errors);
         if !volumes.insert(name) {
-            let path = format!("{path}.volumes[{at}].name");
-            errors.push(duplicate(path, name));
+            errors.push(rules::duplicate(format!("{path}.name"), format!("{name:?}")));
         }
     }
     if list("containers").is_empty() {
@@ -257,10 +258,10 @@ pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mu
             |(field, list)| list.iter().enumerate().map(move |(at, c)| (format!("{path}.{field}[{at}]"), c)),
         )
     {
-        container_errors(container, &field, &volumes, errors);
+        pod_containers::check(container, &field, &volumes, errors);
         let name = container["name"].as_str().unwrap_or("");
         if !name.is_empty() && !containers.insert(name) {
-            errors.push(duplicate(format!("{field}.name"), name));
+            errors.push(rules::duplicate(format!("{field}.name"), format!("{name:?}")));
         }
     }
     for (field, allowed) in [
@@ -268,84 +269,10 @@ pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mu
         ("dnsPolicy", &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]),
     ] {
         let value = spec.get(field).and_then(Value::as_str).unwrap_or("");
-        one_of(value, allowed, format!("{path}.{field}"), errors);
+        rules::one_of(value, allowed, &format!("{path}.{field}"), errors);
     }
+    pod_fields::check(spec, path, errors);
     pod_rules::check(spec, path, errors);
-}
-
-fn duplicate(path: String, name: &str) -> FieldError {
-    let kind = mayfly_api::validation::FieldErrorKind::Duplicate { value: format!("{name:?}") };
-    FieldError { path, kind, detail: String::new() }
-}
-
-fn one_of(value: &str, allowed: &[&str], path: String, errors: &mut Vec<FieldError>) {
-    if !allowed.contains(&value) {
-        let kind = mayfly_api::validation::FieldErrorKind::NotSupported { value: format!("{value:?}") };
-        let list: Vec<_> = allowed.iter().map(|a| format!("{a:?}")).collect();
-        errors.push(FieldError { path, kind, detail: format!("supported values: {}", list.join(", ")) });
-    }
-}
-
-fn label_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
-    if name.is_empty() {
-        errors.push(FieldError::required(path, ""));
-    } else if let Err(why) = names::dns_label(name) {
-        errors.push(FieldError::invalid(path, format!("{name:?}"), why));
-    }
-}
-
-fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {
-    let items = |field: &str| container[field].as_array().map_or(&[][..], Vec::as_slice);
-    label_errors(container["name"].as_str().unwrap_or(""), &format!("{path}.name"), errors);
-    if container["image"].as_str().unwrap_or("").trim().is_empty() {
-        errors.push(FieldError::required(format!("{path}.image"), ""));
-    }
-    let policy = container["imagePullPolicy"].as_str().unwrap_or("");
-    one_of(policy, &["Always", "IfNotPresent", "Never"], format!("{path}.imagePullPolicy"), errors);
-    for (at, port) in items("ports").iter().enumerate() {
-        let number = port["containerPort"].as_i64().unwrap_or(0);
-        let path_of_port = format!("{path}.ports[{at}].containerPort");
-        if number == 0 {
-            errors.push(FieldError::required(path_of_port, ""));
-        } else if !(1..=65535).contains(&number) {
-            let path = path_of_port;
-            errors.push(FieldError::invalid(path, number, "must be between 1 and 65535, inclusive"));
-        }
-        let protocol = port["protocol"].as_str().unwrap_or("");
-        one_of(protocol, &["SCTP", "TCP", "UDP"], format!("{path}.ports[{at}].protocol"), errors);
-    }
-    for (at, variable) in items("env").iter().enumerate() {
-        let path_of_name = format!("{path}.env[{at}].name");
-        match variable["name"].as_str().unwrap_or("") {
-            "" => errors.push(FieldError::required(path_of_name, "")),
-            name if !rules::is_variable_name(name) => {
-                errors.push(FieldError::invalid(
-                    path_of_name,
-                    format!("{name:?}"),
-                    rules::VARIABLE_NAME_FORM,
-                ));
-            }
-            _ => {}
-        }
-        let value = variable["value"].as_str().unwrap_or("");
-        if !value.is_empty() && variable["valueFrom"].is_object() {
-            let detail = "may not be specified when `value` is not empty";
-            errors.push(FieldError::invalid(format!("{path}.env[{at}].valueFrom"), "\"\"", detail));
-        }
-    }
-    for (at, mount) in items("volumeMounts").iter().enumerate() {
-        let name = mount["name"].as_str().unwrap_or("");
-        if !volumes.contains(name) {
-            let kind = mayfly_api::validation::FieldErrorKind::NotFound { value: format!("{name:?}") };
-            let path = format!("{path}.volumeMounts[{at}].name");
-            errors.push(FieldError { path, kind, detail: String::new() });
-        }
-        if mount["mountPath"].as_str().unwrap_or("").is_empty() {
-            errors.push(FieldError::required(format!("{path}.volumeMounts[{at}].mountPath"), ""));
-        }
-    }
-    pod_rules::check_container(container, path, errors);
-    pod_resources::check(container, path, errors);
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use mayfly_api::{quantity, validation::FieldError};
 use serde_json::{Map, Value};
 
+use super::quota_rules::container_resource_name;
+
 /// Names of gpu-manager for the shares of a GPU, and those that they become.
 const ALIASES: [(&str, &str); 2] = [
     ("tencent.com/vcuda-core", "mayfly.dev/vcuda-core"),
@@ -19,6 +21,7 @@ pub(super) fn check(container: &Value, path: &str, errors: &mut Vec<FieldError>)
     for (side, amounts) in [("limits", limits), ("requests", requests)] {
         for (name, amount) in amounts {
             let path = format!("{path}.resources.{side}[{name}]");
+            container_resource_name(name, &path, errors);
             if millis(amount).is_none() && text(amount).starts_with('-') {
                 errors.push(FieldError::invalid(path, amount, "must be greater than or equal to 0"));
             } else if millis(amount).is_none() {

@@ -260,9 +260,17 @@ fn limit_type(kind: &str, path: &str, errors: &mut Vec<FieldError>) {
 }
 
 fn limited_name(kind: &str, name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    match kind {
+        "Container" | "Pod" => container_resource_name(name, path, errors),
+        _ => resource_name(name, path, errors),
+    }
+}
+
+/// The name of a resource of containers (`validateContainerResourceName`).
+pub(super) fn container_resource_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
     resource_name(name, path, errors);
     let of_container = OF_CONTAINERS.contains(&name) || name.starts_with("hugepages-") || name.contains('/');
-    if matches!(kind, "Container" | "Pod") && !of_container {
+    if !of_container {
         let detail = "must be a standard resource for containers";
         errors.push(FieldError::invalid(path, format!("{name:?}"), detail));
     }

@@ -305,6 +305,13 @@ fn validate_volume(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
             errors.push(FieldError::invalid("spec.hostPath.path", format!("{path:?}"), detail));
         }
     }
+    if whole["nodeAffinity"].is_object() {
+        let path = "spec.nodeAffinity.required";
+        match whole["nodeAffinity"]["required"].is_object() {
+            true => super::pod_fields::node_selector(&whole["nodeAffinity"]["required"], path, &mut errors),
+            false => errors.push(FieldError::required(path, "must specify required node constraints")),
+        }
+    }
     if spec.contains_key("local") && whole["nodeAffinity"].is_null() {
         errors.push(FieldError::required("spec.nodeAffinity", "Local volume requires node affinity"));
     }
