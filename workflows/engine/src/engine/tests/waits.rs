@@ -14,7 +14,9 @@ async fn an_execution_that_would_wait_for_more_than_a_year_times_out() {
     let start = 1_700_000_000;
     let at = |seconds: i64| json!(jiff::Timestamp::from_second(start + seconds).expect("a time").to_string());
     let looped = json!({"StartAt": "A", "States": {
-        "A": {"Type": "Wait", "Seconds": 20_000_000, "Next": "A"}}});
+        "A": {"Type": "Wait", "Seconds": 20_000_000, "Next": "B"},
+        "B": {"Type": "Choice", "Choices": [{"Variable": "$.stop", "IsPresent": true, "Next": "C"}], "Default": "A"},
+        "C": {"Type": "Succeed"}}});
     let definitions = [
         wait("Seconds", json!(99_999_999)),
         wait("Seconds", json!(YEAR_SECONDS + 1)),
