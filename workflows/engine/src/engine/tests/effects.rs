@@ -186,3 +186,24 @@ async fn a_job_that_has_begun_is_told() {
         ["3 2 TaskScheduled", "4 3 TaskStarted", "5 4 TaskSubmitted", "6 5 TaskSucceeded"]
     );
 }
+
+/// Work that a worker took before a crash is not handed out again. Its heartbeats end it, and the state can retry it.
+#[tokio::test]
+async fn work_that_was_taken_before_a_crash_owes_its_heartbeats() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let first = World::on(journal.clone(), Arc::default()).await;
+    // The clock of the process that crashes stands still.
+    let _awake = first.engine.inner.busy();
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let state = json!({"Type": "Task", "Resource": activity, "End": true, "TimeoutSeconds": 600,
+        "HeartbeatSeconds": 9});
+    let definition = json!({"StartAt": "A", "States": {"A": state}});
+    let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
+    first.engine.get_activity_task(activity, None).await.expect("work");
+    let second = World::on(journal, Arc::default()).await;
+    second.engine.resume().await.expect("resumes");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
+    let lasted = ended.stop_date.expect("ended").as_second() - ended.start_date.as_second();
+    assert!((9..600).contains(&lasted), "{lasted} s");
+}
