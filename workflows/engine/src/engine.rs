@@ -45,7 +45,7 @@ pub use deps::{
     Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness,
     Randomness, Streamed,
 };
-pub(crate) use effects::{Guards, Reporter};
+pub(crate) use effects::{EffectGuards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
 pub use mayfly_workflows_language::{definition::StateMachineType, execution::RunStatus};

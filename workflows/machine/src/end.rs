@@ -10,7 +10,7 @@ use super::call::{Action, Call, ExecutionOutcome};
 use super::failure::Failure;
 use super::state::Phase;
 use super::turn::{Turn, failure_details, iteration};
-use crate::history::Details;
+use crate::history::EventDetails;
 use mayfly_workflows_language::execution::RunStatus;
 
 impl Turn<'_> {
@@ -19,7 +19,7 @@ impl Turn<'_> {
         let text: Arc<str> = output.to_text().into();
         let for_event = text.clone();
         self.emit(cursor, "ExecutionSucceeded", || {
-            Some(Details::new("executionSucceededEventDetails").data("output", for_event))
+            Some(EventDetails::new("executionSucceededEventDetails").data("output", for_event))
         });
         self.end(ExecutionOutcome {
             status: RunStatus::Succeeded,
@@ -48,7 +48,7 @@ impl Turn<'_> {
         // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
         // floci-io/floci#2782). An express execution has no other place to say it.
         self.emit(0, "ExecutionTimedOut", || {
-            Some(Details::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
+            Some(EventDetails::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
         });
         let error = self.m.facts.express.then(|| "States.Timeout".into());
         self.end(ExecutionOutcome { status: RunStatus::TimedOut, output: None, error, cause: None });

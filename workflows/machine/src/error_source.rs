@@ -8,7 +8,7 @@ use mayfly_workflows_language::error::StateError;
 use super::failure::{self, Failure};
 use super::state::{ParentSlot, Phase};
 use super::turn::{Turn, iteration};
-use crate::history::Details;
+use crate::history::EventDetails;
 
 /// An error on its way, or a state's own mistake that still needs its sentence.
 pub(super) enum ErrorSource {
@@ -73,7 +73,7 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let id = self.emit(cursor, "EvaluationFailed", || {
             Some(
-                Details::new("evaluationFailedEventDetails")
+                EventDetails::new("evaluationFailedEventDetails")
                     .maybe("cause", failure.cause.as_deref())
                     .maybe("error", failure.error.as_deref())
                     .maybe("location", Some(location).filter(|location| !location.is_empty()))

@@ -7,7 +7,7 @@ use mayfly_workflows_language::definition::{State, StateKind};
 use mayfly_workflows_language::error::StateError;
 
 use super::data;
-use super::retry::{self, Decision};
+use super::retry::{self, RetryDecision};
 use super::state::{Phase, Wakes};
 use super::turn::Turn;
 
@@ -69,7 +69,7 @@ impl Turn<'_> {
         let Some(active) = self.active(number) else { return false };
         let takes = |error_equals: &[Arc<str>]| failure.is_taken_by(error_equals);
         let decision = retry::decide(&state.retry, &active.attempts, takes, || self.ambient.next_double());
-        let Decision::Retry { retrier, wait_ms } = decision else { return false };
+        let RetryDecision::Retry { retrier, wait_ms } = decision else { return false };
         self.parts_failed = false;
         let timer = self.set_timer(self.at_ms.saturating_add(wait_ms), Wakes::Backoff(number));
         self.m.failed_snapshot = None;

@@ -6,4 +6,4 @@
 
 mod event;
 
-pub use event::{Details, Field, HistoryEvent};
+pub use event::{EventDetails, Field, HistoryEvent};

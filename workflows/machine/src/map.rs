@@ -10,7 +10,7 @@ use super::data;
 use super::error_source::ErrorSource;
 use super::state::{Item, MapPhase, ParentSlot, Phase, Thread};
 use super::turn::{Turn, iteration};
-use crate::history::Details;
+use crate::history::EventDetails;
 
 impl Turn<'_> {
     pub(super) fn run_map(&mut self, number: ThreadId, state: &State, map: &Map) -> Result<(), ErrorSource> {
@@ -39,7 +39,7 @@ impl Turn<'_> {
 
     pub(super) fn map_state_started(&mut self, cursor: u64, length: u64) -> u64 {
         self.emit(cursor, "MapStateStarted", || {
-            Some(Details::new("mapStateStartedEventDetails").number("length", length))
+            Some(EventDetails::new("mapStateStartedEventDetails").number("length", length))
         })
     }
 

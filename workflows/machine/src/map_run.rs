@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
 use super::turn::{ROOT, Turn, failure_details};
-use crate::history::Details;
+use crate::history::EventDetails;
 use mayfly_workflows_language::execution::RunStatus;
 
 impl Turn<'_> {
@@ -48,7 +48,7 @@ impl Turn<'_> {
         }
         let arn = run.arn.clone();
         let run_started = self.emit(started, "MapRunStarted", || {
-            Some(Details::new("mapRunStartedEventDetails").text("mapRunArn", arn.clone()))
+            Some(EventDetails::new("mapRunStartedEventDetails").text("mapRunArn", arn.clone()))
         });
         self.set_cursor(number, run_started);
         let run_number = MapRunId(self.number());
@@ -437,7 +437,7 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let redriven = self.emit(cursor, "MapRunRedriven", || {
             Some(
-                Details::new("mapRunRedrivenEventDetails")
+                EventDetails::new("mapRunRedrivenEventDetails")
                     .text("mapRunArn", arn)
                     .number("redriveCount", count.into()),
             )

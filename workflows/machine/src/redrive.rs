@@ -3,7 +3,7 @@
 use super::ids::ThreadId;
 use super::state::{FailureSnapshot, Machine, Phase, Wakes};
 use super::turn::{Turn, milliseconds};
-use crate::history::Details;
+use crate::history::EventDetails;
 
 /// Requests that can be said again, as AWS has it: the last ten, for a quarter of an hour.
 const TOKENS_KEPT: usize = 10;
@@ -33,7 +33,7 @@ impl Turn<'_> {
         let count = self.m.redrive_count;
         let previous = self.m.next_event - 1;
         let redriven = self.emit(previous, "ExecutionRedriven", || {
-            Some(Details::new("executionRedrivenEventDetails").number("redriveCount", count.into()))
+            Some(EventDetails::new("executionRedrivenEventDetails").number("redriveCount", count.into()))
         });
         if let Some(seconds) = self.m.definition.timeout_seconds
             && self.m.facts.map_run_arn.is_none()

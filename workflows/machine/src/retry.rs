@@ -4,7 +4,7 @@ use mayfly_workflows_language::definition::{Jitter, Retrier};
 
 /// The decision of the retriers about an error.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Decision {
+pub(crate) enum RetryDecision {
     /// Try again after the wait.
     Retry {
         /// Which retrier.
@@ -44,14 +44,14 @@ pub(crate) fn decide(
     attempts: &[u32],
     takes: impl Fn(&[std::sync::Arc<str>]) -> bool,
     roll: impl FnOnce() -> f64,
-) -> Decision {
+) -> RetryDecision {
     let Some(index) = retriers.iter().position(|retrier| takes(&retrier.error_equals)) else {
-        return Decision::GiveUp;
+        return RetryDecision::GiveUp;
     };
     let retrier = &retriers[index];
     let used = attempts.get(index).copied().unwrap_or(0);
     if u64::from(used) >= retrier.max_attempts {
-        return Decision::GiveUp;
+        return RetryDecision::GiveUp;
     }
     let seconds = interval_seconds(retrier, used);
     let seconds = match retrier.jitter {
@@ -60,7 +60,7 @@ pub(crate) fn decide(
     };
     #[expect(clippy::cast_possible_truncation, reason = "clamped to a century")]
     let wait_ms = (seconds * 1000.0).round().clamp(0.0, 3.2e12) as i64;
-    Decision::Retry { retrier: index, wait_ms }
+    RetryDecision::Retry { retrier: index, wait_ms }
 }
 
 /// The wait before attempt number `used + 1`, jitter left out.
@@ -94,13 +94,13 @@ mod tests {
     fn waits_grow_up_to_the_delay() {
         let mut one = retrier(&["A"]);
         let wait = |one: &Retrier, used| decide(std::slice::from_ref(one), &[used], |_| true, || 0.5);
-        assert_eq!(wait(&one, 0), Decision::Retry { retrier: 0, wait_ms: 2_000 });
-        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 8_000 });
-        assert_eq!(wait(&one, 3), Decision::GiveUp);
+        assert_eq!(wait(&one, 0), RetryDecision::Retry { retrier: 0, wait_ms: 2_000 });
+        assert_eq!(wait(&one, 2), RetryDecision::Retry { retrier: 0, wait_ms: 8_000 });
+        assert_eq!(wait(&one, 3), RetryDecision::GiveUp);
         one.max_delay_seconds = Some(5);
-        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 5_000 });
+        assert_eq!(wait(&one, 2), RetryDecision::Retry { retrier: 0, wait_ms: 5_000 });
         one.jitter = Jitter::Full;
-        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 2_500 });
+        assert_eq!(wait(&one, 2), RetryDecision::Retry { retrier: 0, wait_ms: 2_500 });
     }
 
     #[test]
@@ -109,9 +109,12 @@ mod tests {
         let decide = |retriers: &[Retrier], attempts: &[u32], error| {
             decide(retriers, attempts, |error_equals| takes(error_equals, error), || 0.0)
         };
-        assert_eq!(decide(&retriers, &[3, 0], Some("A")), Decision::GiveUp);
-        assert_eq!(decide(&retriers, &[3, 0], Some("B")), Decision::Retry { retrier: 1, wait_ms: 2_000 });
-        assert_eq!(decide(&retriers[..1], &[], Some("B")), Decision::GiveUp);
+        assert_eq!(decide(&retriers, &[3, 0], Some("A")), RetryDecision::GiveUp);
+        assert_eq!(
+            decide(&retriers, &[3, 0], Some("B")),
+            RetryDecision::Retry { retrier: 1, wait_ms: 2_000 }
+        );
+        assert_eq!(decide(&retriers[..1], &[], Some("B")), RetryDecision::GiveUp);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::retry::HEARTBEAT_TIMEOUT;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::turn::{Turn, failure_details, milliseconds};
-use crate::history::{Details, Field};
+use crate::history::{EventDetails, Field};
 use mayfly_workflows_language::execution::Payload;
 
 impl Turn<'_> {
@@ -117,16 +117,16 @@ impl Turn<'_> {
         };
         let scheduled = self.emit(cursor, kind, || {
             let details = match &task.resource {
-                Resource::Function(_) => Details::new("lambdaFunctionScheduledEventDetails")
+                Resource::Function(_) => EventDetails::new("lambdaFunctionScheduledEventDetails")
                     .data("input", arguments.to_text())
                     .text("resource", task.arn.clone()),
-                Resource::Activity(_) => Details::new("activityScheduledEventDetails")
+                Resource::Activity(_) => EventDetails::new("activityScheduledEventDetails")
                     .data("input", arguments.to_text())
                     .text("resource", task.arn.clone())
                     .maybe_number("heartbeatInSeconds", seconds.heartbeat),
                 _ => {
                     let (kind, name) = event_names(task);
-                    Details::new("taskScheduledEventDetails")
+                    EventDetails::new("taskScheduledEventDetails")
                         .bare_data("parameters", arguments.to_text())
                         .text("region", region)
                         .text("resource", name)
@@ -144,7 +144,7 @@ impl Turn<'_> {
             Resource::Activity(_) => scheduled,
             Resource::Function(_) => self.emit(scheduled, "LambdaFunctionStarted", || None),
             _ => self.emit(scheduled, "TaskStarted", || {
-                Some(with_resource(Details::new("taskStartedEventDetails"), task))
+                Some(with_resource(EventDetails::new("taskStartedEventDetails"), task))
             }),
         };
         self.set_cursor(number, started);
@@ -183,7 +183,7 @@ impl Turn<'_> {
         let Some((number, _)) = self.task_of(effect) else { return };
         let cursor = self.cursor(number);
         let began = self.emit(cursor, "ActivityStarted", || {
-            Some(Details::new("activityStartedEventDetails").maybe("workerName", worker))
+            Some(EventDetails::new("activityStartedEventDetails").maybe("workerName", worker))
         });
         self.set_cursor(number, began);
         let at_ms = self.at_ms;
@@ -210,7 +210,10 @@ impl Turn<'_> {
         let Some(text) = output.text() else { return };
         let cursor = self.cursor(number);
         let submitted = self.emit(cursor, "TaskSubmitted", || {
-            Some(with_resource(Details::new("taskSubmittedEventDetails").data("output", text.clone()), task))
+            Some(with_resource(
+                EventDetails::new("taskSubmittedEventDetails").data("output", text.clone()),
+                task,
+            ))
         });
         self.set_cursor(number, submitted);
         let value = Value::parse(text).unwrap_or_default();
@@ -276,13 +279,16 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let succeeded = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionSucceeded", || {
-                Some(Details::new("lambdaFunctionSucceededEventDetails").data("output", text()))
+                Some(EventDetails::new("lambdaFunctionSucceededEventDetails").data("output", text()))
             }),
             Resource::Activity(_) => self.emit(cursor, "ActivitySucceeded", || {
-                Some(Details::new("activitySucceededEventDetails").data("output", text()))
+                Some(EventDetails::new("activitySucceededEventDetails").data("output", text()))
             }),
             _ => self.emit(cursor, "TaskSucceeded", || {
-                Some(with_resource(Details::new("taskSucceededEventDetails").data("output", text()), task))
+                Some(with_resource(
+                    EventDetails::new("taskSucceededEventDetails").data("output", text()),
+                    task,
+                ))
             }),
         };
         self.set_cursor(number, succeeded);
@@ -380,7 +386,7 @@ fn event_names(task: &Task) -> (String, String) {
 }
 
 /// `resource` and `resourceType`, which every task event ends with.
-fn with_resource(details: Details, task: &Task) -> Details {
+fn with_resource(details: EventDetails, task: &Task) -> EventDetails {
     let (kind, name) = event_names(task);
     details.text("resource", name).text("resourceType", kind)
 }

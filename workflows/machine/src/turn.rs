@@ -12,7 +12,7 @@ use super::error_source::ErrorSource;
 use super::event::Event;
 use super::failure::Failure;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
-use crate::history::{Details, Field, HistoryEvent};
+use crate::history::{EventDetails, Field, HistoryEvent};
 
 /// The longest duration of a standard execution: AWS's year.
 pub(super) const EXECUTION_SECONDS_MAX: u64 = 31_536_000;
@@ -114,7 +114,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         self.emit(0, "ExecutionStarted", || {
             Some(
-                Details::new("executionStartedEventDetails")
+                EventDetails::new("executionStartedEventDetails")
                     .data("input", facts.input_text.clone())
                     .text("roleArn", facts.role_arn.clone())
                     .maybe("stateMachineAliasArn", facts.alias_arn.as_deref())
@@ -230,7 +230,9 @@ impl Turn<'_> {
                 input.to_text().into()
             };
             Some(
-                Details::new("stateEnteredEventDetails").data("input", text).text("name", state.name.clone()),
+                EventDetails::new("stateEnteredEventDetails")
+                    .data("input", text)
+                    .text("name", state.name.clone()),
             )
         });
         let entered_ms = self.at_ms;
@@ -257,7 +259,7 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let StateOutput { output, assigned } = left;
         let exited = self.emit(cursor, exited_kind(&state.kind), || {
-            let mut details = Details::new("stateExitedEventDetails");
+            let mut details = EventDetails::new("stateExitedEventDetails");
             if !assigned.is_empty() {
                 details = details.field("assignedVariables", Field::Variables(assigned.clone()));
             }
@@ -324,7 +326,7 @@ impl Turn<'_> {
         &mut self,
         previous: u64,
         kind: &str,
-        details: impl FnOnce() -> Option<Details>,
+        details: impl FnOnce() -> Option<EventDetails>,
     ) -> u64 {
         let id = self.m.next_event;
         self.m.next_event += 1;
@@ -398,13 +400,15 @@ pub(super) fn milliseconds(seconds: u64) -> i64 {
 }
 
 /// `error` and `cause`, if they are present.
-pub(super) fn failure_details(member: &'static str, failure: &Failure) -> Details {
-    Details::new(member).maybe("cause", failure.cause.as_deref()).maybe("error", failure.error.as_deref())
+pub(super) fn failure_details(member: &'static str, failure: &Failure) -> EventDetails {
+    EventDetails::new(member)
+        .maybe("cause", failure.cause.as_deref())
+        .maybe("error", failure.error.as_deref())
 }
 
 /// `index` and `name` of an iteration.
-pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> Details {
-    Details::new(member).number("index", index.into()).text("name", state.name.clone())
+pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> EventDetails {
+    EventDetails::new(member).number("index", index.into()).text("name", state.name.clone())
 }
 
 /// AWS shows the execution's input to a Map that selects its items as it was written, and to every other first state

@@ -35,11 +35,11 @@ pub struct ExecutionChanged {
 }
 
 /// Tells listeners; costs nothing while there is none.
-pub(super) struct Changes(broadcast::Sender<ExecutionChanged>);
+pub(super) struct ChangeBroadcast(broadcast::Sender<ExecutionChanged>);
 
-impl Default for Changes {
+impl Default for ChangeBroadcast {
     fn default() -> Self {
-        Changes(broadcast::Sender::new(BEHIND_MAX))
+        ChangeBroadcast(broadcast::Sender::new(BEHIND_MAX))
     }
 }
 

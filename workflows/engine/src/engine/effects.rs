@@ -8,7 +8,7 @@ use futures::FutureExt as _;
 use mayfly_workflows_language::error::names;
 
 use super::inner::{ApplyError, Busy, Inner, PendingEffect};
-use super::live::{Cell, ResidentExecution};
+use super::live::{ResidentExecution, ResidentState};
 use crate::executor::{files, tasks};
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
@@ -56,10 +56,10 @@ impl Reporter {
 
     /// Reports how the effect ended. When that is durable, or no state waits for it any more, the effect is over and
     /// its place free; nothing waits for that.
-    fn conclude(self, event: Event, guards: Guards) {
+    fn conclude(self, event: Event, guards: EffectGuards) {
         let (n, running) = (self.n, self.running.clone());
         let over = Over { running: self.running, n, _guards: guards };
-        let waits = |cell: &Cell| cell.machine.waits_for(n);
+        let waits = |cell: &ResidentState| cell.machine.waits_for(n);
         if let Err(ApplyError::Journal(error)) =
             self.inner.deliver_if(&running, event, waits, move |_| drop(over))
         {
@@ -141,7 +141,7 @@ impl Reporter {
 struct Over {
     running: Arc<ResidentExecution>,
     n: EffectId,
-    _guards: Guards,
+    _guards: EffectGuards,
 }
 
 impl Drop for Over {
@@ -193,7 +193,7 @@ impl Inner {
 }
 
 async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSlot, busy: Busy) {
-    let mut guards = Guards { place: Some(place), busy: Some(busy) };
+    let mut guards = EffectGuards { place: Some(place), busy: Some(busy) };
     if !reporter.is_wanted() {
         drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
         return;
@@ -246,7 +246,7 @@ enum Ending {
 }
 
 /// Carries an effect out.
-async fn event_of(reporter: &Reporter, call: &Call, guards: &mut Guards) -> Ending {
+async fn event_of(reporter: &Reporter, call: &Call, guards: &mut EffectGuards) -> Ending {
     let event = match call {
         Call::Task(task) => match tasks::run(reporter, task, guards).await {
             tasks::Finished::Result(value) => {
@@ -279,12 +279,12 @@ async fn event_of(reporter: &Reporter, call: &Call, guards: &mut Guards) -> Endi
 }
 
 /// An effect's place, and its mark of being under way.
-pub(crate) struct Guards {
+pub(crate) struct EffectGuards {
     place: Option<EffectSlot>,
     busy: Option<Busy>,
 }
 
-impl Guards {
+impl EffectGuards {
     /// From here on the effect only waits: others may have its place, and a
     /// virtual clock may jump.
     pub(crate) fn release(&mut self) {

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 
-use super::changes::{Changes, ExecutionChange};
+use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
 use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::history::Histories;
-use super::live::{Cell, Live, ResidentExecution};
+use super::live::{Live, ResidentExecution, ResidentState};
 use super::mocked::Alarms;
 use super::types::{Description, RedriveStatus, StateMachine};
 use crate::executor::activities::ActivityQueues;
@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     /// Waits that belong to no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
     pub(super) timers: super::delivery::TimerDelivery,
-    pub(super) changes: Changes,
+    pub(super) changes: ChangeBroadcast,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
     /// The process is being stopped: effects write no failure and are not begun any more.
@@ -140,7 +140,7 @@ impl Inner {
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
         mut event: Event,
-        holds: impl FnOnce(&Cell) -> bool,
+        holds: impl FnOnce(&ResidentState) -> bool,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
         let mut cell = running.lock();
@@ -179,7 +179,7 @@ impl Inner {
     }
 
     /// The state to be written as a checkpoint, when enough events followed the last one.
-    fn checkpoint(&self, execution: u64, cell: &mut Cell) -> Option<JournalChange> {
+    fn checkpoint(&self, execution: u64, cell: &mut ResidentState) -> Option<JournalChange> {
         let every = self.config.limits.checkpoint_records.max(1);
         if cell.checkpoint_at == 0 {
             cell.checkpoint_at = (cell.seq / every + 1) * every;
@@ -206,7 +206,7 @@ impl Inner {
     pub(super) fn settle(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
-        cell: &mut Cell,
+        cell: &mut ResidentState,
         step: AppliedEvent,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
@@ -257,7 +257,7 @@ impl Inner {
     fn durable(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
-        cell: &mut Cell,
+        cell: &mut ResidentState,
         seq: u64,
         outcome: Option<OutcomeRow>,
         actions: Vec<Action>,
@@ -292,7 +292,12 @@ impl Inner {
     }
 
     /// Performs actions of the state machine. Never blocks.
-    fn perform(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut Cell, actions: Vec<Action>) {
+    fn perform(
+        self: &Arc<Self>,
+        running: &Arc<ResidentExecution>,
+        cell: &mut ResidentState,
+        actions: Vec<Action>,
+    ) {
         for action in actions {
             match action {
                 Action::Effect { n, call } => self.queue_effect(running, n, call),
@@ -333,7 +338,7 @@ impl Inner {
         }
     }
 
-    fn ended(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut Cell) {
+    fn ended(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut ResidentState) {
         for (_, effect) in running.effects.lock().drain() {
             effect.abort();
         }

@@ -24,7 +24,7 @@ pub(super) struct ResidentExecution {
     /// Its definition has expressions that may take long: they are evaluated where blocking is allowed.
     pub(super) may_block: bool,
     pub(super) state_machine: Arc<StateMachine>,
-    pub(super) cell: Mutex<Cell>,
+    pub(super) cell: Mutex<ResidentState>,
     /// Acknowledgements of the journal that came while the state was locked, in the journal's order.
     acknowledgements: Mutex<VecDeque<Acknowledge>>,
     /// The state machines of its map runs' children, created once for each Map. Locked separately.
@@ -34,10 +34,10 @@ pub(super) struct ResidentExecution {
 }
 
 /// The continuation after an event is durable, or lost.
-type Acknowledge = Box<dyn for<'a> FnOnce(MutexGuard<'a, Cell>) + Send>;
+type Acknowledge = Box<dyn for<'a> FnOnce(MutexGuard<'a, ResidentState>) + Send>;
 
 /// The mutable part of an execution.
-pub(super) struct Cell {
+pub(super) struct ResidentState {
     pub(super) machine: Machine,
     /// The journal's row; its outcome is kept up to date.
     pub(super) row: ExecutionRow,
@@ -117,7 +117,7 @@ impl ResidentExecution {
             express: state_machine.kind == StateMachineType::Express,
             may_block: may_take_long(&state_machine.definition),
             state_machine,
-            cell: Mutex::new(Cell {
+            cell: Mutex::new(ResidentState {
                 touched_ms: row.start_ms,
                 machine,
                 row,
@@ -142,7 +142,7 @@ impl ResidentExecution {
 
     /// Locks the state. While another task evaluates an expression of this execution, the other tasks of this thread
     /// move to other threads.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Cell> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ResidentState> {
         if let Some(cell) = self.cell.try_lock() {
             return cell;
         }
@@ -159,7 +159,7 @@ impl ResidentExecution {
     pub(super) fn acknowledge(
         self: &Arc<Self>,
         runtime: &Handle,
-        acknowledge: impl for<'a> FnOnce(MutexGuard<'a, Cell>) + Send + 'static,
+        acknowledge: impl for<'a> FnOnce(MutexGuard<'a, ResidentState>) + Send + 'static,
     ) {
         let mut waiting = self.acknowledgements.lock();
         if waiting.is_empty()

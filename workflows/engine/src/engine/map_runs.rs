@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{ApplyError, Inner, timestamp};
-use super::live::{Cell, ResidentExecution};
+use super::live::{ResidentExecution, ResidentState};
 use super::types::StateMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
 use mayfly_workflows_machine::{ChildStart, EDITION, EffectId, Event, Machine, MapRunId, MapRunState};
@@ -183,7 +183,7 @@ impl Inner {
     }
 
     /// Reports the end of a child to its parent execution.
-    pub(super) fn tell_parent(self: &Arc<Self>, cell: &Cell) {
+    pub(super) fn tell_parent(self: &Arc<Self>, cell: &ResidentState) {
         let Some(parent) = cell.row.birth.parent.clone() else { return };
         let outcome = cell.row.outcome.clone();
         let (inner, busy) = (self.clone(), self.busy());

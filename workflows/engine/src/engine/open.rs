@@ -83,7 +83,7 @@ impl Engine {
             mocks: OnceLock::new(),
             alarms: Mutex::default(),
             timers: super::delivery::TimerDelivery::new(),
-            changes: super::changes::Changes::default(),
+            changes: super::changes::ChangeBroadcast::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::error::{ExecutionError, StartError};
 use super::inner::{AppliedEvent, ApplyError, Inner, timestamp};
-use super::live::{Cell, NameReservation, ResidentExecution, may_take_long};
+use super::live::{NameReservation, ResidentExecution, ResidentState, may_take_long};
 use super::load;
 use super::types::{Description, StartRequest, Started, StateMachine};
 use mayfly_workflows_journal::{
@@ -208,7 +208,7 @@ impl Inner {
 
     /// Removes an execution whose start the journal refused. A task that still holds it writes nothing, and the name
     /// is free again even if no caller waits for the start.
-    pub(super) fn abort_start(&self, running: &Arc<ResidentExecution>, cell: &mut Cell) {
+    pub(super) fn abort_start(&self, running: &Arc<ResidentExecution>, cell: &mut ResidentState) {
         // Events that arrived before the start was durable are refused as well.
         if std::mem::replace(&mut cell.evicted, true) {
             return;

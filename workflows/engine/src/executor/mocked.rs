@@ -6,7 +6,7 @@ use std::time::Duration;
 use mayfly_workflows_language::definition::{Pattern, Resource};
 
 use super::tasks::Finished;
-use crate::engine::{Guards, MockAnswer, MockCall, Mocks, Reporter};
+use crate::engine::{EffectGuards, MockAnswer, MockCall, Mocks, Reporter};
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Event, TaskCall};
 
@@ -15,7 +15,7 @@ use mayfly_workflows_machine::{Event, TaskCall};
 pub(crate) async fn run(
     reporter: &Reporter,
     task: &TaskCall,
-    guards: &mut Guards,
+    guards: &mut EffectGuards,
     mocks: Arc<dyn Mocks>,
 ) -> Finished {
     let n = reporter.n;
@@ -44,7 +44,7 @@ pub(crate) async fn run(
     }
 }
 
-async fn pass_time(reporter: &Reporter, token: &str, guards: &mut Guards, answer: &MockAnswer) {
+async fn pass_time(reporter: &Reporter, token: &str, guards: &mut EffectGuards, answer: &MockAnswer) {
     let mut left = answer.after;
     while !left.is_zero() {
         let step = answer.heartbeat.filter(|every| !every.is_zero() && *every < left).unwrap_or(left);
@@ -56,7 +56,7 @@ async fn pass_time(reporter: &Reporter, token: &str, guards: &mut Guards, answer
     }
 }
 
-async fn wait(reporter: &Reporter, guards: &mut Guards, time: Duration) {
+async fn wait(reporter: &Reporter, guards: &mut EffectGuards, time: Duration) {
     let alarm = reporter.inner.alarm(time);
     guards.release();
     // An engine that is gone rings no more, and takes this effect with it.

@@ -6,7 +6,7 @@ use mayfly_workflows_machine::time_text;
 
 /// The form of times in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Times {
+pub(crate) enum TimeFormat {
     /// `aws-sdk:` integrations: ISO 8601.
     Text,
     /// Optimised integrations: milliseconds since the epoch.
@@ -15,7 +15,7 @@ pub(crate) enum Times {
 
 /// An answer of our API as workflows see it: members begin with a capital,
 /// times (`…Date`) are no seconds any more.
-pub(crate) fn answer(value: &serde_json::Value, times: Times) -> Value {
+pub(crate) fn answer(value: &serde_json::Value, times: TimeFormat) -> Value {
     match value {
         serde_json::Value::Object(members) => Value::from(
             members
@@ -36,12 +36,12 @@ pub(crate) fn answer(value: &serde_json::Value, times: Times) -> Value {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "milliseconds of our millennium")]
-fn time(value: &serde_json::Value, times: Times) -> Value {
+fn time(value: &serde_json::Value, times: TimeFormat) -> Value {
     let Some(seconds) = value.as_f64() else { return Value::from(value) };
     let at_ms = (seconds * 1000.0).round() as i64;
     match times {
-        Times::Text => Value::from(time_text(at_ms)),
-        Times::Milliseconds => Value::from(at_ms),
+        TimeFormat::Text => Value::from(time_text(at_ms)),
+        TimeFormat::Milliseconds => Value::from(at_ms),
     }
 }
 
@@ -86,11 +86,11 @@ mod tests {
         assert_eq!(request(&arguments), serde_json::json!({"stateMachineArn": "a", "input": "{\"k\":1}"}));
         let told = serde_json::json!({"executionArn": "e", "startDate": 1_700_000_000.25});
         assert_eq!(
-            answer(&told, Times::Text).to_text(),
+            answer(&told, TimeFormat::Text).to_text(),
             r#"{"ExecutionArn":"e","StartDate":"2023-11-14T22:13:20.250Z"}"#
         );
         assert_eq!(
-            answer(&told, Times::Milliseconds).to_text(),
+            answer(&told, TimeFormat::Milliseconds).to_text(),
             r#"{"ExecutionArn":"e","StartDate":1700000000250}"#
         );
     }

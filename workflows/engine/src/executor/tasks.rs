@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use super::activities::Work;
 use super::endpoint;
 use super::http;
-use super::sdk::{self, Times};
+use super::sdk::{self, TimeFormat};
 use crate::engine::{
-    Description, ExecutionError, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall,
+    Description, EffectGuards, ExecutionError, FunctionCall, FunctionError, FunctionOutput, IntegrationCall,
     InvokeError, OperationError, Origin, Reporter,
 };
 use mayfly_workflows_journal::JournalError;
@@ -59,7 +59,7 @@ impl From<Result<Value, InvokeError>> for Finished {
 }
 
 /// Carries out a task.
-pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Guards) -> Finished {
+pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut EffectGuards) -> Finished {
     if let Some(mocks) = reporter.inner.mocks() {
         return super::mocked::run(reporter, task, guards, mocks).await;
     }
@@ -251,7 +251,7 @@ async fn start_execution(
         optimised_failure(&error, &id)
     })?;
     let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default().to_owned();
-    let told = sdk::answer(&answer, Times::Milliseconds);
+    let told = sdk::answer(&answer, TimeFormat::Milliseconds);
     let id = request_id(reporter);
     let envelope = Envelope {
         request_id: &id,
@@ -281,7 +281,7 @@ async fn start_and_wait(
     reporter: &Reporter,
     task: &TaskCall,
     parsed_output: bool,
-    guards: &mut Guards,
+    guards: &mut EffectGuards,
 ) -> Finished {
     let arn =
         match task.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn")).and_then(Value::as_str) {
@@ -373,7 +373,7 @@ fn exception(code: &str) -> String {
 async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result<Value, FunctionError> {
     let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
     match answer {
-        Ok(answer) => Ok(sdk::answer(&answer, Times::Text)),
+        Ok(answer) => Ok(sdk::answer(&answer, TimeFormat::Text)),
         Err(error) => Err(FunctionError::new(
             format!("Sfn.{}", exception(&error.code)),
             format!(

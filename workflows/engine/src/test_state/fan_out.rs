@@ -9,7 +9,7 @@ use mayfly_workflows_language::value::Value;
 use serde_json::json;
 
 use super::failing::Failure;
-use super::request::Mock;
+use super::request::StateMock;
 use super::run::{StageEvaluator, TestOutput, TestRun};
 use crate::executor::files;
 use mayfly_workflows_machine::{EDITION, batched, quantity};
@@ -20,8 +20,10 @@ impl TestRun<'_> {
         let input = self.effective_input(false)?;
         self.arguments(&input, false)?;
         match &self.request.mock {
-            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
-            Some(Mock::Result(result)) => Ok(self.finish(result)?),
+            Some(StateMock::Error { error, cause }) => {
+                Err(Failure { error: error.clone(), cause: cause.clone() })
+            }
+            Some(StateMock::Result(result)) => Ok(self.finish(result)?),
             None => Ok(self.finish(&Value::Null)?),
         }
     }
@@ -43,8 +45,10 @@ impl TestRun<'_> {
             self.inspection.fact("toleratedFailurePercentage", json!(percentage));
         }
         match &self.request.mock {
-            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
-            Some(Mock::Result(result)) => {
+            Some(StateMock::Error { error, cause }) => {
+                Err(Failure { error: error.clone(), cause: cause.clone() })
+            }
+            Some(StateMock::Result(result)) => {
                 self.tolerate(result, count, percentage)?;
                 Ok(self.finish(result)?)
             }

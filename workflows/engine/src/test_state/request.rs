@@ -49,7 +49,7 @@ impl Level {
 
 /// The replacement of the state's work.
 #[derive(Debug)]
-pub enum Mock {
+pub enum StateMock {
     Result(Value),
     Error { error: Option<String>, cause: Option<String> },
 }
@@ -73,7 +73,7 @@ pub struct Request {
     pub input: Value,
     pub level: Level,
     pub variables: Value,
-    pub mock: Option<Mock>,
+    pub mock: Option<StateMock>,
     pub context: Option<Value>,
     pub configuration: Configuration,
     pub role_arn: Option<String>,
@@ -242,10 +242,10 @@ pub(super) fn lasts(resource: &Resource) -> bool {
     matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
 }
 
-fn read_mock(mock: &Params, state: &State) -> Result<Mock, TestRejection> {
+fn read_mock(mock: &Params, state: &State) -> Result<StateMock, TestRejection> {
     if let Some(error) = mock.get("errorOutput").filter(|error| !error.is_null()) {
         let text = |name: &str| error.get(name).and_then(Params::as_str).map(str::to_owned);
-        return Ok(Mock::Error { error: text("error"), cause: text("cause") });
+        return Ok(StateMock::Error { error: text("error"), cause: text("cause") });
     }
     let result = mock.get("result").and_then(Params::as_str).unwrap_or_default();
     let Ok(result) = Value::parse(result) else { return validation("Mocked result must be valid JSON") };
@@ -274,16 +274,20 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, TestRejection> {
         }
         _ => {}
     }
-    Ok(Mock::Result(result))
+    Ok(StateMock::Result(result))
 }
 
-fn check_iterations(state: &State, given: &Configuration, mock: Option<&Mock>) -> Result<(), TestRejection> {
+fn check_iterations(
+    state: &State,
+    given: &Configuration,
+    mock: Option<&StateMock>,
+) -> Result<(), TestRejection> {
     let Some(failed) = given.failed_iterations else { return Ok(()) };
     if !matches!(state.kind, StateKind::Map(_)) {
         return validation("MapIterationFailureCount can only be specified for Map states");
     }
     match mock {
-        Some(Mock::Result(result)) => {
+        Some(StateMock::Result(result)) => {
             let iterations = result.as_array().map_or(0, |items| items.len() as u64);
             if failed > iterations {
                 return validation(

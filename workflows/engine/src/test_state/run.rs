@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::failing::{Failure, settle};
 use super::inspection::Inspection;
-use super::request::{self, Mock, Request, TestRejection};
+use super::request::{self, Request, StateMock, TestRejection};
 use super::{Status, TestOptions, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
 use mayfly_workflows_machine::time_text;
@@ -159,8 +159,8 @@ async fn work(
     inspection: &mut Inspection,
 ) -> Result<Result<Value, Failure>, TestRejection> {
     match &request.mock {
-        Some(Mock::Result(result)) => return Ok(Ok(result.clone())),
-        Some(Mock::Error { error, cause }) => {
+        Some(StateMock::Result(result)) => return Ok(Ok(result.clone())),
+        Some(StateMock::Error { error, cause }) => {
             return Ok(Err(Failure { error: error.clone(), cause: cause.clone() }));
         }
         None => {}

@@ -20,14 +20,14 @@ const TEXT_BYTES_MAX: usize = 64 * 1024;
 #[derive(Clone, Debug)]
 pub(super) enum Fast {
     Constant(Value),
-    Path(Root, Vec<Arc<str>>),
+    Path(PathRoot, Vec<Arc<str>>),
     Binary(BinaryOp, Box<Fast>, Box<Fast>),
     Conditional(Box<Fast>, Box<Fast>, Box<Fast>),
     Object(Vec<(Arc<str>, Fast)>),
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Root {
+pub(super) enum PathRoot {
     Input,
     Result,
     ErrorOutput,
@@ -82,7 +82,7 @@ fn compile(ast: &AstNode, depth: usize) -> Option<Fast> {
         AstNode::Boolean(flag) => Some(Fast::Constant(Value::Bool(*flag))),
         AstNode::Null => Some(Fast::Constant(Value::Null)),
         AstNode::Variable(name) if !name.is_empty() && name != "states" => {
-            Some(Fast::Path(Root::Variable(name.as_str().into()), Vec::new()))
+            Some(Fast::Path(PathRoot::Variable(name.as_str().into()), Vec::new()))
         }
         AstNode::Path { steps } => compile_path(steps),
         AstNode::Binary { op, lhs, rhs } if is_plain(*op) => {
@@ -146,29 +146,29 @@ fn compile_path(steps: &[PathStep]) -> Option<Fast> {
     let AstNode::Variable(first) = &steps.first()?.node else { return None };
     let root = match (first.as_str(), names.first().map(|name: &Arc<str>| &**name)) {
         ("", _) => return None,
-        ("states", Some("input")) => Root::Input,
-        ("states", Some("result")) => Root::Result,
-        ("states", Some("errorOutput")) => Root::ErrorOutput,
-        ("states", Some("context")) => Root::Context,
+        ("states", Some("input")) => PathRoot::Input,
+        ("states", Some("result")) => PathRoot::Result,
+        ("states", Some("errorOutput")) => PathRoot::ErrorOutput,
+        ("states", Some("context")) => PathRoot::Context,
         ("states", _) => return None,
-        (name, _) => return Some(Fast::Path(Root::Variable(name.into()), names)),
+        (name, _) => return Some(Fast::Path(PathRoot::Variable(name.into()), names)),
     };
     names.remove(0);
     Some(Fast::Path(root, names))
 }
 
-fn path(root: &Root, names: &[Arc<str>], scope: &Scope<'_>) -> Option<Option<Value>> {
+fn path(root: &PathRoot, names: &[Arc<str>], scope: &Scope<'_>) -> Option<Option<Value>> {
     let context;
     let start = match root {
-        Root::Input => Some(scope.input),
-        Root::Result => scope.result,
-        Root::ErrorOutput => scope.error_output,
-        Root::Context => {
+        PathRoot::Input => Some(scope.input),
+        PathRoot::Result => scope.result,
+        PathRoot::ErrorOutput => scope.error_output,
+        PathRoot::Context => {
             context = scope.context.get();
             Some(&context)
         }
         // A name that is no variable may be a function's.
-        Root::Variable(name) => Some(scope.variables.get(name)?),
+        PathRoot::Variable(name) => Some(scope.variables.get(name)?),
     };
     let Some(mut value) = start else { return Some(None) };
     for name in names {

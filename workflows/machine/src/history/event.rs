@@ -17,12 +17,12 @@ pub struct HistoryEvent {
     /// The type, such as `TaskStateEntered`.
     pub kind: String,
     /// The details and the member that holds them.
-    pub details: Option<Details>,
+    pub details: Option<EventDetails>,
 }
 
 /// The member of an event that holds its details.
 #[derive(Debug, Clone)]
-pub struct Details {
+pub struct EventDetails {
     /// The member's name, such as `stateEnteredEventDetails`.
     pub member: &'static str,
     /// In order; absent ones are left out when made.
@@ -45,7 +45,7 @@ pub enum Field {
     Object(Value),
 }
 
-impl Details {
+impl EventDetails {
     /// Nothing said yet.
     pub fn new(member: &'static str) -> Self {
         Self { member, fields: Vec::new() }

@@ -4,7 +4,7 @@ use futures::StreamExt as _;
 use mayfly_workflows_language::definition::{ItemReader, StateId, StateKind};
 use mayfly_workflows_language::value::Value;
 
-use super::records::{Format, Records, Unpacked};
+use super::records::{RecordFormat, Records, Unpacked};
 use crate::engine::{ObjectEntry, ObjectError, Objects, Reporter};
 
 /// Reads the items a Map's `ItemReader` names: an array.
@@ -63,7 +63,7 @@ impl Reading<'_> {
         match (reader.input_type.as_deref(), reader.manifest_type.as_deref()) {
             (_, Some("ATHENA_DATA")) => self.unloaded(bucket, key, version).await,
             (Some("MANIFEST"), _) => self.inventory(bucket, key, version).await,
-            _ => self.object(bucket, key, version, Format::of(reader)?).await,
+            _ => self.object(bucket, key, version, RecordFormat::of(reader)?).await,
         }
     }
 
@@ -87,7 +87,7 @@ impl Reading<'_> {
                     self.items.push(item);
                 } else if entry.size > 0 {
                     // An object without content may stand for a folder.
-                    self.object(bucket, &entry.key, None, Format::of(self.reader)?).await?;
+                    self.object(bucket, &entry.key, None, RecordFormat::of(self.reader)?).await?;
                 }
             }
             match page.next {
@@ -103,7 +103,7 @@ impl Reading<'_> {
         bucket: &str,
         key: &str,
         version: Option<&str>,
-        format: Format,
+        format: RecordFormat,
     ) -> Result<(), String> {
         let mut body = self.objects.get(bucket, key, version).await.map_err(ObjectError::for_map)?;
         let (mut unpacked, mut records) = (Unpacked::default(), Records::new(key, format));
@@ -141,7 +141,7 @@ impl Reading<'_> {
         bucket: &str,
         key: &str,
         version: Option<&str>,
-        format: Format,
+        format: RecordFormat,
     ) -> Result<Vec<Value>, String> {
         let (items, items_max) =
             (std::mem::take(&mut self.items), std::mem::replace(&mut self.items_max, usize::MAX));
@@ -154,7 +154,7 @@ impl Reading<'_> {
     /// S3's inventory: a manifest names files in CSV, without headers and compressed.
     async fn inventory(&mut self, bucket: &str, key: &str, version: Option<&str>) -> Result<(), String> {
         let wrong = |what: &str| format!("The manifest {key} is not one of S3's inventory: {what}");
-        let manifest = self.apart(bucket, key, version, Format::Value).await?;
+        let manifest = self.apart(bucket, key, version, RecordFormat::Value).await?;
         let manifest = manifest.into_iter().next().unwrap_or_default();
         let text = |name: &str| manifest.get(name).and_then(Value::as_str);
         let there = text("destinationBucket").ok_or_else(|| wrong("it names no destinationBucket"))?;
@@ -168,7 +168,7 @@ impl Reading<'_> {
             manifest.get("files").and_then(Value::as_array).ok_or_else(|| wrong("it names no files"))?;
         for file in files {
             let key = file.get("key").and_then(Value::as_str).ok_or_else(|| wrong("a file has no key"))?;
-            let format = Format::Csv { delimiter: b',', headers: Some(headers.clone()) };
+            let format = RecordFormat::Csv { delimiter: b',', headers: Some(headers.clone()) };
             self.object(&there, key, None, format).await?;
             if self.is_full() {
                 break;
@@ -179,14 +179,14 @@ impl Reading<'_> {
 
     /// The output of Athena's UNLOAD: a manifest that is a list of addresses.
     async fn unloaded(&mut self, bucket: &str, key: &str, version: Option<&str>) -> Result<(), String> {
-        let format = Format::Csv { delimiter: b',', headers: Some(vec!["at".into()]) };
+        let format = RecordFormat::Csv { delimiter: b',', headers: Some(vec!["at".into()]) };
         for line in self.apart(bucket, key, version, format).await? {
             let at = line.get("at").and_then(Value::as_str).unwrap_or_default();
             let (bucket, object) = at
                 .strip_prefix("s3://")
                 .and_then(|at| at.split_once('/'))
                 .ok_or_else(|| format!("The manifest {key} has a line that is no s3://bucket/key: {at:?}"))?;
-            self.object(bucket, object, None, Format::of(self.reader)?).await?;
+            self.object(bucket, object, None, RecordFormat::of(self.reader)?).await?;
             if self.is_full() {
                 break;
             }

@@ -18,23 +18,23 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The format of a file.
 #[derive(Debug, Clone)]
-pub(super) enum Format {
+pub(super) enum RecordFormat {
     /// One value: a list's items, an object's members; below `pointer` where there is one.
     Json { pointer: Option<Arc<str>> },
     /// One value that is one item.
     Value,
     /// A value in every line.
-    ActivityQueues,
+    Lines,
     /// Rows; the first is the headers where none are given.
     Csv { delimiter: u8, headers: Option<Vec<Arc<str>>> },
 }
 
-impl Format {
+impl RecordFormat {
     /// The format and settings of a reader's files.
     pub(super) fn of(reader: &ItemReader) -> Result<Self, String> {
         match reader.input_type.as_deref().unwrap_or("JSON") {
             "JSON" => Ok(Self::Json { pointer: reader.items_pointer.clone() }),
-            "JSONL" => Ok(Self::ActivityQueues),
+            "JSONL" => Ok(Self::Lines),
             "CSV" => Ok(Self::Csv {
                 delimiter: match reader.csv_delimiter.as_deref().unwrap_or("COMMA") {
                     "PIPE" => b'|',
@@ -115,7 +115,7 @@ impl Unpacked {
 /// Makes items.
 pub(super) struct Records<'a> {
     key: &'a str,
-    format: Format,
+    format: RecordFormat,
     /// The bytes of an incomplete item: a file, a line, a cell.
     held: Vec<u8>,
     row: Vec<String>,
@@ -136,14 +136,14 @@ enum Quote {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn new(key: &'a str, format: Format) -> Self {
+    pub(super) fn new(key: &'a str, format: RecordFormat) -> Self {
         Self { key, format, held: Vec::new(), row: Vec::new(), line: 1, begun: false, quote: Quote::Outside }
     }
 
     pub(super) fn push(&mut self, bytes: &[u8], items: &mut Vec<Value>) -> Result<(), String> {
         match self.format {
-            Format::Json { .. } | Format::Value => self.held.extend_from_slice(bytes),
-            Format::ActivityQueues => {
+            RecordFormat::Json { .. } | RecordFormat::Value => self.held.extend_from_slice(bytes),
+            RecordFormat::Lines => {
                 for part in bytes.split_inclusive(|byte| *byte == b'\n') {
                     self.held.extend_from_slice(part);
                     if part.ends_with(b"\n") {
@@ -151,7 +151,7 @@ impl<'a> Records<'a> {
                     }
                 }
             }
-            Format::Csv { delimiter, .. } => {
+            RecordFormat::Csv { delimiter, .. } => {
                 for byte in bytes {
                     self.csv(*byte, delimiter, items)?;
                 }
@@ -163,7 +163,7 @@ impl<'a> Records<'a> {
     /// There is no more.
     pub(super) fn end(mut self, items: &mut Vec<Value>) -> Result<(), String> {
         match &self.format {
-            Format::Json { pointer } => {
+            RecordFormat::Json { pointer } => {
                 let pointer = pointer.clone();
                 let held = self.text()?;
                 let mut value = self.parsed(&held, "JSON")?;
@@ -173,12 +173,12 @@ impl<'a> Records<'a> {
                 }
                 items.extend(items_in(&value).ok_or("Attempting to map over non-iterable node.")?);
             }
-            Format::Value => {
+            RecordFormat::Value => {
                 let held = self.text()?;
                 items.push(self.parsed(&held, "JSON")?);
             }
-            Format::ActivityQueues => self.line_ends(items)?,
-            Format::Csv { headers, .. } => {
+            RecordFormat::Lines => self.line_ends(items)?,
+            RecordFormat::Csv { headers, .. } => {
                 let has_given = headers.is_some();
                 if let Quote::Inside(line) = self.quote {
                     let key = self.key;
@@ -264,7 +264,7 @@ impl<'a> Records<'a> {
         self.cell_ends()?;
         self.begun = false;
         let row = std::mem::take(&mut self.row);
-        let Format::Csv { headers, .. } = &mut self.format else { return Ok(()) };
+        let RecordFormat::Csv { headers, .. } = &mut self.format else { return Ok(()) };
         let Some(headers) = headers else {
             *headers = Some(each_once(row.into_iter().map(Into::into).collect())?);
             return Ok(());
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     /// Read whole, and byte by byte.
-    fn read(format: &Format, file: &[u8]) -> Result<Vec<Value>, String> {
+    fn read(format: &RecordFormat, file: &[u8]) -> Result<Vec<Value>, String> {
         let in_parts = |size: usize| {
             let (mut items, mut unpacked) = (Vec::new(), Unpacked::default());
             let mut records = Records::new("f", format.clone());
@@ -299,7 +299,7 @@ mod tests {
     }
 
     fn csv(delimiter: u8, file: &[u8]) -> Result<Vec<String>, String> {
-        let items = read(&Format::Csv { delimiter, headers: None }, file)?;
+        let items = read(&RecordFormat::Csv { delimiter, headers: None }, file)?;
         Ok(items.into_iter().map(|item| item.to_text()).collect())
     }
 
@@ -319,7 +319,7 @@ mod tests {
             [r#"{"a":"1","b":""}"#, r#"{"a":"1","b":"2"}"#]
         );
         assert_eq!(csv(b',', b"a,b\n").expect("rows"), Vec::<String>::new());
-        let given = Format::Csv { delimiter: b',', headers: Some(vec!["h".into()]) };
+        let given = RecordFormat::Csv { delimiter: b',', headers: Some(vec!["h".into()]) };
         assert_eq!(read(&given, b"").expect("none"), Vec::<Value>::new());
         assert_eq!(read(&given, "ä\n".as_bytes()).expect("rows")[0].to_text(), r#"{"h":"ä"}"#);
     }
@@ -327,8 +327,8 @@ mod tests {
     #[test]
     fn broken_files_are_told_with_their_place() {
         let csv_of = |file: &[u8]| csv(b',', file).expect_err("broken");
-        let json = Format::Json { pointer: None };
-        let read_of = |format: &Format, file: &[u8]| read(format, file).expect_err("broken");
+        let json = RecordFormat::Json { pointer: None };
+        let read_of = |format: &RecordFormat, file: &[u8]| read(format, file).expect_err("broken");
         let mut cut = packed(b"a,b\n1,2\n");
         cut.truncate(cut.len() - 6);
         for (told, words) in [
@@ -336,7 +336,7 @@ mod tests {
             (csv_of(b"a,b\n1,2\n\"3,4\n5,6\n"), "begins in line 3"),
             (csv_of(b"a\n\xff\n"), "not UTF-8 text in line 2"),
             (csv_of(&cut), "cannot be unpacked"),
-            (read_of(&Format::ActivityQueues, b"{\"a\":1}\n{\"a\"\n"), "as JSONL failed"),
+            (read_of(&RecordFormat::Lines, b"{\"a\":1}\n{\"a\"\n"), "as JSONL failed"),
             (read_of(&json, b"[1,"), "as JSON failed"),
             (read_of(&json, b"7"), "non-iterable"),
             (read_of(&json, b""), "as JSON failed"),
@@ -348,13 +348,13 @@ mod tests {
     #[test]
     fn values_are_items() {
         let text = |items: Vec<Value>| Value::from(items).to_text();
-        let lines = read(&Format::ActivityQueues, b"{\"a\":1}\n\n  \r\n[2]").expect("lines");
+        let lines = read(&RecordFormat::Lines, b"{\"a\":1}\n\n  \r\n[2]").expect("lines");
         assert_eq!(text(lines), r#"[{"a":1},[2]]"#);
-        let members = read(&Format::Json { pointer: None }, b"{\"k\":1}").expect("members");
+        let members = read(&RecordFormat::Json { pointer: None }, b"{\"k\":1}").expect("members");
         assert_eq!(text(members), r#"[{"Key":"k","Value":1}]"#);
-        let below = Format::Json { pointer: Some("/x".into()) };
+        let below = RecordFormat::Json { pointer: Some("/x".into()) };
         assert_eq!(text(read(&below, b"{\"x\":[1,2]}").expect("items")), "[1,2]");
-        assert_eq!(text(read(&Format::Value, b"{\"x\":1}").expect("one")), r#"[{"x":1}]"#);
+        assert_eq!(text(read(&RecordFormat::Value, b"{\"x\":1}").expect("one")), r#"[{"x":1}]"#);
         assert_eq!(csv(b',', &packed(b"a\n1\n")).expect("rows"), [r#"{"a":"1"}"#]);
     }
 }
