@@ -3,10 +3,14 @@
 //! Nothing here passes or fails by a number: machines differ. A run prints tables with ratios, and
 //! writes everything it saw as JSON.
 
+mod api;
 mod functions;
 mod gpu;
+mod image;
+mod languages;
 mod load;
 mod neighbours;
+mod network;
 mod peer;
 mod pods;
 mod restate;
@@ -28,13 +32,20 @@ use crate::{
 pub(crate) const HELP: &str = "\
 Builds what is shipped and measures it. Mayfly and the peer take turns, round by round; medians are shown.
 
+  cargo xtask bench api         durable writes beside etcd; lists of 10,000 and 100,000 objects, and their memory;
+                                an object with 1, 100 and 1,000 watchers; a Deployment of 5,000 simulated pods
   cargo xtask bench functions   requests/s and latency beside `wasmtime serve` 48 at 1, 16, 64 and 256
                                 connections, fresh and reused instances; first requests to 1,000 sleeping
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
   cargo xtask bench gpu         shares of GPU time and the cost of launches and allocations under the limiting library,
                                 on simulated GPUs; needs gcc
+  cargo xtask bench languages   one handler in Rust, JavaScript and Python: build, deployment, first calls, requests/s,
+                                memory of 1, 10 and 100 functions, beside wasmtime serve and jco serve
   cargo xtask bench neighbours  a function alone and beside spinning, filling, allocating, logging, sleeping and
                                 outbound-calling neighbours: 1 request, one per core, four per core
+  cargo xtask bench network     10, 1,000 and 10,000 Services in nftables: writing and changing them, connections, requests;
+                                DNS answers/s; a function of an image from zero beside a pod's start, and warm
+                                beside wasm; needs root, nftables and containerd
   cargo xtask bench pods        pods of an image: bound to running, one at a time and 50 at once, and exec, beside
                                 ctr on the same containerd; needs root, containerd, kubectl and busybox
   cargo xtask bench start       process start to ready, and idle memory
@@ -47,8 +58,11 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   --profile NAME what is built: dist, as users have it, optimised over all crates (slow to build), or release
   --mayfly PATH  measures this binary and builds none, to compare builds
   --json PATH    where the figures go (default: target/bench/<name>.json)
-  --only PART    functions: throughput, cold, idle or burst alone;
+  --only PART    api: writes, lists, watches or deployment alone;
+                 functions: throughput, cold, idle or burst alone;
                  neighbours: fresh, reuse or api alone;
+                 languages: rust, javascript or python alone;
+                 network: services, names or functions alone;
                  workflows: steps, express, map or waiting alone
 
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
@@ -113,18 +127,23 @@ impl Options {
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
-        bail!("say what: functions, gpu, neighbours, pods, start, writes or workflows")
+        bail!(
+            "say what: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
+        )
     };
     let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
+        "api" => (api::run, api::PARTS),
         "functions" => (functions::run, functions::PARTS),
         "gpu" => (gpu::run, &[]),
+        "languages" => (languages::run, languages::PARTS),
         "neighbours" => (neighbours::run, neighbours::PARTS),
+        "network" => (network::run, network::PARTS),
         "pods" => (pods::run, &[]),
         "start" => (start::run, &[]),
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
         _ => bail!(
-            "there is no benchmark {name:?}: functions, gpu, neighbours, pods, start, writes or workflows"
+            "there is no benchmark {name:?}: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
         ),
     };
     let options = Options::parse(rest, parts)?;

@@ -196,6 +196,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let throughput =
         json!({"service": requests(service(), duration).await?, "pod": requests(pod(), duration).await?});
     proxy.remove().await?;
-    println!("{:#}", json!({"services": by_count, "throughput": throughput}));
+    println!("{}", json!({"services": by_count, "throughput": throughput}));
     Ok(())
 }

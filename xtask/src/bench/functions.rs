@@ -376,7 +376,7 @@ impl Watched {
 }
 
 /// The limit on open files is inherited: starts again with the highest one that is allowed, and gives it.
-fn raise_open_files() -> Result<usize> {
+pub(super) fn raise_open_files() -> Result<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
     let numbers: Vec<usize> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();

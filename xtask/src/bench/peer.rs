@@ -117,7 +117,7 @@ pub(super) fn cold_starts(scope: &Scope, wasmtime: &Path, component: &Path, runs
 }
 
 /// The peer takes no port 0.
-fn free_address() -> Result<SocketAddr> {
+pub(super) fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?)
 }

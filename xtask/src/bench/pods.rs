@@ -5,16 +5,15 @@ use std::{
     collections::HashMap,
     fs,
     io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::Options;
+use super::{Options, image};
 use crate::{
     cleanup::Scope,
     command,
@@ -33,12 +32,12 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let rounds = if options.quick { 10 } else { 50 };
     let scope = Scope::new()?;
     let server = Server::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
-    let archive = archive(&scope.temporary_folder("image")?)?;
+    let archive = image::busybox(&scope.temporary_folder("image")?, IMAGE)?;
     server.cli(&["image", "import", &archive.to_string_lossy()])?;
     let mut watch = PodWatch::start(&server)?;
     let kubectl = |arguments: &[&str]| kubectl(&server, arguments);
     // The first pod starts what is started once: containerd, the bridge.
-    watch.round(&server, &["warm".to_owned()])?;
+    watch.round(&server, &[sleeping("warm")])?;
     let mut alone = Vec::new();
     let (mut ctr_run, mut exec, mut ctr_exec) = (Vec::new(), Vec::new(), Vec::new());
     let socket = server.containers().join("containerd.sock");
@@ -47,7 +46,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
         command::output(ctr.arg("--address").arg(&socket).args(["--namespace", "mayfly"]).args(arguments))
     };
     for at in 0..rounds {
-        alone.extend(watch.round(&server, &[format!("alone-{at}")])?);
+        alone.extend(watch.round(&server, &[sleeping(&format!("alone-{at}"))])?);
         let id = format!("bench-{at}");
         ctr_run.push(timed(|| ctr(&["run", "--detach", IMAGE, &id, "/bin/sleep", "1d"]))?);
         exec.push(timed(|| kubectl(&["exec", "warm", "--", "/bin/true"]))?);
@@ -55,9 +54,9 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
         ctr(&["task", "rm", "--force", &id])?;
         ctr(&["container", "rm", &id])?;
     }
-    let names: Vec<String> = (0..AT_ONCE).map(|at| format!("together-{at}")).collect();
+    let many: Vec<Value> = (0..AT_ONCE).map(|at| sleeping(&format!("together-{at}"))).collect();
     let begun = Instant::now();
-    let mut together = watch.round(&server, &names)?;
+    let mut together = watch.round(&server, &many)?;
     let all_ms = begun.elapsed().as_secs_f64() * 1e3;
     kubectl(&["delete", "pods", "--all", "--grace-period=1", "--wait=true"])?;
     drop(watch);
@@ -84,18 +83,18 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-fn kubectl(server: &Server, arguments: &[&str]) -> Result<String> {
+pub(super) fn kubectl(server: &Server, arguments: &[&str]) -> Result<String> {
     command::output(Command::new("kubectl").arg("--kubeconfig").arg(server.kubeconfig()).args(arguments))
 }
 
 /// A `kubectl get --watch`, whose lines are stamped when they come.
-struct PodWatch {
+pub(super) struct PodWatch {
     kubectl: Child,
     lines: mpsc::Receiver<(Instant, String)>,
 }
 
 impl PodWatch {
-    fn start(server: &Server) -> Result<Self> {
+    pub(super) fn start(server: &Server) -> Result<Self> {
         let path = "jsonpath={.metadata.name} {.spec.nodeName} {.status.phase}{\"\\n\"}";
         let mut kubectl = Command::new("kubectl")
             .arg("--kubeconfig")
@@ -119,8 +118,8 @@ impl PodWatch {
 
     /// Makes pods in one request each and waits until all run; gives the times from bound to running, in
     /// milliseconds.
-    fn round(&mut self, server: &Server, names: &[String]) -> Result<Vec<f64>> {
-        let pods: Vec<Value> = names.iter().map(|name| pod(name)).collect();
+    pub(super) fn round(&mut self, server: &Server, pods: &[Value]) -> Result<Vec<f64>> {
+        let names: Vec<&str> = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
         let file = server.folder().join("pods.json");
         fs::write(&file, list.to_string()).context("cannot write a manifest")?;
@@ -140,7 +139,7 @@ impl PodWatch {
             };
             let fields: Vec<&str> = line.split(' ').collect();
             let [name, node, phase] = fields[..] else { continue };
-            if node.is_empty() || !names.iter().any(|known| known == name) {
+            if node.is_empty() || !names.contains(&name) {
                 continue;
             }
             let since = *bound.entry(name.to_owned()).or_insert(at);
@@ -160,34 +159,14 @@ impl Drop for PodWatch {
     }
 }
 
-fn pod(name: &str) -> Value {
-    let container = json!({"name": "c", "image": IMAGE, "imagePullPolicy": "IfNotPresent",
-        "command": ["/bin/sleep", "1d"]});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}})
+fn sleeping(name: &str) -> Value {
+    pod(name, IMAGE, &["/bin/sleep", "1d"])
 }
 
-/// An image of the host's static busybox, as `docker save` writes one.
-fn archive(folder: &Path) -> Result<PathBuf> {
-    let bin = folder.join("rootfs/bin");
-    fs::create_dir_all(&bin)?;
-    fs::copy("/bin/busybox", bin.join("busybox")).context("no static busybox at /bin/busybox")?;
-    for applet in ["sleep", "true"] {
-        std::os::unix::fs::symlink("busybox", bin.join(applet))?;
-    }
-    let run = |program: &str, arguments: &[&str]| {
-        command::output(Command::new(program).args(arguments).current_dir(folder))
-    };
-    run("tar", &["-C", "rootfs", "-cf", "layer.tar", "."])?;
-    let sum = run("sha256sum", &["layer.tar"])?;
-    let hex = sum.split(' ').next().unwrap_or_default();
-    ensure!(hex.len() == 64, "sha256sum printed {sum:?}");
-    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let config = json!({"architecture": architecture, "os": "linux", "config": {"Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{hex}")]}});
-    fs::write(folder.join("config.json"), config.to_string())?;
-    let manifest = json!([{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]);
-    fs::write(folder.join("manifest.json"), manifest.to_string())?;
-    run("tar", &["-cf", "image.tar", "manifest.json", "config.json", "layer.tar"])?;
-    Ok(folder.join("image.tar"))
+/// A pod with one container.
+pub(super) fn pod(name: &str, image: &str, command: &[&str]) -> Value {
+    let container =
+        json!({"name": "c", "image": image, "imagePullPolicy": "IfNotPresent", "command": command});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}})
 }
