@@ -248,7 +248,7 @@ impl OciHost {
         rootfs: Vec<Mount>,
     ) -> Result<(), RuntimeError> {
         let folder = self.layout.container(id);
-        let log = log_uri(&self.config.log_shim, &folder.join("log.json"));
+        let log = log_uri(&self.config.program, &folder.join("log.json"));
         let stdin = match record.stdin || record.has_input_file {
             true => folder.join("stdin").to_string_lossy().into_owned(),
             false => String::new(),

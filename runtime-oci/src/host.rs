@@ -47,8 +47,9 @@ pub struct Config {
     pub root: PathBuf,
     /// The programs of this machine.
     pub programs: Programs,
-    /// The `mayfly` program, whose `log-shim` command writes containers' logs.
-    pub log_shim: PathBuf,
+    /// The `mayfly` program: its command `log-shim` writes containers' logs, and `pod-init` is the first process of pods
+    /// whose containers share their processes.
+    pub program: PathBuf,
     /// The network of pods that do not ask for the host's.
     pub network: PodNetworkMode,
     /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: no rules are

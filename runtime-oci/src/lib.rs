@@ -30,6 +30,7 @@ mod layout;
 pub mod log_shim;
 mod namespaces;
 mod network;
+pub mod pod_init;
 mod sandbox;
 mod spec;
 

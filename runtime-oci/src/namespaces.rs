@@ -1,5 +1,6 @@
 //! A sandbox's kernel namespaces: made on a thread of their own and kept by bind mounts, so that they need no
-//! process (no pause container) and outlive this one.
+//! process (no pause container) and outlive this one. Only a process namespace that containers share needs one
+//! ([`pod_init`]).
 
 use std::{
     fs, io,
@@ -17,9 +18,14 @@ use nix::{
     unistd::sethostname,
 };
 
+use crate::pod_init;
+
 /// The namespaces that a pod's containers share, by their names in `/proc/PID/ns`.
 const SHARED: [(&str, CloneFlags); 3] =
     [("net", CloneFlags::CLONE_NEWNET), ("ipc", CloneFlags::CLONE_NEWIPC), ("uts", CloneFlags::CLONE_NEWUTS)];
+
+/// The file of the process namespace that the containers of a pod share.
+pub(crate) const PROCESSES: &str = "pid";
 
 /// The timeout of a connection into a pod.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,6 +36,8 @@ pub(crate) struct NamespaceSet {
     pub(crate) network: bool,
     pub(crate) ipc: bool,
     pub(crate) hostname: String,
+    /// The program whose command `pod-init` is the first process of a process namespace that containers share.
+    pub(crate) processes: Option<PathBuf>,
 }
 
 impl NamespaceSet {
@@ -48,10 +56,11 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let missing: Vec<_> =
         SHARED.into_iter().filter(|(name, _)| wanted.has(name) && !is_pinned(&folder.join(name))).collect();
-    if missing.is_empty() {
+    let init = wanted.processes.clone().filter(|_| !is_pinned(&folder.join(PROCESSES)));
+    if missing.is_empty() && init.is_none() {
         return Ok(());
     }
-    for (name, _) in &missing {
+    for name in missing.iter().map(|(name, _)| *name).chain(init.as_ref().map(|_| PROCESSES)) {
         fs::write(folder.join(name), "")?;
     }
     let (folder, hostname) = (folder.to_owned(), wanted.hostname.clone());
@@ -67,9 +76,17 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
             // a kernel without IPv6 has no such file.
             let _ = fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0");
         }
+        let pin = |source: &Path, name: &str| {
+            mount(Some(source), &folder.join(name), None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        };
         for (name, _) in missing {
-            let source = PathBuf::from("/proc/thread-self/ns").join(name);
-            mount(Some(&source), &folder.join(name), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+            pin(&Path::new("/proc/thread-self/ns").join(name), name)?;
+        }
+        if let Some(program) = init {
+            // The thread stays where it is; its next child begins the namespace.
+            unshare(CloneFlags::CLONE_NEWPID)?;
+            let first = pod_init::start(&program, &folder)?;
+            pin(Path::new(&format!("/proc/{first}/ns/pid")), PROCESSES)?;
         }
         Ok(())
     })?;
@@ -78,7 +95,8 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
 
 /// Unpins all namespaces in `folder`, and removes it. Blocks.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
-    for (name, _) in SHARED {
+    pod_init::end(folder, &folder.join(PROCESSES))?;
+    for name in SHARED.iter().map(|(name, _)| *name).chain([PROCESSES]) {
         let path = folder.join(name);
         // A start that was interrupted may have pinned it twice.
         while is_pinned(&path) {

@@ -91,12 +91,14 @@ impl OciHost {
         self.sandboxes.lock().insert(spec.uid.clone(), sandbox.clone());
         self.blocking({
             let (sandbox, layout) = (sandbox.clone(), self.layout.clone());
+            let program = self.config.program.clone();
             move || {
                 sandbox.save(&layout)?;
                 let wanted = NamespaceSet {
                     network: !sandbox.host.host_network,
                     ipc: !sandbox.host.host_ipc,
                     hostname: sandbox.host.hostname.clone(),
+                    processes: sandbox.host.shares_processes.then_some(program),
                 };
                 namespaces::create(&layout.namespaces(&sandbox.uid()), &wanted)
             }

@@ -10,7 +10,9 @@ mod user;
 
 use std::path::{Path, PathBuf};
 
-use mayfly_runtime::{ContainerHook, ContainerSpec, HookMoment, SandboxHost, SeccompProfile};
+use mayfly_runtime::{
+    ContainerHook, ContainerSpec, HookMoment, Mount, MountPropagation, SandboxHost, SeccompProfile,
+};
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
@@ -168,18 +170,16 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
         mounts[5] = mount("/sys", "bind", "/sys", &["rbind", "nosuid", "noexec", "nodev", access]);
         mounts.remove(6);
     }
-    let bind = |source: &Path, destination: &str, read_only: bool| {
+    let bind_as = |source: &Path, destination: &str, read_only: bool, propagation: &str| {
         let access = if read_only { "ro" } else { "rw" };
-        mount(destination, "bind", &source.to_string_lossy(), &["rbind", "rprivate", access])
+        mount(destination, "bind", &source.to_string_lossy(), &["rbind", propagation, access])
     };
-    let own: Vec<_> = container
-        .files
-        .iter()
-        .flat_map(|files| &files.mounts)
-        .chain(&container.process.mounts)
-        .map(|volume| (volume.host.clone(), volume.guest.clone(), volume.read_only))
-        .collect();
-    let is_covered = |path: &str| own.iter().any(|(_, guest, _)| guest == path);
+    let bind = |source: &Path, destination: &str, read_only: bool| {
+        bind_as(source, destination, read_only, propagation(MountPropagation::Private))
+    };
+    let own: Vec<&Mount> =
+        container.files.iter().flat_map(|files| &files.mounts).chain(&container.process.mounts).collect();
+    let is_covered = |path: &str| own.iter().any(|volume| volume.guest == path);
     for file in ["hosts", "hostname", "resolv.conf"] {
         let path = format!("/etc/{file}");
         if !is_covered(&path) {
@@ -194,8 +194,26 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
     if !message.is_empty() && !is_covered(message) {
         mounts.push(bind(&around.message_file, message, false));
     }
-    mounts.extend(own.iter().map(|(host, guest, read_only)| bind(host, guest, *read_only)));
+    mounts.extend(own.iter().map(|volume| {
+        bind_as(&volume.host, &volume.guest, volume.read_only, propagation(volume.propagation))
+    }));
     mounts
+}
+
+/// The option of a mount, and the value of `rootfsPropagation`.
+fn propagation(propagation: MountPropagation) -> &'static str {
+    match propagation {
+        MountPropagation::Private => "rprivate",
+        MountPropagation::HostToContainer => "rslave",
+        MountPropagation::Bidirectional => "rshared",
+    }
+}
+
+/// The propagation of the root, without which that of a mount below it has no effect.
+fn root_propagation(container: &ContainerSpec) -> Option<&'static str> {
+    let has = |wanted| container.process.mounts.iter().any(|mount| mount.propagation == wanted);
+    let wanted = [MountPropagation::Bidirectional, MountPropagation::HostToContainer];
+    wanted.into_iter().find(|wanted| has(*wanted)).map(propagation)
 }
 
 fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value, String> {
@@ -214,6 +232,10 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value
     }
     match around.target_pid {
         Some(pid) => namespaces.push(json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")})),
+        None if around.host.shares_processes => {
+            let path = around.namespaces.join(crate::namespaces::PROCESSES);
+            namespaces.push(json!({"type": "pid", "path": path.to_string_lossy()}));
+        }
         None if !around.host.host_pid => namespaces.push(json!({"type": "pid"})),
         None => {}
     }
@@ -229,6 +251,9 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value
         "resources": resources(container),
         "devices": devices::nodes(&container.process.devices),
     });
+    if let Some(propagation) = root_propagation(container) {
+        linux["rootfsPropagation"] = propagation.into();
+    }
     if let Some(filter) = filter(container, around)? {
         linux["seccomp"] = filter;
     }
@@ -253,7 +278,7 @@ fn filter(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Opti
 
 #[cfg(test)]
 mod tests {
-    use mayfly_runtime::{ContainerId, Mount, PodUid, ProcessOptions};
+    use mayfly_runtime::{ContainerId, PodUid, ProcessOptions};
 
     use super::*;
 
@@ -350,12 +375,40 @@ mod tests {
     #[test]
     fn a_volume_is_mounted_after_the_pods_own_files_and_may_replace_them() {
         let mut spec = container();
-        spec.process.mounts = vec![Mount { host: "/v".into(), guest: "/etc/hosts".into(), read_only: true }];
+        spec.process.mounts = vec![Mount {
+            host: "/v".into(),
+            guest: "/etc/hosts".into(),
+            read_only: true,
+            ..Mount::default()
+        }];
         let built = built(&spec, &SandboxHost::default());
         let mounts = built["mounts"].as_array().unwrap();
         let at: Vec<_> = mounts.iter().filter(|mount| mount["destination"] == "/etc/hosts").collect();
         assert_eq!(at.len(), 1);
         assert_eq!(at[0]["source"], "/v");
+    }
+
+    #[test]
+    fn mounts_propagate_as_the_volume_mount_says() {
+        for (wanted, option, root) in [
+            (MountPropagation::Private, "rprivate", None),
+            (MountPropagation::HostToContainer, "rslave", Some("rslave")),
+            (MountPropagation::Bidirectional, "rshared", Some("rshared")),
+        ] {
+            let mut spec = container();
+            let volume = |guest: &str, propagation| Mount {
+                host: "/v".into(),
+                guest: guest.into(),
+                read_only: false,
+                propagation,
+            };
+            spec.process.mounts = vec![volume("/a", MountPropagation::Private), volume("/b", wanted)];
+            let built = built(&spec, &SandboxHost::default());
+            let mounts = built["mounts"].as_array().unwrap();
+            let mount = mounts.iter().find(|mount| mount["destination"] == "/b").unwrap();
+            assert_eq!(mount["options"], json!(["rbind", option, "rw"]));
+            assert_eq!(built["linux"]["rootfsPropagation"].as_str(), root);
+        }
     }
 
     #[test]
@@ -402,6 +455,11 @@ mod tests {
         let namespaces = spec["linux"]["namespaces"].as_array().unwrap();
         let pid = namespaces.iter().find(|namespace| namespace["type"] == "pid").unwrap();
         assert_eq!(pid["path"], "/proc/7/ns/pid");
+        let shared = SandboxHost { shares_processes: true, ..SandboxHost::default() };
+        let spec = built(&container(), &shared);
+        let namespaces = spec["linux"]["namespaces"].as_array().unwrap();
+        let pid = namespaces.iter().find(|namespace| namespace["type"] == "pid").unwrap();
+        assert!(pid["path"].as_str().unwrap().ends_with("/pid"), "{pid}");
     }
 
     #[test]

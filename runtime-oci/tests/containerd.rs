@@ -53,7 +53,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
     let config = Config {
         root: folder.path().join("c"),
         programs,
-        log_shim,
+        program: log_shim,
         network: PodNetworkMode::Bridge,
         service_rules: None,
         dual_stack: false,

@@ -221,6 +221,7 @@ impl ContainerEdits {
                 host: mount.host_path.clone().into(),
                 guest: mount.container_path.clone(),
                 read_only: mount.options.iter().any(|option| option == "ro"),
+                ..Mount::default()
             });
         }
         for node in &self.device_nodes {
@@ -310,7 +311,12 @@ mod tests {
         let asked = names(&["vendor.com/gpu=0", "vendor.com/gpu=1"]);
         specs.edits(&asked).unwrap().apply(&mut devices).unwrap();
         assert_eq!(devices.env, [("VENDOR".to_owned(), "1".to_owned())].into());
-        let lib = Mount { host: "/usr/lib/v.so".into(), guest: "/usr/lib/v.so".into(), read_only: true };
+        let lib = Mount {
+            host: "/usr/lib/v.so".into(),
+            guest: "/usr/lib/v.so".into(),
+            read_only: true,
+            ..Mount::default()
+        };
         assert_eq!(devices.mounts, [lib]);
         let nodes: Vec<_> = devices
             .nodes

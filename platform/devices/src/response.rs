@@ -26,6 +26,7 @@ pub(crate) fn merge(
                 host: mount.host_path.into(),
                 guest: mount.container_path,
                 read_only: mount.read_only,
+                ..Mount::default()
             });
         }
     }

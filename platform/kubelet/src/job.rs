@@ -150,7 +150,12 @@ impl PodFolder {
     }
 
     fn container_files(&self) -> ContainerFiles {
-        let mount = |host, guest: &str, read_only| Mount { host, guest: guest.to_owned(), read_only };
+        let mount = |host, guest: &str, read_only| Mount {
+            host,
+            guest: guest.to_owned(),
+            read_only,
+            ..Mount::default()
+        };
         ContainerFiles {
             mounts: vec![mount(self.inputs(), FOLDER_IN, true), mount(self.out(), FOLDER_OUT, false)],
             stdin: self.stdin(),

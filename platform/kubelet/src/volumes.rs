@@ -36,7 +36,7 @@ use mayfly_api::{
     quantity,
     volume_claims::claim_of,
 };
-use mayfly_runtime::{Mount, PodUid};
+use mayfly_runtime::{Mount, MountPropagation, PodUid};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use content::FileSource;
@@ -95,6 +95,7 @@ impl Volumes {
                 read_only: wanted.read_only.unwrap_or(false)
                     || claimed.is_some_and(|claimed| claimed.read_only)
                     || FileSource::of(volume).is_some(),
+                propagation: propagation(wanted),
             });
         }
         mounts.sort_by_key(|mount| mount.guest.matches('/').count());
@@ -208,6 +209,14 @@ impl Volumes {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| name != flex::DEVICES).map(PodUid).collect()
+    }
+}
+
+fn propagation(mount: &VolumeMount) -> MountPropagation {
+    match mount.mount_propagation.as_deref() {
+        Some("HostToContainer") => MountPropagation::HostToContainer,
+        Some("Bidirectional") => MountPropagation::Bidirectional,
+        _ => MountPropagation::Private,
     }
 }
 

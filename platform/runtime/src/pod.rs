@@ -61,6 +61,8 @@ pub struct SandboxHost {
     pub hostname: String,
     pub host_network: bool,
     pub host_pid: bool,
+    /// The containers see each other's processes.
+    pub shares_processes: bool,
     pub host_ipc: bool,
     /// Lines of `/etc/hosts` beside those of the pod itself: addresses with their names.
     pub host_aliases: Vec<(IpAddr, Vec<String>)>,
@@ -184,12 +186,23 @@ pub struct ContainerFiles {
 }
 
 /// A folder of the node that a container sees.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mount {
     pub host: PathBuf,
     /// Its path in the container.
     pub guest: String,
     pub read_only: bool,
+    pub propagation: MountPropagation,
+}
+
+/// Where file systems appear that are mounted below a mount after the container's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MountPropagation {
+    /// On the side only on which they were mounted.
+    #[default]
+    Private,
+    HostToContainer,
+    Bidirectional,
 }
 
 /// The status of a container.

@@ -46,6 +46,9 @@ enum Command {
     /// Write a container's log: how containerd starts the log's writer
     #[command(hide = true, after_help = "Example:\n  mayfly up    # whose containers start it")]
     LogShim { config: std::path::PathBuf },
+    /// Be the first process of a pod whose containers share their processes
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it for such a pod")]
+    PodInit,
     #[command(flatten)]
     Client(mayfly_cli::Command),
 }
@@ -66,6 +69,10 @@ impl CommandLine {
             Command::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
             Command::LogShim { config } => {
                 mayfly_runtime_oci::log_shim::run(&config)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::PodInit => {
+                mayfly_runtime_oci::pod_init::run()?;
                 Ok(ExitCode::SUCCESS)
             }
             Command::Client(command) => command.run(self.globals, Self::command()),

@@ -161,8 +161,12 @@ async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
             std::fs::create_dir_all(at(name)).unwrap();
         }
         std::fs::write(at("stdin"), "{}").unwrap();
-        let mount =
-            |name: &str, read_only| Mount { host: at(name), guest: format!("/mayfly/{name}"), read_only };
+        let mount = |name: &str, read_only| Mount {
+            host: at(name),
+            guest: format!("/mayfly/{name}"),
+            read_only,
+            ..Mount::default()
+        };
         let mut pod = Pod::new(&fixture, component, &[]).await;
         pod.spec.args = args.map(str::to_owned).to_vec();
         pod.spec.memory_bytes_max = Some(16 << 20);

@@ -3,7 +3,7 @@
 use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value};
 
-use super::rules::{items, members, one_of, text};
+use super::rules::{items, members, not_supported, one_of, text};
 
 /// Upstream's bound of `activeDeadlineSeconds`: an int32.
 const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
@@ -11,10 +11,17 @@ const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
 /// The fields of a volume that are no source.
 const VOLUME_NAME: &str = "name";
 const PROBE_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
+const MOUNT_PROPAGATIONS: [&str; 3] = ["Bidirectional", "HostToContainer", "None"];
 const HOOK_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "sleep"];
 
 /// Rules of the spec of a pod or a template.
 pub(super) fn check(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
+    let is_set = |name: &str| spec.get(name) == Some(&Value::Bool(true));
+    if is_set("shareProcessNamespace") && is_set("hostPID") {
+        let path = format!("{path}.securityContext.shareProcessNamespace");
+        let detail = "ShareProcessNamespace and HostPID cannot both be enabled";
+        errors.push(FieldError::invalid(path, true, detail));
+    }
     let field = |name: &str| spec.get(name).unwrap_or(&Value::Null);
     for (at, volume) in items(field("volumes")) {
         single(volume, |name| name != VOLUME_NAME, &format!("{path}.volumes[{at}]"), "volume", errors);
@@ -96,6 +103,16 @@ pub(super) fn check_container(container: &Value, path: &str, errors: &mut Vec<Fi
         let is_handler = |name: &str| HOOK_HANDLERS.contains(&name);
         let path = format!("{path}.lifecycle.{hook}");
         single(&container["lifecycle"][hook], is_handler, &path, "handler", errors);
+    }
+    for (at, mount) in items(&container["volumeMounts"]) {
+        let Some(propagation) = mount["mountPropagation"].as_str() else { continue };
+        let path = format!("{path}.volumeMounts[{at}].mountPropagation");
+        if !MOUNT_PROPAGATIONS.contains(&propagation) {
+            errors.push(not_supported(path, propagation, &MOUNT_PROPAGATIONS));
+        } else if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
+            let detail = "Bidirectional mount propagation is available only to privileged containers";
+            errors.push(FieldError::forbidden(path, detail));
+        }
     }
 }
 
@@ -199,6 +216,21 @@ mod tests {
             (
                 json!({"containers": [{"livenessProbe": {"httpGet": {"port": 80}, "exec": {}, "periodSeconds": 1}}]}),
                 "spec.containers[0].livenessProbe.httpGet: Forbidden: may not specify more than 1 handler type",
+            ),
+            (
+                json!({"containers": [{"volumeMounts": [{"mountPropagation": "Bidirectional"}]}]}),
+                "spec.containers[0].volumeMounts[0].mountPropagation: Forbidden: Bidirectional mount propagation is \
+                 available only to privileged containers",
+            ),
+            (
+                json!({"containers": [{"volumeMounts": [{"mountPropagation": "Both"}]}]}),
+                "spec.containers[0].volumeMounts[0].mountPropagation: Unsupported value: \"Both\": supported values: \
+                 \"Bidirectional\", \"HostToContainer\", \"None\"",
+            ),
+            (
+                json!({"hostPID": true, "shareProcessNamespace": true}),
+                "spec.securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID \
+                 cannot both be enabled",
             ),
             (
                 json!({"dnsPolicy": "None"}),

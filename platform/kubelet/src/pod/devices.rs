@@ -105,8 +105,12 @@ mod tests {
     #[test]
     fn a_container_keeps_its_own_values() {
         let id = ContainerId { pod: PodUid("u".into()), name: "c".into(), attempt: 0 };
-        let mount =
-            |host: &str, guest: &str| Mount { host: host.into(), guest: guest.into(), read_only: true };
+        let mount = |host: &str, guest: &str| Mount {
+            host: host.into(),
+            guest: guest.into(),
+            read_only: true,
+            ..Mount::default()
+        };
         let mut container = ContainerSpec {
             id,
             image: String::new(),

@@ -33,6 +33,7 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
         hostname: hostname.to_owned(),
         host_network: spec.host_network.unwrap_or(false),
         host_pid: spec.host_pid.unwrap_or(false),
+        shares_processes: spec.share_process_namespace.unwrap_or(false),
         host_ipc: spec.host_ipc.unwrap_or(false),
         host_aliases: aliases.collect(),
         resolv_conf: dns::resolv_conf(spec, namespace, cluster_dns, || {

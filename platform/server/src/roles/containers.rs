@@ -39,7 +39,7 @@ pub(super) async fn create(
     let config = Config {
         root: data_dir.containers(),
         programs,
-        log_shim: std::env::current_exe().context("cannot find this program's file")?,
+        program: std::env::current_exe().context("cannot find this program's file")?,
         network: PodNetworkMode::Bridge,
         service_rules,
         dual_stack: config.dual_stack,

@@ -359,3 +359,36 @@ async fn filters_tokens_and_conditions_of_the_node() -> Result<()> {
     );
     node.delete_all().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_of_a_pod_may_share_their_processes() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let container = |name: &str, seconds: &str| json!({"name": name, "image": "busybox:local", "command": ["sleep", seconds]});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
+        "shareProcessNamespace": true, "terminationGracePeriodSeconds": 0,
+        "containers": [container("a", "11111"), container("b", "22222")]}});
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file("pod", &pod)?]).await?;
+    node.ready("p").await?;
+    let seen = node.exec("p", "busybox ps -o pid,args").await?;
+    ensure!(seen.contains("sleep 11111") && seen.contains("sleep 22222"), "{seen}");
+    let first = seen.lines().find(|line| line.split_whitespace().next() == Some("1"));
+    ensure!(first.is_some_and(|line| line.contains("pod-init")), "{seen}");
+    // A container's end is the end of its own processes only; those that it leaves go to the pod's first process.
+    node.exec("p", "(busybox sleep 33333 &) ; busybox pkill -f 'sleep 22222'").await?;
+    wait::until("the other container was started again", || async {
+        let path = "jsonpath={.status.containerStatuses[?(@.name=='b')].restartCount}";
+        Ok((node.kubectl.ok(&["get", "pod", "p", "-o", path]).await? == "1").then_some(()))
+    })
+    .await?;
+    let seen = node.exec("p", "busybox ps -o pid,ppid,args").await?;
+    let orphan = seen.lines().find(|line| line.contains("sleep 33333"));
+    ensure!(orphan.and_then(|line| line.split_whitespace().nth(1)) == Some("1"), "{seen}");
+    // The processes outlive the server, and end with the pod.
+    let node = node.restart().await?;
+    node.ready("p").await?;
+    let seen = node.exec("p", "busybox ps -o args").await?;
+    ensure!(seen.contains("sleep 11111") && seen.contains("sleep 22222"), "{seen}");
+    node.kubectl.ok(&["delete", "pod", "p", "--timeout=50s"]).await?;
+    node.leaves_nothing().await
+}

@@ -165,3 +165,50 @@ async fn volumes_made_by_hand_are_bound_and_kept() -> Result<()> {
     ensure!(columns(&kubectl, &["pvc"]).await?[0][2] == "large");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounts_propagate_between_the_host_and_containers() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    // Below a mount of its own: that of the host is private on some machines.
+    let shared = node.folder.path().join("shared");
+    std::fs::create_dir_all(&shared)?;
+    let shared = shared.to_string_lossy().into_owned();
+    let on_host = |arguments: &[&str]| {
+        let done = std::process::Command::new("mount").args(arguments).status();
+        done.map_err(anyhow::Error::from).and_then(|status| Ok(ensure!(status.success(), "{arguments:?}")))
+    };
+    on_host(&["--bind", &shared, &shared])?;
+    on_host(&["--make-rshared", &shared])?;
+    let container = |name: &str, propagation: &str, privileged: bool| {
+        json!({"name": name, "image": "busybox:local", "command": ["sleep", "1d"],
+            "securityContext": {"privileged": privileged},
+            "volumeMounts": [{"name": "h", "mountPath": "/h", "mountPropagation": propagation}]})
+    };
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
+        "terminationGracePeriodSeconds": 0, "volumes": [{"name": "h", "hostPath": {"path": shared}}],
+        "containers": [container("both", "Bidirectional", false), container("in", "HostToContainer", false),
+            container("none", "None", false)]}});
+    let refused = node.kubectl.run(&["create", "-f", &node.kubectl.file("pod", &pod)?]).await?;
+    ensure!(refused.stderr.contains("available only to privileged containers"), "{refused:?}");
+    pod["spec"]["containers"][0] = container("both", "Bidirectional", true);
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file("pod", &pod)?]).await?;
+    node.ready("p").await?;
+    let run = |container: &'static str, script: &'static str| {
+        let kubectl = &node.kubectl;
+        async move { kubectl.ok(&["exec", "p", "-c", container, "--", "sh", "-c", script]).await }
+    };
+    run("both", "mkdir /h/inner && busybox mount -t tmpfs inner /h/inner && echo here > /h/inner/file")
+        .await?;
+    ensure!(std::fs::read_to_string(format!("{shared}/inner/file"))? == "here\n");
+    ensure!(run("in", "cat /h/inner/file").await? == "here\n");
+    ensure!(run("none", "ls /h/inner").await?.is_empty());
+    std::fs::create_dir_all(format!("{shared}/outer"))?;
+    on_host(&["-t", "tmpfs", "outer", &format!("{shared}/outer")])?;
+    std::fs::write(format!("{shared}/outer/file"), "there")?;
+    ensure!(run("in", "cat /h/outer/file").await? == "there");
+    ensure!(run("none", "ls /h/outer").await?.is_empty());
+    node.kubectl.ok(&["delete", "pod", "p", "--timeout=50s"]).await?;
+    ensure!(std::process::Command::new("umount").args(["-R", &shared]).status()?.success());
+    node.leaves_nothing().await
+}
