@@ -138,6 +138,7 @@ impl OciHost {
             user,
             seccomp_profile: self.seccomp_profile(spec).await?,
             target_pid: self.target_pid(client, spec).await?,
+            bounding_set: spec::bounding_set(),
         };
         let oci = spec::build(spec, &image.config, &around).map_err(RuntimeError::Invalid)?;
         let record = ContainerRecord {

@@ -16,6 +16,7 @@ use mayfly_runtime::{
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
+pub(crate) use capabilities::bounding_set;
 pub(crate) use user::{ProcessUser, user};
 use {capabilities::capabilities, resources::resources};
 
@@ -51,6 +52,8 @@ pub(crate) struct ContainerPlace<'a> {
     pub(crate) seccomp_profile: Option<String>,
     /// The process whose PID namespace the container joins, by its number on the host.
     pub(crate) target_pid: Option<u32>,
+    /// The capabilities that a container may have, a bit for each number.
+    pub(crate) bounding_set: u64,
 }
 
 /// Builds the specification.
@@ -100,7 +103,7 @@ fn process(
     let working_dir = working_dir
         .or_else(|| config.and_then(|config| config.working_dir().clone()))
         .filter(|path| !path.is_empty());
-    let capabilities = capabilities(&container.process.security);
+    let capabilities = capabilities(&container.process.security, around.bounding_set);
     let ProcessUser { uid, gid, groups } = &around.user;
     // A process that is not root gets its capabilities only by executing a file that has them.
     let effective = if *uid == 0 { capabilities.clone() } else { Vec::new() };
@@ -266,7 +269,9 @@ fn filter(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Opti
     match &security.seccomp {
         _ if security.privileged => Ok(None),
         SeccompProfile::Unconfined => Ok(None),
-        SeccompProfile::RuntimeDefault => Ok(Some(seccomp::default_profile(&capabilities(security)))),
+        SeccompProfile::RuntimeDefault => {
+            Ok(Some(seccomp::default_profile(&capabilities(security, around.bounding_set))))
+        }
         SeccompProfile::Localhost(name) => {
             let text = around.seccomp_profile.as_deref();
             let text = text.ok_or_else(|| format!("the node has no seccomp profile {name:?}"))?;
@@ -316,6 +321,7 @@ mod tests {
             user: ProcessUser::default(),
             seccomp_profile: None,
             target_pid: None,
+            bounding_set: u64::MAX,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Linux capabilities of a container's process: pure.
+//! Linux capabilities of a container's process.
 
 use mayfly_runtime::SecurityOptions;
 
@@ -19,7 +19,7 @@ const CAPABILITIES: [&str; 14] = [
     "KILL",
     "AUDIT_WRITE",
 ];
-/// All capabilities of Linux (`linux/capability.h`).
+/// All capabilities of Linux, by their numbers (`linux/capability.h`).
 const ALL_CAPABILITIES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -64,15 +64,26 @@ const ALL_CAPABILITIES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-pub(super) fn capabilities(security: &SecurityOptions) -> Vec<String> {
+/// The capabilities that this process can hand on, a bit for each number; all where the kernel does not tell.
+pub(crate) fn bounding_set() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
+    line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(u64::MAX)
+}
+
+/// The names of a process's capabilities. All of them are those of `bounding_set`: a host may have fewer than the
+/// kernel, and a process with one more does not start.
+pub(super) fn capabilities(security: &SecurityOptions, bounding_set: u64) -> Vec<String> {
+    let given = ALL_CAPABILITIES.iter().enumerate().filter(|(number, _)| bounding_set >> number & 1 == 1);
+    let given: Vec<&str> = given.map(|(_, name)| *name).collect();
     let is_all = |list: &[String]| list.iter().any(|name| name.eq_ignore_ascii_case("ALL"));
     let prefixed = |name: &str| format!("CAP_{}", name.to_ascii_uppercase().trim_start_matches("CAP_"));
     let (add, drop) = (&security.capabilities_add, &security.capabilities_drop);
     if security.privileged {
-        return ALL_CAPABILITIES.iter().map(|name| prefixed(name)).collect();
+        return given.iter().map(|name| prefixed(name)).collect();
     }
     let base: &[&str] = match (is_all(add), is_all(drop)) {
-        (true, _) => &ALL_CAPABILITIES,
+        (true, _) => &given,
         (false, true) => &[],
         (false, false) => &CAPABILITIES,
     };
@@ -93,18 +104,22 @@ mod tests {
 
     #[test]
     fn capabilities_are_added_and_dropped() {
-        let of = |add: &[&str], drop: &[&str]| {
+        let of = |add: &[&str], drop: &[&str], bounding_set: u64| {
             let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
             let security = SecurityOptions {
                 capabilities_add: list(add),
                 capabilities_drop: list(drop),
                 ..SecurityOptions::default()
             };
-            capabilities(&security)
+            capabilities(&security, bounding_set)
         };
-        assert_eq!(of(&[], &[]).len(), CAPABILITIES.len());
-        assert_eq!(of(&["NET_ADMIN"], &["ALL"]), ["CAP_NET_ADMIN"]);
-        assert!(!of(&[], &["KILL"]).contains(&"CAP_KILL".to_owned()));
-        assert_eq!(of(&["ALL"], &[]).len(), ALL_CAPABILITIES.len());
+        assert_eq!(of(&[], &[], u64::MAX).len(), CAPABILITIES.len());
+        assert_eq!(of(&["NET_ADMIN"], &["ALL"], u64::MAX), ["CAP_NET_ADMIN"]);
+        assert!(!of(&[], &["KILL"], u64::MAX).contains(&"CAP_KILL".to_owned()));
+        assert_eq!(of(&["ALL"], &[], u64::MAX).len(), ALL_CAPABILITIES.len());
+        // A host without SYS_RESOURCE (24) and SYS_TIME (25).
+        let few = of(&["ALL"], &[], !(0b11 << 24));
+        assert_eq!(few.len(), ALL_CAPABILITIES.len() - 2);
+        assert!(!few.contains(&"CAP_SYS_TIME".to_owned()));
     }
 }
