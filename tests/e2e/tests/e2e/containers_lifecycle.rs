@@ -375,7 +375,9 @@ async fn containers_of_a_pod_may_share_their_processes() -> Result<()> {
     let first = seen.lines().find(|line| line.split_whitespace().next() == Some("1"));
     ensure!(first.is_some_and(|line| line.contains("pod-init")), "{seen}");
     // A container's end is the end of its own processes only; those that it leaves go to the pod's first process.
-    node.exec("p", "(busybox sleep 33333 &) ; busybox pkill -f 'sleep 22222'").await?;
+    let line = seen.lines().find(|line| line.contains("sleep 22222"));
+    let other = line.and_then(|line| line.split_whitespace().next()).context("the process has no number")?;
+    node.exec("p", &format!("(busybox sleep 33333 > /dev/null 2>&1 &); kill {other}")).await?;
     wait::until("the other container was started again", || async {
         let path = "jsonpath={.status.containerStatuses[?(@.name=='b')].restartCount}";
         Ok((node.kubectl.ok(&["get", "pod", "p", "-o", path]).await? == "1").then_some(()))
