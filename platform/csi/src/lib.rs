@@ -15,6 +15,7 @@ pub mod names;
 pub use driver::{ControllerAbilities, CsiDriver, CsiDrivers, CsiError, NodeAbilities, channel};
 
 // The generated code names it.
+use prost as _;
 use tonic_prost as _;
 
 /// The messages and services of CSI.

@@ -48,7 +48,7 @@ pub(super) fn failed(function: &str, why: impl ToString) -> ExecutionError {
 }
 
 /// A text argument.
-pub(super) fn text<'a>(values: &'a [Value], at: usize) -> Result<&'a str, ExecutionError> {
+pub(super) fn text(values: &[Value], at: usize) -> Result<&str, ExecutionError> {
     match values.get(at) {
         Some(Value::String(text)) => Ok(text),
         _ => Err(ExecutionError::missing_argument_or_target()),

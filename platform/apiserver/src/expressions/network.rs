@@ -92,7 +92,7 @@ fn opaque(value: impl Opaque) -> Value {
     Value::Opaque(Arc::new(value))
 }
 
-fn own<'a, T: Opaque>(values: &'a [Value], at: usize) -> Result<&'a T, ExecutionError> {
+fn own<T: Opaque>(values: &[Value], at: usize) -> Result<&T, ExecutionError> {
     let found = match values.get(at) {
         Some(Value::Opaque(value)) => value.downcast_ref::<T>(),
         _ => None,

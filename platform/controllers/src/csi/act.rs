@@ -191,18 +191,21 @@ impl CsiController {
 
     async fn reconcile(&self, key: CsiKey, events: &EventRecorder) -> Result<Outcome, CsiActError> {
         match key {
-            CsiKey::Claim(key) => match self.claims.get(&key) {
-                Some(claim) => self.claim(&claim, events).await?,
-                None => {}
-            },
-            CsiKey::Volume(name) => match self.volumes.get(&ObjectKey::cluster(&name)) {
-                Some(volume) => self.reclaim(&volume, events).await?,
-                None => {}
-            },
-            CsiKey::Attachment(name) => match self.attachments.get(&ObjectKey::cluster(&name)) {
-                Some(attachment) => self.attach(&attachment).await?,
-                None => {}
-            },
+            CsiKey::Claim(key) => {
+                if let Some(claim) = self.claims.get(&key) {
+                    self.claim(&claim, events).await?;
+                }
+            }
+            CsiKey::Volume(name) => {
+                if let Some(volume) = self.volumes.get(&ObjectKey::cluster(&name)) {
+                    self.reclaim(&volume, events).await?;
+                }
+            }
+            CsiKey::Attachment(name) => {
+                if let Some(attachment) = self.attachments.get(&ObjectKey::cluster(&name)) {
+                    self.attach(&attachment).await?;
+                }
+            }
             CsiKey::Attachments => self.plan_attachments().await?,
         }
         Ok(Outcome::Done)
@@ -236,7 +239,7 @@ impl CsiController {
         if waits && node.is_none() {
             return Ok(());
         }
-        if self.volumes.get(&ObjectKey::cluster(&provision::volume_name(claim))).is_some() {
+        if self.volumes.get(&ObjectKey::cluster(provision::volume_name(claim))).is_some() {
             return Ok(());
         }
         let made = self.provision(claim, &class, &driver, abilities, node.map(String::as_str)).await;

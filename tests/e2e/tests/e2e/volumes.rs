@@ -174,9 +174,10 @@ async fn mounts_propagate_between_the_host_and_containers() -> Result<()> {
     let shared = node.folder.path().join("shared");
     std::fs::create_dir_all(&shared)?;
     let shared = shared.to_string_lossy().into_owned();
-    let on_host = |arguments: &[&str]| {
-        let done = std::process::Command::new("mount").args(arguments).status();
-        done.map_err(anyhow::Error::from).and_then(|status| Ok(ensure!(status.success(), "{arguments:?}")))
+    let on_host = |arguments: &[&str]| -> Result<()> {
+        let status = std::process::Command::new("mount").args(arguments).status()?;
+        ensure!(status.success(), "mount {arguments:?} failed");
+        Ok(())
     };
     on_host(&["--bind", &shared, &shared])?;
     on_host(&["--make-rshared", &shared])?;
