@@ -95,7 +95,9 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
 
 /// Unpins all namespaces in `folder`, and removes it. Blocks.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
-    pod_init::end(folder, &folder.join(PROCESSES))?;
+    if folder.join(PROCESSES).exists() {
+        pod_init::end(folder)?;
+    }
     for name in SHARED.iter().map(|(name, _)| *name).chain([PROCESSES]) {
         let path = folder.join(name);
         // A start that was interrupted may have pinned it twice.

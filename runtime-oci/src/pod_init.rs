@@ -4,7 +4,7 @@
 
 use std::{
     fs, io,
-    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
+    os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -18,8 +18,6 @@ use signal_hook::{consts::SIGCHLD, iterator::Signals};
 
 /// The name of the command.
 const COMMAND: &str = "pod-init";
-/// The file beside the pinned namespaces that has the process's number.
-const PID_FILE: &str = "init.pid";
 
 /// Reaps until the process is killed, which only the host can do.
 ///
@@ -33,20 +31,20 @@ pub fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the process in the namespace that children of the calling thread get, and records it in `folder`.
+/// Starts the process in the namespace that children of the calling thread get. Its command line names `folder`, the
+/// pod's, by which [`end`] finds it, also after a crash at any point.
 pub(crate) fn start(program: &Path, folder: &Path) -> io::Result<u32> {
     let mut init = Command::new(program);
-    init.arg(COMMAND).current_dir("/").env_clear();
+    init.arg(COMMAND).arg(fs::canonicalize(folder)?).current_dir("/").env_clear();
     // A group of its own: the terminal's signals are for this process.
     init.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let child = init.spawn()?;
     let id = child.id();
-    fs::write(folder.join(PID_FILE), id.to_string())?;
     reap(child);
     Ok(id)
 }
 
-/// Waits for the end of a child on a thread, as a new process may not be waited for by tokio from this one.
+/// Waits for the end of a child on a thread: nothing else would reap it while this process lives.
 fn reap(mut child: Child) {
     let waiting = thread::Builder::new().name(COMMAND.into()).spawn(move || child.wait());
     if let Err(error) = waiting {
@@ -54,18 +52,50 @@ fn reap(mut child: Child) {
     }
 }
 
-/// Kills the process that `folder` records, and with it all processes of its namespace, which is pinned at `pinned`.
-pub(crate) fn end(folder: &Path, pinned: &Path) -> io::Result<()> {
-    let Ok(text) = fs::read_to_string(folder.join(PID_FILE)) else { return Ok(()) };
-    let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return Ok(()) };
-    // The number may be another process's by now.
-    let namespace = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
-    let of_process = namespace(Path::new(&format!("/proc/{}/ns/pid", pid.as_raw_nonzero())));
-    if of_process.is_none() || of_process != namespace(pinned) {
-        return Ok(());
+/// Kills the process whose command line names `folder`, and with it all processes of its namespace.
+pub(crate) fn end(folder: &Path) -> io::Result<()> {
+    let folder = fs::canonicalize(folder)?;
+    let is_ours = |command_line: &[u8]| {
+        let mut words = command_line.split(|byte| *byte == 0).skip(1);
+        words.next() == Some(COMMAND.as_bytes()) && words.next() == Some(folder.as_os_str().as_bytes())
+    };
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let Some(pid) = pid else { continue };
+        // A process that ended meanwhile has no command line.
+        if !fs::read(entry.path().join("cmdline")).is_ok_and(|line| is_ours(&line)) {
+            continue;
+        }
+        match kill_process(pid, Signal::KILL) {
+            Err(error) if error != Errno::SRCH => return Err(error.into()),
+            _ => {}
+        }
     }
-    match kill_process(pid, Signal::KILL) {
-        Err(error) if error != Errno::SRCH => Err(error.into()),
-        _ => Ok(()),
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_process_of_the_folder_is_ended_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        // A script with the command's name has the command line of the command.
+        fs::write(folder.path().join(COMMAND), "read -r never\n").unwrap();
+        let pods = ["a", "ab"].map(|name| folder.path().join(name));
+        let mut children = pods.each_ref().map(|pod| {
+            fs::create_dir(pod).unwrap();
+            let mut shell = Command::new("sh");
+            shell.arg(COMMAND).arg(pod).current_dir(folder.path()).stdin(Stdio::piped());
+            shell.spawn().unwrap()
+        });
+        end(&pods[0]).unwrap();
+        assert_eq!(children[0].wait().unwrap().signal(), Some(9));
+        assert!(children[1].try_wait().unwrap().is_none(), "the other pod's process runs");
+        end(&pods[1]).unwrap();
+        assert_eq!(children[1].wait().unwrap().signal(), Some(9));
     }
 }

@@ -48,7 +48,7 @@ enum Command {
     LogShim { config: std::path::PathBuf },
     /// Be the first process of a pod whose containers share their processes
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it for such a pod")]
-    PodInit,
+    PodInit { pod: std::path::PathBuf },
     #[command(flatten)]
     Client(mayfly_cli::Command),
 }
@@ -71,7 +71,7 @@ impl CommandLine {
                 mayfly_runtime_oci::log_shim::run(&config)?;
                 Ok(ExitCode::SUCCESS)
             }
-            Command::PodInit => {
+            Command::PodInit { .. } => {
                 mayfly_runtime_oci::pod_init::run()?;
                 Ok(ExitCode::SUCCESS)
             }
