@@ -9,9 +9,11 @@
 //!
 //! Start reading at [`CsiDriver`].
 
+mod capability;
 mod driver;
 pub mod names;
 
+pub use capability::capability;
 pub use driver::{ControllerAbilities, CsiDriver, CsiDrivers, CsiError, NodeAbilities, channel};
 
 // The generated code names it.

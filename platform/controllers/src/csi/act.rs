@@ -564,5 +564,5 @@ fn capability_of(volume: &PersistentVolume) -> mayfly_csi::proto::VolumeCapabili
     let fs_type = spec.csi.and_then(|source| source.fs_type).unwrap_or_default();
     let block = spec.volume_mode.as_deref() == Some("Block");
     let flags = spec.mount_options.unwrap_or_default();
-    provision::capability(block, &fs_type, flags, &spec.access_modes.unwrap_or_default())
+    mayfly_csi::capability(block, &fs_type, flags, &spec.access_modes.unwrap_or_default())
 }

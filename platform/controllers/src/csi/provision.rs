@@ -13,9 +13,9 @@ use mayfly_api::{
     },
     volume_claims::requested_bytes,
 };
-use mayfly_csi::proto::{
-    CapacityRange, CreateVolumeRequest, Topology, TopologyRequirement, Volume, VolumeCapability,
-    volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
+use mayfly_csi::{
+    capability,
+    proto::{CapacityRange, CreateVolumeRequest, Topology, TopologyRequirement, Volume},
 };
 use serde_json::{Value, json};
 
@@ -69,31 +69,6 @@ fn filled(text: &str, claim: &PersistentVolumeClaim) -> String {
 
 pub(super) fn is_block(claim: &PersistentVolumeClaim) -> bool {
     claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some("Block")
-}
-
-/// What the volume has to be able to do.
-pub(super) fn capability(
-    block: bool,
-    fs_type: &str,
-    flags: Vec<String>,
-    modes: &[String],
-) -> VolumeCapability {
-    let has = |mode: &str| modes.iter().any(|one| one == mode);
-    let mode = match () {
-        () if has("ReadWriteMany") => Mode::MultiNodeMultiWriter,
-        () if has("ReadOnlyMany") && !has("ReadWriteOnce") => Mode::MultiNodeReaderOnly,
-        // Drivers without SINGLE_NODE_MULTI_WRITER know this mode only.
-        () => Mode::SingleNodeWriter,
-    };
-    let access = match block {
-        true => AccessType::Block(BlockVolume {}),
-        false => AccessType::Mount(MountVolume {
-            fs_type: fs_type.to_owned(),
-            mount_flags: flags,
-            volume_mount_group: String::new(),
-        }),
-    };
-    VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
 }
 
 /// The request. `topology`: the part of the cluster that the volume has to be usable in; empty: any.

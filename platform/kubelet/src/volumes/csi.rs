@@ -27,11 +27,11 @@ use mayfly_api::{
     volume_claims::{ANNOTATION_NODE_EXPANSION, capacity_bytes},
 };
 use mayfly_csi::{
-    CsiDriver, CsiDrivers, CsiError, names,
+    CsiDriver, CsiDrivers, CsiError, capability, names,
     proto::{
         CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
         NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
-        volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
+        volume_capability::access_mode::Mode,
     },
 };
 use nix::mount::{MntFlags, umount2};
@@ -142,7 +142,7 @@ impl CsiSource {
                 read_only: inline.read_only.unwrap_or(false),
                 block: false,
                 has_fs_type: !fs_type.is_empty(),
-                capability: capability(false, fs_type, Vec::new(), Mode::SingleNodeWriter),
+                capability: capability(false, &fs_type, Vec::new(), &[]),
                 attributes: inline.volume_attributes.clone().unwrap_or_default(),
                 stage_secret: None,
                 publish_secret: reference.map(|reference| secret(namespace, &reference.name)).transpose()?,
@@ -171,7 +171,7 @@ impl CsiSource {
             read_only: claimed.read_only || source.read_only.unwrap_or(false),
             block,
             has_fs_type: !fs_type.is_empty(),
-            capability: capability(block, fs_type, options, access_mode(&modes)),
+            capability: capability(block, &fs_type, options, &modes),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             stage_secret: find(&source.node_stage_secret_ref)?,
             publish_secret: find(&source.node_publish_secret_ref)?,
@@ -183,27 +183,6 @@ impl CsiSource {
     pub(super) fn is_block(&self) -> bool {
         self.block
     }
-}
-
-/// The access mode of a volume as CSI names it.
-pub(super) fn access_mode(modes: &[String]) -> Mode {
-    let has = |mode: &str| modes.iter().any(|one| one == mode);
-    if has("ReadWriteMany") {
-        Mode::MultiNodeMultiWriter
-    } else if has("ReadOnlyMany") && !has("ReadWriteOnce") {
-        Mode::MultiNodeReaderOnly
-    } else {
-        // Drivers without SINGLE_NODE_MULTI_WRITER know this mode only.
-        Mode::SingleNodeWriter
-    }
-}
-
-fn capability(block: bool, fs_type: String, mount_flags: Vec<String>, mode: Mode) -> VolumeCapability {
-    let access = match block {
-        true => AccessType::Block(BlockVolume {}),
-        false => AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group: String::new() }),
-    };
-    VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
 }
 
 fn content(secret: Option<&Arc<Secret>>) -> HashMap<String, String> {
@@ -242,10 +221,12 @@ impl CsiVolumes {
 
     /// Makes the volumes in use those of the journals.
     fn update_in_use(&self, root: &Path) {
-        let pods = journal::pods(root).into_iter();
-        let records = pods.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
-        let attached = records.map(|(_, record)| record).filter(|record| record.is_attached);
-        self.in_use.set(attached.map(|record| names::in_use(&record.driver, &record.handle)).collect());
+        self.in_use.update(|| {
+            let pods = journal::pods(root).into_iter();
+            let records = pods.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
+            let attached = records.map(|(_, record)| record).filter(|record| record.is_attached);
+            attached.map(|record| names::in_use(&record.driver, &record.handle)).collect()
+        });
     }
 
     fn driver(&self, name: &str) -> Result<Arc<CsiDriver>, CsiVolumeError> {
@@ -367,7 +348,10 @@ impl CsiVolumes {
         }
         let name = names::attachment(&source.handle, &source.driver, &self.node);
         let api: Api<VolumeAttachment> = Api::all(self.client.clone());
-        let status = api.get_opt(&name).await?.and_then(|attachment| attachment.status).unwrap_or_default();
+        // One that is being deleted is about to be detached.
+        let attachment = api.get_opt(&name).await?;
+        let attachment = attachment.filter(|attachment| attachment.metadata.deletion_timestamp.is_none());
+        let status = attachment.and_then(|attachment| attachment.status).unwrap_or_default();
         if !status.attached {
             let why = status.attach_error.and_then(|error| error.message);
             let why = why.map_or_else(String::new, |why| format!(": {why}"));

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// The longest wait for the node's status to be written.
@@ -13,10 +14,15 @@ pub(crate) struct VolumesInUse {
     used: watch::Sender<BTreeSet<String>>,
     /// Those that the API's copy of the node has.
     reported: watch::Sender<BTreeSet<String>>,
+    updating: Mutex<()>,
 }
 
 impl VolumesInUse {
-    pub(crate) fn set(&self, used: BTreeSet<String>) {
+    /// Makes the volumes in use those that `read` finds. One update at a time: a slow one must not put back what a
+    /// later one has seen change.
+    pub(crate) fn update(&self, read: impl FnOnce() -> BTreeSet<String>) {
+        let _one = self.updating.lock();
+        let used = read();
         self.used.send_if_modified(|known| {
             let is_new = *known != used;
             *known = used;
@@ -51,10 +57,10 @@ mod tests {
         let volumes = VolumesInUse::default();
         let mut used = volumes.subscribe();
         let names = BTreeSet::from(["a".to_owned()]);
-        volumes.set(names.clone());
+        volumes.update(|| names.clone());
         assert!(used.has_changed().unwrap());
         used.mark_unchanged();
-        volumes.set(names.clone());
+        volumes.update(|| names.clone());
         assert!(!used.has_changed().unwrap(), "the same volumes are no change");
         assert!(!volumes.is_reported("a").await);
         let (is_reported, ()) = tokio::join!(volumes.is_reported("a"), async { volumes.set_reported(names) });
