@@ -95,33 +95,28 @@ impl NodeObject {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut written: Option<tokio::time::Instant> = None;
         let mut uid = None;
-        // Written until a write succeeds.
-        let mut shortage_is_news = false;
+        // Whether the status has changed since the last write that succeeded.
+        let mut is_news = false;
         let mut changes = self.nodes.subscribe();
         let mut device_changes = self.devices.as_ref().map(|devices| devices.changes());
-        let mut has_new_devices = false;
         let mut volume_changes = self.volumes_in_use.subscribe();
-        let mut has_new_volumes = false;
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            let is_news = shortage_is_news
-                || has_new_devices
-                || has_new_volumes
-                || self.images.has_changed().unwrap_or(false);
+            is_news |= self.images.has_changed().unwrap_or(false);
             let due = is_news || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
             if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
+                // Read before the write: a change during the write is written next.
                 let volumes = volume_changes.borrow_and_update().clone();
-                match self.register(&volumes).await {
+                let images = self.images.borrow_and_update().clone();
+                match self.register(images, &volumes).await {
                     Ok(node) => {
                         self.volumes_in_use.set_reported(volumes);
-                        self.images.mark_unchanged();
-                        shortage_is_news = false;
-                        has_new_devices = false;
-                        has_new_volumes = false;
+                        is_news = false;
                         uid = node.metadata.uid;
                         written = Some(tokio::time::Instant::now());
                     }
                     Err(error) => {
+                        is_news = true;
                         tracing::warn!(node = self.name, %error, "could not write the node's object; will try again");
                         pause = RETRY_AFTER;
                     }
@@ -138,15 +133,15 @@ impl NodeObject {
                     () = tokio::time::sleep_until(next) => break,
                     _ = changes.next() => {}
                     Ok(()) = self.shortages.changed() => {
-                        shortage_is_news = true;
+                        is_news = true;
                         break;
                     }
                     () = changed(&mut device_changes) => {
-                        has_new_devices = true;
+                        is_news = true;
                         break;
                     }
                     Ok(()) = volume_changes.changed() => {
-                        has_new_volumes = true;
+                        is_news = true;
                         break;
                     }
                 }
@@ -169,7 +164,11 @@ impl NodeObject {
     }
 
     /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).
-    async fn register(&self, volumes_in_use: &BTreeSet<String>) -> kube::Result<Node> {
+    async fn register(
+        &self,
+        images: Vec<ContainerImage>,
+        volumes_in_use: &BTreeSet<String>,
+    ) -> kube::Result<Node> {
         let api: Api<Node> = Api::all(self.client.clone());
         let labels = &self.labels;
         let node = match api.get_opt(&self.name).await? {
@@ -196,7 +195,6 @@ impl NodeObject {
             api.patch(&self.name, &params(), &patch).await?;
         }
         let old = node.status.unwrap_or_default();
-        let images = self.images.borrow().clone();
         let has_volumes =
             !volumes_in_use.is_empty() || old.volumes_in_use.as_ref().is_some_and(|known| !known.is_empty());
         let status = NodeStatus {
@@ -283,7 +281,7 @@ impl NodeObject {
 }
 
 /// Waits for a change of the devices; for ever where there are none.
-async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
+pub(crate) async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {
