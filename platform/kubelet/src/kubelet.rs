@@ -11,12 +11,16 @@ use axum::Router;
 use futures::future::join_all;
 use kube::Client;
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_csi::CsiDrivers;
 use mayfly_informer::{
-    Change, EnvObjects, EventRecorder, Informers,
+    Backoff, Change, EnvObjects, EventRecorder, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::{NodeDevices, Runtime, logs::LogLayout};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,7 +30,7 @@ use crate::{
     image_collection::{ImageCollection, ImageCollector},
     images::NodeImages,
     job::JobFiles,
-    node::NodeObject,
+    node::{NodeObject, changed},
     plugin_registry::PluginRegistry,
     pod::{dns::ClusterDnsServer, worker::Worker},
     pressure::{self, PressureSignal},
@@ -52,6 +56,8 @@ const WEIGH_EVERY: Duration = Duration::from_secs(2);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 /// The interval of the search for leftovers of deleted pods.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// Pauses between sweeps that could not remove everything.
+const SWEEP_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: SWEEP_EVERY };
 
 /// The settings of a node.
 #[derive(Clone, Debug)]
@@ -202,6 +208,7 @@ impl Kubelet {
             addresses: Addresses::from_random_start().into(),
             client: client.clone(),
             deletions: watch::Sender::new(0),
+            leftovers: Notify::new(),
         });
         let shortages = watch::Sender::new([false; 3]);
         let static_pods = config.static_pods.clone().map(|folder| StaticPods {
@@ -294,7 +301,7 @@ impl Kubelet {
             let changes = hosts.map(|host| wake_on_changes(host.clone(), &worker, &queue, &stop));
             tokio::join!(
                 reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),
-                sweep(&worker, &stop),
+                sweep(&worker, self.config.csi.as_ref().map(|csi| csi.drivers.clone()), &stop),
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
                 watch_pressure(&worker, &queue, &self.shortages, &stop),
@@ -421,13 +428,28 @@ async fn watch_pressure(
     }
 }
 
-/// Removes leftovers of pods that the API does not have any more, whose deletion happened while no kubelet ran.
-async fn sweep(worker: &Worker, stop: &CancellationToken) {
+/// Removes leftovers of pods that the API does not have any more: they were deleted while no kubelet ran, or their
+/// removal failed. What cannot be removed is tried again after a pause, or when a CSI driver registers: a driver that
+/// comes after the kubelet has to unmount its volumes.
+async fn sweep(worker: &Worker, csi: Option<Arc<CsiDrivers>>, stop: &CancellationToken) {
+    let mut driver_changes = csi.map(|drivers| drivers.changes());
+    let mut failures = 0;
     loop {
-        worker.remove_strangers().await;
+        let pause = match worker.remove_strangers().await {
+            true => {
+                failures = 0;
+                SWEEP_EVERY
+            }
+            false => {
+                failures += 1;
+                SWEEP_AGAIN.full(failures)
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(SWEEP_EVERY) => {}
+            () = sleep(pause) => {}
+            () = worker.leftovers.notified() => {}
+            () = changed(&mut driver_changes) => {}
         }
     }
 }

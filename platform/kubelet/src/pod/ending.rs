@@ -166,6 +166,7 @@ impl Worker {
                 && let Err(error) = runtime.remove_sandbox(&old.uid).await
             {
                 tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove what ran of a deleted pod");
+                self.leftovers.notify_one();
             }
         }
         self.probes.forget(&old.uid);
@@ -178,7 +179,9 @@ impl Worker {
         if let Some(jobs) = &self.jobs {
             jobs.remove(&old.uid).await;
         }
-        self.remove_volumes(&old.uid).await;
+        if !self.remove_volumes(&old.uid).await {
+            self.leftovers.notify_one();
+        }
         self.remove_logs(vec![old.uid]).await;
     }
 
@@ -208,8 +211,10 @@ impl Worker {
         let _ = spawn_blocking(remove).await;
     }
 
-    /// Ends sandboxes of pods that neither the API nor this worker has, and removes their files.
-    pub(crate) async fn remove_strangers(&self) {
+    /// Ends sandboxes of pods that neither the API nor this worker has, and removes their files. Returns whether nothing
+    /// of such pods is left.
+    pub(crate) async fn remove_strangers(&self) -> bool {
+        let mut is_clean = true;
         let known = || -> HashSet<String> {
             let local = self.local.lock();
             let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
@@ -228,7 +233,8 @@ impl Worker {
             for uid in sandboxes.iter().filter(|uid| !known.contains(&uid.0)) {
                 tracing::info!(%uid, "ending a pod that is not in the API any more");
                 if let Err(error) = runtime.remove_sandbox(uid).await {
-                    tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
+                    tracing::warn!(%uid, %error, "could not remove a sandbox without a pod; will try again");
+                    is_clean = false;
                 }
             }
         }
@@ -237,7 +243,7 @@ impl Worker {
             let listed = spawn_blocking(move || volumes.pods()).await.unwrap_or_default();
             let known = known();
             for uid in listed.iter().filter(|uid| !known.contains(&uid.0)) {
-                self.remove_volumes(uid).await;
+                is_clean &= self.remove_volumes(uid).await;
             }
         }
         // Listed first: a pod that comes meanwhile has no log before it is known.
@@ -248,6 +254,7 @@ impl Worker {
         if !logs.is_empty() {
             self.remove_logs(logs).await;
         }
+        is_clean
     }
 }
 

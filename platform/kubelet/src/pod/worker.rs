@@ -14,7 +14,10 @@ use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
 use mayfly_runtime::{NodeDevices, PodUid, Runtime, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{
     container,
@@ -50,6 +53,8 @@ pub(crate) struct Worker {
     pub(crate) addresses: Mutex<Addresses>,
     /// Changes when a pod of this node is deleted, or its deletion is hurried.
     pub(crate) deletions: watch::Sender<u64>,
+    /// Notified when a removed pod has left something here: the next sweep removes it.
+    pub(crate) leftovers: Notify,
     pub(crate) probes: ProbeTasks,
     pub(crate) tokens: ServiceAccountTokens,
     pub(crate) cluster_dns: Option<ClusterDnsServer>,

@@ -135,8 +135,14 @@ impl ContainerNode {
 
     /// Kills the server and starts it again on the same data.
     pub(crate) async fn restart(self) -> Result<Self> {
+        self.restart_after(|| {}).await
+    }
+
+    /// Kills the server, does something while none runs, and starts it again on the same data.
+    pub(crate) async fn restart_after(self, meanwhile: impl FnOnce()) -> Result<Self> {
         let Self { kubectl, folder, archive, before, arguments } = self;
         kubectl.up.kill()?;
+        meanwhile();
         let up = start(folder.path(), &arguments).await?;
         Ok(Self { kubectl: Kubectl::of(up)?, folder, archive, before, arguments })
     }

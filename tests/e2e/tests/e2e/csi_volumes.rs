@@ -209,8 +209,7 @@ async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
             node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
         }
         wait::until(&format!("{call} hangs"), || async { Ok((count() > before).then_some(())) }).await?;
-        node = node.restart().await?;
-        driver.set_fault(call, None);
+        node = node.restart_after(|| driver.set_fault(call, None)).await?;
         if !undoes {
             node.ready("a").await?;
             node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
@@ -219,5 +218,48 @@ async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
         nothing_left(&node, &driver).await?;
     }
     drop(driver);
+    node.leaves_nothing().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_hangs_delays_no_other_driver() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let driver = start(&node).await?;
+    let hanging = HostPathDriver::start(DriverConfig {
+        name: "hanging.example.dev".into(),
+        folder: node.folder.path().join("hanging"),
+        ..config(&node)
+    })?;
+    wait::until("the second driver is registered", || async {
+        Ok((hanging.registered().as_deref() == Some("")).then_some(()))
+    })
+    .await?;
+    hanging.set_fault("CreateVolume", Some(Fault::Hang));
+    let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "hanging"},
+        "provisioner": "hanging.example.dev", "volumeBindingMode": "Immediate"});
+    create(&node, &class).await?;
+    for index in 0..40 {
+        let mut claim = claim(&format!("hanging-{index}"));
+        claim["spec"]["storageClassName"] = "hanging".into();
+        create(&node, &claim).await?;
+    }
+    wait::until("calls hang", || async {
+        Ok((hanging.calls().iter().filter(|call| *call == "CreateVolume").count() >= 4).then_some(()))
+    })
+    .await?;
+    create(&node, &claim("data")).await?;
+    create(&node, &pod("a", &claimed("data"))).await?;
+    node.ready("a").await?;
+    let calls = hanging.calls().iter().filter(|call| *call == "CreateVolume").count();
+    ensure!(calls == 4, "{calls} calls of one driver at the same time");
+    hanging.set_fault("CreateVolume", None);
+    node.kubectl.ok(&["delete", "pod", "a", "--timeout=50s"]).await?;
+    node.kubectl.ok(&["delete", "pvc", "data", "--timeout=50s"]).await?;
+    wait::until("the driver's volume is gone", || async {
+        Ok(driver.volumes().volumes.is_empty().then_some(()))
+    })
+    .await?;
+    drop((driver, hanging));
     node.leaves_nothing().await
 }

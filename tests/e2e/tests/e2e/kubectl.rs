@@ -1,6 +1,6 @@
 //! kubectl, the real one, on the kinds that are here.
 
-use std::{path::Path, process::Stdio};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, wait};
@@ -82,8 +82,12 @@ impl Kubectl {
     }
 }
 
+/// The timeout of a command: longer than its own, so that what it says at its end is seen.
+const PATIENCE: Duration = Duration::from_secs(wait::PATIENCE.as_secs() + 15);
+
 async fn finished(mut command: Command) -> Result<Finished> {
-    let output = tokio::time::timeout(wait::PATIENCE, command.output()).await??;
+    let output = tokio::time::timeout(PATIENCE, command.output()).await;
+    let output = output.with_context(|| format!("{:?} did not end", command.as_std()))??;
     Ok(Finished {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
