@@ -26,7 +26,7 @@ pub(crate) use act::CsiController;
 pub struct Config {
     /// The drivers of this node; empty where there are none.
     pub drivers: Arc<CsiDrivers>,
-    /// Calls at the same time. A driver that hangs holds one for its timeout.
+    /// Calls at the same time, a quarter of them to one driver: one that hangs leaves workers to the others.
     pub workers_max: usize,
 }
 

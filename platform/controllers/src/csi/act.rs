@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use kube::{
@@ -34,7 +35,9 @@ use mayfly_informer::{
     Change, EventRecorder, Index, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
+use parking_lot::Mutex;
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -49,6 +52,8 @@ use crate::{
 
 /// An index of the pods that have claims.
 const WITH_CLAIMS: &str = "claims";
+/// The pause before another look at work whose driver has as many calls as it may have.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// What may have to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,6 +88,8 @@ pub(crate) struct CsiController {
     csi_nodes: Informer<CSINode>,
     drivers: Informer<CSIDriver>,
     attachments: Informer<VolumeAttachment>,
+    /// By driver: one that hangs must leave workers to the others.
+    permits: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl CsiController {
@@ -103,6 +110,7 @@ impl CsiController {
             csi_nodes: informers.of(),
             drivers: informers.of(),
             attachments: informers.of(),
+            permits: Mutex::default(),
         }
     }
 
@@ -190,6 +198,9 @@ impl CsiController {
     }
 
     async fn reconcile(&self, key: CsiKey, events: &EventRecorder) -> Result<Outcome, CsiActError> {
+        let permit = self.driver_of(&key).map(|driver| self.permits_of(&driver).try_acquire_owned());
+        // Held until the end.
+        let Ok(_permit) = permit.transpose() else { return Ok(Outcome::RequeueAfter(BUSY_PAUSE)) };
         match key {
             CsiKey::Claim(key) => {
                 if let Some(claim) = self.claims.get(&key) {
@@ -209,6 +220,40 @@ impl CsiController {
             CsiKey::Attachments => self.plan_attachments().await?,
         }
         Ok(Outcome::Done)
+    }
+
+    /// The driver that the work on a key may call.
+    fn driver_of(&self, key: &CsiKey) -> Option<String> {
+        let of_volume = |name: &str| {
+            let volume = self.volumes.get(&ObjectKey::cluster(name))?;
+            Some(volume.spec.as_ref()?.csi.as_ref()?.driver.clone())
+        };
+        match key {
+            CsiKey::Claim(key) => {
+                let claim = self.claims.get(key)?;
+                match bound_volume(&claim) {
+                    Some(volume) => of_volume(volume),
+                    None => claim.annotations().get(STORAGE_PROVISIONER).cloned(),
+                }
+            }
+            CsiKey::Volume(name) => of_volume(name),
+            CsiKey::Attachment(name) => self
+                .attachments
+                .get(&ObjectKey::cluster(name))
+                .map(|attachment| attachment.spec.attacher.clone()),
+            CsiKey::Attachments => None,
+        }
+    }
+
+    fn permits_of(&self, driver: &str) -> Arc<Semaphore> {
+        let mut permits = self.permits.lock();
+        if let Some(known) = permits.get(driver) {
+            return known.clone();
+        }
+        // Names come from objects that any user may write: those without a worker are forgotten.
+        let per_driver = (self.config.workers_max / 4).max(1);
+        permits.retain(|_, known| known.available_permits() < per_driver);
+        permits.entry(driver.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(per_driver))).clone()
     }
 
     /// The driver, if it has a controller service that answers here.
