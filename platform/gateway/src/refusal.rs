@@ -246,8 +246,11 @@ impl Refusal {
     }
 
     pub(crate) fn head_too_large(limit_bytes: usize) -> Self {
-        let message =
-            format!("the request's head has more than {HEADERS_MAX} headers or {limit_bytes} bytes");
+        // hyper has one error for all three.
+        let message = format!(
+            "the request's head has more than {HEADERS_MAX} headers or {limit_bytes} bytes, or a content-length that no \
+             body can have"
+        );
         let hint = "send fewer or shorter headers (cookies are headers, too), or a shorter address";
         Self::new(Code::HeadTooLarge, message, hint)
     }

@@ -179,6 +179,18 @@ async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
             "431 Request Header Fields Too Large",
             "head_too_large",
         ),
+        (
+            with(&format!("content-length: {}\r\n", u64::MAX)),
+            "431 Request Header Fields Too Large",
+            "head_too_large",
+        ),
+        // No proxy: the address is no route, and is answered like any other.
+        (
+            "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\nconnection: close\r\n\r\n"
+                .to_owned(),
+            "404 Not Found",
+            "not_found",
+        ),
         // Also when the connection has served requests before.
         (format!("{served}{served}rubbish\r\n\r\n"), "400 Bad Request", "bad_request"),
     ] {
@@ -193,6 +205,8 @@ async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
         assert!(!id.is_empty() && head.contains(&format!("x-request-id: {id}")), "{answer}");
         assert_eq!(answer[..last].matches("HTTP/1.1 200 OK").count(), request.matches(served).count());
     }
+    let too_long = raw(world.address, &with(&format!("content-length: {}\r\n", u64::MAX))).await;
+    assert!(too_long.contains("a content-length that no body can have"), "{too_long}");
     let few: String = (0..90).map(|number| format!("x-{number}: 1\r\n")).collect();
     assert!(raw(world.address, &with(&few)).await.starts_with("HTTP/1.1 200 "));
     assert!(world.metrics().contains("mayfly_gateway_refusals_total{code=\"bad_request\"} 3\n"));
