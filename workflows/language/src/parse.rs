@@ -148,6 +148,17 @@ fn read_as(text: &str, machine_type: StateMachineType, accepted: bool) -> (Optio
     (machine, report)
 }
 
+pub(crate) fn missing_targets(text: &str, machine_type: StateMachineType) -> Report {
+    let mut report = Report::default();
+    if let Some(root) = document(text, &mut Report::default()) {
+        let mut compiler = Compiler::new(machine_type, QueryLanguage::JsonPath, Report::default());
+        compiler.machine(&root);
+        let (_, flows, _) = compiler.finish();
+        flows.iter().for_each(|flow| graph::targets(flow, &mut report));
+    }
+    report
+}
+
 /// The text as a JSON object.
 fn document(text: &str, report: &mut Report) -> Option<Value> {
     let invalid = |report: &mut Report, code: Code, message: String, location: Option<String>| {

@@ -199,3 +199,9 @@ pub fn check(
     diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
     diagnostics
 }
+
+/// The transitions to states that do not exist, of a definition with errors, for tools that show all problems at once:
+/// AWS, and so [`check`], looks at transitions only when all fields are valid.
+pub fn missing_targets(text: &str, machine_type: StateMachineType) -> Vec<Diagnostic> {
+    parse::missing_targets(text, machine_type).into_diagnostics()
+}

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use mayfly_api::{names::dns_label, wellknown::NAMESPACE_DEFAULT, workflow::names::ROLE};
+use mayfly_workflows_language::{definition::StateMachineType, validate};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -81,7 +82,7 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
         (asked, is) => asked.or(is).unwrap_or(Kind::Standard.name()).to_owned(),
     };
     let source = definition::source(&args.file);
-    validate(client, &definition, &kind, &source).await?;
+    check(client, &definition, &kind, &source).await?;
     let change = match there {
         None => {
             let name = workflow.name();
@@ -154,11 +155,19 @@ async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Resul
 }
 
 /// Has the API check a definition. All it finds goes to stderr; an error among it is one here.
-async fn validate(client: &Client, definition: &str, kind: &str, source: &str) -> anyhow::Result<()> {
+async fn check(client: &Client, definition: &str, kind: &str, source: &str) -> anyhow::Result<()> {
     let params = json!({"definition": definition, "type": kind, "severity": "WARNING"});
     let answer = client.call("ValidateStateMachineDefinition", &params).await?;
-    let diagnostics = answer["diagnostics"].as_array().map_or(&[][..], Vec::as_slice);
-    for diagnostic in diagnostics {
+    let mut diagnostics = answer["diagnostics"].as_array().cloned().unwrap_or_default();
+    if answer["result"] != "OK" {
+        // As on AWS, the API looks at transitions only when all fields are valid.
+        for missing in missing_targets(definition, kind)? {
+            if !diagnostics.contains(&missing) {
+                diagnostics.push(missing);
+            }
+        }
+    }
+    for diagnostic in &diagnostics {
         output::note(problem(diagnostic));
     }
     if answer["truncated"] == true {
@@ -170,6 +179,12 @@ async fn validate(client: &Client, definition: &str, kind: &str, source: &str) -
     let errors = diagnostics.iter().filter(|diagnostic| diagnostic["severity"] != "WARNING").count();
     let problems = if errors == 1 { "an error".to_owned() } else { format!("{errors} errors") };
     Err(Failure::error(format!("{source} has {problems}"), "nothing was deployed"))
+}
+
+/// The transitions to states that do not exist, in the API's form.
+fn missing_targets(definition: &str, kind: &str) -> serde_json::Result<Vec<Value>> {
+    let machine_type = if kind == "EXPRESS" { StateMachineType::Express } else { StateMachineType::Standard };
+    validate::missing_targets(definition, machine_type).iter().map(serde_json::to_value).collect()
 }
 
 /// `location: message (CODE)`.
@@ -184,6 +199,15 @@ fn problem(diagnostic: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_definition_has_its_missing_targets_in_the_form_of_the_api() {
+        let text = r#"{"StartAt": "A", "States": {"A": {"Type": "Pass", "Next": "B", "Bogus": 1}}}"#;
+        let missing = json!({"severity": "ERROR", "code": "MISSING_TRANSITION_TARGET",
+            "message": "Missing 'Next' target: B", "location": "/States/A/Next"});
+        assert_eq!(missing_targets(text, "STANDARD").unwrap(), [missing]);
+        assert_eq!(missing_targets("{", "STANDARD").unwrap(), [Value::Null; 0]);
+    }
 
     #[test]
     fn problems_begin_with_their_place() {

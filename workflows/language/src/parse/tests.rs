@@ -406,3 +406,16 @@ fn doubts() {
     );
     assert_eq!(doubts(&around(r#"{"Type":"Pass","End":true}"#)), Vec::<String>::new());
 }
+
+#[test]
+fn missing_targets_are_found_beside_invalid_fields() {
+    let text = r#"{"StartAt":"Gone","States":{
+        "A":{"Type":"Pass","Next":"Missing","Bogus":1},
+        "B":{"Type":"Bogus","Next":"A"},
+        "C":{"Type":"Parallel","End":true,"Branches":[{"StartAt":"D","States":{"D":{"Type":"Wait","Next":"E"}}}]}}}"#;
+    let found = crate::validate::missing_targets(text, StateMachineType::Standard);
+    let found: Vec<_> = found.iter().map(|one| one.location.as_deref().unwrap_or_default()).collect();
+    assert_eq!(found, ["/StartAt", "/States/A/Next", "/States/C/Branches[0]/States/D/Next"]);
+    let fields = crate::validate::check(text, StateMachineType::Standard, |_| false);
+    assert!(fields.iter().all(|one| one.code == Code::SchemaValidationFailed), "{fields:?}");
+}

@@ -18,7 +18,8 @@ pub(crate) fn check(flows: &[FlowDraft], report: &mut Report) {
     }
 }
 
-fn targets(flow: &FlowDraft, report: &mut Report) {
+/// Reports the targets that do not exist. It may be called when fields are invalid, too.
+pub(crate) fn targets(flow: &FlowDraft, report: &mut Report) {
     let known: HashSet<&str> = flow.states.iter().map(|state| &*state.name).collect();
     let mut missing = |name: &str, at: &str| {
         if !known.contains(name) {

@@ -8,7 +8,7 @@ use mayfly_api::{
 };
 use mayfly_workflows_engine::engine::StateMachine;
 use mayfly_workflows_language::definition::{self, State, StateMachineType, Transition};
-use mayfly_workflows_language::parse;
+use mayfly_workflows_language::{parse, validate};
 use serde_json::Value;
 
 use super::super::{definition as text, reference::Workflow};
@@ -37,8 +37,14 @@ impl Subject {
             _ => StateMachineType::Standard,
         };
         let mut compiled = parse::compile(&text, machine_type).map_err(|rejection| {
-            let found = rejection.diagnostics.iter();
+            let mut found = rejection.diagnostics;
+            for missing in validate::missing_targets(&text, machine_type) {
+                if !found.contains(&missing) {
+                    found.push(missing);
+                }
+            }
             let problems: Vec<_> = found
+                .iter()
                 .map(|one| match &one.location {
                     Some(place) => format!("{place}: {}", one.message),
                     None => one.message.clone(),
