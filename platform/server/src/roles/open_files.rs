@@ -11,9 +11,12 @@ const FILES_MAX: u64 = 1 << 20;
 /// call. At least these, and of a higher limit this share.
 const RESERVE_MIN: usize = 512;
 const RESERVE_SHARE: usize = 32;
-/// Connections that the API and the workflows API keep each when there are few: at least these, and the same share of
-/// a higher limit.
+/// Connections that the API and the workflows API keep each when there are few: at least these, and a share of a higher
+/// limit. Half of a port's connections may come from one address, and many clients of the API open a connection for each
+/// watch.
 const API_MIN: usize = 128;
+const API_SHARE: usize = 8;
+const WORKFLOWS_SHARE: usize = 16;
 /// Connections of the API of workflows: an SDK's worker has a few.
 const WORKFLOWS_MAX: usize = 10_000;
 /// Connections of the admin port, for probes, metrics and a dashboard: few, and never fewer.
@@ -72,12 +75,12 @@ impl Connections {
     /// As many of them as so many files allow. Functions come first: they have the callers.
     fn within(self, files: u64) -> Self {
         let files = usize::try_from(files).unwrap_or(usize::MAX);
-        let share = files / RESERVE_SHARE;
-        let room = files.saturating_sub(RESERVE_MIN.max(share) + self.admin);
-        let kept = API_MIN.max(share);
-        let functions = self.functions.min(room.saturating_sub(2 * kept)).max(1);
+        let room = files.saturating_sub(RESERVE_MIN.max(files / RESERVE_SHARE) + self.admin);
+        let api_kept = API_MIN.max(files / API_SHARE);
+        let workflows_kept = API_MIN.max(files / WORKFLOWS_SHARE);
+        let functions = self.functions.min(room.saturating_sub(api_kept + workflows_kept)).max(1);
         let room = room.saturating_sub(functions);
-        let workflows = self.workflows.min(room / 2).max(1);
+        let workflows = self.workflows.min(room * workflows_kept / (api_kept + workflows_kept)).max(1);
         let api = self.api.min(room.saturating_sub(workflows)).max(1);
         Self { functions, api, workflows, admin: self.admin }
     }
@@ -93,8 +96,8 @@ mod tests {
         for (files, functions, api, workflows) in [
             (1 << 20, 32_768, 10_000, 10_000),
             (65_536, 32_768, 10_000, 10_000),
-            (20_000, 18_061, 625, 625),
-            (4096, 3264, 128, 128),
+            (20_000, 15_561, 2500, 1250),
+            (4096, 2752, 512, 256),
             (1024, 192, 128, 128),
             (500, 1, 1, 1),
         ] {
