@@ -24,7 +24,6 @@ use crate::{
     server::Inner,
     status::ApiError,
     streams::PodStream,
-    subresources,
     verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
 };
 
@@ -180,12 +179,6 @@ impl Call {
             return self.measured(self.view()?).await;
         }
         let Some(part) = self.part() else {
-            if let (Some(name), Some(way)) = (&self.target.name, &self.target.subresource)
-                && let Some(refusal) = subresources::unsupported_subresource(kind, way)
-            {
-                self.server.get(kind, &self.target.namespace, name, &self.query)?;
-                return Err(refusal);
-            }
             return Err(ApiError::no_resource());
         };
         match (self.parts.method.as_str(), &self.target.name) {

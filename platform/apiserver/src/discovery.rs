@@ -170,7 +170,24 @@ fn subresources(kind: &Kind) -> impl Iterator<Item = Described> {
         (name, "", "", "", verbs) => (name, own.0, own.1, own.2, verbs),
         described => described,
     });
-    others.chain(status)
+    others.chain(connections(kind).iter().copied()).chain(status)
+}
+
+/// The subresources that connect a client with a pod or a node.
+fn connections(kind: &Kind) -> &'static [Described] {
+    const STREAM: &[&str] = &["create", "get"];
+    const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+    match (kind.group, kind.plural) {
+        ("", "pods") => &[
+            ("attach", "", "v1", "PodAttachOptions", STREAM),
+            ("exec", "", "v1", "PodExecOptions", STREAM),
+            ("portforward", "", "v1", "PodPortForwardOptions", STREAM),
+            ("proxy", "", "v1", "PodProxyOptions", PROXY),
+        ],
+        ("", "services") => &[("proxy", "", "v1", "ServiceProxyOptions", PROXY)],
+        ("", "nodes") => &[("proxy", "", "v1", "NodeProxyOptions", PROXY)],
+        _ => &[],
+    }
 }
 
 fn aggregated(served: &ServedKinds, form: &'static str, core: bool) -> Response {

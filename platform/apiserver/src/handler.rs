@@ -118,6 +118,10 @@ async fn route(
         return streams::proxy(&server, node, &rest, parts, body).await;
     }
     let target = target?;
+    if target.is_proxied() {
+        // The query is the pod's.
+        return Call { server, user, target, query: Query::default(), parts }.proxied(body).await;
+    }
     let body = match record {
         Some(record) => record.request_body(&parts, body, server.config.body_bytes_max).await,
         None => body,

@@ -39,6 +39,7 @@ mod openapi;
 mod patch;
 mod pki;
 mod protobuf;
+mod proxy;
 mod rbac;
 mod registry;
 mod render;

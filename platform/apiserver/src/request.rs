@@ -7,6 +7,7 @@ use mayfly_api::validation::{FieldError, FieldErrorKind};
 
 use crate::{
     custom::ServedKinds,
+    proxy,
     registry::{Kind, not_supported},
     status::ApiError,
 };
@@ -84,6 +85,10 @@ impl Target {
             [] => (None, None),
             [name] => (Some((*name).to_owned()), None),
             [name, subresource] => (Some((*name).to_owned()), Some((*subresource).to_owned())),
+            // What follows is the pod's path.
+            [name, subresource, ..] if proxy::is_proxy(group, kind.plural, rest) => {
+                (Some((*name).to_owned()), Some((*subresource).to_owned()))
+            }
             _ => return Err(ApiError::no_resource()),
         };
         if name.is_some() && kind.namespaced && namespace.is_empty() {

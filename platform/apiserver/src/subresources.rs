@@ -158,23 +158,6 @@ pub(crate) fn scale_managed_by_gateway(name: &str) -> ApiError {
     error
 }
 
-/// Ways into a running container, and why there is none here; `None`: that is no such way.
-pub(crate) fn unsupported_subresource(kind: &Kind, subresource: &str) -> Option<ApiError> {
-    if (kind.group, kind.plural) != ("", "pods") {
-        return None;
-    }
-    let message = match subresource {
-        "proxy" => {
-            "requests are not passed on to a pod's ports: functions answer at the gateway (kubectl get functions), a \
-             component that serves HTTP in a pod of its own at the pod's address on its node"
-        }
-        _ => return None,
-    };
-    let mut error = ApiError::method_not_allowed();
-    error.message = message.into();
-    Some(error)
-}
-
 impl Inner {
     /// Writes a scale: `change` computes the new one from the current one.
     pub(crate) async fn change_scale(

@@ -1,8 +1,8 @@
-//! Exec, attach and port-forward: the node's end of the streams that the API server passes on, over WebSocket.
+//! Exec, attach, port-forward and proxied requests: the node's end of the streams that the API server passes on.
 //!
-//! The request comes with its connection's upgrade; the answer switches protocols, and a task of this module then
-//! owns the connection. [`channels`] speaks the protocol of exec and attach, [`forward`] both protocols of
-//! port-forward.
+//! The requests of exec, attach and port-forward come with their connection's upgrade to WebSocket; the answer switches
+//! protocols, and a task of this module then owns the connection. [`channels`] speaks the protocol of exec and attach,
+//! [`forward`] both protocols of port-forward. [`proxy`] passes HTTP on.
 
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ use tokio_tungstenite::{
 
 mod channels;
 mod forward;
+pub(crate) mod proxy;
 mod spdy;
 
 /// The largest number of streams of one node: each holds some buffers and a connection.

@@ -221,3 +221,41 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     node.kubectl.ok(&["delete", "pod", "--all", "--grace-period=0", "--force"]).await?;
     node.leaves_nothing().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_pass_through_the_api_to_pods_and_services() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    web(&node).await?;
+    let raw = async |path: &str| {
+        node.kubectl.run(&["get", "--raw", &format!("/api/v1/namespaces/default/{path}")]).await
+    };
+    let pods = node.kubectl.ok(&["get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"]);
+    let pods = pods.await?;
+    let pod = pods.split(' ').next().context("no pod")?;
+    let to_pod = format!("pods/http:{pod}:8000/proxy/index.html");
+    for path in
+        ["services/web:80/proxy/", "services/web:http/proxy/index.html?a=b", "services/web:80/proxy", &to_pod]
+    {
+        let answer = raw(path).await?;
+        ensure!(answer.stdout == "from web\n", "{path}: {answer:?}");
+    }
+    for (path, words) in [
+        ("services/web:80/proxy/absent", "could not find the requested resource"),
+        ("services/web:81/proxy/", "no service port"),
+        ("services/absent/proxy/", "services \"absent\" not found"),
+        (&*format!("pods/{pod}:9/proxy/"), "error trying to reach service"),
+        (&*format!("pods/ftp:{pod}:8000/proxy/"), "invalid pod request"),
+    ] {
+        let answer = raw(path).await?;
+        ensure!(answer.code != Some(0) && answer.stderr.contains(words), "{path}: {answer:?}");
+    }
+    node.kubectl.ok(&["scale", "deployment", "web", "--replicas=0"]).await?;
+    wait::until("no endpoint is left", || async {
+        let answer = raw("services/web:80/proxy/").await?;
+        Ok(answer.stderr.contains("no endpoints available for service").then_some(()))
+    })
+    .await?;
+    node.kubectl.ok(&["delete", "service,deployment", "web"]).await?;
+    node.leaves_nothing().await
+}

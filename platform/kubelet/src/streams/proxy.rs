@@ -1,0 +1,153 @@
+//! HTTP requests to a port of a pod: the node's end of `pods/x/proxy` and `services/x/proxy`.
+//!
+//! Containers are reached on their loopback address, as by port-forward; pods of other runtimes at their address.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse as _, Response},
+};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use mayfly_api::k8s::api::core::v1::Pod;
+use mayfly_runtime::{PodUid, streams::PortStream};
+use serde_json::json;
+use tokio::{net::TcpStream, sync::OwnedSemaphorePermit, time::timeout};
+
+use super::{HttpRefusal, PodStreams};
+
+/// The timeout of a connection (upstream's dialer).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The number of path segments before the pod's path: `/proxy/NAMESPACE/POD/PORT`.
+const SEGMENTS: usize = 4;
+
+pub(crate) async fn proxy(
+    State(streams): State<PodStreams>,
+    Path((namespace, name, port, _)): Path<(String, String, u16, String)>,
+    request: Request,
+) -> Response {
+    pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
+}
+
+/// The same for a path that is only a slash, which the wildcard of the other route does not match.
+pub(crate) async fn proxy_root(
+    State(streams): State<PodStreams>,
+    Path((namespace, name, port)): Path<(String, String, u16)>,
+    request: Request,
+) -> Response {
+    pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
+}
+
+/// A refusal in the form of the API's, since the API server passes it on like a pod's response.
+fn refused((code, message): HttpRefusal) -> Response {
+    let reason = match code {
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
+        _ => "ServiceUnavailable",
+    };
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code.as_u16()});
+    (code, Json(status)).into_response()
+}
+
+async fn pass_on(
+    streams: &PodStreams,
+    namespace: &str,
+    name: &str,
+    port: u16,
+    mut request: Request,
+) -> Result<Response, HttpRefusal> {
+    let pod = streams.pod(namespace, name)?;
+    let permit = streams.permit()?;
+    let unreachable = |error: &dyn std::fmt::Display| {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("error trying to reach service: {error}"))
+    };
+    let stream = match timeout(CONNECT_TIMEOUT, connect(streams, &pod, port)).await {
+        Ok(connected) => connected.map_err(|error| unreachable(&error))?,
+        Err(late) => return Err(unreachable(&late)),
+    };
+    let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = shaken.map_err(|error| unreachable(&error))?;
+    // It ends with the exchange, or with the upgraded streams.
+    drop(tokio::spawn(connection.with_upgrades()));
+    *request.uri_mut() = pod_path(request.uri());
+    let upgrade = request.headers().get(header::UPGRADE).cloned();
+    let client = request.extensions_mut().remove::<OnUpgrade>().zip(upgrade);
+    request.headers_mut().remove(header::UPGRADE);
+    request.headers_mut().remove(header::CONNECTION);
+    if let Some((_, protocol)) = &client {
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        request.headers_mut().insert(header::UPGRADE, protocol.clone());
+    }
+    if let Ok(host) = HeaderValue::try_from(host(&pod, port)) {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let mut response = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some((client, _)) = client else {
+            return Err(unreachable(&"the pod changed the protocol, which was not asked for"));
+        };
+        let end = hyper::upgrade::on(&mut response);
+        drop(tokio::spawn(copy(client, end, permit)));
+        return Ok(response.map(|_| Body::empty()).into_response());
+    }
+    Ok(response.map(Body::new).into_response())
+}
+
+/// The path and query for the pod, without what names it.
+fn pod_path(uri: &Uri) -> Uri {
+    let whole = uri.path_and_query().map_or("/", |path| path.as_str());
+    let at = whole.match_indices('/').nth(SEGMENTS).map(|(at, _)| at);
+    at.and_then(|at| whole[at..].parse().ok()).unwrap_or(Uri::from_static("/"))
+}
+
+/// The value of the `Host` header.
+fn host(pod: &Pod, port: u16) -> String {
+    match address(pod) {
+        Some(address) => SocketAddr::new(address, port).to_string(),
+        None => format!("localhost:{port}"),
+    }
+}
+
+fn address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok()
+}
+
+async fn connect(streams: &PodStreams, pod: &Pod, port: u16) -> io::Result<Box<dyn PortStream>> {
+    let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+    if let Ok(runtime) = streams.runtime(pod)
+        && let Some(containers) = runtime.streams()
+    {
+        return containers.connect_port(&uid, port).await.map_err(io::Error::other);
+    }
+    let address = address(pod).ok_or_else(|| io::Error::other("the pod has no address"))?;
+    Ok(Box::new(TcpStream::connect((address, port)).await?))
+}
+
+/// Copies bytes both ways until both sides have ended.
+async fn copy(client: OnUpgrade, end: OnUpgrade, _permit: OwnedSemaphorePermit) -> io::Result<()> {
+    let (client, end) = tokio::try_join!(client, end).map_err(io::Error::other)?;
+    let (mut client, mut end) = (TokioIo::new(client), TokioIo::new(end));
+    tokio::io::copy_bidirectional(&mut client, &mut end).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_gets_its_own_path() {
+        let path = |text: &str| pod_path(&text.parse().unwrap()).to_string();
+        assert_eq!(path("/proxy/ns/web/80/a%20b//c/?d=/e"), "/a%20b//c/?d=/e");
+        assert_eq!(path("/proxy/ns/web/80/"), "/");
+        assert_eq!(path("/proxy/ns/web/80"), "/");
+    }
+}
