@@ -319,9 +319,10 @@ impl Call {
         let options = self.delete_options(body).await?;
         let mut request = self.write_request();
         request.dry_run = options.dry_run;
-        let (meta, entries) = self.server.delete_collection(&request, &self.query, &options).await?;
+        let (meta, entries, warnings) =
+            self.server.delete_collection(&request, &self.query, &options).await?;
         let body = self.view()?.list(&meta, entries.iter().map(|entry| &**entry))?;
-        Ok(json_response(StatusCode::OK, body))
+        Ok(with_warnings(json_response(StatusCode::OK, body), warnings))
     }
 
     async fn delete_options(&self, body: Body) -> Result<DeleteOptions, ApiError> {
@@ -403,15 +404,18 @@ impl Call {
             State::Dry(object) | State::Deleted(object) => view.append_decoded(&mut out, object, true),
         }
         let code = if outcome.created { StatusCode::CREATED } else { StatusCode::OK };
-        let mut response = json_response(code, out);
-        for warning in outcome.warnings {
-            let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
-            if let Ok(value) = HeaderValue::from_str(&text) {
-                response.headers_mut().append(header::WARNING, value);
-            }
-        }
-        Ok(response)
+        Ok(with_warnings(json_response(code, out), outcome.warnings))
     }
+}
+
+fn with_warnings(mut response: Response, warnings: Vec<String>) -> Response {
+    for warning in warnings {
+        let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+    response
 }
 
 /// The answer of a watch: JSON, whatever the events show of the objects.

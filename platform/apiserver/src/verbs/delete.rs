@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1;
 use mayfly_api::validation::{FieldError, FieldErrorKind};
-use mayfly_store::{Entry, Key, WriteError};
+use mayfly_store::{Entry, Key, Write, WriteError};
 use serde_json::Value;
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
@@ -154,17 +154,8 @@ impl Inner {
             match plan(kind, &object, options, request.now) {
                 Step::Nothing => return outcome(State::Stored(entry)),
                 Step::Remove if options.dry_run => return outcome(State::Deleted(object)),
-                Step::Remove => match self.remove(kind, &key, &entry, &object).await {
-                    Ok(revision) => {
-                        let mut object = object;
-                        object.set_resource_version(revision);
-                        if kind.grace.is_some() && !object.is_terminating() {
-                            let meta = object.meta_mut();
-                            meta.insert("deletionTimestamp".into(), meta::timestamp(request.now));
-                            meta.insert("deletionGracePeriodSeconds".into(), 0.into());
-                        }
-                        return outcome(State::Deleted(object));
-                    }
+                Step::Remove => match self.mark_and_remove(request, &key, entry, object).await {
+                    Ok(object) => return outcome(State::Deleted(object)),
                     Err(WriteError::Conflict { .. }) => {}
                     Err(error) => return Err(write_error(kind, name, error)),
                 },
@@ -173,11 +164,41 @@ impl Inner {
                     let change = |_: &Object| Ok(Change::new(marked.clone()));
                     match self.change(request, name, Part::Whole, change).await {
                         Err(error) if error.has_reason("Conflict") => {}
-                        other => return other,
+                        other => {
+                            return other.map(|mut outcome| {
+                                outcome.warnings.extend(warnings);
+                                outcome
+                            });
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// Removes an object; returns it as it was last. An object of a kind with a grace period is marked before, even if
+    /// the period is 0, so that its watchers see the mark as with upstream. Parts of the platform save that write.
+    async fn mark_and_remove(
+        &self,
+        request: &WriteRequest,
+        key: &Key,
+        mut entry: Arc<Entry>,
+        mut object: Object,
+    ) -> Result<Object, WriteError> {
+        let kind = request.kind;
+        if kind.grace.is_some() && !object.is_terminating() {
+            let meta = object.meta_mut();
+            meta.insert("deletionTimestamp".into(), meta::timestamp(request.now));
+            meta.insert("deletionGracePeriodSeconds".into(), 0.into());
+            if !request.user.is_in_process() {
+                let value = kind.encode(&object);
+                let write = Write::Update { key: key.clone(), value, expected: Some(entry.modified) };
+                entry = self.store.write(write).await?.entry;
+            }
+        }
+        let revision = self.remove(kind, key, &entry, &object).await?;
+        object.set_resource_version(revision);
+        Ok(object)
     }
 
     /// Asks the webhooks that concern the deletion of an object, and the policies; returns their warnings.
@@ -201,8 +222,12 @@ impl Inner {
     }
 
     /// The default policies of upstream: dependents of Jobs and ReplicationControllers are orphaned unless the client
-    /// chooses. Parts of the platform choose for themselves.
+    /// chooses. Parts of the platform choose for themselves. Events have no dependents, and the storage of definitions
+    /// ignores the policy.
     fn with_default_propagation(request: &WriteRequest, options: &DeleteOptions) -> DeleteOptions {
+        if request.kind.kind == "Event" || custom::is_definition(request.kind) {
+            return DeleteOptions { propagation: None, ..options.clone() };
+        }
         let orphans = matches!(
             (request.kind.group, request.kind.plural),
             ("batch", "jobs") | ("", "replicationcontrollers")
@@ -211,22 +236,30 @@ impl Inner {
         DeleteOptions { propagation: options.propagation.or(default), ..options.clone() }
     }
 
-    /// Deletes the objects of a list; returns them as they were.
+    /// Deletes the objects of a list; returns them as they were, and the warnings, each once.
     pub(crate) async fn delete_collection(
         &self,
         request: &WriteRequest,
         query: &Query,
         options: &DeleteOptions,
-    ) -> Result<(crate::render::ListMeta, Vec<Arc<Entry>>), ApiError> {
+    ) -> Result<(crate::render::ListMeta, Vec<Arc<Entry>>, Vec<String>), ApiError> {
         let (meta, entries) = self.list(request.kind, &request.namespace, query)?;
+        let mut warnings = Vec::new();
         for entry in &entries {
             let request = WriteRequest { namespace: entry.key.namespace.to_string(), ..request.clone() };
             match self.delete(&request, &entry.key.name, options).await {
                 Err(error) if !error.has_reason("NotFound") => return Err(error),
-                _ => {}
+                Err(_) => {}
+                Ok(outcome) => {
+                    for warning in outcome.warnings {
+                        if !warnings.contains(&warning) {
+                            warnings.push(warning);
+                        }
+                    }
+                }
             }
         }
-        Ok((meta, entries))
+        Ok((meta, entries, warnings))
     }
 }
 
