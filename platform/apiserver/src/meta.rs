@@ -157,9 +157,14 @@ fn drop_empty(meta: &mut Map<String, Value>) {
 
 /// Increments the generation when a part other than metadata and status changes.
 pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
-    // The generation of a CSIDriver counts updates only; that of a PriorityClass stays 1.
+    // The generation of a CSIDriver counts updates of three fields only; that of a PriorityClass stays 1.
     match (kind.group, kind.plural) {
-        ("storage.k8s.io", "csidrivers") => {}
+        ("storage.k8s.io", "csidrivers") => {
+            let fields = ["tokenRequests", "requiresRepublish", "seLinuxMount"];
+            if fields.iter().all(|field| new.at(&["spec", field]) == old.at(&["spec", field])) {
+                return;
+            }
+        }
         ("scheduling.k8s.io", "priorityclasses") => return,
         _ if !kind.generation => return,
         _ => {}

@@ -170,7 +170,7 @@ impl RbacIndex {
         let rules = self.roles.get(&key).cloned();
         let subjects = binding.at(&["subjects"]).and_then(Value::as_array);
         for subject in subjects.into_iter().flatten() {
-            let Some((key, shown)) = subject_of(subject) else { continue };
+            let Some((key, shown)) = subject_of(subject, own) else { continue };
             match &rules {
                 Some(rules) => {
                     let reason = reason(binding, is_role, role, own, &shown);
@@ -237,14 +237,15 @@ pub(crate) fn rules_of(role: &Object) -> Vec<PolicyRule> {
     serde_json::from_value::<Option<Vec<PolicyRule>>>(rules).ok().flatten().unwrap_or_default()
 }
 
-fn subject_of(subject: &Value) -> Option<(Subject, String)> {
+/// The subject of a binding in `own`, the namespace of a service account without one.
+fn subject_of(subject: &Value, own: &str) -> Option<(Subject, String)> {
     let text = |field: &str| subject[field].as_str().unwrap_or("");
     let name = text("name");
     match text("kind") {
         "User" => Some((Subject::User(name.to_owned()), format!("User {name:?}"))),
         "Group" => Some((Subject::Group(name.to_owned()), format!("Group {name:?}"))),
         "ServiceAccount" => {
-            let namespace = text("namespace");
+            let namespace = Some(text("namespace")).filter(|namespace| !namespace.is_empty()).unwrap_or(own);
             let user = format!("system:serviceaccount:{namespace}:{name}");
             Some((Subject::User(user), format!("ServiceAccount \"{name}/{namespace}\"")))
         }

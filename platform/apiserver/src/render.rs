@@ -102,6 +102,12 @@ impl View {
             self.append_decoded(out, object, with_columns);
             return Ok(());
         }
+        if (self.kind.group, self.kind.plural) == ("apps", "daemonsets")
+            && self.representation == Representation::Metadata
+        {
+            self.append_decoded(out, Object::from_stored(stored, revision)?, with_columns);
+            return Ok(());
+        }
         match self.representation {
             Representation::Object => {
                 out.reserve(stored.len() + SPLICED_BYTES);

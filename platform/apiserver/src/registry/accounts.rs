@@ -37,7 +37,7 @@ fn service_account() -> Kind {
 }
 
 /// Names of roles may have colons (`system:node`): path segments, no more.
-fn path_segment_name(name: &str) -> Result<(), String> {
+pub(super) fn path_segment_name(name: &str) -> Result<(), String> {
     match name {
         "." | ".." => Err(format!("may not be '{name}'")),
         _ if name.contains('/') => Err("may not contain '/'".into()),
@@ -240,15 +240,7 @@ fn role_binding() -> Kind {
         columns: columns::ROLE_BINDING,
         cells: binding_cells,
         on_create: |_| {},
-        defaults: |object| {
-            binding_defaults(object);
-            let namespace = object.meta_str("namespace").to_owned();
-            for subject in objects(&mut object.0, "subjects") {
-                if text(subject, "kind") == "ServiceAccount" && text(subject, "namespace").is_empty() {
-                    subject.insert("namespace".into(), namespace.as_str().into());
-                }
-            }
-        },
+        defaults: binding_defaults,
         validate: |new, old| validate_binding(new, old, &["Role", "ClusterRole"]),
         valid_name: path_segment_name,
         create_on_update: true,

@@ -79,7 +79,12 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     } else if let Err(why) = cron(schedule) {
         errors.push(FieldError::invalid("spec.schedule", format!("{schedule:?}"), why));
     }
-    if schedule.contains("TZ") {
+    // A time zone that was there before the field for it stays allowed.
+    let had_zone = old.is_some_and(|old| old.str_at(&["spec", "schedule"]).contains("TZ"));
+    if schedule.contains("TZ") && had_zone && !spec["timeZone"].is_null() {
+        let detail = "cannot use both timeZone field and TZ or CRON_TZ in schedule";
+        errors.push(FieldError::invalid("spec.schedule", format!("{schedule:?}"), detail));
+    } else if schedule.contains("TZ") && !had_zone {
         let detail = "cannot use TZ or CRON_TZ in schedule, use timeZone field instead";
         errors.push(FieldError::invalid("spec.schedule", format!("{schedule:?}"), detail));
     }
@@ -117,6 +122,14 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
 /// Checks a standard cron expression: five fields, or a descriptor such as `@daily`. The messages are those of
 /// `robfig/cron`.
 fn cron(text: &str) -> Result<(), String> {
+    let mut text = text;
+    if let Some(zone) = text.strip_prefix("TZ=").or_else(|| text.strip_prefix("CRON_TZ=")) {
+        let (zone, rest) = zone.split_once(' ').unwrap_or((zone, ""));
+        if jiff::tz::TimeZone::get(zone).is_err() {
+            return Err(format!("provided bad location {zone}: unknown time zone {zone}"));
+        }
+        text = rest.trim();
+    }
     if let Some(word) = text.strip_prefix('@') {
         let known = ["yearly", "annually", "monthly", "weekly", "daily", "midnight", "hourly"];
         let every = word.strip_prefix("every ").is_some_and(|rest| !rest.trim().is_empty());
@@ -183,13 +196,14 @@ mod tests {
 
     #[test]
     fn cron_expressions() {
-        for good in ["* * * * *", "*/5 0 1,15 jan-mar sun", "@daily", "0 0 1 1 *"] {
+        for good in ["* * * * *", "*/5 0 1,15 jan-mar sun", "@daily", "0 0 1 1 *", "TZ=UTC 0 0 * * *"] {
             assert_eq!(cron(good), Ok(()), "{good}");
         }
         for (bad, why) in [
             ("* * * *", "expected exactly 5 fields, found 4: [* * * *]"),
             ("60 * * * *", "end of range (60) above maximum (59): 60"),
             ("x * * * *", "failed to parse int from x: strconv.Atoi: parsing \"x\": invalid syntax"),
+            ("TZ=Nowhere 0 0 * * *", "provided bad location Nowhere: unknown time zone Nowhere"),
             ("@never", "unrecognized descriptor: @never"),
         ] {
             assert_eq!(cron(bad).unwrap_err(), why);

@@ -165,7 +165,11 @@ impl Inner {
             }
             let value = kind.encode(&new);
             let outcome = |state| Ok(Outcome { state, created: false, warnings });
-            if value == entry.value || (!kind.converts() && same_content(&new, &current)) {
+            let is_unchanged = || match kind.converts() {
+                true => same_stored(&value, &entry),
+                false => same_content(&new, &current),
+            };
+            if value == entry.value || is_unchanged() {
                 return outcome(State::Stored(entry));
             }
             if request.dry_run {
@@ -246,6 +250,12 @@ fn same_content(new: &Object, current: &Object) -> bool {
     };
     let (Some(left), Some(right)) = (new.meta(), current.meta()) else { return false };
     same(&new.0, &current.0, "metadata") && same(left, right, "resourceVersion")
+}
+
+/// Whether a stored form differs from the stored object in nothing but the order of its fields.
+fn same_stored(value: &[u8], entry: &Entry) -> bool {
+    let parse = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).ok();
+    parse(value).is_some_and(|new| parse(&entry.value) == Some(new))
 }
 
 /// Waiting for nothing any more: marked for deletion, no finalizers, no grace.
