@@ -149,8 +149,8 @@ impl FieldRequirement {
 
 /// `a=b,c==d,e!=f`, with `\,`, `\=` and `\\` inside values.
 fn terms(text: &str) -> Result<Vec<(String, bool, String)>, ApiError> {
-    let invalid =
-        || ApiError::bad_request(format!("invalid field selector {text:?}: it is a list of field=value"));
+    let not_understood =
+        |term: &str| ApiError::bad_request(format!("invalid selector: '{text}'; can't understand '{term}'"));
     let mut terms = Vec::new();
     for term in split_unescaped(text) {
         if term.is_empty() {
@@ -161,10 +161,10 @@ fn terms(text: &str) -> Result<Vec<(String, bool, String)>, ApiError> {
         } else if let Some((path, value)) = term.split_once("==") {
             (path, true, value)
         } else {
-            let (path, value) = term.split_once('=').ok_or_else(invalid)?;
+            let (path, value) = term.split_once('=').ok_or_else(|| not_understood(term))?;
             (path, true, value)
         };
-        terms.push((path.trim().to_owned(), equal, unescape(value).ok_or_else(invalid)?));
+        terms.push((path.trim().to_owned(), equal, unescape(value).ok_or_else(|| not_understood(term))?));
     }
     Ok(terms)
 }

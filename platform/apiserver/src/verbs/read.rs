@@ -39,7 +39,7 @@ impl Token {
     }
 
     fn decode(kind: &Kind, text: &str) -> Result<(Revision, Key), ApiError> {
-        let invalid = || ApiError::bad_request(format!("continue key is not valid: {text:?}"));
+        let invalid = || ApiError::bad_request("invalid continue token: continue key is not valid");
         let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|_| invalid())?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|_| invalid())?;
         let (namespace, name) = token.start.split_once('/').ok_or_else(invalid)?;
