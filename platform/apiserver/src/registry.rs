@@ -37,6 +37,8 @@ mod policies;
 pub(crate) mod print;
 mod quota_rules;
 pub(crate) mod rules;
+mod scaling_rules;
+mod service_rules;
 mod services;
 mod signing_rules;
 mod stateful_set;

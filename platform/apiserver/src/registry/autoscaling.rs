@@ -2,13 +2,12 @@
 //! (`pkg/apis/autoscaling/{v1,v2,validation}`).
 
 use k8s_openapi::api::autoscaling::{v1, v2};
-use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value, json};
 
 use super::{
     Conversion, Kind, columns,
     defaulting::{fill, map_in},
-    print, rules,
+    print, rules, scaling_rules,
 };
 use crate::object::{Object, map_at};
 
@@ -37,7 +36,7 @@ pub(super) fn kinds() -> Vec<Kind> {
                 let mut converted = new.clone();
                 v1_to_v2(&mut converted);
                 v2_defaults(&mut converted);
-                validate(&converted, None)
+                scaling_rules::validate(&converted)
             },
             cells: |object, now| {
                 let mut converted = object.clone();
@@ -59,7 +58,7 @@ fn autoscaler(kind: Kind) -> Kind {
         on_create: |object| {
             object.0.insert("status".into(), json!({}));
         },
-        validate: |new, _| validate(new, None),
+        validate: |new, _| scaling_rules::validate(new),
         ..kind
     }
 }
@@ -150,118 +149,6 @@ fn metric_text(metric: &Value, current: &Value) -> String {
     };
     let now = current["averageValue"].as_str().or(current["value"].as_str()).unwrap_or("<unknown>");
     format!("{prefix}{now}/{wanted}{suffix}")
-}
-
-fn validate(new: &Object, _: Option<&Object>) -> Vec<FieldError> {
-    let mut errors = Vec::new();
-    let spec = rules::get(new, &["spec"]);
-    let (min, max) = (spec["minReplicas"].as_i64(), spec["maxReplicas"].as_i64().unwrap_or(0));
-    if let Some(min) = min.filter(|min| *min < 1) {
-        errors.push(FieldError::invalid("spec.minReplicas", min, "must be greater than or equal to 1"));
-    }
-    if max < 1 {
-        errors.push(FieldError::invalid("spec.maxReplicas", max, "must be greater than 0"));
-    }
-    if min.is_some_and(|min| max < min) {
-        errors.push(FieldError::invalid(
-            "spec.maxReplicas",
-            max,
-            "must be greater than or equal to `minReplicas`",
-        ));
-    }
-    for field in ["kind", "name"] {
-        rules::required(&spec["scaleTargetRef"][field], &format!("spec.scaleTargetRef.{field}"), &mut errors);
-    }
-    for (at, metric) in rules::items(&spec["metrics"]) {
-        metric_errors(metric, &format!("spec.metrics[{at}]"), &mut errors);
-    }
-    for direction in ["scaleUp", "scaleDown"] {
-        behavior(&spec["behavior"][direction], &format!("spec.behavior.{direction}"), &mut errors);
-    }
-    errors
-}
-
-fn behavior(scaling: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    if scaling.is_null() {
-        return;
-    }
-    let window = &scaling["stabilizationWindowSeconds"];
-    rules::non_negative(window, &format!("{path}.stabilizationWindowSeconds"), errors);
-    if window.as_i64().is_some_and(|seconds| seconds > 3600) {
-        let detail = "must be less than or equal to 3600";
-        errors.push(FieldError::invalid(format!("{path}.stabilizationWindowSeconds"), window, detail));
-    }
-    let select = rules::text(scaling, "selectPolicy");
-    rules::one_of(select, &["Disabled", "Max", "Min"], &format!("{path}.selectPolicy"), errors);
-    if scaling["policies"].as_array().is_none_or(Vec::is_empty) {
-        errors.push(FieldError::required(format!("{path}.policies"), "must specify at least one Policy"));
-    }
-    for (at, policy) in rules::items(&scaling["policies"]) {
-        let path = format!("{path}.policies[{at}]");
-        rules::one_of(rules::text(policy, "type"), &["Percent", "Pods"], &format!("{path}.type"), errors);
-        for (field, max) in [("value", i64::MAX), ("periodSeconds", 1800)] {
-            let number = policy[field].as_i64().unwrap_or(0);
-            if number <= 0 {
-                errors.push(FieldError::invalid(
-                    format!("{path}.{field}"),
-                    number,
-                    "must be greater than zero",
-                ));
-            } else if number > max {
-                let detail = format!("must be less than or equal to {max}");
-                errors.push(FieldError::invalid(format!("{path}.{field}"), number, detail));
-            }
-        }
-    }
-}
-
-fn metric_errors(metric: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let kind = rules::text(metric, "type");
-    let source = match kind {
-        "" => {
-            return errors
-                .push(FieldError::required(format!("{path}.type"), "must specify a metric source type"));
-        }
-        "Resource" => "resource",
-        "ContainerResource" => "containerResource",
-        "Pods" => "pods",
-        "Object" => "object",
-        "External" => "external",
-        other => {
-            let kinds = ["ContainerResource", "External", "Object", "Pods", "Resource"];
-            return errors.push(rules::not_supported(format!("{path}.type"), other, &kinds));
-        }
-    };
-    let of = &metric[source];
-    if of.is_null() {
-        let detail = "must populate information for the given metric source".to_string();
-        return errors.push(FieldError::required(format!("{path}.{source}"), detail));
-    }
-    let path = format!("{path}.{source}");
-    if matches!(source, "resource" | "containerResource") {
-        if rules::text(of, "name").is_empty() {
-            errors.push(FieldError::required(format!("{path}.name"), "must specify a resource name"));
-        }
-    } else if rules::text(&of["metric"], "name").is_empty() {
-        errors.push(FieldError::required(format!("{path}.metric.name"), "must specify a metric name"));
-    }
-    let target = &of["target"];
-    let kinds = ["Utilization", "Value", "AverageValue"];
-    if rules::text(target, "type").is_empty() {
-        errors.push(FieldError::required(format!("{path}.target.type"), "must specify a metric target type"));
-    } else if !kinds.contains(&rules::text(target, "type")) {
-        let shown = format!("{:?}", rules::text(target, "type"));
-        let detail = "must be either Utilization, Value, or AverageValue";
-        errors.push(FieldError::invalid(format!("{path}.target.type"), shown, detail));
-    }
-    if let Some(value) = target["averageUtilization"].as_i64().filter(|value| *value < 1) {
-        let detail = "must be greater than 0";
-        errors.push(FieldError::invalid(format!("{path}.target.averageUtilization"), value, detail));
-    }
-    if source == "resource" && target["averageUtilization"].is_null() && target["averageValue"].is_null() {
-        let detail = "must set either a target raw value or a target utilization";
-        errors.push(FieldError::required(format!("{path}.target.averageUtilization"), detail));
-    }
 }
 
 /// The CPU metric of v1 is the metric of v2 that v1 has a field for; the others travel in an annotation.

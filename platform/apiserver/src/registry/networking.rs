@@ -12,6 +12,7 @@ use super::{
     columns,
     defaulting::{fill, objects},
     immutable, print, rules,
+    service_rules::port_name_errors,
 };
 use crate::object::Object;
 
@@ -180,10 +181,7 @@ fn ingress_backend(backend: &Value, path: &str, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::invalid(path, "\"\"", "cannot set both port name & port number"));
         }
         (false, true) => {
-            if let Err(why) = super::services::port_name(by_name) {
-                let path = format!("{path}.service.port.name");
-                errors.push(FieldError::invalid(path, format!("{by_name:?}"), why));
-            }
+            port_name_errors(by_name, &format!("{path}.service.port.name"), errors);
         }
         (true, false) => rules::port(&port["number"], &format!("{path}.service.port.number"), errors),
     }
@@ -337,9 +335,7 @@ fn policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
                 let detail = "may not be specified when `port` is non-numeric";
                 errors.push(FieldError::invalid(format!("{path}.endPort"), &port["endPort"], detail));
             }
-            if let Err(why) = super::services::port_name(name) {
-                errors.push(FieldError::invalid(format!("{path}.port"), format!("{name:?}"), why));
-            }
+            port_name_errors(name, &format!("{path}.port"), errors);
         }
         number => {
             rules::port(number, &format!("{path}.port"), errors);

@@ -9,7 +9,7 @@ use mayfly_api::{
 };
 use serde_json::Value;
 
-use super::{pod_resources, pod_rules, rules, services::port_name};
+use super::{pod_resources, pod_rules, rules, service_rules::port_name_errors};
 use crate::meta;
 
 /// Fields of a pod that a variable may have as its value, besides labels and annotations.
@@ -83,11 +83,12 @@ fn ports(ports: &Value, path: &str, errors: &mut Vec<FieldError>) {
         let path = format!("{path}.ports[{at}]");
         let name = rules::text(port, "name");
         if !name.is_empty() {
-            if let Err(why) = port_name(name) {
-                errors.push(FieldError::invalid(format!("{path}.name"), format!("{name:?}"), why));
-            } else if known.contains(&name) {
+            let before = errors.len();
+            port_name_errors(name, &format!("{path}.name"), errors);
+            let is_name = errors.len() == before;
+            if is_name && known.contains(&name) {
                 errors.push(rules::duplicate(format!("{path}.name"), format!("{name:?}")));
-            } else {
+            } else if is_name {
                 known.push(name);
             }
         }
@@ -322,11 +323,7 @@ fn header_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
 
 fn port_or_name(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
     match port {
-        Value::String(name) => {
-            if let Err(why) = port_name(name) {
-                errors.push(FieldError::invalid(path, format!("{name:?}"), why));
-            }
-        }
+        Value::String(name) => port_name_errors(name, path, errors),
         number => rules::port(number, path, errors),
     }
 }
