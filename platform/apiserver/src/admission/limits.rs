@@ -7,6 +7,7 @@ use mayfly_api::quantity;
 use serde_json::{Map, Value};
 
 use crate::{
+    admission::quota::shown,
     object::{Object, map_at},
     server::Inner,
     status::ApiError,
@@ -112,7 +113,7 @@ fn pod_errors(pod: &Object, items: &[Value]) -> Vec<String> {
             }
             total
                 .into_iter()
-                .map(|(name, amount)| (name.to_owned(), Value::from(format!("{amount}m"))))
+                .map(|(name, amount)| (name.to_owned(), Value::from(shown(name, amount))))
                 .collect::<Map<_, _>>()
                 .into()
         };

@@ -59,15 +59,13 @@ impl Inner {
             let missing: Vec<_> =
                 ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"]
                     .into_iter()
-                    .filter(|name| hard.get(*name).is_some() && !has_in_all_containers(new, name))
+                    .filter(|name| hard.get(*name).is_some())
+                    .map(|name| (name, containers_without(new, name)))
+                    .filter(|(_, containers)| !containers.is_empty())
+                    .map(|(name, containers)| format!("{name} for: {}", containers.join(",")))
                     .collect();
             if !missing.is_empty() {
-                let why = format!(
-                    "failed quota: {}: must specify {} for: {}",
-                    quota.name(),
-                    missing.join(","),
-                    container_names(new)
-                );
+                let why = format!("failed quota: {}: must specify {}", quota.name(), missing.join("; "));
                 return Err(ApiError::forbidden(kind, new.name(), &why));
             }
         }
@@ -104,8 +102,9 @@ impl Inner {
 /// The names of a quota that a write counts against.
 fn limited(quota: &Object, kind: &Kind, new: &Object, wanted: &QuotaUsage) -> Vec<String> {
     let hard = quota.at(&["spec", "hard"]).and_then(Value::as_object).into_iter().flatten();
-    let names: Vec<String> =
+    let mut names: Vec<String> =
         hard.map(|(name, _)| name.clone()).filter(|name| wanted.contains_key(name)).collect();
+    names.sort_unstable();
     if in_scopes(quota, kind, new) { names } else { Vec::new() }
 }
 
@@ -246,18 +245,20 @@ fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
     total
 }
 
-fn has_in_all_containers(pod: &Object, name: &str) -> bool {
+/// The names of the containers without this amount, in order.
+fn containers_without<'a>(pod: &'a Object, name: &str) -> Vec<&'a str> {
     let (side, resource) = match name.split_once('.') {
         Some((side, resource)) => (side, resource),
         None => ("requests", name),
     };
-    let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array).into_iter().flatten();
-    containers.into_iter().all(|container| container["resources"][side].get(resource).is_some())
-}
-
-fn container_names(pod: &Object) -> String {
-    let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array).into_iter().flatten();
-    containers.filter_map(|container| container["name"].as_str()).collect::<Vec<_>>().join(",")
+    let lists = ["containers", "initContainers"].into_iter();
+    let mut names: Vec<_> = lists
+        .flat_map(|list| pod.at(&["spec", list]).and_then(Value::as_array).into_iter().flatten())
+        .filter(|container| container["resources"][side].get(resource).is_none())
+        .filter_map(|container| container["name"].as_str())
+        .collect();
+    names.sort_unstable();
+    names
 }
 
 /// An amount in thousandths as a quantity.
@@ -281,15 +282,17 @@ mod tests {
     fn what_a_pod_uses() {
         let kind = registry().find("", "v1", "pods").unwrap();
         let resources = |cpu: &str| json!({"requests": {"cpu": cpu}, "limits": {"memory": "1Gi"}});
-        let pod = json!({"spec": {"containers": [{"resources": resources("100m")}, {"resources": resources("1")}],
-            "initContainers": [{"resources": resources("2")}]}});
+        let container = |name: &str, cpu: &str| json!({"name": name, "resources": resources(cpu)});
+        let pod = json!({"spec": {"containers": [container("b", "100m"), container("a", "1")],
+            "initContainers": [container("c", "2")]}});
         let pod = Object(pod.as_object().unwrap().clone());
         let usage = usage_of(kind, &pod);
         assert_eq!((usage["pods"], usage["requests.cpu"], usage["cpu"]), (1000, 2000, 2000));
         assert!(usage.keys().all(|name| counts(kind, name)), "{usage:?}");
         assert!(!counts(kind, "requests.storage") && !counts(kind, "count/secrets"));
         assert_eq!(shown("limits.memory", usage["limits.memory"]), "2Gi");
-        assert!(has_in_all_containers(&pod, "limits.memory") && !has_in_all_containers(&pod, "limits.cpu"));
+        assert_eq!(containers_without(&pod, "limits.memory"), Vec::<&str>::new());
+        assert_eq!(containers_without(&pod, "limits.cpu"), ["a", "b", "c"]);
         let quota = |scopes: Value| {
             Object(json!({"spec": {"scopes": scopes, "hard": {"pods": "1"}}}).as_object().unwrap().clone())
         };

@@ -70,10 +70,10 @@ pub(crate) fn selector_text(selector: Option<&Value>) -> String {
 fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = rules::get(new, &["spec"]);
-    super::workloads::immutable_selector(new, old, &mut errors);
     for field in ["replicas", "minReadySeconds"] {
         rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
     }
     super::workloads::selector_and_template(new, "deployment", &mut errors);
+    super::workloads::immutable_selector(new, old, &mut errors);
     errors
 }

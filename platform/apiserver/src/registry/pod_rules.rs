@@ -3,7 +3,10 @@
 use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value};
 
-use super::rules::{items, members, not_supported, one_of, text};
+use super::{
+    go_values::go_texts,
+    rules::{items, members, not_supported, one_of, text},
+};
 
 /// Upstream's bound of `activeDeadlineSeconds`: an int32.
 const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
@@ -12,6 +15,10 @@ const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
 const VOLUME_NAME: &str = "name";
 const PROBE_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
 const MOUNT_PROPAGATIONS: [&str; 3] = ["Bidirectional", "HostToContainer", "None"];
+/// Limits of a resolver's configuration (upstream's `MaxDNSNameservers` and its kin).
+const NAMESERVERS_MAX: usize = 3;
+const SEARCHES_MAX: usize = 32;
+const SEARCHES_BYTES_MAX: usize = 2048;
 const HOOK_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "sleep"];
 
 /// Rules of the spec of a pod or a template.
@@ -26,10 +33,7 @@ pub(super) fn check(spec: &Map<String, Value>, path: &str, errors: &mut Vec<Fiel
     for (at, volume) in items(field("volumes")) {
         single(volume, |name| name != VOLUME_NAME, &format!("{path}.volumes[{at}]"), "volume", errors);
     }
-    if field("dnsPolicy") == "None" && field("dnsConfig").is_null() {
-        let detail = "must provide `dnsConfig` when `dnsPolicy` is None";
-        errors.push(FieldError::required(format!("{path}.dnsConfig"), detail));
-    }
+    dns_config(field("dnsConfig"), field("dnsPolicy") == "None", &format!("{path}.dnsConfig"), errors);
     if let Some(seconds) = field("activeDeadlineSeconds").as_i64()
         && !DEADLINE_SECONDS.contains(&seconds)
     {
@@ -46,6 +50,60 @@ pub(super) fn check(spec: &Map<String, Value>, path: &str, errors: &mut Vec<Fiel
         "windows" => check_windows(spec, path, errors),
         "" | "linux" => {}
         other => one_of(other, &["linux", "windows"], &format!("{path}.os.name"), errors),
+    }
+}
+
+/// The names and options of a resolver (upstream's `validatePodDNSConfig`); `alone` if nothing else configures it.
+fn dns_config(config: &Value, alone: bool, path: &str, errors: &mut Vec<FieldError>) {
+    if config.is_null() {
+        if alone {
+            errors.push(FieldError::required(path, "must provide `dnsConfig` when `dnsPolicy` is None"));
+        }
+        return;
+    }
+    let servers: Vec<_> = items(&config["nameservers"]).map(|(_, server)| server).collect();
+    let of_servers = format!("{path}.nameservers");
+    if alone && servers.is_empty() {
+        let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+        return errors.push(FieldError::required(of_servers, detail));
+    }
+    if servers.len() > NAMESERVERS_MAX {
+        let detail = format!("must not have more than {NAMESERVERS_MAX} nameservers");
+        let shown = go_texts("string", &config["nameservers"]);
+        errors.push(FieldError::invalid(of_servers.as_str(), shown, detail));
+    }
+    for (at, server) in servers.into_iter().enumerate() {
+        if server.as_str().unwrap_or("").parse::<std::net::IpAddr>().is_err() {
+            let detail = "must be valid IP address";
+            errors.push(FieldError::invalid(format!("{of_servers}[{at}]"), server, detail));
+        }
+    }
+    let searches: Vec<_> = items(&config["searches"]).filter_map(|(_, search)| search.as_str()).collect();
+    let characters = searches.iter().map(|search| search.len() + 1).sum::<usize>().saturating_sub(1);
+    for (is_wrong, detail) in [
+        (searches.len() > SEARCHES_MAX, format!("must not have more than {SEARCHES_MAX} search paths")),
+        (
+            characters > SEARCHES_BYTES_MAX,
+            format!(
+                "must not have more than {SEARCHES_BYTES_MAX} characters (including spaces) in the search list"
+            ),
+        ),
+    ] {
+        if is_wrong {
+            let shown = go_texts("string", &config["searches"]);
+            errors.push(FieldError::invalid(format!("{path}.searches"), shown, detail));
+        }
+    }
+    for (at, search) in searches.into_iter().enumerate() {
+        let search = search.strip_suffix('.').unwrap_or(search);
+        if let Err(why) = mayfly_api::names::dns_subdomain(search) {
+            errors.push(FieldError::invalid(format!("{path}.searches[{at}]"), format!("{search:?}"), why));
+        }
+    }
+    for (at, option) in items(&config["options"]) {
+        if text(option, "name").is_empty() {
+            errors.push(FieldError::required(format!("{path}.options[{at}]"), "must not be empty"));
+        }
     }
 }
 
@@ -235,6 +293,19 @@ mod tests {
             (
                 json!({"dnsPolicy": "None"}),
                 "spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None",
+            ),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": {}}),
+                "spec.dnsConfig.nameservers: Required value: must provide at least one DNS nameserver when `dnsPolicy` \
+                 is None",
+            ),
+            (
+                json!({"dnsConfig": {"nameservers": ["dns"]}}),
+                "spec.dnsConfig.nameservers[0]: Invalid value: \"dns\": must be valid IP address",
+            ),
+            (
+                json!({"dnsConfig": {"options": [{"value": "1"}]}}),
+                "spec.dnsConfig.options[0]: Required value: must not be empty",
             ),
             (
                 json!({"os": {"name": "windows"}, "securityContext": {"runAsUser": 1}}),

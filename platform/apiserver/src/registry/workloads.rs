@@ -5,14 +5,18 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::{PodTemplate, ReplicationController},
 };
-use mayfly_api::{names, validation::FieldError};
+use mayfly_api::{
+    names,
+    validation::{FieldError, FieldErrorKind},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGE, Column, Kind, NAME, Subresource,
+    Column, Kind, NAME, Subresource,
     apps::selector_text,
     columns,
     defaulting::{fill, map_in, template, text},
+    go_values::go_pointer,
     pod, print, rules,
 };
 use crate::{
@@ -95,7 +99,6 @@ fn deployment() -> Kind {
 fn validate_deployment(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = rules::get(new, &["spec"]);
-    immutable_selector(new, old, &mut errors);
     rules::non_negative(&spec["replicas"], "spec.replicas", &mut errors);
     selector_and_template(new, "deployment", &mut errors);
     let strategy = &spec["strategy"];
@@ -120,7 +123,14 @@ fn validate_deployment(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
             rules::not_more_than_all(&rolling["maxUnavailable"], path, &mut errors);
         }
         other => {
-            errors.push(rules::not_supported("spec.strategy.type", other, &["Recreate", "RollingUpdate"]))
+            // Upstream shows the whole strategy.
+            let value = format!(
+                "apps.DeploymentStrategy{{Type:{other:?}, RollingUpdate:{}}}",
+                go_pointer("apps.RollingUpdateDeployment", &strategy["rollingUpdate"])
+            );
+            let kind = FieldErrorKind::NotSupported { value };
+            let detail = "supported values: \"Recreate\", \"RollingUpdate\"".into();
+            errors.push(FieldError { path: "spec.strategy".into(), kind, detail });
         }
     }
     for field in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
@@ -132,6 +142,7 @@ fn validate_deployment(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let detail = "must be greater than minReadySeconds";
         errors.push(FieldError::invalid("spec.progressDeadlineSeconds", deadline, detail));
     }
+    immutable_selector(new, old, &mut errors);
     errors
 }
 
@@ -306,12 +317,12 @@ fn daemon_set() -> Kind {
         validate: |new, old| {
             let mut errors = Vec::new();
             let spec = rules::get(new, &["spec"]);
-            immutable_selector(new, old, &mut errors);
             selector_and_template(new, "daemonset", &mut errors);
             for field in ["minReadySeconds", "revisionHistoryLimit"] {
                 rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
             }
             daemon_set_strategy(&spec["updateStrategy"], &mut errors);
+            immutable_selector(new, old, &mut errors);
             errors
         },
         warn: super::pod_wasm::of_template,
@@ -356,7 +367,7 @@ fn daemon_set_strategy(strategy: &Value, errors: &mut Vec<FieldError>) {
             let value = format!(
                 "apps.DaemonSetUpdateStrategy{{Type:{other:?}, RollingUpdate:(*apps.RollingUpdateDaemonSet)(nil)}}"
             );
-            let kind = mayfly_api::validation::FieldErrorKind::NotSupported { value };
+            let kind = FieldErrorKind::NotSupported { value };
             let detail = "supported values: \"RollingUpdate\", \"OnDelete\"".into();
             errors.push(FieldError { path: "spec.updateStrategy".into(), kind, detail });
         }
@@ -405,7 +416,6 @@ fn replication_controller() -> Kind {
             let mut errors = Vec::new();
             let spec = rules::get(new, &["spec"]);
             rules::non_negative(&spec["minReadySeconds"], "spec.minReadySeconds", &mut errors);
-            rules::labels(&spec["selector"], "spec.selector", &mut errors);
             if spec["selector"].as_object().is_none_or(Map::is_empty) {
                 errors.push(FieldError::required("spec.selector", ""));
             }
@@ -438,10 +448,9 @@ fn pod_template() -> Kind {
                 Column::text("Containers", "Names of each container in the template."),
                 Column::text("Images", "Images referenced by each container in the template."),
                 Column::text("Pod Labels", "Labels that are applied to pods created from the template."),
-                AGE,
             ]
         },
-        cells: |object, now| {
+        cells: |object, _| {
             let labels: Vec<_> = rules::members(rules::get(object, &["template", "metadata", "labels"]))
                 .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or("")))
                 .collect();
@@ -451,7 +460,6 @@ fn pod_template() -> Kind {
                 containers(object, &path, "name"),
                 containers(object, &path, "image"),
                 print::or_none(&labels.join(",")),
-                print::age(object, now),
             ]
         },
         on_create: |_| {},
