@@ -53,6 +53,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/cli", 3),
     ("workflows/controller", 4),
     ("platform/server", 5),
+    ("tests/recorded", 1),
     ("tests/csi-driver", 3),
     ("tests/e2e", 6),
     ("tests/sim", 6),
