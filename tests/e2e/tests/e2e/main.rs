@@ -37,6 +37,7 @@ mod middleware;
 mod network_conformance;
 mod offline;
 mod per_call_record;
+mod recorded_exchanges;
 mod restarts;
 mod rolling_updates;
 mod scaling;
