@@ -57,6 +57,8 @@ impl Inner {
                 self.default_storage_class(new);
                 self.apply_limits(request, new)?;
             }
+            ("networking.k8s.io", "ingresses", None) => self.default_ingress_class(new),
+            ("scheduling.k8s.io", "priorityclasses", _) => self.only_default_priority(request, new)?,
             ("", "nodes", None) if !request.user.is_in_process() => taint_new_node(new),
             ("certificates.k8s.io", "certificatesigningrequests", None) => {
                 signing_request_user(request, new);
@@ -99,13 +101,47 @@ impl Inner {
             return;
         }
         let default = "storageclass.kubernetes.io/is-default-class";
-        let mut classes = self.objects("storage.k8s.io", "storageclasses", "");
-        classes.retain(|class| class.str_at(&["metadata", "annotations", default]) == "true");
+        if let Some(class) = self.default_class("storage.k8s.io", "storageclasses", default) {
+            claim.map_mut("spec").insert("storageClassName".into(), class.into());
+        }
+    }
+
+    /// An Ingress without a class gets the newest default one (the plugin DefaultIngressClass).
+    fn default_ingress_class(&self, ingress: &mut Object) {
+        let annotation = ["metadata", "annotations", "kubernetes.io/ingress.class"];
+        if ingress.at(&["spec", "ingressClassName"]).is_some() || ingress.at(&annotation).is_some() {
+            return;
+        }
+        let default = "ingressclass.kubernetes.io/is-default-class";
+        if let Some(class) = self.default_class("networking.k8s.io", "ingressclasses", default) {
+            ingress.map_mut("spec").insert("ingressClassName".into(), class.into());
+        }
+    }
+
+    /// The newest of the classes with an annotation that makes them the default.
+    fn default_class(&self, group: &str, plural: &str, annotation: &str) -> Option<String> {
+        let mut classes = self.objects(group, plural, "");
+        classes.retain(|class| class.str_at(&["metadata", "annotations", annotation]) == "true");
         classes.sort_by_key(|class| {
             (std::cmp::Reverse(class.meta_str("creationTimestamp").to_owned()), class.name().to_owned())
         });
-        if let Some(class) = classes.first() {
-            claim.map_mut("spec").insert("storageClassName".into(), class.name().into());
+        classes.first().map(|class| class.name().to_owned())
+    }
+
+    /// Refuses a second default PriorityClass (the plugin Priority).
+    fn only_default_priority(&self, request: &WriteRequest, new: &Object) -> Result<(), ApiError> {
+        let is_default =
+            |class: &Object| class.at(&["globalDefault"]) == Some(&serde_json::Value::Bool(true));
+        let classes = self.objects("scheduling.k8s.io", "priorityclasses", "");
+        let other = classes.iter().find(|class| is_default(class) && class.name() != new.name());
+        match other.filter(|_| is_default(new)) {
+            Some(other) => {
+                let name = other.name();
+                let why =
+                    format!("PriorityClass {name} is already marked as default. Only one default can exist");
+                Err(ApiError::forbidden(request.kind, new.name(), &why))
+            }
+            None => Ok(()),
         }
     }
 }

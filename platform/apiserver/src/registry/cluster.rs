@@ -13,6 +13,8 @@ use crate::object::Object;
 /// Above this only the system's own classes are (upstream's `HighestUserDefinablePriority`).
 const USER_PRIORITY_MAX: i64 = 1_000_000_000;
 const SYSTEM_PREFIX: &str = "system-";
+const SYSTEM_CLASSES: [(&str, i64); 2] =
+    [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
 
 pub(super) fn kinds() -> Vec<Kind> {
     vec![priority_class(), runtime_class(), signing_request()]
@@ -49,12 +51,12 @@ fn priority_class() -> Kind {
                 }
                 return errors;
             }
-            let system =
-                [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
             if name.starts_with(SYSTEM_PREFIX) {
-                if !system.contains(&(name, value)) {
-                    let detail = "priority class names with 'system-' prefix are reserved for system use only. error: \
-                                  unable to find a match";
+                let is_default = rules::get(new, &["globalDefault"]) == &json!(true);
+                if let Some(why) = no_system_class(name, value, is_default) {
+                    let detail = format!(
+                        "priority class names with '{SYSTEM_PREFIX}' prefix are reserved for system use only. error: {why}"
+                    );
                     errors.push(FieldError::forbidden("metadata.name", detail));
                 }
             } else if value > USER_PRIORITY_MAX {
@@ -62,11 +64,21 @@ fn priority_class() -> Kind {
                     format!("maximum allowed value of a user defined priority is {USER_PRIORITY_MAX}");
                 errors.push(FieldError::forbidden("value", detail));
             }
-            let policies = ["Never", "PreemptLowerPriority"];
+            let policies = ["PreemptLowerPriority", "Never"];
             rules::one_of(new.str_at(&["preemptionPolicy"]), &policies, "preemptionPolicy", &mut errors);
             errors
         },
         ..Kind::built_in::<PriorityClass>("priorityclass")
+    }
+}
+
+/// Why a class is none of the system's own (upstream's `IsKnownSystemPriorityClass`).
+fn no_system_class(name: &str, value: i64, is_default: bool) -> Option<String> {
+    match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
+        None => Some(format!("{name} is not a known system priority class")),
+        Some((_, known)) if *known != value => Some(format!("value of {name} PriorityClass must be {known}")),
+        Some(_) if is_default => Some(format!("globalDefault of {name} PriorityClass must be false")),
+        Some(_) => None,
     }
 }
 

@@ -97,9 +97,10 @@ fn secret() -> Kind {
             object.0.entry("type").or_insert_with(|| "Opaque".into());
         },
         validate: |new, old| {
-            let mut errors = data_errors(new, old, &["data"]);
-            secret_type_errors(new, &mut errors);
+            let mut errors = Vec::new();
             immutable(new, old, &["type"], &mut errors);
+            errors.extend(data_errors(new, old, &["data"]));
+            secret_type_errors(new, &mut errors);
             errors
         },
         ..Kind::built_in::<Secret>("secret")
@@ -111,7 +112,11 @@ const REDACTED: &str = "\"<secret contents redacted>\"";
 
 /// Checks the required keys of secrets of upstream's types.
 fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
-    let has = |key: &str| new.at(&["data", key]).is_some();
+    // An SSH key may not be empty, either.
+    let has = |key: &str| match key {
+        "ssh-privatekey" => !new.str_at(&["data", key]).is_empty(),
+        key => new.at(&["data", key]).is_some(),
+    };
     let needed: &[&str] = match new.str_at(&["type"]) {
         "kubernetes.io/tls" => &["tls.crt", "tls.key"],
         "kubernetes.io/ssh-auth" => &["ssh-privatekey"],
@@ -139,7 +144,16 @@ fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
             Ok(Value::String(_)) => "string",
             Ok(Value::Array(_)) => "array",
             Err(error) => {
-                errors.push(FieldError::invalid(format!("data[{key}]"), REDACTED, error.to_string()));
+                let first = std::str::from_utf8(&bytes).unwrap_or("").trim_start().chars().next();
+                let detail = match first {
+                    None => "unexpected end of JSON input".to_owned(),
+                    Some(_) if error.is_eof() => "unexpected end of JSON input".to_owned(),
+                    Some(first) if !"{[\"tfn-0123456789".contains(first) => {
+                        format!("invalid character '{first}' looking for beginning of value")
+                    }
+                    Some(_) => error.to_string(),
+                };
+                errors.push(FieldError::invalid(format!("data[{key}]"), REDACTED, detail));
                 continue;
             }
         };
@@ -151,21 +165,20 @@ fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
 /// Keys, sizes and, once `immutable` is set, that nothing changes.
 fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> Vec<FieldError> {
     let mut errors = Vec::new();
+    if old.is_some_and(|old| old.at(&["immutable"]) == Some(&Value::Bool(true))) {
+        let detail = "field is immutable when `immutable` is set";
+        for field in ["immutable"].iter().chain(fields) {
+            if new.0.get(*field) != old.and_then(|old| old.0.get(*field)) {
+                errors.push(FieldError::forbidden(*field, detail));
+            }
+        }
+    }
     let mut bytes = 0;
     let entries = |field: &str| new.0.get(field).and_then(Value::as_object);
     for field in fields {
         for (key, value) in entries(field).into_iter().flatten() {
             bytes += value.as_str().map_or(0, str::len);
-            let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            if key.is_empty()
-                || key.len() > DATA_KEY_BYTES_MAX
-                || !key.chars().all(good)
-                || key == "."
-                || key.starts_with("..")
-            {
-                let detail = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. \
-                              'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is \
-                              '[-._a-zA-Z0-9]+')";
+            for detail in key_errors(key) {
                 errors.push(FieldError::invalid(format!("{field}[{key}]"), format!("{key:?}"), detail));
             }
             let both = *field == "binaryData" && entries("data").is_some_and(|data| data.contains_key(key));
@@ -180,16 +193,31 @@ fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> V
         }
     }
     if bytes > DATA_BYTES_MAX {
-        // It is about no single field; this is how upstream writes that.
-        errors.push(FieldError::too_long("[]", DATA_BYTES_MAX));
+        // Of a ConfigMap it is about no single field; this is how upstream writes that.
+        let path = if fields == ["data"] { "data" } else { "[]" };
+        errors.push(FieldError::too_long(path, DATA_BYTES_MAX));
     }
-    if old.is_some_and(|old| old.at(&["immutable"]) == Some(&Value::Bool(true))) {
-        let detail = "field is immutable when `immutable` is set";
-        for field in fields.iter().chain(&["immutable"]) {
-            if new.0.get(*field) != old.and_then(|old| old.0.get(*field)) {
-                errors.push(FieldError::forbidden(*field, detail));
-            }
-        }
+    errors
+}
+
+/// What is wrong with a key (upstream's `IsConfigMapKey`).
+fn key_errors(key: &str) -> Vec<String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let mut errors = Vec::new();
+    if key.len() > DATA_KEY_BYTES_MAX {
+        errors.push(format!("must be no more than {DATA_KEY_BYTES_MAX} characters"));
+    }
+    if key.is_empty() || !key.chars().all(good) {
+        errors.push(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or \
+             'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
+                .into(),
+        );
+    }
+    match key {
+        "." | ".." => errors.push(format!("must not be '{key}'")),
+        _ if key.starts_with("..") => errors.push("must not start with '..'".into()),
+        _ => {}
     }
     errors
 }
@@ -268,4 +296,30 @@ pub(super) fn event_cells(object: &Object, now: jiff::Timestamp) -> Vec<Value> {
         count.filter(|count| count.is_number()).cloned().unwrap_or(1.into()),
         object.name().into(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_refused_in_upstreams_words() {
+        for (key, expected) in [
+            ("a.b_C-1", None),
+            (".", Some("must not be '.'")),
+            ("..", Some("must not be '..'")),
+            ("..a", Some("must not start with '..'")),
+        ] {
+            assert_eq!(key_errors(key), Vec::from_iter(expected), "{key}");
+        }
+        assert!(key_errors("a b")[0].starts_with("a valid config key must consist of"));
+    }
+
+    #[test]
+    fn an_immutable_map_keeps_its_data() {
+        let map = |value: Value| Object(value.as_object().unwrap().clone());
+        let old = map(json!({"immutable": true, "data": {"a": "1"}}));
+        let errors = data_errors(&map(json!({"data": {"a": "2"}})), Some(&old), &["data", "binaryData"]);
+        assert_eq!(errors.iter().map(|error| &*error.path).collect::<Vec<_>>(), ["immutable", "data"]);
+    }
 }
