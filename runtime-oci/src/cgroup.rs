@@ -1,5 +1,13 @@
-//! The cgroups of pods, in version 1 (a hierarchy per controller) and version 2 (one hierarchy). runc makes them;
-//! this module reads and removes them.
+//! The cgroups of pods, in version 1 (a hierarchy per controller) and version 2 (one hierarchy).
+//!
+//! ```text
+//! mayfly/UID/TASK               guaranteed pods
+//! mayfly/burstable/UID/TASK     weighed as the sum of its pods
+//! mayfly/besteffort/UID/TASK    the least weight
+//! ```
+//! runc makes the groups of containers; this module makes those above, reads them all, and removes them.
+
+mod limits;
 
 use std::{
     fs, io,
@@ -7,54 +15,135 @@ use std::{
     time::Duration,
 };
 
-use mayfly_runtime::{ContainerId, PodUid, Usage};
+use mayfly_runtime::{ContainerId, PodCgroup, PodUid, QosClass, Usage};
 
+use self::limits::CgroupVersion;
+pub(crate) use self::limits::{CPU_PERIOD_MICROS, cpu_quota, cpu_shares};
 use crate::layout::task_id;
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// The group of all pods.
-const PARENT: &str = "mayfly";
+/// How often a pod's group is tried to be made: the last pod of a class that ends removes the group of the class.
+const CREATE_TRIES: usize = 5;
 
-/// The path of a container's group, below each hierarchy.
-pub(crate) fn path(id: &ContainerId) -> String {
-    format!("/{PARENT}/{}/{}", id.pod, task_id(id))
+/// The path of a pod's group, below each hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodGroup {
+    class: QosClass,
+    path: String,
 }
 
-/// The resource usage of a container; `None` without a cgroup.
-pub(crate) fn usage(id: &ContainerId) -> Option<Usage> {
-    let path = path(id);
-    let unified = in_hierarchy("", &path);
+impl PodGroup {
+    pub(crate) fn of(uid: &PodUid, class: QosClass) -> Self {
+        Self { class, path: format!("{}/{uid}", class_path(class)) }
+    }
+
+    /// The path of a container's group.
+    pub(crate) fn container(&self, id: &ContainerId) -> String {
+        format!("{}/{}", self.path, task_id(id))
+    }
+
+    /// Makes the group in every hierarchy, with the values of the pod and of its class. Blocks.
+    pub(crate) fn create(&self, cgroup: &PodCgroup) -> io::Result<()> {
+        let version = version();
+        for hierarchy in hierarchies() {
+            let folder = hierarchy.join(self.path.trim_start_matches('/'));
+            let made = (0..CREATE_TRIES).map(|_| fs::create_dir_all(&folder)).find(Result::is_ok);
+            if made.is_none() {
+                tracing::debug!(cgroup = %folder.display(), "cannot make a cgroup");
+            }
+        }
+        if version == CgroupVersion::V2 {
+            // From the outside in; a controller that the kernel does not have is refused alone.
+            let mut group = String::new();
+            for part in [""].into_iter().chain(self.path.trim_start_matches('/').split('/')) {
+                group = format!("{}/{part}", group.trim_end_matches('/'));
+                let file = in_hierarchy("", &group).join("cgroup.subtree_control");
+                for controller in ["+cpu", "+memory", "+pids", "+cpuset", "+io"] {
+                    let _ = fs::write(&file, controller);
+                }
+            }
+        }
+        for setting in version.settings(cgroup) {
+            let file = in_hierarchy(version.folder(setting.controller), &self.path).join(setting.file);
+            match fs::write(&file, &setting.value) {
+                // The kernel does not have the controller.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    let said = format!("cannot write {} to {}: {error}", setting.value, file.display());
+                    return Err(io::Error::new(error.kind(), said));
+                }
+                Ok(()) => {}
+            }
+        }
+        self.weigh_class();
+        Ok(())
+    }
+
+    /// Sets the weight of the pod's class. The sum is taken from the kernel: other servers may have pods in it.
+    fn weigh_class(&self) {
+        let version = version();
+        let (controller, file) = version.weight_file();
+        let class = in_hierarchy(version.folder(controller), class_path(self.class));
+        let weight = match self.class {
+            // Its pods are beside the groups of the classes.
+            QosClass::Guaranteed => return,
+            QosClass::BestEffort => version.weight(0),
+            QosClass::Burstable => {
+                let pods = fs::read_dir(&class).into_iter().flatten().flatten();
+                let weights = pods.filter_map(|pod| read_number(&pod.path().join(file)).ok());
+                version.limit_weight(weights.sum())
+            }
+        };
+        if let Err(error) = fs::write(class.join(file), weight.to_string()) {
+            tracing::debug!(class = %class.display(), %error, "cannot set the weight of a class of pods");
+        }
+    }
+
+    /// Removes the group, which must have no process any more, and those above it when it is the last. Blocks.
+    pub(crate) fn remove(&self) {
+        for hierarchy in hierarchies() {
+            remove_tree(&hierarchy.join(self.path.trim_start_matches('/')));
+            // Other pods, or another server's, keep them.
+            for above in [class_path(self.class), class_path(QosClass::Guaranteed)] {
+                let _ = fs::remove_dir(hierarchy.join(above.trim_start_matches('/')));
+            }
+        }
+        self.weigh_class();
+    }
+}
+
+/// The path of the group that the pods of a class are in.
+fn class_path(class: QosClass) -> &'static str {
+    match class {
+        QosClass::Guaranteed => "/mayfly",
+        QosClass::Burstable => "/mayfly/burstable",
+        QosClass::BestEffort => "/mayfly/besteffort",
+    }
+}
+
+/// The resource usage of a container, by the path of its group; `None` without a group.
+pub(crate) fn usage(path: &str) -> Option<Usage> {
+    let unified = in_hierarchy("", path);
     if let Ok(memory) = read_number(&unified.join("memory.current")) {
         let inactive = field(&unified.join("memory.stat"), "inactive_file").unwrap_or(0);
         let cpu = field(&unified.join("cpu.stat"), "usage_usec").map(Duration::from_micros);
         return Some(Usage { memory_bytes: memory.saturating_sub(inactive), cpu });
     }
-    let memory = in_hierarchy("memory", &path);
+    let memory = in_hierarchy("memory", path);
     let used = read_number(&memory.join("memory.usage_in_bytes")).ok()?;
     // The working set, as upstream counts it: without the part of the page cache that can go at once.
     let inactive = field(&memory.join("memory.stat"), "total_inactive_file").unwrap_or(0);
-    let cpu = read_number(&in_hierarchy("cpuacct", &path).join("cpuacct.usage")).ok();
+    let cpu = read_number(&in_hierarchy("cpuacct", path).join("cpuacct.usage")).ok();
     Some(Usage { memory_bytes: used.saturating_sub(inactive), cpu: cpu.map(Duration::from_nanos) })
 }
 
 /// Whether the kernel killed a process of the container because its memory was full.
-pub(crate) fn was_out_of_memory(id: &ContainerId) -> bool {
-    let path = path(id);
+pub(crate) fn was_out_of_memory(path: &str) -> bool {
     let files = [
-        in_hierarchy("", &path).join("memory.events"),
-        in_hierarchy("memory", &path).join("memory.oom_control"),
+        in_hierarchy("", path).join("memory.events"),
+        in_hierarchy("memory", path).join("memory.oom_control"),
     ];
     files.iter().filter_map(|file| field(file, "oom_kill")).any(|kills| kills > 0)
-}
-
-/// Removes the group of a pod, which must have no process any more, and the one of all pods when it is the last.
-pub(crate) fn remove_pod(uid: &PodUid) {
-    for hierarchy in hierarchies() {
-        let parent = hierarchy.join(PARENT);
-        remove_tree(&parent.join(&uid.0));
-        // Other pods, or another server's, keep it.
-        let _ = fs::remove_dir(parent);
-    }
 }
 
 /// A group's folder cannot be removed before those below it; its files go with it.
@@ -71,10 +160,17 @@ fn remove_tree(folder: &Path) {
     }
 }
 
+fn version() -> CgroupVersion {
+    match Path::new(ROOT).join("cgroup.controllers").exists() {
+        true => CgroupVersion::V2,
+        false => CgroupVersion::V1,
+    }
+}
+
 /// The mount points of all hierarchies: the one of version 2, or each controller's of version 1.
 fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from(ROOT);
-    if root.join("cgroup.controllers").exists() {
+    if version() == CgroupVersion::V2 {
         return vec![root];
     }
     let folders = fs::read_dir(&root).into_iter().flatten().flatten();
@@ -98,6 +194,20 @@ fn field(file: &Path, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pods_are_grouped_by_their_class() {
+        let uid = PodUid("u".into());
+        let id = ContainerId { pod: uid.clone(), name: "c".into(), attempt: 0 };
+        for (class, above) in [
+            (QosClass::Guaranteed, "/mayfly/u"),
+            (QosClass::Burstable, "/mayfly/burstable/u"),
+            (QosClass::BestEffort, "/mayfly/besteffort/u"),
+        ] {
+            let path = PodGroup::of(&uid, class).container(&id);
+            assert_eq!(path, format!("{above}/{}", task_id(&id)));
+        }
+    }
 
     #[test]
     fn a_field_is_found_by_its_whole_name() {

@@ -25,11 +25,11 @@ use tokio::{io::AsyncWriteExt as _, time::Instant};
 pub(crate) use self::files::{ContainerRecord, ExitRecord, load};
 use self::files::{layers, read_in, write_container_files};
 use crate::{
-    cgroup,
     client::{Containerd, SNAPSHOTTER, failed, request},
     host::OciHost,
     images::{RunnableImage, full_name},
     layout::task_id,
+    sandbox::Sandbox,
     spec::{self, ContainerPlace},
 };
 
@@ -59,7 +59,7 @@ impl OciHost {
         // Left by a start that was interrupted.
         self.remove_container(&client, &spec.id).await?;
         let mounts = self.prepare(&client, &spec.id, &image).await?;
-        let started = self.launch(&client, &spec, &sandbox.host, &image, mounts).await;
+        let started = self.launch(&client, &spec, &sandbox, &image, mounts).await;
         let record = match started {
             Ok(record) => record,
             Err(error) => {
@@ -119,7 +119,7 @@ impl OciHost {
         &self,
         client: &Containerd,
         spec: &ContainerSpec,
-        host: &mayfly_runtime::SandboxHost,
+        sandbox: &Sandbox,
         image: &RunnableImage,
         mounts: Vec<Mount>,
     ) -> Result<ContainerRecord, RuntimeError> {
@@ -130,11 +130,11 @@ impl OciHost {
         let user = spec::user(&spec.process.security, &image_user, &passwd, &group)
             .map_err(RuntimeError::Invalid)?;
         let around = ContainerPlace {
-            host,
+            host: &sandbox.host,
             namespaces: self.layout.namespaces(&spec.id.pod),
             pod_folder: self.layout.pod(&spec.id.pod),
             message_file: folder.join("message"),
-            cgroup: cgroup::path(&spec.id),
+            cgroup: sandbox.group().container(&spec.id),
             user,
             seccomp_profile: self.seccomp_profile(spec).await?,
             target_pid: self.target_pid(client, spec).await?,

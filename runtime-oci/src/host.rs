@@ -147,6 +147,11 @@ impl OciHost {
         self.sandboxes.lock().get(uid).cloned().ok_or_else(|| RuntimeError::NoSandbox(uid.clone()))
     }
 
+    /// The path of a container's cgroup; `None` when its sandbox is gone.
+    pub(crate) fn cgroup(&self, id: &ContainerId) -> Option<String> {
+        self.sandboxes.lock().get(&id.pod).map(|sandbox| sandbox.group().container(id))
+    }
+
     pub(crate) fn state(&self, id: &ContainerId) -> Option<ContainerState> {
         self.containers.lock().get(id).map(|container| container.state.clone())
     }
@@ -210,7 +215,8 @@ impl Runtime for OciRuntime {
             .map(|(id, _)| id.clone());
         let running: Vec<_> = running.collect();
         drop(containers);
-        running.into_iter().filter_map(|id| cgroup::usage(&id).map(|usage| (id, usage))).collect()
+        let used = |id: &ContainerId| cgroup::usage(&self.inner.cgroup(id)?);
+        running.into_iter().filter_map(|id| used(&id).map(|usage| (id, usage))).collect()
     }
 
     fn changes(&self) -> watch::Receiver<u64> {

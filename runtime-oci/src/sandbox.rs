@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
 use crate::{
-    cgroup,
+    cgroup::PodGroup,
     host::OciHost,
     layout::Layout,
     namespaces::{self, NamespaceSet},
@@ -33,6 +33,10 @@ impl Sandbox {
     /// Whether its making was not interrupted.
     pub(crate) fn is_complete(&self) -> bool {
         !self.addresses.is_empty()
+    }
+
+    pub(crate) fn group(&self) -> PodGroup {
+        PodGroup::of(&self.uid(), self.host.cgroup.class)
     }
 
     pub(crate) fn netns(&self, layout: &Layout) -> Option<std::path::PathBuf> {
@@ -94,6 +98,7 @@ impl OciHost {
             let program = self.config.program.clone();
             move || {
                 sandbox.save(&layout)?;
+                sandbox.group().create(&sandbox.host.cgroup)?;
                 let wanted = NamespaceSet {
                     network: !sandbox.host.host_network,
                     ipc: !sandbox.host.host_ipc,
@@ -133,11 +138,12 @@ impl OciHost {
             let detached = self.network.detach(&sandbox.attachment(&self.layout)).await;
             detached.map_err(|error| RuntimeError::Internal(error.to_string()))?;
         }
-        let (uid_, layout) = (uid.clone(), self.layout.clone());
+        let layout = self.layout.clone();
         self.blocking(move || {
-            namespaces::remove(&layout.namespaces(&uid_))?;
-            cgroup::remove_pod(&uid_);
-            match fs::remove_dir_all(layout.pod(&uid_)) {
+            let uid = sandbox.uid();
+            namespaces::remove(&layout.namespaces(&uid))?;
+            sandbox.group().remove();
+            match fs::remove_dir_all(layout.pod(&uid)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(()),
             }

@@ -24,13 +24,30 @@ impl Amounts {
     /// its largest init container with the sidecars that start before it where that is more, and the overhead. A limit
     /// without a request counts as the request.
     pub fn of_pod(spec: &PodSpec) -> Self {
+        let mut total = Self::sum(spec, Self::of_container);
+        if let Some(overhead) = &spec.overhead {
+            total.add(&Self::from_quantities(overhead));
+        }
+        total
+    }
+
+    /// A pod's effective limits, summed as its requests are. The overhead raises a limit, but makes none.
+    pub fn limits_of_pod(spec: &PodSpec) -> Self {
+        let mut total = Self::sum(spec, Self::limits_of_container);
+        let mut overhead = Self::from_quantities(spec.overhead.as_ref().unwrap_or(&BTreeMap::new()));
+        overhead.0.retain(|name, _| total.get(name) > 0);
+        total.add(&overhead);
+        total
+    }
+
+    fn sum(spec: &PodSpec, of_container: fn(&Container) -> Self) -> Self {
         let mut total = Self::default();
         for container in &spec.containers {
-            total.add(&Self::of_container(container));
+            total.add(&of_container(container));
         }
         let (mut sidecars, mut largest) = (Self::default(), Self::default());
         for container in spec.init_containers.iter().flatten() {
-            let mut needed = Self::of_container(container);
+            let mut needed = of_container(container);
             if container.restart_policy.as_deref() == Some("Always") {
                 total.add(&needed);
                 sidecars.add(&needed);
@@ -41,19 +58,22 @@ impl Amounts {
             }
         }
         total.max(&largest);
-        if let Some(overhead) = &spec.overhead {
-            total.add(&Self::from_quantities(overhead));
-        }
         total
     }
 
-    fn of_container(container: &Container) -> Self {
-        let Some(resources) = &container.resources else { return Self::default() };
-        let mut amounts = Self::from_quantities(resources.limits.as_ref().unwrap_or(&BTreeMap::new()));
-        if let Some(requests) = &resources.requests {
+    /// A container's requests. A limit without a request counts as the request.
+    pub fn of_container(container: &Container) -> Self {
+        let mut amounts = Self::limits_of_container(container);
+        if let Some(requests) = container.resources.as_ref().and_then(|resources| resources.requests.as_ref())
+        {
             amounts.0.extend(Self::from_quantities(requests).0);
         }
         amounts
+    }
+
+    pub fn limits_of_container(container: &Container) -> Self {
+        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        Self::from_quantities(limits.unwrap_or(&BTreeMap::new()))
     }
 
     pub fn get(&self, name: &str) -> u64 {
@@ -106,6 +126,8 @@ mod tests {
         assert_eq!(amounts.get("cpu"), 2000);
         assert_eq!(amounts.get("memory"), 4 << 20);
         assert_eq!(amounts.get("nvidia.com/gpu"), 0);
+        let limits = Amounts::limits_of_pod(&spec);
+        assert_eq!((limits.get("cpu"), limits.get("memory")), (1000, 3 << 20));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(crate) mod local;
 mod options;
 pub(crate) mod plan;
 mod pulling;
+mod qos;
 mod starting;
 pub(crate) mod status;
 mod stopping;

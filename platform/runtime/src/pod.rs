@@ -71,6 +71,29 @@ pub struct SandboxHost {
     pub host_ports: Vec<PortMapping>,
     /// `net.…` kernel parameters of the pod's own namespaces.
     pub sysctls: BTreeMap<String, String>,
+    pub cgroup: PodCgroup,
+}
+
+/// A pod's share of the node, and the limits that all its containers have together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct PodCgroup {
+    pub class: QosClass,
+    /// The weight against other pods of the class, in thousandths of a core.
+    pub cpu_millis_request: u64,
+    /// `None`: no limit.
+    pub cpu_millis_max: Option<u64>,
+    pub memory_bytes_max: Option<u64>,
+}
+
+/// Upstream's quality of service class of a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum QosClass {
+    /// Also the class of pods of earlier versions, whose groups are where those of guaranteed pods are.
+    #[default]
+    Guaranteed,
+    Burstable,
+    BestEffort,
 }
 
 /// A port of the host that leads to a port of the pod.

@@ -90,7 +90,7 @@ impl OciHost {
         {
             return Ok(exit);
         }
-        let was_oom = cgroup::was_out_of_memory(id);
+        let was_oom = self.cgroup(id).is_some_and(|path| cgroup::was_out_of_memory(&path));
         let client = self.client().await?;
         if let Err(error) = self.remove_container(&client, id).await {
             self.reconnect().await?;

@@ -4,16 +4,13 @@ use mayfly_runtime::{ContainerSpec, DeviceNode};
 use serde_json::{Value, json};
 
 use super::devices;
-
-/// The period over which processor time is limited, in microseconds (the kernel's default).
-const CPU_PERIOD_MICROS: u64 = 100_000;
+use crate::cgroup::{CPU_PERIOD_MICROS, cpu_quota, cpu_shares};
 
 pub(super) fn resources(container: &ContainerSpec) -> Value {
-    let mut cpu = json!({"shares": shares(container.process.cpu_millis_request)});
+    let mut cpu = json!({"shares": cpu_shares(container.process.cpu_millis_request)});
     if let Some(millis) = container.cpu_millis_max {
         cpu["period"] = CPU_PERIOD_MICROS.into();
-        // Upstream's smallest quota; the kernel refuses less than 1 ms.
-        cpu["quota"] = (millis * CPU_PERIOD_MICROS / 1000).max(1000).into();
+        cpu["quota"] = cpu_quota(millis).into();
     }
     let devices = match container.process.security.privileged {
         true => json!([{"allow": true, "access": "rwm"}]),
@@ -24,11 +21,6 @@ pub(super) fn resources(container: &ContainerSpec) -> Value {
         resources["memory"] = json!({"limit": bytes, "swap": bytes});
     }
     resources
-}
-
-/// Upstream's conversion: a core is worth 1024.
-fn shares(millis: u64) -> u64 {
-    (millis * 1024 / 1000).clamp(2, 262_144)
 }
 
 /// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.

@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 
-use k8s_openapi::api::core::v1::Pod;
-use mayfly_api::validation::FieldError;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource::Quantity};
+use mayfly_api::{quantity, validation::FieldError};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -193,12 +193,16 @@ fn is_latest(image: &str) -> bool {
     last.split_once(':').is_none_or(|(_, tag)| tag == "latest")
 }
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, from requests and limits of cpu and memory.
+/// `Guaranteed`, `Burstable` or `BestEffort`, from requests and limits of cpu and memory. Zero counts as none.
 fn qos_class(object: &Object) -> &'static str {
     let containers: Vec<_> = super::print::items(object, &["spec", "containers"])
         .chain(super::print::items(object, &["spec", "initContainers"]))
         .collect();
-    let amount = |container: &Value, side: &str, name: &str| container["resources"][side].get(name).cloned();
+    let amount = |container: &Value, side: &str, name: &str| {
+        let text = container["resources"][side].get(name)?;
+        let text = text.as_str().map_or_else(|| text.to_string(), str::to_owned);
+        quantity::millis(&Quantity(text)).ok().filter(|amount| *amount > 0)
+    };
     let any = |container: &&Value| {
         ["requests", "limits"]
             .iter()
@@ -353,6 +357,17 @@ mod tests {
             json!({"containers": [{"name": "a", "image": "x", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}}]}),
         );
         assert_eq!(qos_class(&object), "Guaranteed");
+        let class = |resources: Value| {
+            qos_class(&pod(json!({"containers": [{"name": "a", "image": "x", "resources": resources}]})))
+        };
+        for (resources, expected) in [
+            (json!({"limits": {"cpu": "1000m", "memory": "1Mi"}, "requests": {"cpu": 1}}), "Guaranteed"),
+            (json!({"limits": {"cpu": "1", "memory": "1Mi"}, "requests": {"cpu": "0.5"}}), "Burstable"),
+            (json!({"requests": {"memory": "1Mi"}}), "Burstable"),
+            (json!({"requests": {"cpu": "0"}, "limits": {"nvidia.com/gpu": "1"}}), "BestEffort"),
+        ] {
+            assert_eq!(class(resources.clone()), expected, "{resources}");
+        }
         assert_eq!(grace(&object, None), 0, "not on a node yet");
         object.map_mut("spec").insert("nodeName".into(), json!("n"));
         assert_eq!((grace(&object, None), grace(&object, Some(5)), grace(&object, Some(-1))), (30, 5, 1));

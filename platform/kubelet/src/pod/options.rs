@@ -2,20 +2,19 @@
 
 use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
-    quantity,
+    resources::Amounts,
 };
 use mayfly_runtime::{
     Mount, PortMapping, ProcessOptions, PullPolicy, SandboxHost, SeccompProfile, SecurityOptions,
 };
 
-use super::dns::{self, ClusterDnsServer};
+use super::{
+    dns::{self, ClusterDnsServer},
+    qos,
+};
 
 /// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
 const HOSTNAME_BYTES_MAX: usize = 63;
-/// Upstream's scores for the kernel's out-of-memory killer (`kubelet/qos/policy.go`).
-const OOM_SCORE_GUARANTEED: i32 = -997;
-const OOM_SCORE_BEST_EFFORT: i32 = 1000;
-
 /// The host's namespaces that the sandbox uses.
 pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> SandboxHost {
     let Some(spec) = &pod.spec else { return SandboxHost::default() };
@@ -40,6 +39,7 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
             std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default()
         }),
         host_ports: host_ports(spec),
+        cgroup: qos::cgroup(pod),
         sysctls: sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone())).collect(),
     }
 }
@@ -69,17 +69,6 @@ pub(crate) fn process(
     mounts: Vec<Mount>,
     memory_bytes: u64,
 ) -> ProcessOptions {
-    let resources = container.resources.as_ref();
-    let request = |name: &str| {
-        let of =
-            |list: Option<&std::collections::BTreeMap<_, _>>| list.and_then(|list| list.get(name)).cloned();
-        let (requests, limits) =
-            (resources.and_then(|all| all.requests.as_ref()), resources.and_then(|all| all.limits.as_ref()));
-        of(requests).or_else(|| of(limits))
-    };
-    let cpu = request("cpu").and_then(|value| quantity::millis(&value).ok()).unwrap_or(0);
-    let memory = request("memory").and_then(|value| quantity::whole(&value).ok()).unwrap_or(0);
-    let qos = pod.status.as_ref().and_then(|status| status.qos_class.as_deref()).unwrap_or("BestEffort");
     let policy = container.termination_message_policy.as_deref();
     let path = container.termination_message_path.as_deref();
     ProcessOptions {
@@ -92,8 +81,8 @@ pub(crate) fn process(
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
         security: security(pod, container),
-        cpu_millis_request: cpu,
-        oom_score_adj: oom_score(qos, memory, memory_bytes),
+        cpu_millis_request: Amounts::of_container(container).get("cpu"),
+        oom_score_adj: qos::oom_score(pod, container, memory_bytes),
         termination_message_path: path.unwrap_or("/dev/termination-log").to_owned(),
         termination_message_from_log: policy == Some("FallbackToLogsOnError"),
         stop_signal: container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.clone()),
@@ -113,19 +102,6 @@ pub(crate) fn pull_policy(container: &Container) -> PullPolicy {
             let is_fixed = last.contains('@') || last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
             if is_fixed { PullPolicy::IfNotPresent } else { PullPolicy::Always }
         }
-    }
-}
-
-fn oom_score(qos: &str, memory_request: u64, memory_bytes: u64) -> i32 {
-    match qos {
-        "Guaranteed" => OOM_SCORE_GUARANTEED,
-        "Burstable" => {
-            let share = memory_request.saturating_mul(1000) / memory_bytes.max(1);
-            let score = 1000 - i32::try_from(share).unwrap_or(1000);
-            // Between those of the other two classes.
-            score.clamp(1000 + OOM_SCORE_GUARANTEED, OOM_SCORE_BEST_EFFORT - 1)
-        }
-        _ => OOM_SCORE_BEST_EFFORT,
     }
 }
 
@@ -227,15 +203,6 @@ mod tests {
             SeccompProfile::Unconfined,
         ];
         assert_eq!(profiles, expected);
-    }
-
-    #[test]
-    fn oom_scores_follow_the_class() {
-        for (qos, request, score) in
-            [("Guaranteed", 1, -997), ("BestEffort", 0, 1000), ("Burstable", 250, 750), ("Burstable", 0, 999)]
-        {
-            assert_eq!(oom_score(qos, request, 1000), score, "{qos} {request}");
-        }
     }
 
     #[test]

@@ -191,9 +191,9 @@ impl HostState {
         let pods = names(&folder.join("d/containers/pods"));
         let groups =
             ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids"];
-        let cgroups = groups
-            .iter()
-            .flat_map(|root| pods.iter().map(move |uid| Path::new(root).join("mayfly").join(uid)));
+        let classes = ["mayfly", "mayfly/burstable", "mayfly/besteffort"];
+        let folders = groups.iter().flat_map(|root| classes.map(|class| Path::new(root).join(class)));
+        let cgroups = folders.flat_map(|folder| pods.iter().map(move |uid| folder.join(uid)));
         Self {
             mounts: mounts_below(folder),
             links: links.collect(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::containers::{ContainerNode, containers_or_skip};
 
 /// A pod of one container `c` that runs a script, with further fields of the container.
-fn pod(name: &str, script: &str, container: Value, spec: Value) -> Value {
+pub(crate) fn pod(name: &str, script: &str, container: Value, spec: Value) -> Value {
     let mut first = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script]});
     extend(&mut first, container);
     // A shell as process 1 does not end by SIGTERM.
@@ -24,7 +24,7 @@ fn extend(into: &mut Value, from: Value) {
 }
 
 impl ContainerNode {
-    async fn create(&self, pod: &Value) -> Result<()> {
+    pub(crate) async fn create(&self, pod: &Value) -> Result<()> {
         let name = pod["metadata"]["name"].as_str().context("no name")?;
         let file = self.kubectl.file(name, pod)?;
         self.kubectl.ok(&["create", "-f", &file]).await?;
@@ -32,12 +32,17 @@ impl ContainerNode {
     }
 
     /// A field of a pod.
-    async fn field(&self, name: &str, path: &str) -> Result<String> {
+    pub(crate) async fn field(&self, name: &str, path: &str) -> Result<String> {
         self.kubectl.ok(&["get", "pod", name, "-o", &format!("jsonpath={path}")]).await
     }
 
     /// Waits until a field of a pod is as it should be.
-    async fn until_field(&self, name: &str, path: &str, is: impl Fn(&str) -> bool) -> Result<String> {
+    pub(crate) async fn until_field(
+        &self,
+        name: &str,
+        path: &str,
+        is: impl Fn(&str) -> bool,
+    ) -> Result<String> {
         wait::until(&format!("{name}: {path}"), || async {
             let value = self.field(name, path).await?;
             Ok(is(&value).then_some(value))
@@ -57,7 +62,7 @@ impl ContainerNode {
     }
 
     /// Waits for an event about a pod.
-    async fn until_event(&self, name: &str, text: &str) -> Result<()> {
+    pub(crate) async fn until_event(&self, name: &str, text: &str) -> Result<()> {
         let selector = format!("involvedObject.name={name}");
         wait::until(&format!("{name}: the event {text:?}"), || async {
             let path = "jsonpath={range .items[*]}{.reason}: {.message}{\"\\n\"}{end}";

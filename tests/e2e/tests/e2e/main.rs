@@ -12,6 +12,7 @@ mod cluster_network;
 mod container_functions;
 mod containers;
 mod containers_lifecycle;
+mod containers_resources;
 mod csi_volumes;
 mod custom_resources;
 mod dual_stack;
