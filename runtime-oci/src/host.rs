@@ -9,10 +9,12 @@ use std::{
 };
 
 use async_trait::async_trait;
+use containerd_client::services::v1::snapshots::UsageRequest;
 use mayfly_distribution::RegistryClient;
 use mayfly_runtime::{
-    ContainerId, ContainerSpec, ContainerState, ContainerStreams, ImageRecord, ImageStore, LoopbackNetwork,
-    PodNetwork, PodUid, PullSecret, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Usage,
+    ContainerId, ContainerSpec, ContainerState, ContainerStreams, DiskUsage, ImageRecord, ImageStore,
+    LoopbackNetwork, PodNetwork, PodUid, PullSecret, Runtime, RuntimeError, SandboxSpec, SandboxStatus,
+    Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -21,11 +23,11 @@ use crate::{
     adopt,
     availability::Programs,
     cgroup,
-    client::Containerd,
+    client::{Containerd, SNAPSHOTTER, request},
     containers::Tracked,
     daemon,
     images::{UnpackedImages, check_archive, full_name, parse_name},
-    layout::Layout,
+    layout::{Layout, task_id},
     network::BridgeNetwork,
     sandbox::Sandbox,
 };
@@ -147,6 +149,37 @@ impl OciHost {
         self.sandboxes.lock().get(uid).cloned().ok_or_else(|| RuntimeError::NoSandbox(uid.clone()))
     }
 
+    fn running_containers(&self) -> Vec<ContainerId> {
+        let containers = self.containers.lock();
+        let running = containers
+            .iter()
+            .filter(|(_, container)| matches!(container.state, ContainerState::Running { .. }))
+            .map(|(id, _)| id.clone());
+        running.collect()
+    }
+
+    /// What containerd counts in the containers' own layers. One that ends meanwhile is left out.
+    async fn layer_usage(&self) -> Vec<(ContainerId, DiskUsage)> {
+        let running = self.running_containers();
+        if running.is_empty() {
+            return Vec::new();
+        }
+        let Ok(client) = self.client().await else { return Vec::new() };
+        let mut used = Vec::with_capacity(running.len());
+        for id in running {
+            let message = UsageRequest { snapshotter: SNAPSHOTTER.into(), key: task_id(&id) };
+            match client.snapshots().usage(request(message)).await {
+                Ok(answer) => {
+                    let answer = answer.into_inner();
+                    let count = |number: i64| u64::try_from(number).unwrap_or(0);
+                    used.push((id, DiskUsage { bytes: count(answer.size), inodes: count(answer.inodes) }));
+                }
+                Err(error) => tracing::debug!(container = %id, %error, "cannot measure a container's layer"),
+            }
+        }
+        used
+    }
+
     /// The path of a container's cgroup; `None` when its sandbox is gone.
     pub(crate) fn cgroup(&self, id: &ContainerId) -> Option<String> {
         self.sandboxes.lock().get(&id.pod).map(|sandbox| sandbox.group().container(id))
@@ -208,15 +241,13 @@ impl Runtime for OciRuntime {
     }
 
     fn usage(&self) -> Vec<(ContainerId, Usage)> {
-        let containers = self.inner.containers.lock();
-        let running = containers
-            .iter()
-            .filter(|(_, container)| matches!(container.state, ContainerState::Running { .. }))
-            .map(|(id, _)| id.clone());
-        let running: Vec<_> = running.collect();
-        drop(containers);
+        let running = self.inner.running_containers();
         let used = |id: &ContainerId| cgroup::usage(&self.inner.cgroup(id)?);
         running.into_iter().filter_map(|id| used(&id).map(|usage| (id, usage))).collect()
+    }
+
+    async fn layer_usage(&self) -> Vec<(ContainerId, DiskUsage)> {
+        self.inner.layer_usage().await
     }
 
     fn changes(&self) -> watch::Receiver<u64> {

@@ -17,6 +17,8 @@ use mayfly_runtime::{ImageRecord, Runtime};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+use crate::pressure::PressureSignal;
+
 /// Images that the node's object names (upstream's `nodeStatusMaxImages`): the largest ones.
 const NODE_IMAGES_MAX: usize = 50;
 /// The interval of the image scan, which bounds the age of the node status's list.
@@ -151,6 +153,8 @@ pub(crate) struct ImageCollector {
     runtimes: Vec<Arc<dyn Runtime>>,
     pods: Informer<Pod>,
     shown: watch::Sender<Vec<ContainerImage>>,
+    /// Whether there is a shortage of each of [`PressureSignal::ALL`].
+    shortages: watch::Receiver<[bool; 3]>,
 }
 
 impl ImageCollector {
@@ -160,8 +164,17 @@ impl ImageCollector {
         folder: PathBuf,
         runtimes: Vec<Arc<dyn Runtime>>,
         pods: Informer<Pod>,
+        shortages: watch::Receiver<[bool; 3]>,
     ) -> Self {
-        Self { node, config, folder, runtimes, pods, shown: watch::Sender::default() }
+        Self { node, config, folder, runtimes, pods, shown: watch::Sender::default(), shortages }
+    }
+
+    fn is_disk_short(&self) -> bool {
+        let short = *self.shortages.borrow();
+        PressureSignal::ALL
+            .into_iter()
+            .zip(short)
+            .any(|(signal, short)| signal == PressureSignal::Disk && short)
     }
 
     /// The images for the node's status.
@@ -173,12 +186,15 @@ impl ImageCollector {
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         let mut known: HashMap<String, BTreeMap<String, KnownImage>> = HashMap::new();
         let mut collected = Instant::now();
+        let mut shortages = self.shortages.clone();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(LOOK_EVERY) => {}
+                Ok(()) = shortages.changed() => {}
             }
-            let is_due = collected.elapsed() >= COLLECT_EVERY;
+            // Pods are ended if that is not enough.
+            let is_due = collected.elapsed() >= COLLECT_EVERY || self.is_disk_short();
             for runtime in &self.runtimes {
                 let Some(store) = runtime.images().filter(|store| store.is_started()) else { continue };
                 let images = known.entry(runtime.class().to_owned()).or_default();

@@ -30,9 +30,10 @@ use crate::{
     image_collection::{ImageCollection, ImageCollector},
     images::NodeImages,
     job::JobFiles,
+    local_storage::MeasuredStorage,
     node::{NodeObject, changed},
     plugin_registry::PluginRegistry,
-    pod::{dns::ClusterDnsServer, worker::Worker},
+    pod::{dns::ClusterDnsServer, evicting::EVICTED, worker::Worker},
     pressure::{self, PressureSignal},
     probe::ProbeTasks,
     static_pods::StaticPods,
@@ -160,7 +161,15 @@ impl Kubelet {
         runtimes: Vec<Arc<dyn Runtime>>,
     ) -> Self {
         let stop_events = CancellationToken::new();
-        let meters = Meters::new(config.node_name.clone(), informers.of(), runtimes.clone());
+        let storage = Arc::<MeasuredStorage>::default();
+        let shortages = watch::Sender::new([false; 3]);
+        let meters = Meters::new(
+            config.node_name.clone(),
+            informers.of(),
+            runtimes.clone(),
+            storage.clone(),
+            config.logs.root().to_owned(),
+        );
         let images = NodeImages::new(runtimes.clone(), config.upload_folder.clone());
         let image_collector = ImageCollector::new(
             config.node_name.clone(),
@@ -168,6 +177,7 @@ impl Kubelet {
             config.upload_folder.clone(),
             runtimes.clone(),
             informers.of(),
+            shortages.subscribe(),
         );
         let streams = PodStreams::new(config.node_name.clone(), informers.of(), runtimes.clone());
         let runtimes: HashMap<_, _> =
@@ -204,13 +214,13 @@ impl Kubelet {
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
             cluster_dns: config.cluster_dns.clone(),
+            storage: storage.clone(),
             local: Default::default(),
             addresses: Addresses::from_random_start().into(),
             client: client.clone(),
             deletions: watch::Sender::new(0),
             leftovers: Notify::new(),
         });
-        let shortages = watch::Sender::new([false; 3]);
         let static_pods = config.static_pods.clone().map(|folder| StaticPods {
             folder,
             node: config.node_name.clone(),
@@ -304,6 +314,7 @@ impl Kubelet {
                 sweep(&worker, self.config.csi.as_ref().map(|csi| csi.drivers.clone()), &stop),
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
+                watch_storage(&worker, &queue, &stop),
                 watch_pressure(&worker, &queue, &self.shortages, &stop),
                 join_all(changes),
             );
@@ -391,14 +402,26 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
             if pod.sandbox && large.contains(&pod.uid.0) {
                 let max = jobs.out_bytes_max;
                 let message = format!("The pod left more than {max} bytes in its outputs' folder");
-                pod.ended.get_or_insert(("Evicted", message));
+                pod.ended.get_or_insert((EVICTED, message));
                 queue.add(key.clone());
             }
         }
     }
 }
 
-/// Measures the node, reports shortages, and ends a pod at a time while memory is short.
+/// Measures the pods' local storage, and ends those that use more than they may.
+async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(pressure::MEASURE_EVERY) => {}
+        }
+        worker.measure_storage().await;
+        worker.evict_over_limits(queue);
+    }
+}
+
+/// Measures the node, reports shortages, and ends a pod at a time while memory or disk is short.
 async fn watch_pressure(
     worker: &Worker,
     queue: &WorkQueue<ObjectKey>,
@@ -407,6 +430,7 @@ async fn watch_pressure(
 ) {
     let folder = worker.logs.root().to_owned();
     let mut states = [pressure::SignalState::default(); 3];
+    let mut disk_was_short = false;
     loop {
         let folder = folder.clone();
         let measured = tokio::task::spawn_blocking(move || pressure::measure(&folder)).await;
@@ -418,9 +442,15 @@ async fn watch_pressure(
             *short = state.update(headroom.is_short(signal), now);
         }
         shortages.send_if_modified(|known| std::mem::replace(known, short) != short);
-        if headroom.is_short(PressureSignal::Memory) {
-            worker.evict_for_memory(queue, headroom.memory_bytes);
+        if let Some(shortage) = headroom.memory_shortage() {
+            worker.evict_for_memory(queue, &shortage);
         }
+        // Unused images go first.
+        let disk = headroom.disk_shortage();
+        if let Some(shortage) = disk.as_ref().filter(|_| disk_was_short) {
+            worker.evict_for_disk(queue, shortage);
+        }
+        disk_was_short = disk.is_some();
         tokio::select! {
             () = stop.cancelled() => return,
             () = sleep(pressure::MEASURE_EVERY) => {}

@@ -20,6 +20,7 @@ mod image_collection;
 mod images;
 mod job;
 mod kubelet;
+mod local_storage;
 mod node;
 mod plugin_registry;
 mod pod;

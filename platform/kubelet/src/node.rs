@@ -30,7 +30,13 @@ use mayfly_runtime::NodeDevices;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, pod::status::HOST_ADDRESS, pressure::PressureSignal, volumes::in_use::VolumesInUse};
+use crate::{
+    Config,
+    local_storage::EPHEMERAL_STORAGE,
+    pod::status::HOST_ADDRESS,
+    pressure::{self, PressureSignal},
+    volumes::in_use::VolumesInUse,
+};
 
 /// The interval of the lease's renewal, and its duration (upstream's values).
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -295,16 +301,23 @@ fn params() -> PatchParams {
 }
 
 fn status(config: &Config) -> NodeStatus {
-    let capacity: BTreeMap<String, Quantity> = [
+    let mut capacity: BTreeMap<String, Quantity> = [
         ("cpu".into(), Quantity(format!("{}m", config.cpu_millis))),
         ("memory".into(), Quantity(format!("{}Ki", config.memory_bytes / 1024))),
         ("pods".into(), Quantity(config.pods_max.to_string())),
     ]
     .into();
+    let mut allocatable = capacity.clone();
+    let disk = pressure::measure(config.logs.root()).disk_room();
+    if disk.capacity > 0 {
+        let name = || EPHEMERAL_STORAGE.to_owned();
+        capacity.insert(name(), Quantity(format!("{}Ki", disk.capacity / 1024)));
+        allocatable.insert(name(), Quantity(disk.allocatable.to_string()));
+    }
     let host = rustix::system::uname();
     let address = |kind: &str, address: &str| NodeAddress { type_: kind.into(), address: address.into() };
     NodeStatus {
-        allocatable: Some(capacity.clone()),
+        allocatable: Some(allocatable),
         capacity: Some(capacity),
         addresses: Some(vec![address("InternalIP", HOST_ADDRESS), address("Hostname", &config.node_name)]),
         node_info: Some(NodeSystemInfo {

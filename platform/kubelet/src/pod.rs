@@ -17,6 +17,7 @@ pub(crate) mod container;
 mod devices;
 pub(crate) mod dns;
 mod ending;
+pub(crate) mod evicting;
 pub(crate) mod fields;
 mod hooks;
 pub(crate) mod local;

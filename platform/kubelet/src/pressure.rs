@@ -1,13 +1,15 @@
 //! Shortages of the node: memory, disk, process ids. They are measured, shown as conditions of the node, and a
-//! shortage of memory ends pods (upstream's `pkg/kubelet/eviction`).
+//! shortage of memory or disk ends pods (upstream's `pkg/kubelet/eviction`).
 //!
 //! [`SignalState`] and [`victim`] are pure; [`measure`] reads the kernel.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fmt::Write as _, fs, path::Path, time::Duration};
 
-use mayfly_api::{k8s::api::core::v1::Pod, quantity};
+use mayfly_api::{k8s::api::core::v1::Pod, resources::Amounts};
 use mayfly_runtime::PodUid;
 use tokio::time::Instant;
+
+use crate::local_storage::EPHEMERAL_STORAGE;
 
 /// The interval of measurements (upstream: 10 s).
 pub(crate) const MEASURE_EVERY: Duration = Duration::from_secs(10);
@@ -23,6 +25,10 @@ const DISK_BYTES_MIN: u64 = 1 << 30;
 const INODES_PERCENT_MIN: u64 = 5;
 /// Share of the process numbers that must be free.
 const PIDS_PERCENT_MIN: u64 = 5;
+/// The name of the resource in messages.
+pub(crate) const INODES: &str = "inodes";
+/// How the message of a pod begins that was ended for a shortage of the node (upstream's).
+pub(crate) const LOW_RESOURCE: &str = "The node was low on resource: ";
 
 /// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,12 +83,103 @@ impl NodeHeadroom {
         let below = |left: u64, total: u64, percent: u64| left < total / 100 * percent;
         match signal {
             PressureSignal::Memory => self.memory_bytes < MEMORY_BYTES_MIN,
-            PressureSignal::Disk => {
-                let threshold = (self.disk_bytes_total / 100 * DISK_PERCENT_MIN).min(DISK_BYTES_MIN);
-                self.disk_bytes < threshold || below(self.inodes, self.inodes_total, INODES_PERCENT_MIN)
-            }
+            PressureSignal::Disk => self.disk_shortage().is_some(),
             PressureSignal::Pids => below(self.pids, self.pids_total, PIDS_PERCENT_MIN),
         }
+    }
+
+    /// The shortage of memory, if there is one.
+    pub(crate) fn memory_shortage(&self) -> Option<Shortage> {
+        let (available, threshold) = (self.memory_bytes, MEMORY_BYTES_MIN);
+        (available < threshold).then_some(Shortage { resource: "memory", threshold, available })
+    }
+
+    /// The shortage of the disk, if there is one: of bytes, else of inodes.
+    pub(crate) fn disk_shortage(&self) -> Option<Shortage> {
+        let inodes_min = self.inodes_total / 100 * INODES_PERCENT_MIN;
+        [
+            (EPHEMERAL_STORAGE, disk_bytes_min(self.disk_bytes_total), self.disk_bytes),
+            (INODES, inodes_min, self.inodes),
+        ]
+        .into_iter()
+        .map(|(resource, threshold, available)| Shortage { resource, threshold, available })
+        .find(|shortage| shortage.available < shortage.threshold)
+    }
+
+    /// The size of the disk, what pods may take of it, and what is free now, in bytes.
+    pub(crate) fn disk_room(&self) -> DiskCapacity {
+        DiskCapacity {
+            capacity: self.disk_bytes_total,
+            allocatable: self.disk_bytes_total.saturating_sub(disk_bytes_min(self.disk_bytes_total)),
+            available: self.disk_bytes.min(self.disk_bytes_total),
+        }
+    }
+}
+
+/// What must be free of a disk, in bytes.
+fn disk_bytes_min(total: u64) -> u64 {
+    (total / 100 * DISK_PERCENT_MIN).min(DISK_BYTES_MIN)
+}
+
+/// The size of a disk, what pods may take of it, and what is free, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskCapacity {
+    pub(crate) capacity: u64,
+    pub(crate) allocatable: u64,
+    pub(crate) available: u64,
+}
+
+/// A resource of which less is available than must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) resource: &'static str,
+    threshold: u64,
+    available: u64,
+}
+
+impl Shortage {
+    /// Upstream's message of a pod that was ended for it, which names the containers above their requests.
+    pub(crate) fn message(&self, containers: &[ContainerUsage]) -> String {
+        let Self { resource, threshold, available } = self;
+        let (threshold, available) = (self.amount(*threshold), self.amount(*available));
+        let mut message =
+            format!("{LOW_RESOURCE}{resource}. Threshold quantity: {threshold}, available: {available}. ");
+        for ContainerUsage { name, used, requested } in containers {
+            if used > requested {
+                let (used, requested) = (self.amount(*used), self.amount(*requested));
+                // Writing to a string does not fail.
+                let _ = write!(
+                    message,
+                    "Container {name} was using {used}, request is {requested}, \
+                     has larger consumption of {resource}. "
+                );
+            }
+        }
+        message
+    }
+
+    fn amount(&self, amount: u64) -> String {
+        match amount {
+            1.. if self.resource != INODES => format!("{}Ki", amount.div_ceil(1024)),
+            _ => amount.to_string(),
+        }
+    }
+}
+
+/// The use of a resource by a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ContainerUsage {
+    name: String,
+    used: u64,
+    requested: u64,
+}
+
+impl ContainerUsage {
+    pub(crate) fn of(pod: &Pod, name: &str, resource: &str, used: u64) -> Option<Self> {
+        let containers = pod.spec.as_ref()?.containers.iter();
+        let container = containers.into_iter().find(|container| container.name == name)?;
+        let requested = Amounts::of_container(container).get(resource);
+        Some(Self { name: name.to_owned(), used, requested })
     }
 }
 
@@ -144,43 +241,30 @@ impl SignalState {
 pub(crate) struct EvictionCandidate {
     pub(crate) uid: PodUid,
     priority: i32,
-    used_bytes: u64,
-    requested_bytes: u64,
+    used: u64,
+    requested: u64,
 }
 
 impl EvictionCandidate {
-    pub(crate) fn of(pod: &Pod, used_bytes: u64) -> Option<Self> {
+    pub(crate) fn of(pod: &Pod, resource: &str, used: u64) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
-        let requested = spec.containers.iter().filter_map(|container| {
-            let request = container.resources.as_ref()?.requests.as_ref()?.get("memory")?;
-            quantity::whole(request).ok()
-        });
         Some(Self {
             uid: PodUid(pod.metadata.uid.clone()?),
             priority: spec.priority.unwrap_or(0),
-            used_bytes,
-            requested_bytes: requested.sum(),
+            used,
+            requested: Amounts::of_pod(spec).get(resource),
         })
     }
 }
 
-/// The pod to end for memory: first those that use more than they requested, among these the least important, among
+/// The pod to end for a shortage: first those that use more than they requested, among these the least important, among
 /// these the one that exceeds its request most (upstream's order). One that uses nothing frees nothing.
 pub(crate) fn victim(candidates: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
-    let excess = |one: &EvictionCandidate| i128::from(one.used_bytes) - i128::from(one.requested_bytes);
+    let excess = |one: &EvictionCandidate| i128::from(one.used) - i128::from(one.requested);
     candidates
         .iter()
-        .filter(|one| one.used_bytes > 0)
+        .filter(|one| one.used > 0)
         .max_by_key(|one| (excess(one) > 0, std::cmp::Reverse(one.priority), excess(one)))
-}
-
-/// Upstream's message of a pod that was ended for memory.
-pub(crate) fn evicted(available_bytes: u64) -> String {
-    format!(
-        "The node was low on resource: memory. Threshold quantity: {}Mi, available: {}Ki.",
-        MEMORY_BYTES_MIN >> 20,
-        available_bytes >> 10
-    )
 }
 
 #[cfg(test)]
@@ -223,6 +307,23 @@ mod tests {
         assert_eq!(memory_available("MemTotal: 9 kB\nMemAvailable:   4 kB\n"), Some(4096));
     }
 
+    #[test]
+    fn a_shortage_names_the_containers_above_their_requests() {
+        let short = NodeHeadroom { disk_bytes: 900 << 20, ..PLENTY }.disk_shortage().unwrap();
+        let container = |name: &str, used, requested| ContainerUsage { name: name.into(), used, requested };
+        assert_eq!(
+            short.message(&[container("a", 5 << 20, 0), container("b", 1, 1 << 20)]),
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 1048576Ki, available: 921600Ki. \
+             Container a was using 5120Ki, request is 0, has larger consumption of ephemeral-storage. "
+        );
+        let inodes = NodeHeadroom { inodes: 4, ..PLENTY }.disk_shortage().unwrap();
+        assert_eq!(
+            inodes.message(&[]),
+            "The node was low on resource: inodes. Threshold quantity: 5, available: 4. "
+        );
+        assert_eq!(PLENTY.disk_shortage().or(PLENTY.memory_shortage()), None);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_condition_outlives_its_shortage_for_a_while() {
         let (mut state, now) = (SignalState::default(), Instant::now());
@@ -236,11 +337,11 @@ mod tests {
 
     #[test]
     fn the_least_important_pod_above_its_request_is_ended() {
-        let candidate = |name: &str, priority, used_bytes, requested_bytes| EvictionCandidate {
+        let candidate = |name: &str, priority, used, requested| EvictionCandidate {
             uid: PodUid(name.into()),
             priority,
-            used_bytes,
-            requested_bytes,
+            used,
+            requested,
         };
         let chosen = |candidates: &[EvictionCandidate]| victim(candidates).map(|one| one.uid.0.clone());
         let within = candidate("within", 0, 100, 200);

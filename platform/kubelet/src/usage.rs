@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,13 +15,13 @@ use mayfly_api::{
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::Informer;
-use mayfly_runtime::{ContainerId, Runtime, Usage};
+use mayfly_runtime::{ContainerId, DiskUsage, PodUid, Runtime, Usage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::process;
+use crate::{local_storage::MeasuredStorage, pressure, process};
 
 /// The interval of samples of processor time. A rate covers one to two intervals.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
@@ -30,6 +31,9 @@ pub(crate) struct Meters {
     node: String,
     pods: Informer<Pod>,
     runtimes: Vec<Arc<dyn Runtime>>,
+    storage: Arc<MeasuredStorage>,
+    /// A folder on the disk that pods fill.
+    folder: PathBuf,
     /// The last two, the older first.
     samples: Mutex<(Sample, Sample)>,
 }
@@ -50,9 +54,15 @@ impl Sample {
 }
 
 impl Meters {
-    pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+    pub(crate) fn new(
+        node: String,
+        pods: Informer<Pod>,
+        runtimes: Vec<Arc<dyn Runtime>>,
+        storage: Arc<MeasuredStorage>,
+        folder: PathBuf,
+    ) -> Self {
         let now = Sample::take(&[]);
-        Self { node, pods, runtimes, samples: Mutex::new((now.clone(), now)) }
+        Self { node, pods, runtimes, storage, folder, samples: Mutex::new((now.clone(), now)) }
     }
 
     /// Keeps the samples fresh until `stop`.
@@ -82,10 +92,21 @@ impl Meters {
         // Whole seconds, as Kubernetes writes times.
         let time = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
         let rate = |used: Duration| nanocores(used, window);
+        let room = pressure::measure(&self.folder).disk_room();
+        let files = |usage: DiskUsage| {
+            json!({"time": time, "usedBytes": usage.bytes, "inodesUsed": usage.inodes,
+                "capacityBytes": room.capacity, "availableBytes": room.available})
+        };
+        let storage = self.storage.lock().clone();
         let mut containers: HashMap<&str, Vec<Value>> = HashMap::new();
         for (id, usage) in &usage {
             let mut container = json!({"name": id.name,
                 "memory": {"time": time, "workingSetBytes": usage.memory_bytes}});
+            let written = storage.get(&id.pod).and_then(|pod| pod.containers.get(&id.name));
+            if let Some(written) = written {
+                container["rootfs"] = files(written.layer);
+                container["logs"] = files(written.logs);
+            }
             if let Some(cpu) = usage.cpu {
                 // One that was not there before was started since.
                 let then = before.containers.get(id).copied().unwrap_or_default();
@@ -101,7 +122,18 @@ impl Meters {
                 let uid = pod.metadata.uid.as_deref()?;
                 let containers = containers.remove(uid)?;
                 let ObjectKey { namespace, name } = ObjectKey::of(&**pod);
-                Some(json!({"podRef": {"name": name, "namespace": namespace, "uid": uid}, "containers": containers}))
+                let mut summary = json!({"podRef": {"name": name, "namespace": namespace, "uid": uid},
+                    "containers": containers});
+                if let Some(storage) = storage.get(&PodUid(uid.to_owned())) {
+                    summary["ephemeral-storage"] = files(storage.total());
+                    let volumes = storage.volumes.iter().map(|(name, volume)| {
+                        let mut volume = files(volume.usage);
+                        volume["name"] = json!(name);
+                        volume
+                    });
+                    summary["volume"] = volumes.collect();
+                }
+                Some(summary)
             })
             .collect();
         let memory = process::resident_bytes();
@@ -111,6 +143,8 @@ impl Meters {
                 "nodeName": self.node,
                 "cpu": {"time": time, "usageNanoCores": rate(now.node.saturating_sub(before.node))},
                 "memory": {"time": time, "workingSetBytes": memory, "rssBytes": memory},
+                "fs": {"time": time, "capacityBytes": room.capacity, "availableBytes": room.available,
+                    "usedBytes": room.capacity.saturating_sub(room.available)},
             },
             "pods": pods,
         })

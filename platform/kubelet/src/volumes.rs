@@ -21,6 +21,7 @@ pub(crate) mod in_use;
 mod journal;
 mod ownership;
 mod persistent;
+pub(crate) mod room;
 pub(crate) mod tokens;
 
 use std::{

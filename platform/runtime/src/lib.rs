@@ -28,8 +28,8 @@ pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunct
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
 pub use network::{ClusterHost, ClusterHosts, LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
-    ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, MountPropagation, PodCgroup, PodUid,
-    PortMapping, ProcessOptions, QosClass, Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus,
-    SeccompProfile, SecurityOptions, Usage,
+    ContainerFiles, ContainerId, ContainerSpec, ContainerState, DiskUsage, Mount, MountPropagation,
+    PodCgroup, PodUid, PortMapping, ProcessOptions, QosClass, Runtime, RuntimeError, SandboxHost,
+    SandboxSpec, SandboxStatus, SeccompProfile, SecurityOptions, Usage,
 };
 pub use streams::{ContainerStreams, ProcessSession, StreamOptions, TerminalSize};

@@ -88,7 +88,12 @@ impl LogLayout {
 
     /// The file of one attempt of a container.
     pub fn container(&self, id: &ContainerId) -> PathBuf {
-        self.pod(&id.pod.0).join(&id.name).join(format!("{}.log", id.attempt))
+        self.attempts(&id.pod, &id.name).join(format!("{}.log", id.attempt))
+    }
+
+    /// The folder of the files of all attempts of a container.
+    pub fn attempts(&self, pod: &PodUid, container: &str) -> PathBuf {
+        self.pod(&pod.0).join(container)
     }
 
     /// Removes the log of one attempt, if there is one. Blocks.

@@ -254,6 +254,29 @@ pub struct Usage {
     pub cpu: Option<Duration>,
 }
 
+/// Room that files take on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+impl std::ops::Add for DiskUsage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let (bytes, inodes) =
+            (self.bytes.saturating_add(other.bytes), self.inodes.saturating_add(other.inodes));
+        Self { bytes, inodes }
+    }
+}
+
+impl std::iter::Sum for DiskUsage {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), std::ops::Add::add)
+    }
+}
+
 /// Why a host could not do what the kubelet asked.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RuntimeError {
@@ -307,6 +330,12 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// The usage of all running containers, of all pods.
     fn usage(&self) -> Vec<(ContainerId, Usage)>;
+
+    /// The room that running containers, of all pods, take by what they wrote beside their volumes. Counts files, so it
+    /// takes its time.
+    async fn layer_usage(&self) -> Vec<(ContainerId, DiskUsage)> {
+        Vec::new()
+    }
 
     /// Changes whenever some container's state does. The value means nothing but "look again".
     fn changes(&self) -> watch::Receiver<u64>;

@@ -1,10 +1,6 @@
 //! Ending a pod: its containers, its outputs, and its object.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use kube::{
     Api,
@@ -15,7 +11,7 @@ use mayfly_api::{
     job_io::ANNOTATION_OUTPUTS,
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
-use mayfly_informer::reconcile::{Outcome, WorkQueue};
+use mayfly_informer::reconcile::Outcome;
 use mayfly_runtime::{PodUid, Runtime};
 use serde_json::json;
 use tokio::{task::spawn_blocking, time::Instant};
@@ -25,11 +21,7 @@ use super::{
     plan::{is_over, needs_collecting},
     worker::{Worker, is_gone},
 };
-use crate::{
-    job,
-    pressure::{self, EvictionCandidate},
-    volumes,
-};
+use crate::{job, volumes};
 
 /// The pause between tries to unmount the volumes of a pod that ends.
 const UNMOUNT_AGAIN: Duration = Duration::from_secs(1);
@@ -135,27 +127,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends one pod because the node's memory is short.
-    pub(crate) fn evict_for_memory(&self, queue: &WorkQueue<ObjectKey>, available_bytes: u64) {
-        let mut used: HashMap<PodUid, u64> = HashMap::new();
-        for (id, usage) in self.runtimes.values().flat_map(|runtime| runtime.usage()) {
-            *used.entry(id.pod).or_default() += usage.memory_bytes;
-        }
-        let mut local = self.local.lock();
-        let running = local.iter().filter(|(_, known)| known.sandbox && known.ended.is_none());
-        let candidates: Vec<EvictionCandidate> = running
-            .filter_map(|(key, known)| EvictionCandidate::of(&*self.pods.get(key)?, *used.get(&known.uid)?))
-            .collect();
-        let Some(victim) = pressure::victim(&candidates) else { return };
-        let Some((key, known)) = local.iter_mut().find(|(_, known)| known.uid == victim.uid) else { return };
-        let message = pressure::evicted(available_bytes);
-        if let Some(pod) = self.pods.get(key) {
-            self.events.warning(&*pod, "Evicted", message.clone());
-        }
-        known.ended = Some(("Evicted", message));
-        queue.add(key.clone());
-    }
-
     /// Ends at once what still runs of a pod whose object was removed or replaced by another one of its name.
     pub(super) async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
         let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
@@ -186,7 +157,7 @@ impl Worker {
     }
 
     /// Returns whether nothing of them is left.
-    async fn remove_volumes(&self, uid: &PodUid) -> bool {
+    pub(super) async fn remove_volumes(&self, uid: &PodUid) -> bool {
         let Some(volumes) = self.volumes.clone() else { return true };
         let removed = {
             let uid = uid.clone();

@@ -10,12 +10,15 @@ use mayfly_api::k8s::{
 };
 
 use super::{
+    evicting::EVICTED,
     local::{Exit, LocalContainer, LocalPod, Now, REASON_LOST},
     plan::{
         self, Completion, completion, ephemeral_containers, has_initialised, init_failed, is_sidecar,
         needs_collecting, probed_containers,
     },
 };
+
+use crate::pressure::LOW_RESOURCE;
 
 /// The node's own address, without root.
 pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
@@ -54,7 +57,11 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         Some((reason, message)) => (Some((*reason).to_owned()), Some(message.clone())),
         None => (old.reason.clone(), old.message.clone()),
     };
-    let facts = Facts { phase, initialised, unready: &unready, lost, gates: missing_gates(spec, &old) };
+    let disruption = match &local.ended {
+        Some((EVICTED, message)) if message.starts_with(LOW_RESOURCE) => Some(message.as_str()),
+        _ => lost.then_some("The pod was lost when the node's agent started again"),
+    };
+    let facts = Facts { phase, initialised, unready: &unready, disruption, gates: missing_gates(spec, &old) };
     let ephemeral: Vec<Container> = ephemeral_containers(spec).collect();
     PodStatus {
         phase: Some(phase.into()),
@@ -110,8 +117,8 @@ struct Facts<'a> {
     phase: &'static str,
     initialised: bool,
     unready: &'a [&'a str],
-    /// Some container was lost with the node's agent.
-    lost: bool,
+    /// Why the pod's end was not its program's, if that is so.
+    disruption: Option<&'a str>,
     /// Why the pod is not ready although its containers are.
     gates: Vec<String>,
 }
@@ -133,13 +140,13 @@ fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
 }
 
 /// The pod's end was not caused by its program: read by a Job's `podFailurePolicy`.
-fn disrupted(known: &[PodCondition], now: Timestamp) -> PodCondition {
+fn disrupted(known: &[PodCondition], message: &str, now: Timestamp) -> PodCondition {
     let old = known.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
     old.cloned().unwrap_or_else(|| PodCondition {
         type_: DISRUPTION_TARGET.into(),
         status: "True".into(),
         reason: Some("TerminationByKubelet".into()),
-        message: Some("The pod was lost when the node's agent started again".into()),
+        message: Some(message.to_owned()),
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()
     })
@@ -189,8 +196,8 @@ fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCond
             }
         })
         .collect();
-    if facts.lost && facts.phase == "Failed" {
-        conditions.push(disrupted(known, now));
+    if let Some(message) = facts.disruption.filter(|_| facts.phase == "Failed") {
+        conditions.push(disrupted(known, message, now));
     }
     let foreign = known.iter().filter(|known| !conditions.iter().any(|own| own.type_ == known.type_));
     let foreign: Vec<_> = foreign.cloned().collect();

@@ -22,6 +22,7 @@ use tokio::{
 use super::{
     container,
     dns::ClusterDnsServer,
+    evicting::EVICTED,
     local::{LocalPod, Moment},
     plan::{Step, plan},
     status,
@@ -29,6 +30,7 @@ use super::{
 use crate::{
     addresses::Addresses,
     job::JobFiles,
+    local_storage::MeasuredStorage,
     probe::ProbeTasks,
     volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
@@ -56,6 +58,7 @@ pub(crate) struct Worker {
     /// Notified when a removed pod has left something here: the next sweep removes it.
     pub(crate) leftovers: Notify,
     pub(crate) probes: ProbeTasks,
+    pub(crate) storage: Arc<MeasuredStorage>,
     pub(crate) tokens: ServiceAccountTokens,
     pub(crate) cluster_dns: Option<ClusterDnsServer>,
 }
@@ -170,6 +173,10 @@ impl Worker {
                 if stopped.is_some() {
                     local.observe(&runtime.containers(&local.uid));
                     self.remove_sandbox(local, &**runtime).await;
+                    if matches!(local.ended, Some((EVICTED, _))) {
+                        // Its files are what the node needs the room of. What stays goes with the pod's object.
+                        self.remove_volumes(&local.uid).await;
+                    }
                 }
             }
             Step::Collect | Step::Terminate { .. } | Step::Wait(_) => {}

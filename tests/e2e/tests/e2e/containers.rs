@@ -92,7 +92,24 @@ impl ContainerNode {
 
     /// With more flags of `mayfly up`.
     pub(crate) async fn start_with(arguments: &[&str]) -> Result<Self> {
+        Self::start_in(NodeFolder::new()?, arguments).await
+    }
+
+    /// On a disk of its own, of this size.
+    pub(crate) async fn start_on_disk(mib: u32) -> Result<Self> {
         let folder = NodeFolder::new()?;
+        let disk = folder.path().join("d");
+        std::fs::create_dir(&disk)?;
+        let size = format!("size={mib}m,mode=0755");
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(&disk)
+            .status()?;
+        ensure!(mounted.success(), "cannot mount a tmpfs");
+        Self::start_in(folder, &[]).await
+    }
+
+    async fn start_in(folder: NodeFolder, arguments: &[&str]) -> Result<Self> {
         let before = HostState::look(folder.path());
         let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
         let up = start(folder.path(), &arguments).await?;

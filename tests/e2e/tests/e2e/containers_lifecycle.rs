@@ -17,7 +17,7 @@ pub(crate) fn pod(name: &str, script: &str, container: Value, spec: Value) -> Va
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": all})
 }
 
-fn extend(into: &mut Value, from: Value) {
+pub(crate) fn extend(into: &mut Value, from: Value) {
     if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
         into.extend(from);
     }
@@ -50,12 +50,12 @@ impl ContainerNode {
         .await
     }
 
-    async fn until_restarted(&self, name: &str) -> Result<()> {
+    pub(crate) async fn until_restarted(&self, name: &str) -> Result<()> {
         let is_more = |text: &str| text.parse::<u32>().is_ok_and(|count| count > 0);
         self.until_field(name, "{.status.containerStatuses[0].restartCount}", is_more).await.map(drop)
     }
 
-    async fn never_restarted(&self, name: &str) -> Result<()> {
+    pub(crate) async fn never_restarted(&self, name: &str) -> Result<()> {
         let count = self.field(name, "{.status.containerStatuses[0].restartCount}").await?;
         ensure!(count == "0", "{name} was restarted {count} times");
         Ok(())
@@ -73,7 +73,7 @@ impl ContainerNode {
         .await
     }
 
-    async fn delete_all(self) -> Result<()> {
+    pub(crate) async fn delete_all(self) -> Result<()> {
         self.kubectl.ok(&["delete", "pod", "--all", "--grace-period=0", "--force"]).await?;
         self.leaves_nothing().await
     }

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
-use mayfly_e2e::{skipped, test_name};
-use serde_json::json;
+use anyhow::{Context as _, Result, ensure};
+use mayfly_e2e::{skipped, test_name, wait};
+use serde_json::{Value, json};
 
 use crate::{
     containers::{ContainerNode, containers_or_skip},
@@ -75,4 +75,120 @@ async fn pods_have_the_cgroup_and_the_scores_of_their_class() -> Result<()> {
     let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
     ensure!(left.is_empty(), "{left:?}");
     Ok(())
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Writes a file of zeroes.
+fn fill(file: &str, mib: u64) -> String {
+    format!("busybox dd if=/dev/zero of={file} bs=1M count={mib} 2> /dev/null")
+}
+
+fn limit(amount: &str) -> Value {
+    json!({"resources": {"limits": {"ephemeral-storage": amount}}})
+}
+
+impl ContainerNode {
+    /// Waits until a pod was evicted, and returns the message.
+    async fn until_evicted(&self, name: &str) -> Result<String> {
+        let end = "{.status.phase} {.status.reason}: {.status.message}";
+        let end = self.until_field(name, end, |end| end.starts_with("Failed Evicted: ")).await?;
+        let message = end.trim_start_matches("Failed Evicted: ").to_owned();
+        self.until_event(name, &format!("Evicted: {}", message.trim())).await?;
+        Ok(message)
+    }
+
+    /// What the node says about a pod in its summary of usage.
+    async fn summary(&self, name: &str) -> Result<Value> {
+        let node = self.kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]).await?;
+        let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");
+        let summary: Value = serde_json::from_str(&self.kubectl.ok(&["get", "--raw", &path]).await?)?;
+        let capacity = summary["node"]["fs"]["capacityBytes"].as_u64();
+        ensure!(capacity.is_some_and(|bytes| bytes > 0), "{summary}");
+        let pods = summary["pods"].as_array().context("no pods")?;
+        let pod = pods.iter().find(|pod| pod["podRef"]["name"] == name);
+        Ok(pod.cloned().unwrap_or_default())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_over_their_limits_of_local_storage_are_evicted() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let writes = |mib: u64| format!("{}; exec sleep 1d", fill("/file", mib));
+    node.create(&pod("layer", &writes(12), limit("8Mi"), json!({}))).await?;
+    let container = |name: &str, script: String| {
+        let mut container = json!({"name": name, "image": "busybox:local", "command": ["sh", "-c", script]});
+        container["resources"] = limit("8Mi")["resources"].clone();
+        container
+    };
+    let two = json!([container("a", "exec sleep 1d".into()), container("b", writes(12))]);
+    node.create(&pod("two", "", json!({}), json!({"containers": two}))).await?;
+    let volumes = json!({"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "8Mi"}}]});
+    let mounts = json!({"volumeMounts": [{"name": "scratch", "mountPath": "/s"}]});
+    let into_volume = |mib| format!("{}; exec sleep 1d", fill("/s/file", mib));
+    node.create(&pod("volume", &into_volume(12), mounts.clone(), volumes.clone())).await?;
+    let mut both = limit("40Mi");
+    crate::containers_lifecycle::extend(&mut both, mounts);
+    node.create(&pod("kept", &into_volume(6), both, volumes)).await?;
+    for (name, expected) in [
+        ("layer", "Pod ephemeral local storage usage exceeds the total limit of containers 8Mi. "),
+        ("two", "Container b exceeded its local ephemeral storage limit \"8Mi\". "),
+        ("volume", "Usage of EmptyDir volume \"scratch\" exceeds the limit \"8Mi\". "),
+    ] {
+        let message = node.until_evicted(name).await?;
+        ensure!(message.trim() == expected.trim(), "{name}: {message:?}");
+    }
+    node.ready("kept").await?;
+    node.never_restarted("kept").await?;
+    let summary = wait::until("the use is measured", || async {
+        let pod = node.summary("kept").await?;
+        Ok(pod["ephemeral-storage"]["usedBytes"].as_u64().is_some_and(|used| used >= 6 * MIB).then_some(pod))
+    })
+    .await?;
+    ensure!(summary["ephemeral-storage"]["usedBytes"].as_u64() < Some(8 * MIB), "{summary}");
+    ensure!(
+        summary["volume"][0]["name"] == "scratch" && summary["containers"][0]["rootfs"].is_object(),
+        "{summary}"
+    );
+    let path = "jsonpath={.items[0].status['capacity','allocatable'].ephemeral-storage}";
+    let amounts = node.kubectl.ok(&["get", "nodes", "-o", path]).await?;
+    ensure!(amounts.split(' ').filter(|amount| !amount.is_empty()).count() == 2, "{amounts:?}");
+    node.delete_all().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_ends_the_pod_that_filled_it() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start_on_disk(800).await?;
+    let requests = json!({"resources": {"requests": {"ephemeral-storage": "20Mi"}}});
+    let modest = format!("{}; exec sleep 1d", fill("/file", 5));
+    node.create(&pod("modest", &modest, requests, json!({}))).await?;
+    let volumes = json!({"volumes": [{"name": "scratch", "emptyDir": {}}]});
+    let mounts = json!({"volumeMounts": [{"name": "scratch", "mountPath": "/s"}]});
+    node.create(&pod("greedy", "exec sleep 1d", mounts, volumes)).await?;
+    node.ready("modest").await?;
+    node.ready("greedy").await?;
+    let free = || -> Result<(u64, u64)> {
+        let disk = rustix::fs::statvfs(node.folder.path().join("d"))?;
+        Ok((disk.f_bavail * disk.f_frsize / MIB, disk.f_blocks * disk.f_frsize / MIB))
+    };
+    let (available, total) = free()?;
+    ensure!(available > total / 5, "{available} MiB of {total} MiB are free");
+    node.exec("greedy", &fill("/s/file", available - total / 20)).await?;
+    let pressure = "{.items[0].status.conditions[?(@.type=='DiskPressure')].status}";
+    wait::until("the node says that its disk is full", || async {
+        let status = node.kubectl.ok(&["get", "nodes", "-o", &format!("jsonpath={pressure}")]).await?;
+        Ok((status == "True").then_some(()))
+    })
+    .await?;
+    let message = node.until_evicted("greedy").await?;
+    ensure!(
+        message.starts_with("The node was low on resource: ephemeral-storage. Threshold quantity: "),
+        "{message}"
+    );
+    wait::until("the room is there again", || async { Ok((free()?.0 > total / 10).then_some(())) }).await?;
+    node.never_restarted("modest").await?;
+    ensure!(node.field("modest", "{.status.phase}").await? == "Running");
+    node.delete_all().await
 }

@@ -1,0 +1,146 @@
+//! Evictions: pods over their own limits of local storage, and pods that are in the way when the node is short of
+//! memory or disk.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_informer::reconcile::WorkQueue;
+use mayfly_runtime::PodUid;
+use tokio::task::spawn_blocking;
+
+use super::worker::Worker;
+use crate::{
+    local_storage::{self, ContainerStorage, EPHEMERAL_STORAGE, PodStorage},
+    pressure::{self, ContainerUsage, EvictionCandidate, Shortage},
+    volumes::room::disk_usage,
+};
+
+/// The reason of a pod's end.
+pub(crate) const EVICTED: &str = "Evicted";
+
+impl Worker {
+    /// Measures the local storage of the pods that run here.
+    pub(crate) async fn measure_storage(&self) {
+        let mut layers: HashMap<PodUid, Vec<_>> = HashMap::new();
+        for runtime in self.runtimes.values() {
+            for (id, usage) in runtime.layer_usage().await {
+                layers.entry(id.pod).or_default().push((id.name, usage));
+            }
+        }
+        let running: Vec<(PodUid, Arc<Pod>)> = {
+            let local = self.local.lock();
+            let running = local.iter().filter(|(_, known)| known.sandbox && known.ended.is_none());
+            running.filter_map(|(key, known)| Some((known.uid.clone(), self.pods.get(key)?))).collect()
+        };
+        let (logs, volumes) = (self.logs.clone(), self.volumes.clone());
+        let measure = move || -> HashMap<PodUid, PodStorage> {
+            let of_pod = |(uid, pod): (PodUid, Arc<Pod>)| {
+                let mut storage = PodStorage::default();
+                for name in local_storage::containers(&pod) {
+                    let logs = disk_usage(&logs.attempts(&uid, name));
+                    let own = ContainerStorage { logs, ..ContainerStorage::default() };
+                    storage.containers.insert(name.to_owned(), own);
+                }
+                for (name, usage) in layers.remove(&uid).unwrap_or_default() {
+                    storage.containers.entry(name).or_default().layer = usage;
+                }
+                if let Some(volumes) = &volumes {
+                    storage.volumes = volumes.room(&pod, &uid);
+                }
+                (uid, storage)
+            };
+            running.into_iter().map(of_pod).collect()
+        };
+        // It fails only when the runtime ends.
+        if let Ok(measured) = spawn_blocking(measure).await {
+            *self.storage.lock() = measured;
+        }
+    }
+
+    /// Ends the pods that use more local storage than they may.
+    pub(crate) fn evict_over_limits(&self, queue: &WorkQueue<ObjectKey>) {
+        let over: Vec<(PodUid, String)> = {
+            let (local, storage) = (self.local.lock(), self.storage.lock());
+            let over = local.iter().filter_map(|(key, known)| {
+                let pod = self.pods.get(key)?;
+                Some((known.uid.clone(), storage.get(&known.uid)?.exceeded(pod.spec.as_ref()?)?))
+            });
+            over.collect()
+        };
+        for (uid, message) in over {
+            self.evict(queue, &uid, message);
+        }
+    }
+
+    /// Ends one pod because the node's memory is short.
+    pub(crate) fn evict_for_memory(&self, queue: &WorkQueue<ObjectKey>, shortage: &Shortage) {
+        let mut used: HashMap<PodUid, Vec<(String, u64)>> = HashMap::new();
+        for (id, usage) in self.runtimes.values().flat_map(|runtime| runtime.usage()) {
+            used.entry(id.pod).or_default().push((id.name, usage.memory_bytes));
+        }
+        let used = |uid: &PodUid| {
+            let containers = used.get(uid)?.clone();
+            Some((containers.iter().map(|(_, bytes)| bytes).sum(), containers))
+        };
+        self.evict_for(queue, "memory", shortage, used);
+    }
+
+    /// Ends one pod because the node's disk is short of bytes or of inodes.
+    pub(crate) fn evict_for_disk(&self, queue: &WorkQueue<ObjectKey>, shortage: &Shortage) {
+        let is_inodes = shortage.resource == pressure::INODES;
+        let storage = self.storage.lock().clone();
+        let used = |uid: &PodUid| {
+            let storage = storage.get(uid)?;
+            let amount =
+                |usage: mayfly_runtime::DiskUsage| if is_inodes { usage.inodes } else { usage.bytes };
+            let containers = storage.containers.iter();
+            let containers = containers.map(|(name, own)| (name.clone(), amount(own.total()))).collect();
+            Some((amount(storage.total()), containers))
+        };
+        let requested = if is_inodes { pressure::INODES } else { EPHEMERAL_STORAGE };
+        self.evict_for(queue, requested, shortage, used);
+    }
+
+    /// Ends the first pod in upstream's order. `used` gives the use of a pod, and of its containers by their names.
+    fn evict_for(
+        &self,
+        queue: &WorkQueue<ObjectKey>,
+        requested: &'static str,
+        shortage: &Shortage,
+        used: impl Fn(&PodUid) -> Option<(u64, Vec<(String, u64)>)>,
+    ) {
+        let chosen = {
+            let local = self.local.lock();
+            let running = local.iter().filter(|(_, known)| known.sandbox && known.ended.is_none());
+            let candidates: Vec<EvictionCandidate> = running
+                .filter_map(|(key, known)| {
+                    EvictionCandidate::of(&*self.pods.get(key)?, requested, used(&known.uid)?.0)
+                })
+                .collect();
+            let Some(victim) = pressure::victim(&candidates) else { return };
+            let pod = local.iter().find(|(_, known)| known.uid == victim.uid);
+            let pod = pod.and_then(|(key, _)| self.pods.get(key));
+            pod.map(|pod| (victim.uid.clone(), pod))
+        };
+        let Some((uid, pod)) = chosen else { return };
+        let containers = used(&uid).map(|(_, containers)| containers).unwrap_or_default();
+        let containers: Vec<_> = containers
+            .into_iter()
+            .filter_map(|(name, used)| ContainerUsage::of(&pod, &name, requested, used))
+            .collect();
+        self.evict(queue, &uid, shortage.message(&containers));
+    }
+
+    fn evict(&self, queue: &WorkQueue<ObjectKey>, uid: &PodUid, message: String) {
+        let mut local = self.local.lock();
+        let Some((key, known)) = local.iter_mut().find(|(_, known)| known.uid == *uid) else { return };
+        if !known.sandbox || known.ended.is_some() {
+            return;
+        }
+        if let Some(pod) = self.pods.get(key) {
+            self.events.warning(&*pod, EVICTED, message.clone());
+        }
+        known.ended = Some((EVICTED, message));
+        queue.add(key.clone());
+    }
+}

@@ -1,0 +1,88 @@
+//! The room that the files of volumes take. Blocks.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use mayfly_api::k8s::api::core::v1::{Pod, Volume};
+use mayfly_runtime::{DiskUsage, PodUid};
+
+use super::Volumes;
+
+/// The unit of `st_blocks`, whatever the file system's own is.
+const BLOCK_BYTES: u64 = 512;
+
+/// The room that a volume takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VolumeRoom {
+    pub(crate) usage: DiskUsage,
+    /// Its files are in memory, and take no room on the node's disk.
+    pub(crate) in_memory: bool,
+}
+
+impl Volumes {
+    /// The room that a pod's volumes take which end with it: emptyDirs and configMaps (upstream's
+    /// `IsLocalEphemeralVolume`).
+    pub(crate) fn room(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, VolumeRoom> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let local = volumes.filter(|volume| volume.empty_dir.is_some() || volume.config_map.is_some());
+        local.map(|volume| (volume.name.clone(), self.room_of(volume, uid))).collect()
+    }
+
+    fn room_of(&self, volume: &Volume, uid: &PodUid) -> VolumeRoom {
+        let medium = volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref());
+        let usage = disk_usage(&self.pod(uid).join(&volume.name));
+        VolumeRoom { usage, in_memory: medium == Some("Memory") }
+    }
+}
+
+/// Counts a folder and what is below it on the same file system. A file with several names counts once.
+pub(crate) fn disk_usage(folder: &Path) -> DiskUsage {
+    let Ok(root) = fs::symlink_metadata(folder) else { return DiskUsage::default() };
+    let mut usage = DiskUsage { bytes: root.blocks() * BLOCK_BYTES, inodes: 1 };
+    let mut linked = HashSet::new();
+    // A container may nest folders deeper than this program's stack is.
+    let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            // A link's own metadata.
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.dev() != root.dev() {
+                continue;
+            }
+            if metadata.is_dir() {
+                folders.push(entry.path());
+            } else if metadata.nlink() > 1 && !linked.insert(metadata.ino()) {
+                continue;
+            }
+            usage = usage + DiskUsage { bytes: metadata.blocks() * BLOCK_BYTES, inodes: 1 };
+        }
+    }
+    usage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = disk_usage(folder.path());
+        assert_eq!(empty.inodes, 1);
+        fs::create_dir(folder.path().join("sub")).unwrap();
+        fs::write(folder.path().join("sub/file"), vec![1; 100_000]).unwrap();
+        let one = disk_usage(folder.path());
+        assert_eq!(one.inodes, 3);
+        assert!(one.bytes >= empty.bytes + 100_000, "{one:?}");
+        fs::hard_link(folder.path().join("sub/file"), folder.path().join("again")).unwrap();
+        std::os::unix::fs::symlink("/", folder.path().join("root")).unwrap();
+        let linked = disk_usage(folder.path());
+        assert_eq!(linked.inodes, 4, "the file once, and the link itself");
+        assert!(linked.bytes < one.bytes + 100_000);
+        assert_eq!(disk_usage(&folder.path().join("absent")), DiskUsage::default());
+    }
+}
