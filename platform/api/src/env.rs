@@ -49,7 +49,7 @@ pub fn resolve(
     let mut order = Vec::new();
     for variable in variables {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(value), _) => Some(expand(value, &resolved)),
+            (Some(value), _) => Some(expand(value, |name| resolved.get(name).cloned())),
             (None, None) => Some(String::new()),
             (None, Some(_)) => referenced(namespace, variable, sources)?,
         };
@@ -132,9 +132,9 @@ fn key_or_error(
     }
 }
 
-/// Replaces `$(NAME)` by an earlier variable; unknown names stay as they are, `$$` is a dollar sign
+/// Replaces `$(NAME)` by the variable of that name; unknown names stay as they are, `$$` is a dollar sign
 /// (upstream: `third_party/forked/golang/expansion`).
-fn expand(text: &str, known: &BTreeMap<&str, String>) -> String {
+pub fn expand(text: &str, mut lookup: impl FnMut(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -144,8 +144,8 @@ fn expand(text: &str, known: &BTreeMap<&str, String>) -> String {
             out.push('$');
             rest = after;
         } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
-            match known.get(name) {
-                Some(value) => out.push_str(value),
+            match lookup(name) {
+                Some(value) => out.push_str(&value),
                 None => out.push_str(&format!("$({name})")),
             }
             rest = after;

@@ -25,6 +25,7 @@ pub(crate) mod room;
 pub(crate) mod tokens;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::fs::{PermissionsExt as _, chown},
     path::{Component, Path, PathBuf},
@@ -32,7 +33,7 @@ use std::{
 };
 
 use mayfly_api::{
-    env::EnvSources,
+    env::{self, EnvSources},
     k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Volume, VolumeMount},
     quantity,
     volume_claims::claim_of,
@@ -72,7 +73,8 @@ impl Volumes {
         self.folder.join(&uid.0)
     }
 
-    /// Makes the volumes that a container mounts and returns its mounts, parents before children. Blocks.
+    /// Makes the volumes that a container mounts and returns its mounts, parents before children. `environment` is the
+    /// container's own. Blocks.
     ///
     /// # Errors
     /// A message for the pod's status: a ConfigMap does not exist, a path has the wrong type.
@@ -80,6 +82,7 @@ impl Volumes {
         &self,
         pod: &Pod,
         container: &Container,
+        environment: &[(String, String)],
         sources: &VolumeSources<'_, impl EnvSources>,
     ) -> Result<Vec<Mount>, String> {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
@@ -88,10 +91,11 @@ impl Volumes {
         for wanted in container.volume_mounts.iter().flatten() {
             let volume = volumes.iter().find(|volume| volume.name == wanted.name);
             let volume = volume.ok_or_else(|| format!("the pod has no volume {:?}", wanted.name))?;
+            let sub = sub_path_of(wanted, environment)?;
             let path = self.make(&uid, pod, volume, sources)?;
             let claimed = sources.claimed.get(&volume.name);
             mounts.push(Mount {
-                host: sub_path(&path, wanted)?,
+                host: sub_path(&path, &sub)?,
                 guest: wanted.mount_path.clone(),
                 read_only: wanted.read_only.unwrap_or(false)
                     || claimed.is_some_and(|claimed| claimed.read_only)
@@ -309,11 +313,31 @@ fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
     if fits { Ok(path) } else { Err(format!("hostPath {} is no {kind}", path.display())) }
 }
 
-/// The part of a volume that a mount names.
-fn sub_path(volume: &Path, mount: &VolumeMount) -> Result<PathBuf, String> {
-    let Some(sub) = mount.sub_path.as_deref().filter(|sub| !sub.is_empty()) else {
-        return Ok(volume.to_owned());
+/// The part of a volume that a mount names, with the variables in it replaced. An empty value is no value (upstream's
+/// `ExpandContainerVolumeMounts`).
+fn sub_path_of(mount: &VolumeMount, environment: &[(String, String)]) -> Result<String, String> {
+    let Some(expression) = mount.sub_path_expr.as_deref().filter(|text| !text.is_empty()) else {
+        return Ok(mount.sub_path.clone().unwrap_or_default());
     };
+    let mut missing = BTreeSet::new();
+    let expanded = env::expand(expression, |name| {
+        let value = environment.iter().find(|(known, value)| known == name && !value.is_empty());
+        if value.is_none() {
+            missing.insert(name.to_owned());
+        }
+        value.map(|(_, value)| value.clone())
+    });
+    match missing.is_empty() {
+        true => Ok(expanded),
+        false => Err(format!("missing value for {}", Vec::from_iter(missing).join(", "))),
+    }
+}
+
+/// A part of a volume, which is made where it does not exist.
+fn sub_path(volume: &Path, sub: &str) -> Result<PathBuf, String> {
+    if sub.is_empty() {
+        return Ok(volume.to_owned());
+    }
     let is_inside =
         Path::new(sub).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if !is_inside {
@@ -349,13 +373,36 @@ mod tests {
     #[test]
     fn a_sub_path_stays_in_its_volume() {
         let folder = tempfile::tempdir().unwrap();
-        let mount = |sub: &str| VolumeMount { sub_path: Some(sub.into()), ..VolumeMount::default() };
-        let inside = sub_path(folder.path(), &mount("a/b")).unwrap();
+        let inside = sub_path(folder.path(), "a/b").unwrap();
         assert!(inside.is_dir() && inside.ends_with("a/b"));
-        assert!(sub_path(folder.path(), &mount("../x")).unwrap_err().contains("leaves"));
-        assert!(sub_path(folder.path(), &mount("/etc")).unwrap_err().contains("leaves"));
+        assert!(sub_path(folder.path(), "../x").unwrap_err().contains("leaves"));
+        assert!(sub_path(folder.path(), "/etc").unwrap_err().contains("leaves"));
         std::os::unix::fs::symlink("/etc", folder.path().join("link")).unwrap();
-        assert!(sub_path(folder.path(), &mount("link")).unwrap_err().contains("link"));
+        assert!(sub_path(folder.path(), "link").unwrap_err().contains("link"));
+    }
+
+    #[test]
+    fn a_sub_path_takes_values_from_the_environment() {
+        let environment =
+            [("POD", "web-0"), ("EMPTY", ""), ("UP", "..")].map(|(name, value)| (name.into(), value.into()));
+        let part = |expression: &str| {
+            let mount = VolumeMount {
+                sub_path_expr: Some(expression.into()),
+                sub_path: (expression.is_empty()).then(|| "plain/$(POD)".into()),
+                ..VolumeMount::default()
+            };
+            sub_path_of(&mount, &environment)
+        };
+        for (expression, expected) in [
+            ("", Ok("plain/$(POD)")),
+            ("logs/$(POD)", Ok("logs/web-0")),
+            ("$$(POD)", Ok("$(POD)")),
+            ("$(UP)", Ok("..")),
+            ("$(NONE)/$(EMPTY)/$(POD)", Err("missing value for EMPTY, NONE")),
+        ] {
+            let expected = expected.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(part(expression), expected, "{expression}");
+        }
     }
 
     #[test]

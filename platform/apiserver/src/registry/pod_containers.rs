@@ -239,6 +239,14 @@ fn mounts(mounts: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<
         for field in ["subPath", "subPathExpr"] {
             descending_path(rules::text(mount, field), &format!("{path}.{field}"), errors);
         }
+        let expression = rules::text(mount, "subPathExpr");
+        if !expression.is_empty() && !rules::text(mount, "subPath").is_empty() {
+            errors.push(FieldError::invalid(
+                format!("{path}.subPathExpr"),
+                format!("{expression:?}"),
+                "subPathExpr and subPath are mutually exclusive",
+            ));
+        }
     }
 }
 
@@ -397,6 +405,10 @@ mod tests {
             (
                 json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/v"}]}),
                 "c.volumeMounts[1].mountPath: Invalid value: \"/v\": must be unique",
+            ),
+            (
+                json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "x", "subPathExpr": "$(X)"}]}),
+                "c.volumeMounts[0].subPathExpr: Invalid value: \"$(X)\": subPathExpr and subPath are mutually exclusive",
             ),
             (
                 json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "../x"}]}),

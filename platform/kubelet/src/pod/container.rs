@@ -62,10 +62,15 @@ pub(crate) fn resolve(
         name: container.name.clone(),
         attempt,
     };
+    let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
+        let value =
+            |name: &str| resolved.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        texts.iter().flatten().map(|text| env::expand(text, value)).collect()
+    };
     Ok(ContainerSpec {
         image: container.image.clone().unwrap_or_default(),
-        command: container.command.clone().unwrap_or_default(),
-        args: container.args.clone().unwrap_or_default(),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
         env: resolved,
         memory_bytes_max: limit("memory").and_then(|value| quantity::whole(value).ok()),
         cpu_millis_max: limit("cpu").and_then(|value| quantity::millis(value).ok()),

@@ -168,13 +168,13 @@ impl Worker {
         }
         let volumes = self.volumes.clone().ok_or("this node keeps no volumes")?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
-        let (objects, node) = (self.sources.clone(), self.node.clone());
+        let (objects, node, environment) = (self.sources.clone(), self.node.clone(), container.env.clone());
         let tokens = self.tokens.of_pod(&pod).await?;
         let claimed = self.claims.of_pod(&pod).await?;
         let made = tokio::task::spawn_blocking(move || {
             let sources =
                 VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
-            volumes.mounts(&pod, &spec, &sources)
+            volumes.mounts(&pod, &spec, &environment, &sources)
         });
         container.process.mounts = made.await.map_err(|error| error.to_string())??;
         Ok(container)
