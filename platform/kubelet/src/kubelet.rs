@@ -31,7 +31,7 @@ use crate::{
     images::NodeImages,
     job::JobFiles,
     local_storage::MeasuredStorage,
-    node::{NodeObject, changed},
+    node::{self, NodeObject, changed},
     plugin_registry::PluginRegistry,
     pod::{dns::ClusterDnsServer, evicting::EVICTED, worker::Worker},
     pressure::{self, PressureSignal},
@@ -194,6 +194,7 @@ impl Kubelet {
         let volumes_in_use = Arc::<VolumesInUse>::default();
         let worker = Arc::new(Worker {
             node: config.node_name.clone(),
+            allocatable: node::allocatable(&config).into(),
             tokens: ServiceAccountTokens::new(client.clone()),
             probes: ProbeTasks::new(events.clone(), queue.clone()),
             events,

@@ -23,6 +23,7 @@ use mayfly_api::{
         },
         jiff::Timestamp,
     },
+    resources::Amounts,
     wellknown,
 };
 use mayfly_informer::Informer;
@@ -298,6 +299,11 @@ pub(crate) async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
 
 fn params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() }
+}
+
+/// What pods may take of the node, without its devices.
+pub(crate) fn allocatable(config: &Config) -> Amounts {
+    Amounts::from_quantities(&status(config).allocatable.unwrap_or_default())
 }
 
 fn status(config: &Config) -> NodeStatus {

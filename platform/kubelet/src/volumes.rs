@@ -45,6 +45,8 @@ use content::FileSource;
 use csi::{CsiSource, CsiVolumes};
 use flex::{FlexDrivers, FlexSource};
 
+use crate::pod::fields::NodeView;
+
 /// The volumes of a node's pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Volumes {
@@ -57,7 +59,7 @@ pub(crate) struct Volumes {
 /// The sources of volumes' files besides the pod itself.
 pub(crate) struct VolumeSources<'a, S> {
     pub(crate) objects: &'a S,
-    pub(crate) node: &'a str,
+    pub(crate) node: NodeView<'a>,
     pub(crate) address: Option<std::net::IpAddr>,
     pub(crate) tokens: &'a tokens::PodTokens,
     /// The volumes that the pod's claims are bound to.

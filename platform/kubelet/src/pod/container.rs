@@ -8,7 +8,11 @@ use mayfly_api::{
 };
 use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, SandboxSpec, logs::LogLayout};
 
-use super::{dns::ClusterDnsServer, fields, options};
+use super::{
+    dns::ClusterDnsServer,
+    fields::{self, NodeView},
+    options,
+};
 
 pub(crate) fn sandbox(
     pod: &Pod,
@@ -38,7 +42,7 @@ pub(crate) fn resolve(
     container: &Container,
     attempt: u32,
     address: Option<std::net::IpAddr>,
-    node: &str,
+    node: NodeView<'_>,
     sources: &impl EnvSources,
     logs: &LogLayout,
 ) -> Result<ContainerSpec, EnvError> {
@@ -154,12 +158,14 @@ fn field(
     container: &Container,
     variable: &EnvVar,
     address: Option<std::net::IpAddr>,
-    node: &str,
+    node: NodeView<'_>,
 ) -> Option<EnvVar> {
     let source = variable.value_from.as_ref()?;
     let value = match (&source.field_ref, &source.resource_field_ref) {
-        (Some(field), _) => fields::of_pod(pod, &field.field_path, address, node)?,
-        (None, Some(selector)) => fields::of_resources(pod, Some(container), selector).ok()?,
+        (Some(field), _) => fields::of_pod(pod, &field.field_path, address, node.name)?,
+        (None, Some(selector)) => {
+            fields::of_resources(pod, Some(container), selector, node.allocatable).ok()?
+        }
         (None, None) => return None,
     };
     Some(EnvVar { name: variable.name.clone(), value: Some(value), value_from: None })

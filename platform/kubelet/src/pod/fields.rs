@@ -8,7 +8,16 @@ use mayfly_api::{
         apimachinery::pkg::api::resource::Quantity,
     },
     quantity,
+    resources::Amounts,
 };
+
+/// The node, as its pods see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeView<'a> {
+    pub(crate) name: &'a str,
+    /// What pods may take of it.
+    pub(crate) allocatable: &'a Amounts,
+}
 
 /// A field by its path; `None` for one that is not known.
 pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str) -> Option<String> {
@@ -44,11 +53,12 @@ pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str)
 }
 
 /// A limit or request of a container, in units of the divisor, rounded up; of `own` where no container is named.
-/// What is not limited counts as zero.
+/// A container that is not limited may use what the node has; what is not requested counts as zero.
 pub(crate) fn of_resources(
     pod: &Pod,
     own: Option<&Container>,
     selector: &ResourceFieldSelector,
+    allocatable: &Amounts,
 ) -> Result<String, String> {
     let spec = pod.spec.as_ref();
     let all =
@@ -69,8 +79,15 @@ pub(crate) fn of_resources(
         "requests" => resources.and_then(|resources| resources.requests.as_ref()),
         _ => return Err(format!("the resource {:?} is neither limits.… nor requests.…", selector.resource)),
     };
-    let zero = Quantity("0".into());
-    let value = found.and_then(|list| list.get(name)).unwrap_or(&zero);
+    let default = match (list, allocatable.get(name)) {
+        ("limits", millis) if name == "cpu" => format!("{millis}m"),
+        ("limits", amount) => amount.to_string(),
+        _ => "0".to_owned(),
+    };
+    let is_set =
+        |value: &&Quantity| list != "limits" || quantity::millis(value).is_ok_and(|amount| amount > 0);
+    let default = Quantity(default);
+    let value = found.and_then(|list| list.get(name)).filter(is_set).unwrap_or(&default);
     let divisor = selector.divisor.as_ref().filter(|divisor| !matches!(divisor.0.as_str(), "" | "0"));
     let one = Quantity("1".into());
     // Thousandths serve both: half a core, and a thousandth of a core as the divisor.
@@ -91,6 +108,7 @@ mod tests {
             {"limits": {"cpu": "1500m", "memory": "64Mi"}, "requests": {"cpu": "250m"}}}]}}))
         .unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
+        let node = Amounts([("cpu".into(), 4000), ("ephemeral-storage".into(), 1 << 30)].into());
         for (resource, divisor, expected) in [
             ("limits.cpu", None, "2"),
             ("limits.cpu", Some("1m"), "1500"),
@@ -98,15 +116,26 @@ mod tests {
             ("limits.memory", None, "67108864"),
             ("requests.cpu", Some("1m"), "250"),
             ("requests.memory", None, "0"),
+            ("limits.ephemeral-storage", Some("1Mi"), "1024"),
+            ("requests.ephemeral-storage", None, "0"),
         ] {
             let selector = ResourceFieldSelector {
                 resource: resource.into(),
                 divisor: divisor.map(|text: &str| Quantity(text.into())),
                 ..ResourceFieldSelector::default()
             };
-            assert_eq!(of_resources(&pod, Some(container), &selector).unwrap(), expected, "{resource}");
+            assert_eq!(
+                of_resources(&pod, Some(container), &selector, &node).unwrap(),
+                expected,
+                "{resource}"
+            );
         }
         let wrong = ResourceFieldSelector { resource: "cpu".into(), ..ResourceFieldSelector::default() };
-        assert!(of_resources(&pod, Some(container), &wrong).is_err());
+        assert!(of_resources(&pod, Some(container), &wrong, &node).is_err());
+        let free: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}})).unwrap();
+        let selector =
+            ResourceFieldSelector { resource: "limits.cpu".into(), ..ResourceFieldSelector::default() };
+        let container = &free.spec.as_ref().unwrap().containers[0];
+        assert_eq!(of_resources(&free, Some(container), &selector, &node).unwrap(), "4");
     }
 }

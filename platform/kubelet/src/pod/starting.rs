@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     container, devices,
+    fields::NodeView,
     hooks::{Hook, LifecycleMoment},
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
     plan,
@@ -52,7 +53,7 @@ impl Worker {
             self.sources.follow().await;
         }
         let resolved =
-            container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
+            container::resolve(pod, spec, attempt, local.address, self.view(), &self.sources, &self.logs);
         let resolved = match resolved {
             Ok(resolved) => match self.with_volumes(pod, spec, local, resolved).await {
                 Ok(resolved) => self.with_files(pod, local, resolved).await,
@@ -168,16 +169,22 @@ impl Worker {
         }
         let volumes = self.volumes.clone().ok_or("this node keeps no volumes")?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
-        let (objects, node, environment) = (self.sources.clone(), self.node.clone(), container.env.clone());
+        let (objects, environment) = (self.sources.clone(), container.env.clone());
+        let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
         let tokens = self.tokens.of_pod(&pod).await?;
         let claimed = self.claims.of_pod(&pod).await?;
         let made = tokio::task::spawn_blocking(move || {
+            let node = NodeView { name: &name, allocatable: &allocatable };
             let sources =
-                VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
+                VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             volumes.mounts(&pod, &spec, &environment, &sources)
         });
         container.process.mounts = made.await.map_err(|error| error.to_string())??;
         Ok(container)
+    }
+
+    fn view(&self) -> NodeView<'_> {
+        NodeView { name: &self.node, allocatable: &self.allocatable }
     }
 
     /// Brings a running pod's volumes up to date.
@@ -185,7 +192,8 @@ impl Worker {
         let Some(volumes) = self.volumes.clone().filter(|_| volumes::names_sources(pod)) else { return };
         self.sources.follow().await;
         let address = self.local.lock().get(&ObjectKey::of(&**pod)).and_then(|local| local.address);
-        let (pod, objects, node) = (pod.clone(), self.sources.clone(), self.node.clone());
+        let (pod, objects) = (pod.clone(), self.sources.clone());
+        let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
         let tokens = match self.tokens.of_pod(&pod).await {
             Ok(tokens) => tokens,
             Err(why) => {
@@ -196,8 +204,9 @@ impl Worker {
         // Of a claim's volume nothing but its size is refreshed.
         let claimed = self.claims.of_pod(&pod).await.unwrap_or_default();
         let refresh = move || {
+            let node = NodeView { name: &name, allocatable: &allocatable };
             let sources =
-                VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
+                VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             volumes.refresh(&pod, &sources);
         };
         // It fails only when the runtime ends.

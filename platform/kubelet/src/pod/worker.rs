@@ -9,6 +9,7 @@ use kube::{
 use mayfly_api::{
     ObjectKey,
     k8s::{api::core::v1::Pod, jiff::Timestamp},
+    resources::Amounts,
 };
 use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
 use mayfly_runtime::{NodeDevices, PodUid, Runtime, logs::LogLayout};
@@ -41,6 +42,8 @@ const STEPS_MAX: usize = 64;
 /// The state that all pods of the node share.
 pub(crate) struct Worker {
     pub(crate) node: String,
+    /// What pods may take of the node.
+    pub(crate) allocatable: Arc<Amounts>,
     pub(crate) client: Client,
     pub(crate) pods: Informer<Pod>,
     pub(crate) sources: EnvObjects,

@@ -154,10 +154,10 @@ fn downward(
     let mut files = VolumeFiles::new();
     for item in items {
         let text = if let Some(field) = &item.field_ref {
-            fields::of_pod(pod, &field.field_path, sources.address, sources.node)
+            fields::of_pod(pod, &field.field_path, sources.address, sources.node.name)
                 .ok_or_else(|| format!("the field {:?} is not known", field.field_path))?
         } else if let Some(resource) = &item.resource_field_ref {
-            fields::of_resources(pod, None, resource)?
+            fields::of_resources(pod, None, resource, sources.node.allocatable)?
         } else {
             continue;
         };
@@ -173,6 +173,7 @@ fn permissions(mode: i32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use crate::pod::fields::NodeView;
     use serde_json::{Value, json};
 
     use super::*;
@@ -213,7 +214,7 @@ mod tests {
         let tokens = [(TokenUse::of(&token), "secret".to_owned())].into();
         let sources = VolumeSources {
             objects: &StubObjects,
-            node: "n",
+            node: NodeView { name: "n", allocatable: &Default::default() },
             address: None,
             tokens: &tokens,
             claimed: &Default::default(),

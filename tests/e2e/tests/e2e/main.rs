@@ -11,6 +11,7 @@ mod clients;
 mod cluster_network;
 mod container_functions;
 mod containers;
+mod containers_conformance;
 mod containers_lifecycle;
 mod containers_resources;
 mod csi_volumes;
