@@ -139,6 +139,7 @@ impl OciHost {
             seccomp_profile: self.seccomp_profile(spec).await?,
             target_pid: self.target_pid(client, spec).await?,
             bounding_set: spec::bounding_set(),
+            oom_score_min: spec::oom_score_min(spec::bounding_set()),
         };
         let oci = spec::build(spec, &image.config, &around).map_err(RuntimeError::Invalid)?;
         let record = ContainerRecord {

@@ -16,7 +16,7 @@ use mayfly_runtime::{
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
-pub(crate) use capabilities::bounding_set;
+pub(crate) use capabilities::{bounding_set, oom_score_min};
 pub(crate) use user::{ProcessUser, user};
 use {capabilities::capabilities, resources::resources};
 
@@ -54,6 +54,8 @@ pub(crate) struct ContainerPlace<'a> {
     pub(crate) target_pid: Option<u32>,
     /// The capabilities that a container may have, a bit for each number.
     pub(crate) bounding_set: u64,
+    /// The lowest score for the out-of-memory killer that the host can give.
+    pub(crate) oom_score_min: i32,
 }
 
 /// Builds the specification.
@@ -115,7 +117,7 @@ fn process(
         "cwd": working_dir.unwrap_or_else(|| "/".into()),
         "capabilities": {"bounding": capabilities, "effective": effective, "permitted": effective},
         "noNewPrivileges": container.process.security.no_new_privileges,
-        "oomScoreAdj": container.process.oom_score_adj,
+        "oomScoreAdj": container.process.oom_score_adj.max(around.oom_score_min),
     }))
 }
 
@@ -322,6 +324,7 @@ mod tests {
             seccomp_profile: None,
             target_pid: None,
             bounding_set: u64::MAX,
+            oom_score_min: -1000,
         }
     }
 

@@ -2,6 +2,8 @@
 
 use mayfly_runtime::SecurityOptions;
 
+/// The kernel's lowest score.
+const OOM_SCORE_LOWEST: i32 = -1000;
 /// The default capabilities of a container's process.
 const CAPABILITIES: [&str; 14] = [
     "CHOWN",
@@ -71,6 +73,21 @@ pub(crate) fn bounding_set() -> u64 {
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(u64::MAX)
 }
 
+/// The lowest score for the out-of-memory killer that this process can hand on. Without the right to lower it that is
+/// its own: a container with a lower one does not start.
+pub(crate) fn oom_score_min(bounding_set: u64) -> i32 {
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
+    lowest_score(bounding_set, own.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+}
+
+fn lowest_score(bounding_set: u64, own: i32) -> i32 {
+    let may_lower = ALL_CAPABILITIES.iter().position(|name| *name == "SYS_RESOURCE");
+    match may_lower.is_some_and(|number| bounding_set >> number & 1 == 1) {
+        true => OOM_SCORE_LOWEST,
+        false => own,
+    }
+}
+
 /// The names of a process's capabilities. All of them are those of `bounding_set`: a host may have fewer than the
 /// kernel, and a process with one more does not start.
 pub(super) fn capabilities(security: &SecurityOptions, bounding_set: u64) -> Vec<String> {
@@ -101,6 +118,12 @@ pub(super) fn capabilities(security: &SecurityOptions, bounding_set: u64) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_score_is_lowered_only_where_that_is_allowed() {
+        assert_eq!(lowest_score(u64::MAX, -5), -1000);
+        assert_eq!(lowest_score(!(1 << 24), -5), -5);
+    }
 
     #[test]
     fn capabilities_are_added_and_dropped() {
