@@ -191,9 +191,14 @@ fn hosts(sandbox: &Sandbox) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
     );
+    let SandboxHost { hostname, full_hostname, .. } = &sandbox.host;
+    let names = match full_hostname.as_ref().filter(|full| *full != hostname) {
+        Some(full) => format!("{full}\t{hostname}"),
+        None => hostname.clone(),
+    };
     for address in &sandbox.addresses {
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{address}\t{}", sandbox.host.hostname);
+        let _ = writeln!(text, "{address}\t{names}");
     }
     for (address, names) in &sandbox.host.host_aliases {
         let _ = writeln!(text, "{address}\t{}", names.join("\t"));
@@ -222,6 +227,9 @@ mod tests {
         };
         let text = hosts(&sandbox);
         assert!(text.ends_with("10.212.0.2\tweb\n10.0.0.9\tdb\tdb.local\n"), "{text}");
+        let mut named = sandbox.clone();
+        named.host.full_hostname = Some("web.db.ns.svc.cluster.local".into());
+        assert!(hosts(&named).contains("\n10.212.0.2\tweb.db.ns.svc.cluster.local\tweb\n"), "{named:?}");
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout::new(folder.path().into());
         sandbox.save(&layout).unwrap();

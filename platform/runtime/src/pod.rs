@@ -59,6 +59,8 @@ pub struct SandboxSpec {
 #[serde(default)]
 pub struct SandboxHost {
     pub hostname: String,
+    /// The host name with its domain, for a pod with a subdomain in a cluster that has names.
+    pub full_hostname: Option<String>,
     pub host_network: bool,
     pub host_pid: bool,
     /// The containers see each other's processes.

@@ -22,6 +22,12 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let hostname = spec.hostname.as_deref().filter(|text| !text.is_empty()).unwrap_or(name);
     let hostname = hostname.get(..HOSTNAME_BYTES_MAX).unwrap_or(hostname).trim_end_matches(['-', '.']);
+    let subdomain = spec.subdomain.as_deref().filter(|text| !text.is_empty());
+    let full_hostname = subdomain
+        .zip(cluster_dns)
+        .map(|(subdomain, cluster)| format!("{hostname}.{subdomain}.{namespace}.svc.{}", cluster.domain));
+    let is_full = spec.set_hostname_as_fqdn == Some(true);
+    let shown = full_hostname.as_deref().filter(|name| is_full && name.len() <= HOSTNAME_BYTES_MAX);
     let aliases = spec
         .host_aliases
         .iter()
@@ -29,7 +35,8 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
         .filter_map(|alias| Some((alias.ip.parse().ok()?, alias.hostnames.clone().unwrap_or_default())));
     let sysctls = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
     SandboxHost {
-        hostname: hostname.to_owned(),
+        hostname: shown.unwrap_or(hostname).to_owned(),
+        full_hostname,
         host_network: spec.host_network.unwrap_or(false),
         host_pid: spec.host_pid.unwrap_or(false),
         shares_processes: spec.share_process_namespace.unwrap_or(false),
@@ -213,9 +220,22 @@ mod tests {
                 "options": [{"name": "ndots", "value": "5"}]},
             "containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}]}));
         let host = host(&pod, None);
-        assert_eq!(host.hostname, "db");
+        assert_eq!((host.hostname.as_str(), host.full_hostname), ("db", None));
         assert_eq!(host.resolv_conf.as_deref(), Some("nameserver 10.0.0.2\nsearch x.y\noptions ndots:5\n"));
         assert_eq!(host.host_ports.len(), 1);
         assert_eq!((host.host_ports[0].host, host.host_ports[0].protocol.as_str()), (8080, "tcp"));
+    }
+
+    #[test]
+    fn a_pod_with_a_subdomain_has_a_full_host_name() {
+        let cluster = ClusterDnsServer { address: [10, 96, 0, 10].into(), domain: "cluster.local".into() };
+        let mut pod = pod(json!({"hostname": "db-0", "subdomain": "db", "containers": []}));
+        pod.metadata.namespace = Some("shop".into());
+        let full = "db-0.db.shop.svc.cluster.local";
+        let named = host(&pod, Some(&cluster));
+        assert_eq!((named.hostname.as_str(), named.full_hostname.as_deref()), ("db-0", Some(full)));
+        pod.spec.as_mut().unwrap().set_hostname_as_fqdn = Some(true);
+        assert_eq!(host(&pod, Some(&cluster)).hostname, full);
+        assert_eq!(host(&pod, None).hostname, "db-0");
     }
 }

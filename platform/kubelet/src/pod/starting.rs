@@ -82,6 +82,7 @@ impl Worker {
             {
                 None => return,
                 Some(Ok(())) => {
+                    self.events.normal(pod, "Created", format!("Created container: {}", spec.name));
                     self.events.normal(pod, "Started", format!("Started container {}", spec.name));
                     let id = ContainerId { pod: local.uid.clone(), name: spec.name.clone(), attempt };
                     Box::pin(self.post_start(spec, pod, local, runtime, id)).await;

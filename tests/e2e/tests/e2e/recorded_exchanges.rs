@@ -14,7 +14,6 @@ const STRICT_MIN: usize = 2500;
 const LENIENT_MIN: usize = 2900;
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "the floors are a first estimate: run it once, and set them a little below what is reached"]
 async fn the_platform_answers_as_recorded() -> Result<()> {
     let up = Start::default().ready().await?;
     let server = RecordedApi(up.api()?);
