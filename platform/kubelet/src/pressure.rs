@@ -139,12 +139,12 @@ pub(crate) struct Shortage {
 
 impl Shortage {
     /// Upstream's message of a pod that was ended for it, which names the containers above their requests.
-    pub(crate) fn message(&self, containers: &[ContainerUsage]) -> String {
+    pub(crate) fn message(&self, containers: &[ContainerConsumption]) -> String {
         let Self { resource, threshold, available } = self;
         let (threshold, available) = (self.amount(*threshold), self.amount(*available));
         let mut message =
             format!("{LOW_RESOURCE}{resource}. Threshold quantity: {threshold}, available: {available}. ");
-        for ContainerUsage { name, used, requested } in containers {
+        for ContainerConsumption { name, used, requested } in containers {
             if used > requested {
                 let (used, requested) = (self.amount(*used), self.amount(*requested));
                 // Writing to a string does not fail.
@@ -168,13 +168,13 @@ impl Shortage {
 
 /// The use of a resource by a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ContainerUsage {
+pub(crate) struct ContainerConsumption {
     name: String,
     used: u64,
     requested: u64,
 }
 
-impl ContainerUsage {
+impl ContainerConsumption {
     pub(crate) fn of(pod: &Pod, name: &str, resource: &str, used: u64) -> Option<Self> {
         let containers = pod.spec.as_ref()?.containers.iter();
         let container = containers.into_iter().find(|container| container.name == name)?;
@@ -310,7 +310,8 @@ mod tests {
     #[test]
     fn a_shortage_names_the_containers_above_their_requests() {
         let short = NodeHeadroom { disk_bytes: 900 << 20, ..PLENTY }.disk_shortage().unwrap();
-        let container = |name: &str, used, requested| ContainerUsage { name: name.into(), used, requested };
+        let container =
+            |name: &str, used, requested| ContainerConsumption { name: name.into(), used, requested };
         assert_eq!(
             short.message(&[container("a", 5 << 20, 0), container("b", 1, 1 << 20)]),
             "The node was low on resource: ephemeral-storage. Threshold quantity: 1048576Ki, available: 921600Ki. \

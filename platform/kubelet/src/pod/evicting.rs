@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use super::worker::Worker;
 use crate::{
     local_storage::{self, ContainerStorage, EPHEMERAL_STORAGE, PodStorage},
-    pressure::{self, ContainerUsage, EvictionCandidate, Shortage},
+    pressure::{self, ContainerConsumption, EvictionCandidate, Shortage},
     volumes::room::disk_usage,
 };
 
@@ -126,7 +126,7 @@ impl Worker {
         let containers = used(&uid).map(|(_, containers)| containers).unwrap_or_default();
         let containers: Vec<_> = containers
             .into_iter()
-            .filter_map(|(name, used)| ContainerUsage::of(&pod, &name, requested, used))
+            .filter_map(|(name, used)| ContainerConsumption::of(&pod, &name, requested, used))
             .collect();
         self.evict(queue, &uid, shortage.message(&containers));
     }
