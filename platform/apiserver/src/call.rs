@@ -97,15 +97,20 @@ impl Call {
             false => self.server.pod_log(kind, namespace, name, query).await?,
         };
         // The slot is released when the answer has ended or its client has disconnected.
+        Ok(self.ends_with_server(response, permit))
+    }
+
+    /// Ends the body of a response that may be long when the server stops. `held` is dropped with the body.
+    pub(crate) fn ends_with_server(&self, response: Response, held: impl Send + 'static) -> Response {
         let stop = self.server.shutdown.clone();
-        Ok(response.map(|body| {
+        response.map(|body| {
             use futures::StreamExt;
             let stream = body.into_data_stream().take_until(stop.cancelled_owned());
             Body::from_stream(stream.map(move |chunk| {
-                let _ = &permit;
+                let _ = &held;
                 chunk
             }))
-        }))
+        })
     }
 
     async fn watch(self) -> Result<Response, ApiError> {
@@ -123,7 +128,7 @@ impl Call {
         match (self.parts.method.as_str(), &self.target.name, &self.target.subresource) {
             (_, _, Some(_)) => Err(ApiError::no_resource()),
             ("GET", None, None) => {
-                let query = self.list_query(view.representation);
+                let query = self.list_query(&view);
                 let (meta, entries) = self.server.list_view(view, namespace, &query).await?;
                 Ok(json_response(StatusCode::OK, view.list(&meta, entries.iter())?))
             }
@@ -222,17 +227,18 @@ impl Call {
 
     fn list(&self) -> Result<Response, ApiError> {
         let view = self.view()?;
-        let query = self.list_query(view.representation);
+        let query = self.list_query(&view);
         let (meta, entries) = self.server.list(view.kind, &self.target.namespace, &query)?;
         let body = view.list(&meta, entries.iter().map(|entry| &**entry))?;
         Ok(json_response(StatusCode::OK, body))
     }
 
     /// The query of a list. `kubectl get` asks for tables in pages of 500 and sends five requests a second, so that
-    /// 100,000 objects would take 40 s; it gets larger pages. (A server may give more than a limit: upstream's does for
+    /// 100,000 objects would take 40 s; it gets larger pages, unless the rows hold whole objects. (A server may give more than a limit: upstream's does for
     /// `resourceVersion=0`.)
-    fn list_query(&self, representation: Representation) -> Cow<'_, Query> {
-        if representation == Representation::Table && self.query.limit == Some(KUBECTL_PAGE) {
+    fn list_query(&self, view: &View) -> Cow<'_, Query> {
+        let is_small = view.representation == Representation::Table && view.include != IncludeObject::Object;
+        if is_small && self.query.limit == Some(KUBECTL_PAGE) {
             return Cow::Owned(Query { limit: Some(TABLE_PAGE), ..self.query.clone() });
         }
         Cow::Borrowed(&self.query)

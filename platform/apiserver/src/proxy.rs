@@ -87,16 +87,19 @@ struct PodPort {
 impl Call {
     /// Passes a request on to a pod, and its response back.
     pub(crate) async fn proxied(self, body: Body) -> Result<Response, ApiError> {
-        let _permit = self.long_lived()?;
-        let path = self.parts.uri.path();
-        let Some(path) = proxied_path(path) else {
-            return match self.parts.method {
-                // Relative links of the answer are to begin below the proxy.
-                Method::GET | Method::HEAD => moved(&self.parts.uri),
-                _ => self.pass_to_pod("/", body).await,
-            };
+        let path = match (proxied_path(self.parts.uri.path()), &self.parts.method) {
+            (Some(path), _) => path,
+            // Relative links of the answer are to begin below the proxy.
+            (None, &Method::GET | &Method::HEAD) => return moved(&self.parts.uri),
+            (None, _) => "/",
         };
-        self.pass_to_pod(path, body).await
+        // The node limits their number: a pod that never answers takes no watch's place.
+        let passed = self.server.shutdown.run_until_cancelled(self.pass_to_pod(path, body)).await;
+        let response = passed.ok_or_else(|| ApiError::unavailable("the server is shutting down"))??;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(response);
+        }
+        Ok(self.ends_with_server(response, ()))
     }
 
     async fn pass_to_pod(&self, path: &str, body: Body) -> Result<Response, ApiError> {

@@ -31,6 +31,8 @@ mod spdy;
 
 /// The largest number of streams of one node: each holds some buffers and a connection.
 const STREAMS_MAX: usize = 1000;
+/// The largest number of proxied requests of one node: pods that never answer hold these, and no stream.
+const PROXIED_MAX: usize = 1000;
 /// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The constant that is hashed with the key of a WebSocket handshake (RFC 6455, section 1.3).
@@ -46,6 +48,7 @@ pub(crate) struct PodStreams {
     pub(crate) pods: Informer<Pod>,
     pub(crate) runtimes: Vec<Arc<dyn Runtime>>,
     permits: Arc<Semaphore>,
+    proxied: Arc<Semaphore>,
 }
 
 /// A refusal before the protocol is switched.
@@ -53,7 +56,8 @@ pub(crate) type HttpRefusal = (StatusCode, String);
 
 impl PodStreams {
     pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: Vec<Arc<dyn Runtime>>) -> Self {
-        Self { node, pods, runtimes, permits: Arc::new(Semaphore::new(STREAMS_MAX)) }
+        let (permits, proxied) = (Semaphore::new(STREAMS_MAX), Semaphore::new(PROXIED_MAX));
+        Self { node, pods, runtimes, permits: Arc::new(permits), proxied: Arc::new(proxied) }
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Result<Arc<Pod>, HttpRefusal> {
@@ -81,6 +85,13 @@ impl PodStreams {
     fn permit(&self) -> Result<OwnedSemaphorePermit, HttpRefusal> {
         self.permits.clone().try_acquire_owned().map_err(|_| {
             (StatusCode::TOO_MANY_REQUESTS, format!("{STREAMS_MAX} streams are open on this node already"))
+        })
+    }
+
+    fn proxy_permit(&self) -> Result<OwnedSemaphorePermit, HttpRefusal> {
+        self.proxied.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{PROXIED_MAX} requests are passed on to pods of this node already");
+            (StatusCode::TOO_MANY_REQUESTS, message)
         })
     }
 }

@@ -150,13 +150,14 @@ async fn tables_and_metadata() {
 async fn the_tables_of_kubectl_have_larger_pages() {
     let names: Vec<String> = (0..510).map(|number| format!("m{number}")).collect();
     let server = with_maps(&names.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let lengths = async |limit: usize, accept: &str, items: &str| {
-        let (_, list) = server.get_as(&format!("{MAPS}?limit={limit}"), accept).await;
+    let lengths = async |query: &str, accept: &str, items: &str| {
+        let (_, list) = server.get_as(&format!("{MAPS}?{query}"), accept).await;
         (list[items].as_array().unwrap().len(), list["metadata"]["continue"].is_string())
     };
-    assert_eq!(lengths(500, TABLE, "rows").await, (510, false));
-    assert_eq!(lengths(499, TABLE, "rows").await, (499, true));
-    assert_eq!(lengths(500, "application/json", "items").await, (500, true));
+    assert_eq!(lengths("limit=500", TABLE, "rows").await, (510, false));
+    assert_eq!(lengths("limit=500&includeObject=Object", TABLE, "rows").await, (500, true));
+    assert_eq!(lengths("limit=499", TABLE, "rows").await, (499, true));
+    assert_eq!(lengths("limit=500", "application/json", "items").await, (500, true));
 }
 
 /// An object of each kind that is kept: where it is made, what it says, and the cells of its line. A null stands for

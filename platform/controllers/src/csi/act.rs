@@ -31,7 +31,7 @@ use mayfly_informer::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio_util::sync::CancellationToken;
 
 use super::{Config, attach, provision};
@@ -188,7 +188,7 @@ impl CsiController {
     }
 
     async fn reconcile(&self, key: CsiKey, events: &EventRecorder) -> Result<Outcome, CsiActError> {
-        let permit = self.driver_of(&key).map(|driver| self.permits_of(&driver).try_acquire_owned());
+        let permit = self.driver_of(&key).map(|driver| self.permit_of(&driver));
         // Held until the end.
         let Ok(_permit) = permit.transpose() else { return Ok(Outcome::RequeueAfter(BUSY_PAUSE)) };
         match key {
@@ -235,15 +235,15 @@ impl CsiController {
         }
     }
 
-    fn permits_of(&self, driver: &str) -> Arc<Semaphore> {
-        let mut permits = self.permits.lock();
-        if let Some(known) = permits.get(driver) {
-            return known.clone();
-        }
-        // Names come from objects that any user may write: those without a worker are forgotten.
+    fn permit_of(&self, driver: &str) -> Result<OwnedSemaphorePermit, TryAcquireError> {
         let per_driver = (self.config.workers_max / 4).max(1);
-        permits.retain(|_, known| known.available_permits() < per_driver);
-        permits.entry(driver.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(per_driver))).clone()
+        let mut permits = self.permits.lock();
+        if !permits.contains_key(driver) {
+            // Names come from objects that any user may write: those without a worker are forgotten.
+            permits.retain(|_, known| known.available_permits() < per_driver);
+        }
+        let new = || Arc::new(Semaphore::new(per_driver));
+        permits.entry(driver.to_owned()).or_insert_with(new).clone().try_acquire_owned()
     }
 
     /// The driver, if it has a controller service that answers here.

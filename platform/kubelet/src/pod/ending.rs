@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use futures::stream::{self, StreamExt as _};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -25,6 +26,8 @@ use crate::{job, volumes};
 
 /// The pause between tries to unmount the volumes of a pod that ends.
 const UNMOUNT_AGAIN: Duration = Duration::from_secs(1);
+/// Pods whose leftovers are removed at the same time.
+const REMOVALS_MAX: usize = 16;
 
 impl Worker {
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
@@ -213,9 +216,12 @@ impl Worker {
             // Listed before the known pods, for the same reason as the logs below.
             let listed = spawn_blocking(move || volumes.pods()).await.unwrap_or_default();
             let known = known();
-            for uid in listed.iter().filter(|uid| !known.contains(&uid.0)) {
-                is_clean &= self.remove_volumes(uid).await;
-            }
+            let strangers = listed.into_iter().filter(|uid| !known.contains(&uid.0));
+            let removals: Vec<_> =
+                strangers.map(|uid| async move { self.remove_volumes(&uid).await }).collect();
+            // A driver that hangs delays a removal for its timeout.
+            let removed: Vec<bool> = stream::iter(removals).buffer_unordered(REMOVALS_MAX).collect().await;
+            is_clean &= removed.iter().all(|is_removed| *is_removed);
         }
         // Listed first: a pod that comes meanwhile has no log before it is known.
         let layout = self.logs.clone();

@@ -5,6 +5,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -66,7 +67,8 @@ async fn pass_on(
     mut request: Request,
 ) -> Result<Response, HttpRefusal> {
     let pod = streams.pod(namespace, name)?;
-    let permit = streams.permit()?;
+    // Held until the exchange has ended, or the upgraded streams have.
+    let permit = Arc::new(streams.proxy_permit()?);
     let unreachable = |error: &dyn std::fmt::Display| {
         (StatusCode::SERVICE_UNAVAILABLE, format!("error trying to reach service: {error}"))
     };
@@ -76,8 +78,11 @@ async fn pass_on(
     };
     let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = shaken.map_err(|error| unreachable(&error))?;
-    // It ends with the exchange, or with the upgraded streams.
-    drop(tokio::spawn(connection.with_upgrades()));
+    let held = permit.clone();
+    drop(tokio::spawn(async move {
+        let _held = held;
+        connection.with_upgrades().await
+    }));
     *request.uri_mut() = pod_path(request.uri());
     let upgrade = request.headers().get(header::UPGRADE).cloned();
     let client = request.extensions_mut().remove::<OnUpgrade>().zip(upgrade);
@@ -133,7 +138,7 @@ async fn connect(streams: &PodStreams, pod: &Pod, port: u16) -> io::Result<Box<d
 }
 
 /// Copies bytes both ways until both sides have ended.
-async fn copy(client: OnUpgrade, end: OnUpgrade, _permit: OwnedSemaphorePermit) -> io::Result<()> {
+async fn copy(client: OnUpgrade, end: OnUpgrade, _permit: Arc<OwnedSemaphorePermit>) -> io::Result<()> {
     let (client, end) = tokio::try_join!(client, end).map_err(io::Error::other)?;
     let (mut client, mut end) = (TokioIo::new(client), TokioIo::new(end));
     tokio::io::copy_bidirectional(&mut client, &mut end).await.map(|_| ())
