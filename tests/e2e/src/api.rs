@@ -80,8 +80,8 @@ impl Api {
         tcp.set_nodelay(true)?;
         let tls = self.tls.connect(ServerName::try_from(API_HOST)?, tcp).await.context("TLS to the API")?;
         let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;
-        // Ends when the sender is dropped.
-        tokio::spawn(connection);
+        // Ends when the sender, and a stream of another protocol, is dropped.
+        tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }
 

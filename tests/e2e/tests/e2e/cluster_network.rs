@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use mayfly_e2e::{skipped, test_name, wait};
+use hyper_util::rt::TokioIo;
+use mayfly_e2e::{full, skipped, test_name, wait};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::containers::{ContainerNode, archive, containers_or_skip};
 
@@ -222,6 +224,37 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     node.leaves_nothing().await
 }
 
+/// A pod that changes the protocol of a connection, and then repeats what it is sent.
+async fn changes_the_protocol(node: &ContainerNode) -> Result<()> {
+    let script = "while read -r line; do [ ${#line} -le 1 ] && break; done; \
+         printf 'HTTP/1.1 101 Switching Protocols\\r\\nConnection: upgrade\\r\\nUpgrade: echo\\r\\n\\r\\n'; \
+         exec busybox cat";
+    let command = ["busybox", "nc", "-ll", "-p", "9000", "-e", "sh", "-c", script];
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "echo"}, "spec": {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "busybox:local", "command": command}]}});
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file("echo", &pod)?]).await?;
+    node.ready("echo").await?;
+    let api = node.kubectl.up.api()?;
+    let mut response = wait::until("the pod changes the protocol", || async {
+        let request = api.request(http::Method::GET, "/api/v1/namespaces/default/pods/echo:9000/proxy/");
+        let request = request.header("connection", "upgrade").header("upgrade", "echo").body(full(""))?;
+        let response = api.connect().await?.send_request(request).await?;
+        ensure!(response.status() == 101, "{response:?}");
+        Ok(Some(response))
+    })
+    .await?;
+    let mut stream = TokioIo::new(hyper::upgrade::on(&mut response).await?);
+    for text in ["ping\n", "again\n"] {
+        stream.write_all(text.as_bytes()).await?;
+        let mut read = vec![0; text.len()];
+        tokio::time::timeout(wait::PATIENCE, stream.read_exact(&mut read)).await??;
+        ensure!(read == text.as_bytes(), "{read:?}");
+    }
+    drop(stream);
+    node.kubectl.ok(&["delete", "pod", "echo", "--timeout=50s"]).await.map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_pass_through_the_api_to_pods_and_services() -> Result<()> {
     containers_or_skip!();
@@ -250,6 +283,7 @@ async fn requests_pass_through_the_api_to_pods_and_services() -> Result<()> {
         let answer = raw(path).await?;
         ensure!(answer.code != Some(0) && answer.stderr.contains(words), "{path}: {answer:?}");
     }
+    changes_the_protocol(&node).await?;
     node.kubectl.ok(&["scale", "deployment", "web", "--replicas=0"]).await?;
     wait::until("no endpoint is left", || async {
         let answer = raw("services/web:80/proxy/").await?;
