@@ -234,8 +234,8 @@ impl Call {
     }
 
     /// The query of a list. `kubectl get` asks for tables in pages of 500 and sends five requests a second, so that
-    /// 100,000 objects would take 40 s; it gets larger pages, unless the rows hold whole objects. (A server may give more than a limit: upstream's does for
-    /// `resourceVersion=0`.)
+    /// 100,000 objects would take 40 s; it gets larger pages, unless the rows hold whole objects. (A server may give
+    /// more than a limit: upstream's does for `resourceVersion=0`.)
     fn list_query(&self, view: &View) -> Cow<'_, Query> {
         let is_small = view.representation == Representation::Table && view.include != IncludeObject::Object;
         if is_small && self.query.limit == Some(KUBECTL_PAGE) {

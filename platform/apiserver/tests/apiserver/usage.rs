@@ -119,10 +119,39 @@ async fn streams_go_to_the_node_of_a_pod() {
         }
         assert_eq!(server.get(&format!("{PODS}/none/{way}")).await.0, StatusCode::NOT_FOUND);
     }
-    let (code, refused) = server.get(&format!("{PODS}/a/proxy")).await;
-    assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
-    assert!(refused["message"].as_str().unwrap().contains("gateway"), "{refused}");
     assert_eq!(server.get(&format!("{PODS}/a/else")).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn requests_are_passed_on_to_pods_and_services() {
+    let server = Fixture::new().await;
+    const NAMESPACE: &str = "/api/v1/namespaces/default";
+    server.call("POST", &format!("{NAMESPACE}/pods"), pod("a")).await;
+    let service = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
+    assert_eq!(server.call("POST", &format!("{NAMESPACE}/services"), service).await.0, StatusCode::CREATED);
+    // Relative links begin below the proxy.
+    for path in ["pods/a/proxy", "services/web/proxy"] {
+        assert_eq!(server.get(&format!("{NAMESPACE}/{path}")).await.0, StatusCode::MOVED_PERMANENTLY);
+    }
+    for (path, code, words) in [
+        ("pods/a/proxy/", StatusCode::BAD_REQUEST, "does not have a host assigned"),
+        ("pods/a:x/proxy/", StatusCode::BAD_REQUEST, "the port of a pod is a number"),
+        ("pods/https:a:443/proxy/", StatusCode::BAD_REQUEST, "without TLS only"),
+        ("pods/a:b:c:d/proxy/", StatusCode::BAD_REQUEST, "invalid pod request"),
+        ("pods/none/proxy/limit?limit=x", StatusCode::NOT_FOUND, "pods \"none\" not found"),
+        (
+            "services/web/proxy/a/b",
+            StatusCode::SERVICE_UNAVAILABLE,
+            "no endpoints available for service \"web\"",
+        ),
+        ("services/web:81/proxy/", StatusCode::SERVICE_UNAVAILABLE, "no service port \"81\" found"),
+        ("services/none/proxy/", StatusCode::NOT_FOUND, "services \"none\" not found"),
+    ] {
+        let (found, refused) = server.get(&format!("{NAMESPACE}/{path}")).await;
+        assert_eq!(found, code, "{path}: {refused}");
+        assert!(refused["message"].as_str().unwrap().contains(words), "{path}: {refused}");
+    }
 }
 
 #[tokio::test]

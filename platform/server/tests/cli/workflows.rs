@@ -149,7 +149,8 @@ async fn deploy_lists_every_problem_and_sends_nothing() {
     let error = run(&fake, &["deploy", &file]).await.failed();
     let expected = format!(
         "/States/Pack: there is no Nowhere (CODE)\n/States/Pack: warning: hm (CODE)\n\
-         error: {file} has an error\n  nothing was deployed\n"
+         /States/Pack/Next: Missing 'Next' target: Nowhere (MISSING_TRANSITION_TARGET)\n\
+         error: {file} has 2 errors\n  nothing was deployed\n"
     );
     assert_eq!(error, expected);
     assert_eq!(targets(&fake), ["DescribeStateMachine", "ValidateStateMachineDefinition"]);
