@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -17,7 +17,7 @@ use mayfly_runtime::{ImageRecord, Runtime};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::pressure::PressureSignal;
+use crate::pressure::{self, DiskCapacity, PressureSignal};
 
 /// Images that the node's object names (upstream's `nodeStatusMaxImages`): the largest ones.
 const NODE_IMAGES_MAX: usize = 50;
@@ -35,7 +35,7 @@ pub struct ImageCollection {
     pub low_percent: u8,
     /// An image stays at least so long after it was found, or last used.
     pub min_age: Duration,
-    /// The age since the last use at which an image is removed, however much room there is; `None`: it stays.
+    /// The age since the last use at which an image is removed, however much of the disk is free; `None`: it stays.
     pub max_age: Option<Duration>,
 }
 
@@ -57,17 +57,10 @@ struct KnownImage {
     in_use: bool,
 }
 
-/// Room on the disk of the images, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct DiskRoom {
-    capacity: u64,
-    available: u64,
-}
-
 /// The names of the images to remove, in order. Pure.
 fn plan(
     images: &BTreeMap<String, KnownImage>,
-    room: DiskRoom,
+    disk: DiskCapacity,
     config: &ImageCollection,
     now: Instant,
 ) -> Vec<String> {
@@ -75,16 +68,16 @@ fn plan(
     let touched = |image: &KnownImage| image.last_used.unwrap_or(image.found).max(image.found);
     unused.sort_by_key(|image| touched(image));
     let age = |image: &KnownImage| now.saturating_duration_since(touched(image));
-    let used_percent = match room.capacity {
+    let used_percent = match disk.capacity {
         0 => 0,
         capacity => {
-            100 - u64::from(u8::try_from(room.available.saturating_mul(100) / capacity).unwrap_or(100))
+            100 - u64::from(u8::try_from(disk.available.saturating_mul(100) / capacity).unwrap_or(100))
                 .min(100)
         }
     };
-    let keep_free = room.capacity / 100 * u64::from(100 - config.low_percent.min(100));
+    let keep_free = disk.capacity / 100 * u64::from(100 - config.low_percent.min(100));
     let mut wanted = match used_percent >= u64::from(config.high_percent) && config.high_percent < 100 {
-        true => keep_free.saturating_sub(room.available),
+        true => keep_free.saturating_sub(disk.available),
         false => 0,
     };
     let mut removed = Vec::new();
@@ -205,8 +198,9 @@ impl ImageCollector {
                         continue;
                     }
                 }
-                if is_due && let Some(room) = room(&self.folder) {
-                    for name in plan(images, room, &self.config, Instant::now()) {
+                if is_due {
+                    let disk = pressure::measure(&self.folder).disk_capacity();
+                    for name in plan(images, disk, &self.config, Instant::now()) {
                         match store.remove(&name).await {
                             Ok(()) => tracing::info!(image = name, "removed an unused image"),
                             Err(error) => {
@@ -246,16 +240,6 @@ impl ImageCollector {
     }
 }
 
-/// Room on the disk of a folder.
-fn room(folder: &Path) -> Option<DiskRoom> {
-    let found = folder.ancestors().find(|folder| folder.exists())?;
-    let disk = rustix::fs::statvfs(found).ok()?;
-    Some(DiskRoom {
-        capacity: disk.f_blocks.saturating_mul(disk.f_frsize),
-        available: disk.f_bavail.saturating_mul(disk.f_frsize),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +262,9 @@ mod tests {
         let later = look(&first, &records, &used(&["b"]), start + hour);
         let now = start + 2 * hour;
         let config = ImageCollection::default();
-        let plan = |available| plan(&later, DiskRoom { capacity: 100, available }, &config, now);
+        let plan = |available| {
+            plan(&later, DiskCapacity { capacity: 100, allocatable: 90, available }, &config, now)
+        };
         assert_eq!(plan(16), [""; 0], "below the threshold");
         assert_eq!(plan(12), ["a"], "8 bytes are missing, and it was used last an hour before");
         assert_eq!(plan(9), ["a", "c", "c2"], "both names of an image go; b is in use");
@@ -288,10 +274,10 @@ mod tests {
     async fn young_images_stay_and_old_ones_go_whatever_room_there_is() {
         let start = Instant::now();
         let images = look(&BTreeMap::new(), &[record("a", "1", 10)], &used(&[]), start);
-        let plan = |room, config: &ImageCollection, seconds| {
+        let plan = |available, config: &ImageCollection, seconds| {
             plan(
                 &images,
-                DiskRoom { capacity: 100, available: room },
+                DiskCapacity { capacity: 100, allocatable: 90, available },
                 config,
                 start + Duration::from_secs(seconds),
             )

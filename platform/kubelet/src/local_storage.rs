@@ -1,4 +1,4 @@
-//! The room that pods take on the node's disk, and the limits that they set themselves (upstream's
+//! The disk usage of pods, and the limits that they set themselves (upstream's
 //! `kubelet/eviction`, `localStorageEviction`). Pure, but for what [`crate::pod::evicting`] measures.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use mayfly_api::{
 use mayfly_runtime::{DiskUsage, PodUid};
 use parking_lot::Mutex;
 
-use crate::volumes::room::VolumeRoom;
+use crate::volumes::disk_usage::VolumeUsage;
 
 /// The name of the resource.
 pub(crate) const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -22,7 +22,7 @@ pub(crate) const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// The last measurement of the node's pods.
 pub(crate) type MeasuredStorage = Mutex<HashMap<PodUid, PodStorage>>;
 
-/// The room that a container takes beside its volumes.
+/// The disk usage of a container without its volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContainerStorage {
     pub(crate) layer: DiskUsage,
@@ -35,15 +35,15 @@ impl ContainerStorage {
     }
 }
 
-/// The room that a pod takes: its containers and its local volumes, by their names.
+/// The disk usage of a pod: of its containers and its local volumes, by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodStorage {
     pub(crate) containers: BTreeMap<String, ContainerStorage>,
-    pub(crate) volumes: BTreeMap<String, VolumeRoom>,
+    pub(crate) volumes: BTreeMap<String, VolumeUsage>,
 }
 
 impl PodStorage {
-    /// What counts against the pod's limit, and takes room on the disk.
+    /// What counts against the pod's limit, and takes space of the disk.
     pub(crate) fn total(&self) -> DiskUsage {
         let volumes = self.volumes.values().filter(|volume| !volume.in_memory).map(|volume| volume.usage);
         self.containers.values().map(ContainerStorage::total).chain(volumes).sum()
@@ -128,7 +128,7 @@ mod tests {
             volumes: volumes
                 .iter()
                 .map(|(name, mib, in_memory)| {
-                    ((*name).into(), VolumeRoom { usage: usage(*mib), in_memory: *in_memory })
+                    ((*name).into(), VolumeUsage { usage: usage(*mib), in_memory: *in_memory })
                 })
                 .collect(),
         };

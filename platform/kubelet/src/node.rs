@@ -314,7 +314,7 @@ fn status(config: &Config) -> NodeStatus {
     ]
     .into();
     let mut allocatable = capacity.clone();
-    let disk = pressure::measure(config.logs.root()).disk_room();
+    let disk = pressure::measure(config.logs.root()).disk_capacity();
     if disk.capacity > 0 {
         let name = || EPHEMERAL_STORAGE.to_owned();
         capacity.insert(name(), Quantity(format!("{}Ki", disk.capacity / 1024)));

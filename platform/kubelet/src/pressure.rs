@@ -107,7 +107,7 @@ impl NodeHeadroom {
     }
 
     /// The size of the disk, what pods may take of it, and what is free now, in bytes.
-    pub(crate) fn disk_room(&self) -> DiskCapacity {
+    pub(crate) fn disk_capacity(&self) -> DiskCapacity {
         DiskCapacity {
             capacity: self.disk_bytes_total,
             allocatable: self.disk_bytes_total.saturating_sub(disk_bytes_min(self.disk_bytes_total)),

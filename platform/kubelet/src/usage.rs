@@ -92,10 +92,10 @@ impl Meters {
         // Whole seconds, as Kubernetes writes times.
         let time = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
         let rate = |used: Duration| nanocores(used, window);
-        let room = pressure::measure(&self.folder).disk_room();
+        let disk = pressure::measure(&self.folder).disk_capacity();
         let files = |usage: DiskUsage| {
             json!({"time": time, "usedBytes": usage.bytes, "inodesUsed": usage.inodes,
-                "capacityBytes": room.capacity, "availableBytes": room.available})
+                "capacityBytes": disk.capacity, "availableBytes": disk.available})
         };
         let storage = self.storage.lock().clone();
         let mut containers: HashMap<&str, Vec<Value>> = HashMap::new();
@@ -143,8 +143,8 @@ impl Meters {
                 "nodeName": self.node,
                 "cpu": {"time": time, "usageNanoCores": rate(now.node.saturating_sub(before.node))},
                 "memory": {"time": time, "workingSetBytes": memory, "rssBytes": memory},
-                "fs": {"time": time, "capacityBytes": room.capacity, "availableBytes": room.available,
-                    "usedBytes": room.capacity.saturating_sub(room.available)},
+                "fs": {"time": time, "capacityBytes": disk.capacity, "availableBytes": disk.available,
+                    "usedBytes": disk.capacity.saturating_sub(disk.available)},
             },
             "pods": pods,
         })

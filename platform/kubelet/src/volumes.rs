@@ -12,6 +12,7 @@
 pub(crate) mod claims;
 mod content;
 pub(crate) mod csi;
+pub(crate) mod disk_usage;
 mod files;
 pub(crate) mod flex;
 mod flex_call;
@@ -21,7 +22,6 @@ pub(crate) mod in_use;
 mod journal;
 mod ownership;
 mod persistent;
-pub(crate) mod room;
 pub(crate) mod tokens;
 
 use std::{

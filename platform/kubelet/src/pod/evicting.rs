@@ -12,7 +12,7 @@ use super::worker::Worker;
 use crate::{
     local_storage::{self, ContainerStorage, EPHEMERAL_STORAGE, PodStorage},
     pressure::{self, ContainerConsumption, EvictionCandidate, Shortage},
-    volumes::room::disk_usage,
+    volumes::disk_usage::disk_usage,
 };
 
 /// The reason of a pod's end.
@@ -45,7 +45,7 @@ impl Worker {
                     storage.containers.entry(name).or_default().layer = usage;
                 }
                 if let Some(volumes) = &volumes {
-                    storage.volumes = volumes.room(&pod, &uid);
+                    storage.volumes = volumes.disk_usage(&pod, &uid);
                 }
                 (uid, storage)
             };

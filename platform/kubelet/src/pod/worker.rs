@@ -177,7 +177,7 @@ impl Worker {
                     local.observe(&runtime.containers(&local.uid));
                     self.remove_sandbox(local, &**runtime).await;
                     if matches!(local.ended, Some((EVICTED, _))) {
-                        // Its files are what the node needs the room of. What stays goes with the pod's object.
+                        // The node needs their space. What stays goes with the pod's object.
                         self.remove_volumes(&local.uid).await;
                     }
                 }

@@ -1,4 +1,4 @@
-//! The room that the files of volumes take. Blocks.
+//! The disk usage of volumes. Blocks.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -15,27 +15,27 @@ use super::Volumes;
 /// The unit of `st_blocks`, whatever the file system's own is.
 const BLOCK_BYTES: u64 = 512;
 
-/// The room that a volume takes.
+/// The disk usage of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct VolumeRoom {
+pub(crate) struct VolumeUsage {
     pub(crate) usage: DiskUsage,
-    /// Its files are in memory, and take no room on the node's disk.
+    /// Its files are in memory, and take no space of the node's disk.
     pub(crate) in_memory: bool,
 }
 
 impl Volumes {
-    /// The room that a pod's volumes take which end with it: emptyDirs and configMaps (upstream's
+    /// The disk usage of a pod's volumes that end with it: emptyDirs and configMaps (upstream's
     /// `IsLocalEphemeralVolume`).
-    pub(crate) fn room(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, VolumeRoom> {
+    pub(crate) fn disk_usage(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, VolumeUsage> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let local = volumes.filter(|volume| volume.empty_dir.is_some() || volume.config_map.is_some());
-        local.map(|volume| (volume.name.clone(), self.room_of(volume, uid))).collect()
+        local.map(|volume| (volume.name.clone(), self.usage_of(volume, uid))).collect()
     }
 
-    fn room_of(&self, volume: &Volume, uid: &PodUid) -> VolumeRoom {
+    fn usage_of(&self, volume: &Volume, uid: &PodUid) -> VolumeUsage {
         let medium = volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref());
         let usage = disk_usage(&self.pod(uid).join(&volume.name));
-        VolumeRoom { usage, in_memory: medium == Some("Memory") }
+        VolumeUsage { usage, in_memory: medium == Some("Memory") }
     }
 }
 
