@@ -328,22 +328,22 @@ impl Function {
         let running: Running = match place {
             InstanceSource::KeptWasi0_2(mut instance) => {
                 instance.record(recording);
-                let call = call::p2::Call::new(&mut instance.store, request, &reply)?;
+                let call = call::p2::Preview2Call::new(&mut instance.store, request, &reply)?;
                 Box::pin(function.call_0_2(instance, call))
             }
             InstanceSource::KeptWasi0_3(mut instance) => {
                 instance.record(recording);
-                let call = call::p3::Call::new(&mut instance.store, request, &reply)?;
+                let call = call::p3::Preview3Call::new(&mut instance.store, request, &reply)?;
                 Box::pin(function.call_0_3(instance, call))
             }
             InstanceSource::New(slot) => {
                 let mut store = reuse::store(&component.loaded().host, self.program.clone());
                 store.data_mut().memory.record(recording);
                 if matches!(component.loaded().pre, Pre::HttpWasi0_3(_)) {
-                    let call = call::p3::Call::new(&mut store, request, &reply)?;
+                    let call = call::p3::Preview3Call::new(&mut store, request, &reply)?;
                     Box::pin(function.fresh_0_3(component.clone(), slot, store, call))
                 } else {
-                    let call = call::p2::Call::new(&mut store, request, &reply)?;
+                    let call = call::p2::Preview2Call::new(&mut store, request, &reply)?;
                     Box::pin(function.fresh_0_2(component.clone(), slot, store, call))
                 }
             }
@@ -369,7 +369,7 @@ impl Function {
         component: Arc<CacheEntry>,
         slot: InstanceSlot,
         mut store: Store,
-        call: call::p2::Call,
+        call: call::p2::Preview2Call,
     ) -> Result<(), CallError> {
         let Pre::HttpWasi0_2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
         let made = call::p2::instantiate(pre, &mut store).await;
@@ -381,7 +381,7 @@ impl Function {
     async fn call_0_2(
         self: Arc<Self>,
         mut instance: Instance<Proxy>,
-        call: call::p2::Call,
+        call: call::p2::Preview2Call,
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
         let called = call.run(&mut instance).await;
@@ -399,7 +399,7 @@ impl Function {
         component: Arc<CacheEntry>,
         slot: InstanceSlot,
         mut store: Store,
-        call: call::p3::Call,
+        call: call::p3::Preview3Call,
     ) -> Result<(), CallError> {
         let Pre::HttpWasi0_3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
         let made = call::p3::instantiate(pre, &mut store).await;
@@ -411,7 +411,7 @@ impl Function {
     async fn call_0_3(
         self: Arc<Self>,
         mut instance: Instance<Service>,
-        call: call::p3::Call,
+        call: call::p3::Preview3Call,
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
         let called = call.run(&mut instance).await;

@@ -18,7 +18,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 use crate::{
     capability::{
         egress::{Egress, Outbound},
-        output::{Output, ProgramLog},
+        output::{GuestOutput, ProgramLog},
         random,
     },
     cpu::Lane,
@@ -163,13 +163,13 @@ pub(crate) struct StoreData {
 struct Wasi {
     ctx: WasiCtx,
     /// Its stdout and stderr.
-    outputs: [Output; 2],
+    outputs: [GuestOutput; 2],
 }
 
 impl StoreData {
     /// Ends open lines between two requests, which may be of different callers.
     pub(crate) fn end_lines(&self) {
-        self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
+        self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(GuestOutput::end_line);
     }
 
     /// Called when a running guest yields its thread: charges the bytes that the host holds for it like memory. An

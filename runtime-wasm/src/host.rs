@@ -42,7 +42,7 @@ pub struct WasmHost {
 
 /// Why there is no host.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum CreateError {
+pub enum HostCreateError {
     #[error("the wasm host's setting {setting} cannot be {value}: {why}")]
     Setting { setting: &'static str, value: String, why: &'static str },
 }
@@ -72,8 +72,8 @@ impl WasmHost {
         logs: LogWriter,
         layout: LogLayout,
         registry: &mut Registry,
-    ) -> Result<Self, CreateError> {
-        config.check().map_err(|(setting, value, why)| CreateError::Setting { setting, value, why })?;
+    ) -> Result<Self, HostCreateError> {
+        config.check().map_err(|(setting, value, why)| HostCreateError::Setting { setting, value, why })?;
         let config = Arc::new(config);
         let memory_bytes = machine::memory_bytes();
         let metrics = HostMetrics::register(registry);

@@ -31,5 +31,5 @@ mod slots;
 
 pub use compile::{CompileProgress, run_worker as compile_worker};
 pub use config::{CompileIn, Config};
-pub use host::{CreateError, WasmHost};
+pub use host::{HostCreateError, WasmHost};
 pub use mayfly_runtime::component::{ComponentRefused, ComponentReport, World, inspect};

@@ -19,7 +19,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_POLL: Duration = Duration::from_millis(10);
 
 /// Owns processes and folders; dropping it, Ctrl-C and a polite kill end the ones and remove the others.
-pub(crate) struct Scope {
+pub(crate) struct Cleanup {
     things: Arc<Mutex<Things>>,
 }
 
@@ -29,7 +29,7 @@ struct Things {
     folders: Vec<PathBuf>,
 }
 
-impl Scope {
+impl Cleanup {
     /// One at a time in a process.
     pub(crate) fn new() -> Result<Self> {
         let things = Arc::new(Mutex::new(Things::default()));
@@ -97,7 +97,7 @@ impl Scope {
     }
 }
 
-impl Drop for Scope {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         lock(&self.things).clear();
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn dropping_a_scope_ends_its_processes_and_removes_its_folders() {
-        let scope = Scope::new().unwrap();
+        let scope = Cleanup::new().unwrap();
         let folder = scope.temporary_folder("scope-test").unwrap();
         std::fs::write(folder.join("file"), "text").unwrap();
         let id = scope.spawn(Command::new("sleep").arg("1000")).unwrap();
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ended_by_itself_says_how() {
-        let scope = Scope::new().unwrap();
+        let scope = Cleanup::new().unwrap();
         let id = scope.spawn(Command::new("sh").args(["-c", "exit 3"])).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         let how = loop {

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command::{self, cargo},
     guests,
     http::Connection,
-    server::{Server, is_ready, wait_for},
+    server::{ServerProcess, is_ready, wait_for},
     table::{Table, ms, percentile},
     tools,
     workspace::Workspace,
@@ -56,8 +56,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         _ => build.args(["build", "--workspace", "--bin", "mayfly"]),
     })?;
 
-    let scope = Scope::new()?;
-    let server = Server::start(&scope, &workspace.mayfly(profile), &[])?;
+    let scope = Cleanup::new()?;
+    let server = ServerProcess::start(&scope, &workspace.mayfly(profile), &[])?;
     let demo = Demo { server: &server, guests: &guests };
     demo.title(&format!("mayfly up: ready in {}", ms(server.ready_after.as_secs_f64() * 1e3)));
     demo.say(&format!("functions on http://{}, build profile {profile}", server.http));
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 }
 
 struct Demo<'s> {
-    server: &'s Server,
+    server: &'s ServerProcess,
     guests: &'s std::path::Path,
 }
 

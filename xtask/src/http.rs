@@ -11,13 +11,13 @@ use anyhow::{Context, Result, bail};
 /// The timeout of a server's answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
@@ -41,7 +41,7 @@ impl Connection {
         Ok(Self { stream: BufReader::new(stream), address })
     }
 
-    pub(crate) fn get(&mut self, path: &str) -> Result<Answer> {
+    pub(crate) fn get(&mut self, path: &str) -> Result<HttpResponse> {
         self.call("GET", path, &[], &[])
     }
 
@@ -52,7 +52,7 @@ impl Connection {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Result<Answer> {
+    ) -> Result<HttpResponse> {
         self.send(method, path, headers, body)?;
         self.receive().with_context(|| format!("{method} http://{}{path}", self.address))
     }
@@ -77,12 +77,12 @@ impl Connection {
         self.stream.get_mut().write_all(&request).context("cannot send")
     }
 
-    pub(crate) fn receive(&mut self) -> Result<Answer> {
+    pub(crate) fn receive(&mut self) -> Result<HttpResponse> {
         read_answer(&mut self.stream)
     }
 }
 
-fn read_answer(stream: &mut impl BufRead) -> Result<Answer> {
+fn read_answer(stream: &mut impl BufRead) -> Result<HttpResponse> {
     let status_line = line(stream)?;
     let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
     let status = status.with_context(|| format!("no HTTP answer: {status_line:?}"))?;
@@ -95,7 +95,7 @@ fn read_answer(stream: &mut impl BufRead) -> Result<Answer> {
         let (name, value) = header.split_once(':').with_context(|| format!("no header: {header:?}"))?;
         headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
-    let mut answer = Answer { status, headers, body: Vec::new() };
+    let mut answer = HttpResponse { status, headers, body: Vec::new() };
     if answer.header("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         read_chunks(stream, &mut answer.body)?;
     } else if let Some(length) = answer.header("content-length") {
@@ -143,7 +143,7 @@ pub(crate) fn address_of(url: &str) -> Result<SocketAddr> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Answer> {
+    fn read(text: &str) -> Result<HttpResponse> {
         read_answer(&mut text.as_bytes())
     }
 

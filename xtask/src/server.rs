@@ -14,14 +14,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{cleanup::Scope, command, http};
+use crate::{cleanup::Cleanup, command, http};
 
 /// The time in which the server must become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of the checks of a condition.
 const POLL: Duration = Duration::from_millis(20);
 
-pub(crate) struct Server {
+pub(crate) struct ServerProcess {
     binary: PathBuf,
     /// Everything of this server: its data, its log, the manifests it was given.
     folder: PathBuf,
@@ -37,9 +37,9 @@ pub(crate) struct Server {
     pub(crate) ready_after: Duration,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts the binary in a new folder, on free ports, and waits until it is ready. The scope stops it.
-    pub(crate) fn start(scope: &Scope, binary: &Path, arguments: &[&str]) -> Result<Self> {
+    pub(crate) fn start(scope: &Cleanup, binary: &Path, arguments: &[&str]) -> Result<Self> {
         let folder = scope.temporary_folder("up")?;
         let (data, log) = (folder.join("data"), folder.join("log"));
         let mut up = Command::new(binary);
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// Stops it and removes its data.
-    pub(crate) fn stop(self, scope: &Scope) {
+    pub(crate) fn stop(self, scope: &Cleanup) {
         scope.stop(self.id);
         scope.remove(&self.folder);
     }
@@ -169,7 +169,7 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-fn wait_until_ready(scope: &Scope, id: u32, data: &Path, started: Instant) -> Result<Value> {
+fn wait_until_ready(scope: &Cleanup, id: u32, data: &Path, started: Instant) -> Result<Value> {
     let file = data.join("endpoints.json");
     while started.elapsed() < READY_TIMEOUT {
         if let Some(endpoints) =

@@ -60,13 +60,13 @@ impl Gpu {
 
 /// The usage of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct GpuLoad {
     pub whole: bool,
     pub cores: u32,
     pub memory_units: u32,
 }
 
-impl Load {
+impl GpuLoad {
     pub fn is_free(&self) -> bool {
         *self == Self::default()
     }
@@ -109,8 +109,8 @@ pub fn memory_id(gpu: &str, number: u32) -> String {
 }
 
 /// The usage by the UUID of the GPU, without the one of `except` (pod, container).
-pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> BTreeMap<String, Load> {
-    let mut loads: BTreeMap<String, Load> = BTreeMap::new();
+pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> BTreeMap<String, GpuLoad> {
+    let mut loads: BTreeMap<String, GpuLoad> = BTreeMap::new();
     for allocation in allocations {
         if except == Some((&allocation.pod.0, &allocation.container)) {
             continue;
@@ -134,7 +134,7 @@ pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> 
 /// The amounts do not go together, or no GPU has them free.
 pub fn place(
     gpus: &[Gpu],
-    loads: &BTreeMap<String, Load>,
+    loads: &BTreeMap<String, GpuLoad>,
     share: GpuShare,
 ) -> Result<Vec<String>, PlacementError> {
     let load = |gpu: &Gpu| loads.get(&gpu.uuid).copied().unwrap_or_default();
@@ -207,12 +207,12 @@ mod tests {
         (0..4).map(gpu).collect()
     }
 
-    fn shared(cores: u32, memory_units: u32) -> Load {
-        Load { whole: false, cores, memory_units }
+    fn shared(cores: u32, memory_units: u32) -> GpuLoad {
+        GpuLoad { whole: false, cores, memory_units }
     }
 
     fn place_one(
-        loads: &[(&str, Load)],
+        loads: &[(&str, GpuLoad)],
         cores: u32,
         memory_units: u32,
     ) -> Result<Vec<String>, PlacementError> {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_whole_gpu_is_not_shared_and_a_shared_one_not_whole() {
-        let taken = Load { whole: true, ..Load::default() };
+        let taken = GpuLoad { whole: true, ..GpuLoad::default() };
         let loads = [("GPU-0", taken), ("GPU-1", shared(1, 1)), ("GPU-2", taken), ("GPU-3", taken)];
         assert_eq!(place_one(&loads, 99, 1).unwrap(), ["GPU-1"]);
         assert!(matches!(place_one(&loads, 100, 0), Err(PlacementError::NoGpu(_))));

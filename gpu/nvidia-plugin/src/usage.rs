@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
-    placement::{self, Load},
+    placement::{self, GpuLoad},
 };
 
 /// The figures of a device.
@@ -30,7 +30,7 @@ pub struct GpuUsage {
     pub gpu: Gpu,
     /// `None`: the device cannot be asked.
     pub figures: Option<DeviceFigures>,
-    pub load: Load,
+    pub load: GpuLoad,
     pub containers: Vec<ContainerUsage>,
 }
 

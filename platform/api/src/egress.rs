@@ -37,7 +37,7 @@ pub struct InvalidEgressRule {
 
 /// The result of checking a destination against a function's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EgressVerdict {
     /// No rule lists it.
     Denied,
     /// Listed by name: its addresses must be public ones.
@@ -54,34 +54,34 @@ impl EgressRule {
         }
     }
 
-    fn verdict(&self, scheme: Scheme, host: &str, port: u16) -> Verdict {
+    fn verdict(&self, scheme: Scheme, host: &str, port: u16) -> EgressVerdict {
         if scheme != self.scheme || port != self.port {
-            return Verdict::Denied;
+            return EgressVerdict::Denied;
         }
         match &self.host {
-            Host::Exact(name) if name == host && name == "localhost" => Verdict::AnyAddress,
-            Host::Exact(name) if name == host => Verdict::PublicAddressesOnly,
+            Host::Exact(name) if name == host && name == "localhost" => EgressVerdict::AnyAddress,
+            Host::Exact(name) if name == host => EgressVerdict::PublicAddressesOnly,
             Host::Suffix(suffix) if host.len() > suffix.len() && host.ends_with(suffix.as_str()) => {
-                Verdict::PublicAddressesOnly
+                EgressVerdict::PublicAddressesOnly
             }
-            Host::Address(address) if parse_address(host) == Some(*address) => Verdict::AnyAddress,
-            _ => Verdict::Denied,
+            Host::Address(address) if parse_address(host) == Some(*address) => EgressVerdict::AnyAddress,
+            _ => EgressVerdict::Denied,
         }
     }
 }
 
 /// Judges a destination. `scheme` is `http` or `https`; `host` as in the URL (brackets around an IPv6
 /// address are allowed); `port` is the URL's or the scheme's own.
-pub fn judge(rules: &[EgressRule], scheme: &str, host: &str, port: Option<u16>) -> Verdict {
-    let Ok(scheme) = scheme.parse::<Scheme>() else { return Verdict::Denied };
+pub fn judge(rules: &[EgressRule], scheme: &str, host: &str, port: Option<u16>) -> EgressVerdict {
+    let Ok(scheme) = scheme.parse::<Scheme>() else { return EgressVerdict::Denied };
     let port = port.unwrap_or(EgressRule::default_port(scheme));
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    let mut best = Verdict::Denied;
+    let mut best = EgressVerdict::Denied;
     for rule in rules {
         match rule.verdict(scheme, &host, port) {
-            Verdict::AnyAddress => return Verdict::AnyAddress,
-            Verdict::PublicAddressesOnly => best = Verdict::PublicAddressesOnly,
-            Verdict::Denied => {}
+            EgressVerdict::AnyAddress => return EgressVerdict::AnyAddress,
+            EgressVerdict::PublicAddressesOnly => best = EgressVerdict::PublicAddressesOnly,
+            EgressVerdict::Denied => {}
         }
     }
     best
@@ -223,7 +223,7 @@ mod tests {
                 .iter()
                 .map(|text| text.parse().unwrap())
                 .collect();
-        use Verdict::{AnyAddress, Denied, PublicAddressesOnly};
+        use EgressVerdict::{AnyAddress, Denied, PublicAddressesOnly};
         for (scheme, host, port, expected) in [
             ("https", "api.example.com", None, PublicAddressesOnly),
             ("https", "API.example.com.", Some(443), PublicAddressesOnly),

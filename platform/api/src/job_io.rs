@@ -27,7 +27,7 @@ use crate::{Digest, k8s::jiff::Timestamp};
 pub const ANNOTATION_INPUTS: &str = "mayfly.dev/inputs";
 /// On a pod: a [`Collected`], written by the node.
 pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
-/// On a Job: a list of [`Outcome`], written by the job controller.
+/// On a Job: a list of [`JobOutcome`], written by the job controller.
 pub const ANNOTATION_OUTCOMES: &str = "mayfly.dev/outcomes";
 
 /// The folder of a container's inputs.
@@ -201,7 +201,7 @@ pub struct Collected {
 /// The result of one pod of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct JobOutcome {
     pub pod: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<i32>,

@@ -79,7 +79,7 @@ impl std::fmt::Display for Misfit {
 
 /// A verdict that holds until the node's facts change.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct FitVerdict {
     pub misfit: Option<Misfit>,
     /// PreferNoSchedule taints that the pod does not tolerate.
     pub taints_disliked: u32,
@@ -104,10 +104,10 @@ impl NodeFacts {
         }
     }
 
-    pub fn judge(&self, wanted: &Constraints) -> Verdict {
+    pub fn judge(&self, wanted: &Constraints) -> FitVerdict {
         let disliked = |taint: &&Taint| taint.effect == "PreferNoSchedule" && !tolerated(taint, wanted);
         let preferred = wanted.preferred.iter().filter(|term| self.matches_term(&term.preference));
-        Verdict {
+        FitVerdict {
             misfit: self.misfit(wanted),
             taints_disliked: u32::try_from(self.taints.iter().filter(disliked).count()).unwrap_or(u32::MAX),
             preference: preferred.map(|term| u32::try_from(term.weight).unwrap_or(0)).sum(),

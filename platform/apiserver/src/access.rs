@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     rbac::{AccessDecision, Attributes},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
 };
 
@@ -107,7 +107,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-impl Inner {
+impl ServerState {
     /// The user of a request: of the connection's client certificate, else of the bearer token.
     pub(crate) fn authenticate(
         &self,

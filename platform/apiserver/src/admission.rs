@@ -26,7 +26,7 @@ use crate::{
     object::{Object, map_at},
     pki::requested_groups,
     registry::registry,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::{WriteRequest, key},
 };
@@ -38,7 +38,7 @@ pub(crate) struct Admitted {
     _quota: Option<OwnedMutexGuard<()>>,
 }
 
-impl Inner {
+impl ServerState {
     /// Runs all plugins on an object that is created (`old` is `None`) or updated.
     pub(crate) async fn admit(
         &self,

@@ -7,8 +7,8 @@ use mayfly_store::{Write, WriteError};
 use serde_json::{Value, json};
 
 use crate::{
-    meta, object::Object, registry::registry, schema::wire::canonicalise, server::ApiServer, server::Inner,
-    verbs,
+    meta, object::Object, registry::registry, schema::wire::canonicalise, server::ApiServer,
+    server::ServerState, verbs,
 };
 
 const SERVICE: &str = "kubernetes";
@@ -53,7 +53,7 @@ impl ApiServer {
     }
 }
 
-impl Inner {
+impl ServerState {
     async fn publish_endpoint(&self, address: SocketAddr) -> Result<(), WriteError> {
         let mut writes = Vec::new();
         for (group, plural, value) in objects(address) {

@@ -39,7 +39,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
-use crate::{render::json_value, server::Inner, status::ApiError};
+use crate::{render::json_value, server::ServerState, status::ApiError};
 
 /// Kinds whose objects can reference an artifact.
 const NAMED_BY: [&str; 5] =
@@ -83,7 +83,7 @@ impl Uploads {
     }
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) async fn artifact_request(
         &self,
         method: &Method,

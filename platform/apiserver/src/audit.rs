@@ -31,7 +31,7 @@ use crate::{
     decode::decode,
     negotiate,
     rbac::{AccessDecision, Attributes},
-    request::Target,
+    request::RequestTarget,
 };
 
 /// The recording of requests.
@@ -65,7 +65,7 @@ impl Audit {
         user: &User,
         asked: &Attributes<'_>,
         parts: &Parts,
-        target: Option<&Target>,
+        target: Option<&RequestTarget>,
         clock: &Clock,
     ) -> Option<AuditRecord> {
         let decision = self.policy.decide(user, asked);
@@ -264,7 +264,7 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-fn object_ref(target: &Target) -> Value {
+fn object_ref(target: &RequestTarget) -> Value {
     let mut reference = json!({"resource": target.kind.plural, "apiVersion": target.kind.version});
     let optional = [
         ("namespace", target.namespace.as_str()),

@@ -19,12 +19,12 @@ use crate::{
     negotiate::{self, BodyForm, Representation},
     object::Object,
     registry::{Backing, Kind, Subresource},
-    render::{IncludeObject, View, json_response, json_value},
-    request::{Query, Target},
-    server::Inner,
+    render::{IncludeObject, ObjectView, json_response, json_value},
+    request::{Query, RequestTarget},
+    server::ServerState,
     status::ApiError,
     streams::PodStream,
-    verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
+    verbs::{self, DeleteOptions, Manager, ObjectState, Part, Patch, PatchForm, WriteOutcome, WriteRequest},
 };
 
 const APPLY_CONTENT_TYPE: &str = "application/apply-patch+yaml";
@@ -33,15 +33,15 @@ const KUBECTL_PAGE: usize = 500;
 const TABLE_PAGE: usize = 10_000;
 
 /// A request for a resource, understood.
-pub(crate) struct Call {
-    pub(crate) server: Arc<Inner>,
+pub(crate) struct ResourceRequest {
+    pub(crate) server: Arc<ServerState>,
     pub(crate) user: User,
-    pub(crate) target: Target,
+    pub(crate) target: RequestTarget,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
 }
 
-impl Call {
+impl ResourceRequest {
     pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
@@ -116,7 +116,7 @@ impl Call {
     async fn watch(self) -> Result<Response, ApiError> {
         let permit = self.long_lived()?;
         let representation = negotiate::stream_representation(&self.parts.headers)?;
-        let view = View { representation, ..self.view()? };
+        let view = ObjectView { representation, ..self.view()? };
         let lines = self.server.watch(&self.target.namespace, &self.query, view, permit).await?;
         Ok(watched(Body::from_stream(lines)))
     }
@@ -147,8 +147,8 @@ impl Call {
         }
     }
 
-    fn view(&self) -> Result<View, ApiError> {
-        Ok(View {
+    fn view(&self) -> Result<ObjectView, ApiError> {
+        Ok(ObjectView {
             kind: self.target.kind,
             representation: negotiate::representation(&self.parts.headers)?,
             include: IncludeObject::parse(self.query.include_object.as_deref())?,
@@ -236,7 +236,7 @@ impl Call {
     /// The query of a list. `kubectl get` asks for tables in pages of 500 and sends five requests a second, so that
     /// 100,000 objects would take 40 s; it gets larger pages, unless the rows hold whole objects. (A server may give
     /// more than a limit: upstream's does for `resourceVersion=0`.)
-    fn list_query(&self, view: &View) -> Cow<'_, Query> {
+    fn list_query(&self, view: &ObjectView) -> Cow<'_, Query> {
         let is_small = view.representation == Representation::Table && view.include != IncludeObject::Object;
         if is_small && self.query.limit == Some(KUBECTL_PAGE) {
             return Cow::Owned(Query { limit: Some(TABLE_PAGE), ..self.query.clone() });
@@ -308,7 +308,7 @@ impl Call {
         let mut request = self.write_request();
         request.dry_run = options.dry_run;
         let outcome = self.server.delete(&request, name, &options).await?;
-        let State::Deleted(object) = &outcome.state else { return self.answer_written(outcome) };
+        let ObjectState::Deleted(object) = &outcome.state else { return self.answer_written(outcome) };
         let kind = self.target.kind;
         if kind.grace.is_some() || verbs::returns_deleted(kind) {
             return self.answer_written(outcome);
@@ -402,12 +402,14 @@ impl Call {
         Ok((object, warnings))
     }
 
-    fn answer_written(&self, outcome: Outcome) -> Result<Response, ApiError> {
+    fn answer_written(&self, outcome: WriteOutcome) -> Result<Response, ApiError> {
         let view = self.view()?;
         let mut out = Vec::new();
         match outcome.state {
-            State::Stored(entry) => view.append_stored(&mut out, &entry.value, entry.modified)?,
-            State::Dry(object) | State::Deleted(object) => view.append_decoded(&mut out, object, true),
+            ObjectState::Stored(entry) => view.append_stored(&mut out, &entry.value, entry.modified)?,
+            ObjectState::Dry(object) | ObjectState::Deleted(object) => {
+                view.append_decoded(&mut out, object, true)
+            }
         }
         let code = if outcome.created { StatusCode::CREATED } else { StatusCode::OK };
         Ok(with_warnings(json_response(code, out), outcome.warnings))

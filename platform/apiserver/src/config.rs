@@ -102,7 +102,7 @@ pub type Inspector = Arc<dyn Fn(&Path) -> Result<serde_json::Value, String> + Se
 
 /// The components that the server uses.
 #[derive(Clone)]
-pub struct Deps {
+pub struct ApiServerDeps {
     pub store: Store,
     pub artifacts: Artifacts,
     pub clock: Clock,

@@ -11,21 +11,21 @@ use crate::{
     object::{Object, map_at},
     registry::{Kind, registry},
     request::Query,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
-    verbs::{Change, DeleteOptions, Outcome, Part, WriteRequest, key, load},
+    verbs::{DeleteOptions, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, load},
 };
 
 /// Pods that a budget may be waiting for (upstream's `MaxDisruptedPodSize`).
 const DISRUPTED_PODS_MAX: usize = 2000;
 
-impl Inner {
+impl ServerState {
     pub(crate) async fn evict(
         &self,
         request: &WriteRequest,
         name: &str,
         eviction: &Value,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let given = eviction["metadata"]["name"].as_str().unwrap_or("");
         if !given.is_empty() && given != name {
             let message = format!("name in URL does not match name in Eviction object: {name} != {given}");
@@ -72,7 +72,7 @@ impl Inner {
         };
         let write = WriteRequest { dry_run, kind: budgets, ..self.own_request(budgets, &request.namespace) };
         self.change(&write, name, Part::Status, |budget| {
-            disrupt(budgets, budget, pod, meta::timestamp(request.now)).map(Change::new)
+            disrupt(budgets, budget, pod, meta::timestamp(request.now)).map(ObjectUpdate::new)
         })
         .await
         .map(|_| ())

@@ -13,15 +13,15 @@ use crate::{
     access::{self, User},
     artifacts::{DISCARD_TIME_MAX, discard},
     audit::AuditRecord,
-    call::Call,
+    call::ResourceRequest,
     custom::ServedKinds,
     discovery, health,
     negotiate::{self, Encoding},
     openapi,
     rbac::Attributes,
     render::json_value,
-    request::{Query, Target, UnknownResource, segments, verb},
-    server::Inner,
+    request::{Query, RequestTarget, UnknownResource, segments, verb},
+    server::ServerState,
     status::ApiError,
     streams, yaml,
 };
@@ -29,11 +29,12 @@ use crate::{
 /// Longest URI, in bytes.
 const URI_BYTES_MAX: usize = 16 << 10;
 
-pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Response {
+pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> Response {
     let path = segments(request.uri().path());
     let served = server.custom.served();
-    let target =
-        path.as_deref().map_or_else(|| Err(ApiError::no_resource()), |path| Target::parse(path, &served));
+    let target = path
+        .as_deref()
+        .map_or_else(|| Err(ApiError::no_resource()), |path| RequestTarget::parse(path, &served));
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers());
     let is_head = request.method() == Method::HEAD;
@@ -64,10 +65,10 @@ fn without_body(response: Response) -> Response {
 }
 
 async fn route(
-    server: Arc<Inner>,
+    server: Arc<ServerState>,
     request: Request<Body>,
     path: Option<Vec<String>>,
-    target: Result<Target, ApiError>,
+    target: Result<RequestTarget, ApiError>,
     record: &mut Option<AuditRecord>,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
@@ -120,14 +121,14 @@ async fn route(
     let target = target?;
     if target.is_proxied() {
         // The query is the pod's.
-        return Call { server, user, target, query: Query::default(), parts }.proxied(body).await;
+        return ResourceRequest { server, user, target, query: Query::default(), parts }.proxied(body).await;
     }
     let body = match record {
         Some(record) => record.request_body(&parts, body, server.config.body_bytes_max).await,
         None => body,
     };
     let query = Query::parse(&parts.method, parts.uri.query().unwrap_or(""))?;
-    Call { server, user, target, query, parts }.answer(body).await
+    ResourceRequest { server, user, target, query, parts }.answer(body).await
 }
 
 /// An authenticated and admitted request: its user, or the answer that ends it.
@@ -141,10 +142,10 @@ enum Allowed {
 }
 
 fn allow(
-    server: &Inner,
+    server: &ServerState,
     parts: &Parts,
     path: Option<Vec<String>>,
-    target: &Result<Target, ApiError>,
+    target: &Result<RequestTarget, ApiError>,
     record: &mut Option<AuditRecord>,
 ) -> Result<Allowed, ApiError> {
     let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
@@ -207,7 +208,7 @@ fn allow(
 }
 
 /// Health and version, which need no token.
-fn open_to_all(server: &Inner, parts: &Parts, path: &[String]) -> Option<Response> {
+fn open_to_all(server: &ServerState, parts: &Parts, path: &[String]) -> Option<Response> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     if parts.method != Method::GET && parts.method != Method::HEAD {
         return None;
@@ -220,7 +221,7 @@ fn open_to_all(server: &Inner, parts: &Parts, path: &[String]) -> Option<Respons
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-fn metrics(server: &Inner) -> Result<Response, ApiError> {
+fn metrics(server: &ServerState) -> Result<Response, ApiError> {
     let registry = server.exposition.get().ok_or_else(ApiError::no_resource)?;
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, registry).map_err(ApiError::internal)?;

@@ -4,13 +4,13 @@
 use axum::{body::Body, response::Response};
 use http::{HeaderValue, StatusCode, header};
 
-use crate::server::Inner;
+use crate::server::ServerState;
 
 /// A check's name, and why it fails.
 type Check = (&'static str, Result<(), &'static str>);
 
 /// Answers a health path; `None` for other paths.
-pub(crate) fn answer(server: &Inner, path: &[&str], query: &str) -> Option<Response> {
+pub(crate) fn answer(server: &ServerState, path: &[&str], query: &str) -> Option<Response> {
     let (endpoint, one) = match path {
         [endpoint @ ("healthz" | "livez" | "readyz")] => (*endpoint, None),
         [endpoint @ ("healthz" | "livez" | "readyz"), check] => (*endpoint, Some(*check)),
@@ -28,7 +28,7 @@ pub(crate) fn answer(server: &Inner, path: &[&str], query: &str) -> Option<Respo
     Some(report(endpoint, &checks, verbose))
 }
 
-fn checks(server: &Inner, readiness: bool) -> Vec<Check> {
+fn checks(server: &ServerState, readiness: bool) -> Vec<Check> {
     let store = if server.store.failure().is_some() {
         Err("it takes no more writes; look at its disk, then start the server again")
     } else if readiness && server.store.is_full() {

@@ -15,7 +15,7 @@ use crate::{
     object::Object,
     registry::{Kind, registry},
     request::boolean,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::{key, load},
 };
@@ -39,7 +39,7 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 /// Longest line that is kept together when several nodes' logs are woven into one, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
-impl Inner {
+impl ServerState {
     /// The log of one container of a pod.
     pub(crate) async fn pod_log(
         &self,

@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::request::{Target, verb};
+use crate::request::{RequestTarget, verb};
 
 /// From 0.2 ms to 13 s, doubling. A function, since the family makes histograms as they are needed.
 fn buckets() -> Histogram {
@@ -63,7 +63,7 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn start(&self, method: &Method, uri: &Uri, target: Option<&Target>) -> Measure {
+    pub(crate) fn start(&self, method: &Method, uri: &Uri, target: Option<&RequestTarget>) -> Measure {
         let verb = verb(method, uri, target);
         self.in_flight.inc();
         let resource = target.map_or("", |target| target.kind.plural);

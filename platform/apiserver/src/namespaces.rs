@@ -21,10 +21,10 @@ use crate::{
     object::{Object, map_at},
     registry::{Backing, NAMESPACE_FINALIZER, registry},
     request::FieldValidation,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     subresources::namespaces,
-    verbs::{Change, DeleteOptions, Manager, Part, WriteRequest},
+    verbs::{DeleteOptions, Manager, ObjectUpdate, Part, WriteRequest},
 };
 
 /// The pause before contents that wait for finalizers or grace are checked again.
@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_millis(250);
 const CONCURRENT_DELETES: usize = 16;
 
 /// Runs until the server stops.
-pub(crate) async fn run(server: Arc<Inner>) {
+pub(crate) async fn run(server: Arc<ServerState>) {
     let stop = server.shutdown.clone();
     loop {
         let waiting = server.sweep().await;
@@ -61,7 +61,7 @@ async fn changed(watch: &mut Watch) -> bool {
     matches!(watch.next().await, Err(mayfly_store::WatchClosed::Closed))
 }
 
-impl Inner {
+impl ServerState {
     fn terminating(&self) -> Vec<String> {
         let list = self.store.list(&Range::resource("namespaces"), &ListOptions::default());
         let entries = list.map(|list| list.entries).unwrap_or_default();
@@ -135,7 +135,7 @@ impl Inner {
             let old = status.get("conditions").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             let conditions = left.conditions(failure, old, &now);
             status.insert("conditions".into(), conditions.into());
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         };
         match self.change(&request, namespace, Part::Status, with_conditions).await {
             Err(error) if !error.has_reason("NotFound") => Err(error),
@@ -151,7 +151,7 @@ impl Inner {
             if let Some(Value::Array(list)) = map_at(&mut object.0, "spec").get_mut("finalizers") {
                 list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
             }
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         };
         match self.change(&request, namespace, Part::Finalize, without_finalizer).await {
             Err(error) if error.has_reason("NotFound") => Ok(true),

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
-    call::Call,
+    call::ResourceRequest,
     registry::Kind,
-    request::{Query, Target},
+    request::{Query, RequestTarget},
     status::ApiError,
     verbs::{key, load},
 };
@@ -43,7 +43,7 @@ pub(crate) fn is_proxy(group: &str, plural: &str, rest: &[&str]) -> bool {
     group.is_empty() && matches!(plural, "pods" | "services") && matches!(rest, [_, "proxy", ..])
 }
 
-impl Target {
+impl RequestTarget {
     /// Whether a request is passed on to a pod.
     pub(crate) fn is_proxied(&self) -> bool {
         let subresource = self.subresource.as_deref().unwrap_or_default();
@@ -84,7 +84,7 @@ struct PodPort {
     port: u16,
 }
 
-impl Call {
+impl ResourceRequest {
     /// Passes a request on to a pod, and its response back.
     pub(crate) async fn proxied(self, body: Body) -> Result<Response, ApiError> {
         let path = match (proxied_path(self.parts.uri.path()), &self.parts.method) {

@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{access::User, object::Object, registry::Kind, server::Inner};
+use crate::{access::User, object::Object, registry::Kind, server::ServerState};
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -296,7 +296,7 @@ impl Rbac {
     }
 }
 
-impl Inner {
+impl ServerState {
     /// Whether a user may do something. Members of `system:masters` may do everything.
     pub(crate) fn authorize(&self, user: &User, asked: &Attributes<'_>) -> AccessDecision {
         if user.is_master() {

@@ -37,7 +37,7 @@ impl IncludeObject {
 
 /// The representation of objects of a kind that the client accepts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
+pub(crate) struct ObjectView {
     pub(crate) kind: &'static Kind,
     pub(crate) representation: Representation,
     pub(crate) include: IncludeObject,
@@ -76,7 +76,7 @@ pub(crate) fn json_value(code: StatusCode, value: &Value) -> Response {
     json_response(code, serde_json::to_vec(value).expect("a JSON value serialises"))
 }
 
-impl View {
+impl ObjectView {
     /// One stored object, appended.
     pub(crate) fn append_stored(
         &self,

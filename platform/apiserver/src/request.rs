@@ -14,7 +14,7 @@ use crate::{
 
 /// A resource's path, understood.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct RequestTarget {
     pub(crate) kind: &'static Kind,
     /// Empty for cluster-scoped kinds, and for namespaced ones over all namespaces.
     pub(crate) namespace: String,
@@ -46,7 +46,7 @@ fn percent_decode(segment: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
-impl Target {
+impl RequestTarget {
     /// Parses `/api/v1/…` and `/apis/<group>/<version>/…` (upstream: `apiserver/pkg/endpoints/request`).
     pub(crate) fn parse(segments: &[String], served: &ServedKinds) -> Result<Self, ApiError> {
         let texts: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -99,7 +99,7 @@ impl Target {
 }
 
 /// The verb of a request as upstream names it (`apiserver/pkg/endpoints/request`), for metrics and refusals.
-pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'static str {
+pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&RequestTarget>) -> &'static str {
     let one = target.is_some_and(|target| target.name.is_some());
     verb_of(method, uri, one, target.is_some())
 }
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn paths() {
         let parse = |path: &str| {
-            Target::parse(&segments(path).unwrap(), &ServedKinds::default()).ok().map(|t| {
+            RequestTarget::parse(&segments(path).unwrap(), &ServedKinds::default()).ok().map(|t| {
                 (t.kind.plural, t.namespace, t.name.unwrap_or_default(), t.subresource.unwrap_or_default())
             })
         };

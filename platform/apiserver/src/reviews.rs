@@ -9,7 +9,7 @@ use crate::{
     object::Object,
     rbac::{AccessDecision, Attributes, PolicyRule},
     registry::{Kind, registry},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     tokens::{
         EXPIRATION_SECONDS_DEFAULT, EXPIRATION_SECONDS_MAX, EXPIRATION_SECONDS_MIN, ISSUER, TokenClaims,
@@ -17,7 +17,7 @@ use crate::{
     verbs::{key, load},
 };
 
-impl Inner {
+impl ServerState {
     /// Answers a review of one of the kinds that are [`crate::registry::Backing::Review`].
     pub(crate) fn answer_review(
         &self,

@@ -19,7 +19,7 @@ use crate::{
     access::{Authenticator, User},
     admission::{self, Webhooks},
     artifacts::Uploads,
-    config::{Clock, Config, Deps, Inspector, NodeConnector},
+    config::{ApiServerDeps, Clock, Config, Inspector, NodeConnector},
     custom::{self, CustomKinds},
     event_objects::EventObjects,
     handler, meta,
@@ -47,7 +47,7 @@ pub(crate) const NAMESPACES: [&str; 4] = [
 
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum ServerStartError {
     #[error("the standard namespaces cannot be written: {0}")]
     Namespaces(WriteError),
     #[error("the default roles and classes cannot be written: {0}")]
@@ -59,13 +59,13 @@ pub enum StartError {
 /// A handle of the API server. Clones share one server.
 #[derive(Clone)]
 pub struct ApiServer {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<ServerState>,
     /// Ends background work and watches when the last handle is dropped.
     _stop: Arc<DropGuard>,
 }
 
 /// The state that requests share.
-pub(crate) struct Inner {
+pub(crate) struct ServerState {
     pub(crate) config: Config,
     pub(crate) store: Store,
     pub(crate) artifacts: Artifacts,
@@ -98,11 +98,15 @@ pub(crate) struct Inner {
 impl ApiServer {
     /// Builds the server, makes the standard namespaces, and starts what empties deleted ones. `metrics` is
     /// where requests are counted.
-    pub async fn create(config: Config, deps: Deps, metrics: &mut Registry) -> Result<Self, StartError> {
+    pub async fn create(
+        config: Config,
+        deps: ApiServerDeps,
+        metrics: &mut Registry,
+    ) -> Result<Self, ServerStartError> {
         let shutdown = CancellationToken::new();
         let key = config.service_account_key.clone().unwrap_or_else(tokens::new_key);
-        let tokens = Tokens::new(&key).ok_or(StartError::ServiceAccountKey)?;
-        let inner = Arc::new(Inner {
+        let tokens = Tokens::new(&key).ok_or(ServerStartError::ServiceAccountKey)?;
+        let inner = Arc::new(ServerState {
             authenticator: Authenticator::new(&config.token),
             namespaces: RwLock::new(()),
             rbac: Rbac::default(),
@@ -127,7 +131,7 @@ impl ApiServer {
             config,
         });
         inner.make_namespaces().await?;
-        inner.make_bootstrap_objects().await.map_err(StartError::Bootstrap)?;
+        inner.make_bootstrap_objects().await.map_err(ServerStartError::Bootstrap)?;
         inner.custom.reload(&inner.store);
         inner.webhooks.reload(&inner.store);
         tokio::spawn(custom::run(Arc::clone(&inner)));
@@ -198,7 +202,7 @@ fn agent_of(user: &str) -> &str {
     user.rsplit(':').next().unwrap_or(user)
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) fn now(&self) -> jiff::Timestamp {
         (self.clock)()
     }
@@ -215,7 +219,7 @@ impl Inner {
         Ok(permit.ok())
     }
 
-    async fn make_namespaces(&self) -> Result<(), StartError> {
+    async fn make_namespaces(&self) -> Result<(), ServerStartError> {
         let kind = registry().find("", "v1", "namespaces").expect("the row is there");
         let missing =
             NAMESPACES.into_iter().filter(|name| self.store.get(&verbs::key(kind, "", name)).is_none());
@@ -232,7 +236,7 @@ impl Inner {
             })
             .collect();
         if !writes.is_empty() {
-            self.store.write_all(writes).await.map_err(StartError::Namespaces)?;
+            self.store.write_all(writes).await.map_err(ServerStartError::Namespaces)?;
         }
         Ok(())
     }

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
-    call::Call,
+    call::ResourceRequest,
     logs,
     object::Object,
     request::boolean,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::{key, load},
 };
@@ -105,7 +105,7 @@ pub(crate) fn node_path(segments: &[String]) -> Option<(&str, String)> {
     }
 }
 
-impl Call {
+impl ResourceRequest {
     /// Gives the client's connection to the pod's node.
     pub(crate) async fn stream(self, stream: PodStream) -> Result<Response, ApiError> {
         let _permit = self.long_lived()?;
@@ -146,7 +146,7 @@ impl Call {
 
 /// `nodes/x/proxy`: any request to the node's HTTP API, for administrators.
 pub(crate) async fn proxy(
-    server: &Arc<Inner>,
+    server: &Arc<ServerState>,
     node: &str,
     path: &str,
     parts: Parts,
@@ -158,7 +158,7 @@ pub(crate) async fn proxy(
 
 /// Forwards a request to a node, with the headers of an upgrade, and returns the answer.
 async fn pass_on(
-    server: &Inner,
+    server: &ServerState,
     node: &str,
     path: &str,
     mut parts: Parts,

@@ -6,9 +6,9 @@ use crate::{
     decode::Decoded,
     object::{Object, map_at},
     registry::{AGE, Column, Kind, NAME, print::since, registry, selector_text},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
-    verbs::{self, Change, Outcome, Part, WriteRequest},
+    verbs::{self, ObjectUpdate, Part, WriteOutcome, WriteRequest},
 };
 
 /// The `Scale` of an object.
@@ -158,14 +158,14 @@ pub(crate) fn scale_managed_by_gateway(name: &str) -> ApiError {
     error
 }
 
-impl Inner {
+impl ServerState {
     /// Writes a scale: `change` computes the new one from the current one.
     pub(crate) async fn change_scale(
         &self,
         request: &WriteRequest,
         name: &str,
         change: impl Fn(Value) -> Result<Value, ApiError> + Send + Sync,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         self.change(request, name, Part::Scale, |current| {
             let scale = change(scale_of(request.kind, current))?;
             let replicas = replicas_of(&scale, name)?.unwrap_or(0);
@@ -176,7 +176,7 @@ impl Inner {
                 object.meta_mut().insert("resourceVersion".into(), version.into());
             }
             set_replicas(request.kind, &mut object, replicas);
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         })
         .await
     }
@@ -188,7 +188,7 @@ impl Inner {
         name: &str,
         scale: Decoded,
         force: bool,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         let given = &scale.value;
         for (field, wanted) in [("apiVersion", "autoscaling/v1"), ("kind", "Scale")] {
@@ -221,7 +221,7 @@ impl Inner {
         request: &WriteRequest,
         name: &str,
         binding: &Value,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         let node = binding["target"]["name"].as_str().unwrap_or("");
         if node.is_empty() {
@@ -270,7 +270,7 @@ impl Inner {
             if !errors.is_empty() {
                 return Err(ApiError::invalid(kind, name, &errors));
             }
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         })
         .await
     }

@@ -10,7 +10,7 @@ use ring::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{access::User, object::Object, registry::registry, server::Inner, verbs::key};
+use crate::{access::User, object::Object, registry::registry, server::ServerState, verbs::key};
 
 /// The issuer of tokens, and their default audience.
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
@@ -144,7 +144,7 @@ impl Tokens {
     /// The user of a token. `audiences`: those that will do; none: the API's own.
     pub(crate) fn verify(
         &self,
-        server: &Inner,
+        server: &ServerState,
         token: &str,
         audiences: &[String],
     ) -> Result<VerifiedToken, AccountTokenError> {
@@ -184,7 +184,7 @@ impl Tokens {
     }
 }
 
-impl Inner {
+impl ServerState {
     /// Whether an object of the core group exists under this uid.
     fn is_alive(&self, plural: &str, namespace: &str, name: &str, uid: &str) -> bool {
         let Some(kind) = registry().find("", "v1", plural) else { return false };

@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    call::Call,
+    call::ResourceRequest,
     object::Object,
     registry::{Kind, registry},
-    render::{ListMeta, View, json_response},
+    render::{ListMeta, ObjectView, json_response},
     selection::Selection,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::key,
 };
@@ -88,9 +88,9 @@ impl Measured {
     }
 }
 
-impl Call {
+impl ResourceRequest {
     /// Answers a request for measurements.
-    pub(crate) async fn measured(&self, view: View) -> Result<Response, ApiError> {
+    pub(crate) async fn measured(&self, view: ObjectView) -> Result<Response, ApiError> {
         let namespace = &self.target.namespace;
         match (self.parts.method.as_str(), &self.target.name, &self.target.subresource) {
             (_, _, Some(_)) => Err(ApiError::no_resource()),
@@ -112,7 +112,7 @@ impl Call {
     }
 }
 
-impl Inner {
+impl ServerState {
     /// The usage of the objects of a kind, sorted; `name` selects one. Nodes that do not answer are left out.
     async fn measure(
         &self,

@@ -17,8 +17,8 @@ use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 
 pub(crate) use delete::{DeleteOptions, returns_deleted};
 pub(crate) use patch::{Patch, PatchForm, apply_json, parse_json};
-pub(crate) use update::{Change, Part, prepare};
-pub(crate) use watch::{Beginning, Ended, Source, Start};
+pub(crate) use update::{ObjectUpdate, Part, prepare};
+pub(crate) use watch::{Beginning, Start, WatchEnded, WatchSource};
 
 use crate::{
     access::User,
@@ -73,21 +73,21 @@ impl Manager {
 
 /// The result of a write.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) state: State,
+pub(crate) struct WriteOutcome {
+    pub(crate) state: ObjectState,
     pub(crate) created: bool,
     pub(crate) warnings: Vec<String>,
 }
 
-impl Outcome {
+impl WriteOutcome {
     pub(crate) fn is_deleted(&self) -> bool {
-        matches!(self.state, State::Deleted(_))
+        matches!(self.state, ObjectState::Deleted(_))
     }
 }
 
 /// The object after a write.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum ObjectState {
     /// As it is stored now.
     Stored(Arc<Entry>),
     /// As it would be (dry run).

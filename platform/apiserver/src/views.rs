@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use futures::{StreamExt as _, future::BoxFuture, stream::BoxStream};
 use mayfly_api::Digest;
-use mayfly_store::{Entry, Event, EventKind, Revision};
+use mayfly_store::{Entry, EventKind, Revision, WriteEvent};
 use parking_lot::RwLock;
 use serde_json::Value;
 
@@ -17,12 +17,12 @@ use crate::{
     negotiate::Representation,
     object::Object,
     registry::Kind,
-    render::{ListMeta, View},
+    render::{ListMeta, ObjectView},
     request::Query,
     selection::Selection,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
-    verbs::{self, Beginning, Ended, Source, Start},
+    verbs::{self, Beginning, Start, WatchEnded, WatchSource},
 };
 
 /// The number of objects requested from a view at a time.
@@ -168,7 +168,7 @@ fn entry(kind: &Kind, object: Value) -> Result<Entry, ApiError> {
     Ok(Entry { key, value: object.encode(), created: revision, modified: revision })
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) fn read_only(&self, kind: &Kind, name: &str) -> Result<String, ApiError> {
         Ok(self.views.of(kind)?.read_only(name))
     }
@@ -180,7 +180,7 @@ impl Inner {
 
     pub(crate) async fn list_view(
         &self,
-        view: View,
+        view: ObjectView,
         namespace: &str,
         query: &Query,
     ) -> Result<(ListMeta, Vec<Entry>), ApiError> {
@@ -245,7 +245,7 @@ impl Inner {
         &self,
         namespace: &str,
         query: &Query,
-        view: View,
+        view: ObjectView,
         start: Start,
     ) -> Result<Beginning, ApiError> {
         let kind = view.kind;
@@ -265,7 +265,7 @@ impl Inner {
         let whole = view.representation == Representation::Object;
         let events = self.views.of(kind)?.watch(after.0, whole)?;
         let source = ViewEvents { events, kind, namespace: namespace.to_owned(), progress: after };
-        Ok(Beginning { initial, after, source: Source::View(source) })
+        Ok(Beginning { initial, after, source: WatchSource::View(source) })
     }
 }
 
@@ -280,12 +280,12 @@ pub(crate) struct ViewEvents {
 
 impl ViewEvents {
     /// The next event. May be dropped while it waits without losing one.
-    pub(crate) async fn next(&mut self) -> Result<Arc<Event>, Ended> {
+    pub(crate) async fn next(&mut self) -> Result<Arc<WriteEvent>, WatchEnded> {
         loop {
-            let event = self.events.next().await.ok_or(Ended::Quietly)?;
-            let event = event.map_err(|error| Ended::Because(error.into()))?;
+            let event = self.events.next().await.ok_or(WatchEnded::Quietly)?;
+            let event = event.map_err(|error| WatchEnded::Because(error.into()))?;
             self.progress = Revision(event.revision);
-            let event = self.as_stored(event).map_err(Ended::Because)?;
+            let event = self.as_stored(event).map_err(WatchEnded::Because)?;
             if self.namespace.is_empty() || *event.entry.key.namespace == *self.namespace {
                 return Ok(Arc::new(event));
             }
@@ -297,12 +297,12 @@ impl ViewEvents {
         self.progress
     }
 
-    fn as_stored(&self, event: ViewEvent) -> Result<Event, ApiError> {
+    fn as_stored(&self, event: ViewEvent) -> Result<WriteEvent, ApiError> {
         let entry = |object| entry(self.kind, object).map(Arc::new);
         let (kind, previous) = match event.change {
             ViewChange::Created => (EventKind::Created, None),
             ViewChange::Modified { previous } => (EventKind::Modified, Some(entry(previous)?)),
         };
-        Ok(Event { kind, entry: entry(event.object)?, previous, revision: self.progress })
+        Ok(WriteEvent { kind, entry: entry(event.object)?, previous, revision: self.progress })
     }
 }

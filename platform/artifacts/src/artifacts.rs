@@ -34,14 +34,14 @@ pub struct ArtifactInfo {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the artifact directory {path} cannot be used: {source}")]
-pub struct OpenError {
+pub struct ArtifactsOpenError {
     path: PathBuf,
     source: io::Error,
 }
 
 impl Artifacts {
     /// Opens or makes the area, and sweeps what a crash left behind. Blocks while it does.
-    pub fn open(directory: impl AsRef<Path>) -> Result<Self, OpenError> {
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self, ArtifactsOpenError> {
         let directory = directory.as_ref();
         let artifacts = Self { directory: directory.into(), changes: Arc::default() };
         let prepare = || {
@@ -52,7 +52,7 @@ impl Artifacts {
             let swept = files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?;
             Ok(swept + artifacts.sweep_unpacked()?)
         };
-        let swept = prepare().map_err(|source| OpenError { path: directory.into(), source })?;
+        let swept = prepare().map_err(|source| ArtifactsOpenError { path: directory.into(), source })?;
         if swept > 0 {
             tracing::info!(files = swept, "swept unfinished and orphaned artifact files");
         }

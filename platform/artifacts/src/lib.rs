@@ -22,7 +22,7 @@ mod removal;
 mod unpacked;
 mod upload;
 
-pub use artifacts::{ArtifactInfo, Artifacts, OpenError};
+pub use artifacts::{ArtifactInfo, Artifacts, ArtifactsOpenError};
 pub use derived::{EngineHash, InvalidEngineHash};
 pub use removal::{Removal, SetAside};
 pub use unpacked::UnpackError;

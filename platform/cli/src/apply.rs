@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
-    discovery::{Discovery, Kind},
+    discovery::{DiscoveredKind, Discovery},
     failure::Failure,
     manifest::{self, Document},
     output::{self, OutputFormat},
@@ -52,7 +52,7 @@ struct Kinds<'a> {
 
 impl Kinds<'_> {
     /// The kind of a manifest.
-    async fn of(&mut self, document: &Document, server: &Server) -> anyhow::Result<&Kind> {
+    async fn of(&mut self, document: &Document, server: &Server) -> anyhow::Result<&DiscoveredKind> {
         let (version, kind) = (&document.api_version, &document.kind);
         let deadline = tokio::time::Instant::now() + KIND_WAIT;
         while self.defines_kinds
@@ -205,7 +205,7 @@ fn is_own_conflict(error: &kube::Error) -> bool {
 }
 
 /// The manifest's own namespace, else the one of the command; both must agree when both are said.
-async fn namespace(document: &Document, kind: &Kind, session: &Session) -> anyhow::Result<String> {
+async fn namespace(document: &Document, kind: &DiscoveredKind, session: &Session) -> anyhow::Result<String> {
     let said = session.globals().namespace.as_ref();
     match (&document.namespace, said) {
         (Some(own), Some(said)) if kind.namespaced && own != said => Err(Failure::error(
@@ -218,7 +218,7 @@ async fn namespace(document: &Document, kind: &Kind, session: &Session) -> anyho
 }
 
 /// The manifest without the fields that only the server writes, so that `get -o yaml | apply -f -` works.
-fn to_send(document: &Document, kind: &Kind, namespace: &str) -> Value {
+fn to_send(document: &Document, kind: &DiscoveredKind, namespace: &str) -> Value {
     let mut value = document.value.clone();
     if let Some(metadata) = value["metadata"].as_object_mut() {
         for field in ["managedFields", "creationTimestamp", "resourceVersion", "uid", "generation"] {

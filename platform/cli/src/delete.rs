@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    discovery::Kind,
+    discovery::DiscoveredKind,
     failure::Failure,
-    get::{Target, named_or_selected, targets},
+    get::{GetTarget, named_or_selected, targets},
     manifest, output,
     server::{Server, is_not_found, with_query},
     session::Session,
@@ -46,7 +46,7 @@ pub(crate) struct DeleteArgs {
 
 /// An object to delete.
 struct Doomed {
-    kind: Kind,
+    kind: DiscoveredKind,
     namespace: String,
     name: String,
 }
@@ -118,7 +118,7 @@ async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow:
     let mut doomed = Vec::new();
     let targets = targets(session.discovery().await?, &args.what)?;
     named_or_selected(&targets, args.selector.as_ref().map(|_| "-l LABELS").or(args.all.then_some("--all")))?;
-    for Target { kind, names } in targets {
+    for GetTarget { kind, names } in targets {
         let whole_kind = args.all || args.selector.is_some();
         if names.is_empty() && !whole_kind {
             return Err(Failure::error(

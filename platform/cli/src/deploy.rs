@@ -164,7 +164,7 @@ pub(crate) struct Deployed {
 }
 
 /// The origin of a deployment.
-pub(crate) enum Origin {
+pub(crate) enum DeploymentOrigin {
     /// A component's file, which is uploaded.
     File(PathBuf),
     /// A component or an image in a registry.
@@ -172,8 +172,8 @@ pub(crate) enum Origin {
 }
 
 /// The source to deploy.
-pub(crate) struct Source {
-    pub(crate) origin: Origin,
+pub(crate) struct DeploymentSource {
+    pub(crate) origin: DeploymentOrigin,
     /// The function's name, unless the settings give one.
     pub(crate) name: String,
     /// The Function that the project keeps, without a source.
@@ -182,10 +182,10 @@ pub(crate) struct Source {
     pub(crate) place: Option<String>,
 }
 
-impl From<build::BuiltProject> for Source {
+impl From<build::BuiltProject> for DeploymentSource {
     fn from(built: build::BuiltProject) -> Self {
         Self {
-            origin: Origin::File(built.component),
+            origin: DeploymentOrigin::File(built.component),
             name: built.name,
             manifest: Some(built.manifest),
             place: Some(built.place),
@@ -213,7 +213,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         (None, None) => None,
     };
     let source = if let Some((name, source)) = registry {
-        Source { origin: Origin::Registry(source), name, manifest: None, place: None }
+        DeploymentSource { origin: DeploymentOrigin::Registry(source), name, manifest: None, place: None }
     } else if Project::is_named_by(&args.source) {
         // Reports an unreachable server before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
@@ -221,7 +221,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
     } else {
         let name = name_of_file(&args.source);
-        Source { origin: Origin::File(args.source), name, manifest: None, place: None }
+        DeploymentSource { origin: DeploymentOrigin::File(args.source), name, manifest: None, place: None }
     };
     let deployed = deploy(session, &source, &args.settings, patience).await?;
     if deployed.traffic_is_pinned {
@@ -256,7 +256,7 @@ const LARGE_BYTES: usize = 4 << 20;
 /// Deploys a function. With `patience`, waits that long until the function is ready.
 pub(crate) async fn deploy(
     session: &Session,
-    source: &Source,
+    source: &DeploymentSource,
     settings: &Settings,
     patience: Option<Duration>,
 ) -> anyhow::Result<Deployed> {
@@ -269,12 +269,12 @@ pub(crate) async fn deploy(
     let namespace = namespace(session, source.manifest.as_ref()).await?;
     let mut uploaded = None;
     let of = match &source.origin {
-        Origin::Registry(_) if !settings.middleware.is_empty() => {
+        DeploymentOrigin::Registry(_) if !settings.middleware.is_empty() => {
             let todo = "deploy the handler's file with its middleware";
             return Err(Failure::error("middleware is linked to a component's file, not to an image", todo));
         }
-        Origin::Registry(source) => source.clone(),
-        Origin::File(path) => {
+        DeploymentOrigin::Registry(source) => source.clone(),
+        DeploymentOrigin::File(path) => {
             let content = middleware::link(component::read(path)?, &settings.middleware)?;
             let digest = Digest::of(&content);
             uploaded = Some((digest, content.len()));
@@ -323,7 +323,7 @@ pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Resu
 }
 
 /// Adds to an error the file whose fields the server does not know.
-fn placed(source: &Source, error: anyhow::Error) -> anyhow::Error {
+fn placed(source: &DeploymentSource, error: anyhow::Error) -> anyhow::Error {
     let is_misfit =
         matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refusal(status).1.is_some());
     match &source.place {

@@ -10,7 +10,7 @@ use super::{
 
 /// A kind, and the group and version that serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct DiscoveredKind {
     pub(crate) group: String,
     pub(crate) version: String,
     pub(crate) kind: String,
@@ -22,7 +22,7 @@ pub(crate) struct Kind {
     verbs: Vec<String>,
 }
 
-impl Kind {
+impl DiscoveredKind {
     pub(crate) fn api_version(&self) -> String {
         match self.group.as_str() {
             "" => self.version.clone(),
@@ -82,7 +82,7 @@ impl Kind {
 /// Everything that is served.
 #[derive(Debug)]
 pub(crate) struct Discovery {
-    kinds: Vec<Kind>,
+    kinds: Vec<DiscoveredKind>,
 }
 
 impl Discovery {
@@ -107,7 +107,7 @@ impl Discovery {
     }
 
     /// The kind that has this name. Core kinds come first, then groups in the server's order.
-    pub(crate) fn find(&self, word: &str) -> anyhow::Result<&Kind> {
+    pub(crate) fn find(&self, word: &str) -> anyhow::Result<&DiscoveredKind> {
         let lower = word.to_ascii_lowercase();
         self.kinds.iter().find(|kind| kind.is_called(&lower)).ok_or_else(|| {
             // The names of all kinds that can be listed, each once: two groups may share one (nodes and their
@@ -126,8 +126,8 @@ impl Discovery {
     }
 
     /// The kinds of a comma-separated list of names; a category, such as `all`, names several.
-    pub(crate) fn find_all(&self, words: &str) -> anyhow::Result<Vec<&Kind>> {
-        let mut found: Vec<&Kind> = Vec::new();
+    pub(crate) fn find_all(&self, words: &str) -> anyhow::Result<Vec<&DiscoveredKind>> {
+        let mut found: Vec<&DiscoveredKind> = Vec::new();
         for word in words.split(',').filter(|word| !word.is_empty()) {
             let category: Vec<_> = self
                 .kinds
@@ -148,7 +148,7 @@ impl Discovery {
     }
 
     /// The kind of a manifest.
-    pub(crate) fn of_manifest(&self, api_version: &str, kind: &str) -> anyhow::Result<&Kind> {
+    pub(crate) fn of_manifest(&self, api_version: &str, kind: &str) -> anyhow::Result<&DiscoveredKind> {
         let exact = self.kinds.iter().find(|known| known.kind == kind && known.api_version() == api_version);
         exact.ok_or_else(|| {
             let todo = match self.kinds.iter().find(|known| known.kind.eq_ignore_ascii_case(kind)) {
@@ -162,14 +162,14 @@ impl Discovery {
     }
 }
 
-fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<Kind> {
+fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<DiscoveredKind> {
     let response = resource.response_kind.as_ref()?;
     // The response kind names its group only if it differs.
     let own = |given: &Option<String>, outer: &str| match given.as_deref() {
         None | Some("") => outer.to_owned(),
         Some(given) => given.to_owned(),
     };
-    Some(Kind {
+    Some(DiscoveredKind {
         group: own(&response.group, group),
         version: own(&response.version, version),
         kind: response.kind.clone()?,

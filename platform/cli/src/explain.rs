@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::{discovery::Kind, failure::Failure, output, server::with_query, session::Session};
+use super::{discovery::DiscoveredKind, failure::Failure, output, server::with_query, session::Session};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: ExplainArgs, session: &Session) -> anyhow::Result<
 }
 
 /// The OpenAPI document of a kind's group and version.
-async fn document(kind: &Kind, session: &Session) -> anyhow::Result<Value> {
+async fn document(kind: &DiscoveredKind, session: &Session) -> anyhow::Result<Value> {
     let server = session.server().await?;
     let index = server.get("/openapi/v3").await?;
     let path = match kind.group.as_str() {
@@ -69,7 +69,7 @@ struct Found<'a> {
 }
 
 impl<'a> Schemas<'a> {
-    fn of_kind(&self, kind: &Kind) -> Option<&'a Value> {
+    fn of_kind(&self, kind: &DiscoveredKind) -> Option<&'a Value> {
         let is_kind = |known: &Value| {
             known["group"].as_str().unwrap_or("") == kind.group
                 && known["version"] == kind.version.as_str()
@@ -173,7 +173,13 @@ fn is_null(schema: &Value) -> bool {
     schema["type"] == "null" || schema["enum"].as_array().is_some_and(|all| all.iter().all(Value::is_null))
 }
 
-fn text(kind: &Kind, fields: &[&str], schemas: &Schemas<'_>, found: &Found<'_>, recursive: bool) -> String {
+fn text(
+    kind: &DiscoveredKind,
+    fields: &[&str],
+    schemas: &Schemas<'_>,
+    found: &Found<'_>,
+    recursive: bool,
+) -> String {
     let mut text = String::new();
     if !kind.group.is_empty() {
         text.push_str(&format!("GROUP:      {}\n", kind.group));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    discovery::{Discovery, Kind},
+    discovery::{DiscoveredKind, Discovery},
     failure::Failure,
     output::{self, OutputFormat},
     server::{Server, with_query},
@@ -48,8 +48,8 @@ pub(crate) struct GetArgs {
 
 /// Objects of one kind: the named ones, or all.
 #[derive(Debug)]
-pub(crate) struct Target {
-    pub(crate) kind: Kind,
+pub(crate) struct GetTarget {
+    pub(crate) kind: DiscoveredKind,
     pub(crate) names: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ const EXPIRED: u16 = 410;
 const PAGE: &str = "500";
 
 /// Parses `KIND [NAME…]` and `KIND/NAME…`.
-pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result<Vec<Target>> {
+pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result<Vec<GetTarget>> {
     let Some(first) = words.first() else {
         return Err(Failure::error("no kind was named", "name one, such as functions"));
     };
@@ -68,10 +68,10 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
         let kinds = discovery.find_all(first)?;
         return Ok(kinds
             .into_iter()
-            .map(|kind| Target { kind: kind.clone(), names: words[1..].to_vec() })
+            .map(|kind| GetTarget { kind: kind.clone(), names: words[1..].to_vec() })
             .collect());
     }
-    let mut targets: Vec<Target> = Vec::new();
+    let mut targets: Vec<GetTarget> = Vec::new();
     for word in words {
         let Some((kind, name)) = word.split_once('/').filter(|(_, name)| !name.is_empty()) else {
             return Err(Failure::error(
@@ -82,14 +82,14 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
         let kind = discovery.find(kind)?;
         match targets.iter_mut().find(|target| target.kind == *kind) {
             Some(target) => target.names.push(name.into()),
-            None => targets.push(Target { kind: kind.clone(), names: vec![name.into()] }),
+            None => targets.push(GetTarget { kind: kind.clone(), names: vec![name.into()] }),
         }
     }
     Ok(targets)
 }
 
 /// Refuses a name together with a selector, which would be ambiguous.
-pub(crate) fn named_or_selected(targets: &[Target], selecting: Option<&str>) -> anyhow::Result<()> {
+pub(crate) fn named_or_selected(targets: &[GetTarget], selecting: Option<&str>) -> anyhow::Result<()> {
     let named = targets.iter().find_map(|target| target.names.first());
     let (Some(name), Some(flag)) = (named, selecting) else { return Ok(()) };
     let what = format!("{name} was named, and {flag} selects objects too");
@@ -135,9 +135,9 @@ struct Get<'a> {
 }
 
 impl Get<'_> {
-    async fn data(&self, targets: &[Target]) -> anyhow::Result<()> {
+    async fn data(&self, targets: &[GetTarget]) -> anyhow::Result<()> {
         let mut objects = Vec::new();
-        for Target { kind, names } in targets {
+        for GetTarget { kind, names } in targets {
             for name in names {
                 let path = kind.object(self.namespace.unwrap_or_default(), name);
                 objects.extend(self.unless_missing(self.server.get(&path).await)?);
@@ -159,7 +159,11 @@ impl Get<'_> {
     }
 
     /// All objects of a kind with these fields, and the version of the list.
-    async fn list(&self, kind: &Kind, fields: Option<&str>) -> anyhow::Result<(Vec<Value>, String)> {
+    async fn list(
+        &self,
+        kind: &DiscoveredKind,
+        fields: Option<&str>,
+    ) -> anyhow::Result<(Vec<Value>, String)> {
         let (mut items, mut token) = (Vec::new(), String::new());
         loop {
             let mut page = self.server.get(&self.list_path(kind, fields, &token)).await?;
@@ -180,9 +184,9 @@ impl Get<'_> {
         }
     }
 
-    async fn tables(&self, targets: &[Target]) -> anyhow::Result<()> {
+    async fn tables(&self, targets: &[GetTarget]) -> anyhow::Result<()> {
         let mut shown = 0;
-        for Target { kind, names } in targets {
+        for GetTarget { kind, names } in targets {
             let Some(found) = self.table(kind, names).await?.filter(|table| !table.rows.is_empty()) else {
                 continue;
             };
@@ -204,7 +208,7 @@ impl Get<'_> {
         Ok(())
     }
 
-    fn nothing(&self, targets: &[Target]) -> String {
+    fn nothing(&self, targets: &[GetTarget]) -> String {
         let kinds: Vec<_> = targets.iter().map(|target| target.kind.plural.as_str()).collect();
         match self.namespace.filter(|_| targets.iter().any(|target| target.kind.namespaced)) {
             Some(namespace) => format!("no {} in namespace {namespace}", kinds.join(", ")),
@@ -212,14 +216,14 @@ impl Get<'_> {
         }
     }
 
-    fn view<'v>(&self, kind: &Kind, prefix: &'v str) -> View<'v> {
+    fn view<'v>(&self, kind: &DiscoveredKind, prefix: &'v str) -> View<'v> {
         let with_namespace = self.namespace.is_none() && kind.namespaced;
         View { wide: self.format == OutputFormat::Wide, with_namespace, prefix }
     }
 
     /// The named objects in one table, or all of the kind; none when all named ones are missing and that is
     /// allowed.
-    async fn table(&self, kind: &Kind, names: &[String]) -> anyhow::Result<Option<ServerTable>> {
+    async fn table(&self, kind: &DiscoveredKind, names: &[String]) -> anyhow::Result<Option<ServerTable>> {
         if names.is_empty() {
             return self.listed(kind, self.args.field_selector.as_deref()).await.map(Some);
         }
@@ -234,7 +238,7 @@ impl Get<'_> {
     }
 
     /// All objects of a kind with these fields, in one table.
-    async fn listed(&self, kind: &Kind, fields: Option<&str>) -> anyhow::Result<ServerTable> {
+    async fn listed(&self, kind: &DiscoveredKind, fields: Option<&str>) -> anyhow::Result<ServerTable> {
         let (mut whole, mut token) = (None, String::new());
         loop {
             let answer = self.server.get_as(&self.list_path(kind, fields, &token), table::ACCEPT).await?;
@@ -264,7 +268,7 @@ impl Get<'_> {
         object
     }
 
-    fn list_path(&self, kind: &Kind, fields: Option<&str>, token: &str) -> String {
+    fn list_path(&self, kind: &DiscoveredKind, fields: Option<&str>, token: &str) -> String {
         with_query(
             &kind.collection(self.namespace),
             &[
@@ -277,7 +281,7 @@ impl Get<'_> {
     }
 
     /// The field selector of a watch: one object by its name.
-    fn watched_fields(&self, target: &Target) -> anyhow::Result<Option<String>> {
+    fn watched_fields(&self, target: &GetTarget) -> anyhow::Result<Option<String>> {
         match target.names.as_slice() {
             [] => Ok(self.args.field_selector.clone()),
             [name] => Ok(Some(format!("metadata.name={name}"))),
@@ -288,7 +292,7 @@ impl Get<'_> {
         }
     }
 
-    fn watch_path(&self, kind: &Kind, fields: Option<&str>, version: &str) -> String {
+    fn watch_path(&self, kind: &DiscoveredKind, fields: Option<&str>, version: &str) -> String {
         with_query(
             &kind.collection(self.namespace),
             &[
@@ -303,7 +307,7 @@ impl Get<'_> {
 
     /// Prints the present objects, then every change until Ctrl-C. When the server ends a watch, a new one continues
     /// at the last version, or starts with a new list if that version is no longer available.
-    async fn watch(&self, target: &Target) -> anyhow::Result<()> {
+    async fn watch(&self, target: &GetTarget) -> anyhow::Result<()> {
         let fields = self.watched_fields(target)?;
         let fields = fields.as_deref();
         let mut screen = Screen::new(self, &target.kind);
@@ -366,7 +370,7 @@ struct WatchEvent {
 /// The output of a watch.
 struct Screen<'a> {
     get: &'a Get<'a>,
-    kind: &'a Kind,
+    kind: &'a DiscoveredKind,
     /// The columns: only the first table of a watch has them.
     columns: ServerTable,
     widths: Vec<u16>,
@@ -376,7 +380,7 @@ struct Screen<'a> {
 }
 
 impl<'a> Screen<'a> {
-    fn new(get: &'a Get<'a>, kind: &'a Kind) -> Self {
+    fn new(get: &'a Get<'a>, kind: &'a DiscoveredKind) -> Self {
         let columns = ServerTable::default();
         Self { get, kind, columns, widths: Vec::new(), titles_shown: false, shown: false }
     }

@@ -15,7 +15,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use http::Method;
-use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, Outcome, Outputs, is_name};
+use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, JobOutcome, Outputs, is_name};
 use serde_json::{Value, json};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -241,12 +241,12 @@ async fn started_pod(
 }
 
 /// Waits until the Job has ended, and returns the outcome of its last pod.
-async fn ended(server: &Server, job: &str) -> anyhow::Result<Option<Outcome>> {
+async fn ended(server: &Server, job: &str) -> anyhow::Result<Option<JobOutcome>> {
     loop {
         let found = read_job(server, job).await?;
         if plan::has_ended(&found) {
             let outcomes = found["metadata"]["annotations"][ANNOTATION_OUTCOMES].as_str().unwrap_or("[]");
-            let mut outcomes: Vec<Outcome> =
+            let mut outcomes: Vec<JobOutcome> =
                 serde_json::from_str(outcomes).context("the Job's outcomes cannot be read")?;
             return Ok(outcomes.pop());
         }
@@ -262,7 +262,7 @@ async fn read_job(server: &Server, job: &str) -> anyhow::Result<Value> {
 }
 
 /// Prints the outputs of a pod, or writes them to a folder.
-async fn fetch(server: &Server, outcome: &Outcome, out: Option<&Path>) -> anyhow::Result<()> {
+async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> anyhow::Result<()> {
     let Some(collected) = &outcome.outputs else { return Ok(()) };
     let mut document = Vec::new();
     upload::download(server, &collected.document, &mut document).await?;

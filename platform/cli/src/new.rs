@@ -8,7 +8,7 @@ use clap::{
 };
 
 use super::{Globals, output};
-use crate::guest::scaffold::{Template, new_project};
+use crate::guest::scaffold::{ProjectTemplate, new_project};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -21,7 +21,7 @@ pub(crate) struct NewArgs {
     /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends; python, js and ts take
     /// JSON events, and so does container, an image with an HTTP server
     #[arg(value_parser = template_names())]
-    template: Template,
+    template: ProjectTemplate,
     /// The function's, or job's, name
     name: String,
     /// The directory to make [default: ./NAME]
@@ -30,8 +30,9 @@ pub(crate) struct NewArgs {
 }
 
 /// The help and completion name them.
-fn template_names() -> impl TypedValueParser<Value = Template> {
-    PossibleValuesParser::new(Template::ALL.map(Template::name)).try_map(|name| name.parse::<Template>())
+fn template_names() -> impl TypedValueParser<Value = ProjectTemplate> {
+    PossibleValuesParser::new(ProjectTemplate::ALL.map(ProjectTemplate::name))
+        .try_map(|name| name.parse::<ProjectTemplate>())
 }
 
 pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> {
@@ -41,13 +42,13 @@ pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> 
     let data = serde_json::json!({"name": args.name, "template": args.template.name(), "path": directory});
     output::result(globals.output.unwrap_or_default(), &data, || {
         let next = match args.template {
-            Template::RustJob => {
+            ProjectTemplate::RustJob => {
                 format!(
                     "mayfly build && mayfly artifact push target/mayfly/{}.wasm, then see job.yaml",
                     args.name
                 )
             }
-            Template::Container => "sh test.sh, then see README.md".to_owned(),
+            ProjectTemplate::Container => "sh test.sh, then see README.md".to_owned(),
             _ => "mayfly dev".to_owned(),
         };
         format!("made {shown}: a {} named {}\nnext: cd {shown} && {next}\n", args.template.makes(), args.name)

@@ -25,7 +25,7 @@ pub(crate) struct Server {
 }
 
 /// An answer of the API that is not an error.
-pub(crate) struct Answer {
+pub(crate) struct ApiResponse {
     pub(crate) status: StatusCode,
     pub(crate) body: Value,
 }
@@ -79,13 +79,13 @@ impl Server {
         path: &str,
         content_type: &str,
         body: &Value,
-    ) -> Result<Answer, kube::Error> {
+    ) -> Result<ApiResponse, kube::Error> {
         let body = serde_json::to_vec(body).map_err(kube::Error::SerdeError)?;
         let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, content_type);
         self.call(request.body(Body::from(body)).map_err(kube::Error::HttpError)?).await
     }
 
-    async fn call(&self, request: Request<Body>) -> Result<Answer, kube::Error> {
+    async fn call(&self, request: Request<Body>) -> Result<ApiResponse, kube::Error> {
         let namespace = namespace_of(request.uri().path());
         let response = self.client.send(request).await?;
         let status = response.status();
@@ -97,7 +97,7 @@ impl Server {
             true => Value::Null,
             false => serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError)?,
         };
-        Ok(Answer { status, body })
+        Ok(ApiResponse { status, body })
     }
 
     /// A GET whose body is streamed.

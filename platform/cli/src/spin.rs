@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    deploy::{self, Origin, Settings, Source},
+    deploy::{self, DeploymentOrigin, DeploymentSource, Settings},
     failure::Failure,
     output,
     server::{FIELD_MANAGER, Server, is_not_found, segment, with_query},
@@ -139,7 +139,7 @@ pub(crate) async fn deploy(
     for (planned, origin) in planned.functions.iter().zip(sources.origins) {
         let PlannedFunction { name, manifest } = planned;
         let manifest = Some(manifest.clone());
-        let source = Source { origin, name: name.clone(), manifest, place: Some(place.clone()) };
+        let source = DeploymentSource { origin, name: name.clone(), manifest, place: Some(place.clone()) };
         // All are compiled at the same time.
         deploy::deploy(session, &source, &own, None).await?;
     }
@@ -176,7 +176,7 @@ fn archives(app: &SpinApp, folder: &Path) -> anyhow::Result<BTreeMap<String, Byt
 
 /// The components' files, in the order of the application.
 struct ComponentFiles {
-    origins: Vec<Origin>,
+    origins: Vec<DeploymentOrigin>,
     /// Has what was downloaded; removed when it is dropped.
     _folder: tempfile::TempDir,
 }
@@ -185,7 +185,7 @@ async fn sources(app: &SpinApp, folder: &Path) -> anyhow::Result<ComponentFiles>
     let downloads = tempfile::tempdir().context("cannot make a folder for downloads")?;
     let mut origins = Vec::new();
     for component in &app.components {
-        origins.push(Origin::File(match &component.source {
+        origins.push(DeploymentOrigin::File(match &component.source {
             ComponentSource::File(path) => {
                 let file = folder.join(path);
                 if !file.is_file() {

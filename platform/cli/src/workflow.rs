@@ -49,11 +49,11 @@ pub(crate) struct WorkflowArgs {
 #[derive(Subcommand, Debug)]
 enum WorkflowCommand {
     /// Create a workflow from a definition, or change it to the definition
-    Deploy(deploy::DeployArgs),
+    Deploy(deploy::WorkflowDeployArgs),
     /// Start an execution
     Start(start::StartArgs),
     /// Show a workflow or an execution readably
-    Describe(show::DescribeArgs),
+    Describe(show::WorkflowDescribeArgs),
     /// Show an execution's events
     History(show::HistoryArgs),
     /// List workflows, or the executions of one
@@ -63,7 +63,7 @@ enum WorkflowCommand {
     Stop(end::StopArgs),
     /// Delete workflows
     #[command(visible_alias = "rm")]
-    Delete(end::DeleteArgs),
+    Delete(end::WorkflowDeleteArgs),
     /// Run a definition offline, with mocks and a clock that jumps
     Test(test::TestArgs),
 }

@@ -14,7 +14,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use mayfly_runtime::PodUid;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{DeviceBook, Entry, EntryKey};
+use crate::state::{AllocationEntry, DeviceBook, EntryKey};
 
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 
@@ -50,12 +50,12 @@ struct PodDeviceEntry {
 }
 
 /// The content of a checkpoint: the allocations, and the registered resources.
-pub type Restored = (BTreeMap<EntryKey, Entry>, Vec<String>);
+pub type Restored = (BTreeMap<EntryKey, AllocationEntry>, Vec<String>);
 
 /// The file's text.
 pub fn encode(book: &DeviceBook) -> String {
     let (entries, resources) = book.snapshot();
-    let entry = |((pod, container, resource), entry): (&EntryKey, &Entry)| PodDeviceEntry {
+    let entry = |((pod, container, resource), entry): (&EntryKey, &AllocationEntry)| PodDeviceEntry {
         pod: pod.0.clone(),
         container: container.clone(),
         resource: resource.clone(),
@@ -82,7 +82,7 @@ pub fn decode(text: &str) -> Result<Restored, String> {
     for entry in checkpoint.data.pod_device_entries.unwrap_or_default() {
         let response = STANDARD.decode(&entry.response).map_err(|error| error.to_string())?;
         let key = (PodUid(entry.pod), entry.container, entry.resource);
-        entries.insert(key, Entry { devices: entry.devices, response });
+        entries.insert(key, AllocationEntry { devices: entry.devices, response });
     }
     Ok((entries, checkpoint.data.registered_devices.unwrap_or_default().into_keys().collect()))
 }

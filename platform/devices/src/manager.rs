@@ -41,7 +41,7 @@ use crate::{
         registration_server::{Registration, RegistrationServer},
     },
     response, serve,
-    state::{Choice, DeviceBook, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
+    state::{DeviceBook, DeviceChoice, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
 };
 
 /// The timeout of connecting to a plugin and reading its options (upstream: 10 s).
@@ -259,8 +259,8 @@ impl DeviceManager {
     ) -> Result<BTreeSet<String>, DeviceError> {
         let chosen = self.book.lock().choose(key, asks, reusable);
         let (available, must_include) = match chosen {
-            Ok(Choice::Kept(ids)) => return Ok(ids),
-            Ok(Choice::From { available, must_include, .. }) => (available, must_include),
+            Ok(DeviceChoice::Kept(ids)) => return Ok(ids),
+            Ok(DeviceChoice::From { available, must_include, .. }) => (available, must_include),
             Err(error) if error.is_passing() => return Err(DeviceError::NotReady(error.to_string())),
             Err(error) => return Err(DeviceError::Refused(error.to_string())),
         };

@@ -62,14 +62,14 @@ struct Resource {
 
 /// The allocation of one resource to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct AllocationEntry {
     /// Ids by NUMA node; -1 for devices without topology.
     pub devices: BTreeMap<i64, BTreeSet<String>>,
     /// The plugin's encoded `ContainerAllocateResponse`; empty while the allocation is going on.
     pub response: Vec<u8>,
 }
 
-impl Entry {
+impl AllocationEntry {
     pub fn ids(&self) -> BTreeSet<String> {
         self.devices.values().flatten().cloned().collect()
     }
@@ -80,7 +80,7 @@ pub type EntryKey = (PodUid, String, String);
 
 /// Which devices a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum DeviceChoice {
     /// It has them already.
     Kept(BTreeSet<String>),
     /// Those that may be chosen, and those among them that must.
@@ -118,7 +118,7 @@ impl ChoiceError {
 pub struct DeviceBook {
     resources: BTreeMap<String, Resource>,
     removed: BTreeSet<String>,
-    entries: BTreeMap<EntryKey, Entry>,
+    entries: BTreeMap<EntryKey, AllocationEntry>,
     generations: u64,
 }
 
@@ -223,7 +223,7 @@ impl DeviceBook {
         key: &EntryKey,
         asks: usize,
         reusable: &BTreeSet<String>,
-    ) -> Result<Choice, ChoiceError> {
+    ) -> Result<DeviceChoice, ChoiceError> {
         let (_, container, resource) = key;
         let known = self.resources.get(resource);
         let healthy: BTreeSet<&String> = known
@@ -235,7 +235,7 @@ impl DeviceBook {
         if let Some(entry) = self.entries.get(key) {
             let has = entry.ids();
             return match has.len() == asks {
-                true => Ok(Choice::Kept(has)),
+                true => Ok(DeviceChoice::Kept(has)),
                 false => Err(ChoiceError::Changed {
                     resource: resource.clone(),
                     container: container.clone(),
@@ -262,7 +262,7 @@ impl DeviceBook {
             return Err(ChoiceError::Unavailable { resource, asks, available: available.len() });
         }
         let must_include = reusable.iter().take(asks).cloned().collect();
-        Ok(Choice::From { available, must_include, count: asks })
+        Ok(DeviceChoice::From { available, must_include, count: asks })
     }
 
     /// The plugin's preference where it is one, filled up in the order of the ids.
@@ -305,7 +305,7 @@ impl DeviceBook {
                 }
             }
         }
-        self.entries.insert(key, Entry { devices, response: Vec::new() });
+        self.entries.insert(key, AllocationEntry { devices, response: Vec::new() });
     }
 
     /// The plugin allocated the devices.
@@ -315,7 +315,7 @@ impl DeviceBook {
         }
     }
 
-    pub fn entry(&self, key: &EntryKey) -> Option<&Entry> {
+    pub fn entry(&self, key: &EntryKey) -> Option<&AllocationEntry> {
         self.entries.get(key)
     }
 
@@ -339,17 +339,18 @@ impl DeviceBook {
     }
 
     pub fn allocations(&self) -> Vec<DeviceAllocation> {
-        let allocation = |((pod, container, resource), entry): (&EntryKey, &Entry)| DeviceAllocation {
-            pod: pod.clone(),
-            container: container.clone(),
-            resource: resource.clone(),
-            devices: entry.ids().into_iter().collect(),
-        };
+        let allocation =
+            |((pod, container, resource), entry): (&EntryKey, &AllocationEntry)| DeviceAllocation {
+                pod: pod.clone(),
+                container: container.clone(),
+                resource: resource.clone(),
+                devices: entry.ids().into_iter().collect(),
+            };
         self.entries.iter().map(allocation).collect()
     }
 
     /// The content of the checkpoint: complete allocations, and the healthy devices of each resource.
-    pub fn snapshot(&self) -> (Vec<(&EntryKey, &Entry)>, BTreeMap<String, Vec<String>>) {
+    pub fn snapshot(&self) -> (Vec<(&EntryKey, &AllocationEntry)>, BTreeMap<String, Vec<String>>) {
         let entries = self.entries.iter().filter(|(_, entry)| !entry.response.is_empty()).collect();
         let healthy = |resource: &Resource| {
             let devices = resource.devices.iter().filter(|(_, device)| device.healthy);
@@ -359,7 +360,11 @@ impl DeviceBook {
     }
 
     /// The state after a restart: what containers have is known, and each resource waits for its plugin.
-    pub fn restore(entries: BTreeMap<EntryKey, Entry>, resources: &[String], now: Duration) -> Self {
+    pub fn restore(
+        entries: BTreeMap<EntryKey, AllocationEntry>,
+        resources: &[String],
+        now: Duration,
+    ) -> Self {
         let stopped = |name: &String| (name.clone(), Resource { stopped: Some(now), ..Resource::default() });
         Self { entries, resources: resources.iter().map(stopped).collect(), ..Self::default() }
     }

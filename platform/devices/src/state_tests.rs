@@ -34,8 +34,8 @@ fn count(book: &DeviceBook) -> (u64, u64) {
 /// Gives a container its devices, as the manager does.
 fn give(book: &mut DeviceBook, key: &EntryKey, asks: usize, reusable: &BTreeSet<String>) -> BTreeSet<String> {
     match book.choose(key, asks, reusable).unwrap() {
-        Choice::Kept(ids) => ids,
-        Choice::From { available, must_include, count } => {
+        DeviceChoice::Kept(ids) => ids,
+        DeviceChoice::From { available, must_include, count } => {
             let ids = DeviceBook::pick(&available, &must_include, count, &[]);
             book.reserve(key.clone(), &ids);
             book.complete(key, vec![1]);
@@ -205,7 +205,7 @@ proptest! {
                 Event::Allocate(pod, asks) => {
                     let key = key(&pod.to_string(), "c");
                     let chosen = book.choose(&key, asks, &BTreeSet::new());
-                    if let Ok(Choice::From { available, must_include, count }) = chosen {
+                    if let Ok(DeviceChoice::From { available, must_include, count }) = chosen {
                         prop_assert!(book.endpoint(RESOURCE).is_some());
                         let ids = DeviceBook::pick(&available, &must_include, count, &[]);
                         prop_assert_eq!(ids.len(), asks);

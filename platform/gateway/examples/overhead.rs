@@ -22,7 +22,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use mayfly_api::{Digest, Function, ObjectKey};
-use mayfly_gateway::{Config, Deps, Gateway};
+use mayfly_gateway::{Config, Gateway, GatewayDeps};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{Answer, Body, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 use prometheus_client::registry::Registry;
@@ -142,7 +142,7 @@ fn gateway(
     let client = api(functions, changes.clone());
     let informers = Informers::create(client.clone(), stop.clone());
     let mut registry = Registry::default();
-    let deps = Deps {
+    let deps = GatewayDeps {
         functions: informers.of::<Function>(),
         revisions: informers.of(),
         pods: informers.of(),

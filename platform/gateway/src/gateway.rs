@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// The dependencies of the gateway.
-pub struct Deps {
+pub struct GatewayDeps {
     pub functions: Informer<Function>,
     pub revisions: Informer<Revision>,
     /// Replicas of revisions that are container images.
@@ -92,9 +92,9 @@ impl Https {
         deps: HttpsDeps,
         ingresses: Informer<Ingress>,
         requests: &tokio::runtime::Handle,
-    ) -> Result<Self, CreateError> {
+    ) -> Result<Self, GatewayCreateError> {
         let HttpsDeps { listen, secrets, fallback } = deps;
-        let refused = |source| CreateError::ListenTls { address: listen, source };
+        let refused = |source| GatewayCreateError::ListenTls { address: listen, source };
         let listener = {
             let _in_requests = requests.enter();
             listen::bind(listen).map_err(refused)?
@@ -104,7 +104,7 @@ impl Https {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(CreateError::Tls)?;
+            .map_err(GatewayCreateError::Tls)?;
         let mut config = config.with_no_client_auth().with_cert_resolver(certificates.clone());
         config.alpn_protocols = vec![listen::ALPN_H2.to_vec(), listen::ALPN_HTTP1.to_vec()];
         let entrance = Entrance::of_tls(Arc::new(config));
@@ -119,7 +119,7 @@ impl Https {
 
 /// Why there is no gateway.
 #[derive(Debug, thiserror::Error)]
-pub enum CreateError {
+pub enum GatewayCreateError {
     #[error("cannot listen on {address} for functions: {source}")]
     Listen { address: SocketAddr, source: io::Error },
     #[error("cannot listen on {address} for functions over TLS: {source}")]
@@ -169,8 +169,12 @@ pub struct GatewayHandle {
 
 impl Gateway {
     /// Binds the port and subscribes to what routes are made from.
-    pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
-        let Deps {
+    pub fn create(
+        config: Config,
+        deps: GatewayDeps,
+        registry: &mut Registry,
+    ) -> Result<Self, GatewayCreateError> {
+        let GatewayDeps {
             functions,
             revisions,
             pods,
@@ -184,7 +188,7 @@ impl Gateway {
             requests,
             stop,
         } = deps;
-        let refused = |source| CreateError::Listen { address: config.listen, source };
+        let refused = |source| GatewayCreateError::Listen { address: config.listen, source };
         let listener = {
             let _in_requests = requests.enter();
             listen::bind(config.listen).map_err(refused)?

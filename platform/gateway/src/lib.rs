@@ -34,7 +34,7 @@ mod target;
 
 pub use body::ResponseBody;
 pub use config::Config;
-pub use gateway::{CreateError, Deps, Drained, Gateway, GatewayHandle, HttpsDeps};
+pub use gateway::{Drained, Gateway, GatewayCreateError, GatewayDeps, GatewayHandle, HttpsDeps};
 pub use invocations::{HEADER_INVOCATION, HEADER_INVOCATION_ID, INVOCATION_BYTES_MAX, InvocationQueue};
-pub use refusal::{Code, Refusal};
+pub use refusal::{Refusal, RefusalCode};
 pub use routes::HEADER_TAG;

@@ -37,7 +37,7 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::refusal::{Code, Refusal};
+use crate::refusal::{Refusal, RefusalCode};
 
 /// The pause between two probes of a pod that is not ready yet: far below the start time of a container.
 const PROBE_PERIOD: Duration = Duration::from_millis(2);
@@ -309,13 +309,17 @@ impl PodUpstream {
         let message = format!("no pod of revision {} was free within {timeout}{why}", self.revision);
         let hint = "see `kubectl get pods` and `kubectl describe pod`; the server must have containers (mayfly \
                     up --containers on), and the image must listen on spec.source.port";
-        Refusal::new(Code::QueueTimeout, message, hint)
+        Refusal::new(RefusalCode::QueueTimeout, message, hint)
     }
 
     fn no_answer(&self, error: &dyn std::error::Error) -> Refusal {
         let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
         let message = format!("a pod of revision {} gave no answer: {cause}", self.revision);
-        Refusal::new(Code::NoAnswer, message, "`mayfly logs` shows what it wrote; it may have been ended")
+        Refusal::new(
+            RefusalCode::NoAnswer,
+            message,
+            "`mayfly logs` shows what it wrote; it may have been ended",
+        )
     }
 }
 
@@ -473,7 +477,9 @@ mod tests {
             let called = upstream.call(request(), Instant::now() + Duration::from_secs(30)).await;
             let _open = server.await.unwrap();
             match called {
-                Err(refusal) => assert!(is_refused && refusal.code == Code::ResponseTooLarge, "{refusal}"),
+                Err(refusal) => {
+                    assert!(is_refused && refusal.code == RefusalCode::ResponseTooLarge, "{refusal}")
+                }
                 Ok(answer) => {
                     let error = answer.response.into_body().collect().await.unwrap_err().to_string();
                     assert!(!is_refused && error.contains("limit of 8"), "{error}");
@@ -487,6 +493,6 @@ mod tests {
         let upstream = upstream(1, "1ms");
         upstream.update(&[running("Failed")]);
         let refused = upstream.call(request(), Instant::now() + Duration::from_millis(1)).await;
-        assert_eq!(refused.err().map(|refusal| refusal.code), Some(Code::QueueTimeout));
+        assert_eq!(refused.err().map(|refusal| refusal.code), Some(RefusalCode::QueueTimeout));
     }
 }

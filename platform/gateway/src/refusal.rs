@@ -13,7 +13,7 @@ use crate::{body::ResponseBody, target::RevisionTarget};
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{message}")]
 pub struct Refusal {
-    pub code: Code,
+    pub code: RefusalCode,
     /// A description of the error for people.
     pub message: Cow<'static, str>,
     /// The remedy.
@@ -24,7 +24,7 @@ pub struct Refusal {
 
 /// The kinds of refusals; the text in `error.code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Code {
+pub enum RefusalCode {
     /// No route, or no such tag.
     NotFound,
     /// The request is none that HTTP allows.
@@ -58,7 +58,7 @@ pub enum Code {
     Internal,
 }
 
-impl Code {
+impl RefusalCode {
     pub const ALL: [Self; 18] = [
         Self::NotFound,
         Self::BadRequest,
@@ -137,7 +137,7 @@ const HINT_ROUTES: &str = "see the routes with `kubectl get functions -A` or `ma
 
 impl Refusal {
     pub(crate) fn new(
-        code: Code,
+        code: RefusalCode,
         message: impl Into<Cow<'static, str>>,
         hint: impl Into<Cow<'static, str>>,
     ) -> Self {
@@ -151,18 +151,18 @@ impl Refusal {
 
     pub(crate) fn no_function(namespace: &str, name: &str) -> Self {
         let message = format!("there is no function {name:?} in namespace {namespace:?}");
-        Self::new(Code::NotFound, message, HINT_ROUTES)
+        Self::new(RefusalCode::NotFound, message, HINT_ROUTES)
     }
 
     pub(crate) fn no_route() -> Self {
         let message = "no route leads to this address: functions answer at /fn/<namespace>/<name>/ and at \
                        <name>.<namespace>.fn.localhost";
-        Self::new(Code::NotFound, message, HINT_ROUTES)
+        Self::new(RefusalCode::NotFound, message, HINT_ROUTES)
     }
 
     pub(crate) fn starting() -> Self {
         let message = "this server was just started and does not know its functions yet";
-        Self::new(Code::NotReady, message, "try again in a moment").retry(Duration::from_secs(1))
+        Self::new(RefusalCode::NotReady, message, "try again in a moment").retry(Duration::from_secs(1))
     }
 
     pub(crate) fn no_tag(function: &str, tag: &str, tags: &[&str]) -> Self {
@@ -171,31 +171,35 @@ impl Refusal {
             [] => "its traffic has no tags: set one with `tag:` under spec.traffic".into(),
             tags => format!("its tags are: {}", tags.join(", ")),
         };
-        Self::new(Code::NotFound, message, hint)
+        Self::new(RefusalCode::NotFound, message, hint)
     }
 
     pub(crate) fn no_revision(function: &str) -> Self {
         let message = format!("function {function} has no revision yet");
         let hint = "it was deployed a moment ago; if this stays, see `kubectl describe function`";
-        Self::new(Code::NotReady, message, hint).retry(Duration::from_secs(1))
+        Self::new(RefusalCode::NotReady, message, hint).retry(Duration::from_secs(1))
     }
 
     pub(crate) fn revision_missing(function: &str, revision: &str) -> Self {
         let message =
             format!("the traffic of function {function} goes to revision {revision}, which is not there");
         let hint = "see `kubectl get revisions` and set spec.traffic to one of them, or to `latest: true`";
-        Self::new(Code::NotReady, message, hint)
+        Self::new(RefusalCode::NotReady, message, hint)
     }
 
     pub(crate) fn revision_not_ready(revision: &str, why: &str) -> Self {
         let message = format!("revision {revision} is not ready: {why}");
-        Self::new(Code::NotReady, message, "see `kubectl describe revision`; deploy again once it is fixed")
+        Self::new(
+            RefusalCode::NotReady,
+            message,
+            "see `kubectl describe revision`; deploy again once it is fixed",
+        )
     }
 
     /// A queue that takes no asynchronous invocation at this moment.
     pub fn invocation_refused(why: impl std::fmt::Display) -> Self {
         let message = format!("the invocation was not queued: {why}");
-        Self::new(Code::Overloaded, message, "try again in a moment").retry(Duration::from_secs(1))
+        Self::new(RefusalCode::Overloaded, message, "try again in a moment").retry(Duration::from_secs(1))
     }
 
     /// More asynchronous invocations wait than may: of the function, its namespace, or all.
@@ -203,12 +207,12 @@ impl Refusal {
         let message = format!("the invocation was not queued: {why}");
         let hint =
             "wait until some have ended (mayfly invocations list), or remove them (mayfly invocations purge)";
-        Self::new(Code::QueueFull, message, hint).retry(Duration::from_secs(5))
+        Self::new(RefusalCode::QueueFull, message, hint).retry(Duration::from_secs(5))
     }
 
     pub(crate) fn unknown_invocation() -> Self {
         Self::new(
-            Code::BadRequest,
+            RefusalCode::BadRequest,
             "unknown kind of invocation",
             "the header mayfly-invocation is `async` or `sync`",
         )
@@ -216,30 +220,30 @@ impl Refusal {
 
     pub(crate) fn body_lost(why: &str) -> Self {
         let message = format!("the request's body could not be read: {why}");
-        Self::new(Code::BadRequest, message, "send the request again")
+        Self::new(RefusalCode::BadRequest, message, "send the request again")
     }
 
     /// RFC 9112, section 3.2.
     pub(crate) fn not_one_host(hosts: usize) -> Self {
         let message = format!("the request has {hosts} Host headers, and HTTP/1.1 asks for one");
-        Self::new(Code::BadRequest, message, "send one Host header")
+        Self::new(RefusalCode::BadRequest, message, "send one Host header")
     }
 
     pub(crate) fn host_is_no_text() -> Self {
         let message = "the request's Host header is no name: it has bytes that are no visible ASCII";
-        Self::new(Code::BadRequest, message, "send the host's name as ASCII (punycode)")
+        Self::new(RefusalCode::BadRequest, message, "send the host's name as ASCII (punycode)")
     }
 
     pub(crate) fn no_request() -> Self {
         let message = "what was sent is no HTTP request: its first line or one of its headers cannot be read";
-        Self::new(Code::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")
+        Self::new(RefusalCode::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")
     }
 
     /// RFC 9112, section 6.1: a coding that is not understood must not be passed on as if it were not there.
     pub(crate) fn transfer_coding() -> Self {
         let message = "the request's body has a transfer coding besides chunked, which is not decoded here";
         Self::new(
-            Code::BadRequest,
+            RefusalCode::BadRequest,
             message,
             "compress the body as content (content-encoding), or send it plainly",
         )
@@ -252,18 +256,18 @@ impl Refusal {
              body can have"
         );
         let hint = "send fewer or shorter headers (cookies are headers, too), or a shorter address";
-        Self::new(Code::HeadTooLarge, message, hint)
+        Self::new(RefusalCode::HeadTooLarge, message, hint)
     }
 
     pub(crate) fn request_too_large(limit_bytes: u64) -> Self {
         let message = format!("the request's body is larger than {limit_bytes} bytes");
-        Self::new(Code::RequestTooLarge, message, "send less, or raise the gateway's limit")
+        Self::new(RefusalCode::RequestTooLarge, message, "send less, or raise the gateway's limit")
     }
 
     pub(crate) fn queue_full(target: &RevisionTarget) -> Self {
         let message = format!("{} requests wait for revision {} already", target.gate.waiting(), target.key);
         let hint = "try again later; raise limits.concurrency or scaling.max if this is the usual load";
-        Self::new(Code::QueueFull, message, hint).retry(target.gate.retry_after())
+        Self::new(RefusalCode::QueueFull, message, hint).retry(target.gate.retry_after())
     }
 
     pub(crate) fn queue_too_slow(target: &RevisionTarget) -> Self {
@@ -271,7 +275,7 @@ impl Refusal {
         let message =
             format!("no turn came for this request within the {timeout} of revision {}", target.key);
         let hint = "it did not run; try again later, or raise limits.concurrency or scaling.max";
-        Self::new(Code::QueueTimeout, message, hint).retry(target.gate.retry_after())
+        Self::new(RefusalCode::QueueTimeout, message, hint).retry(target.gate.retry_after())
     }
 
     pub(crate) fn shutting_down() -> Self {
@@ -286,32 +290,44 @@ impl From<CallError> for Refusal {
             CallError::Overloaded { retry_after } => {
                 let hint =
                     "try again later, or start the server with more room (mayfly up --function-memory)";
-                (Code::Overloaded, hint, Some(retry_after))
+                (RefusalCode::Overloaded, hint, Some(retry_after))
             }
             CallError::NoSlot { retry_after, .. } => {
                 let hint = "try again later; instances are held for as long as calls last: lower the function's \
                             limits.concurrency or limits.timeout, or start the server with more \
                             (mayfly up --instances, --function-instances)";
-                (Code::Overloaded, hint, Some(retry_after))
+                (RefusalCode::Overloaded, hint, Some(retry_after))
             }
-            CallError::ComponentMissing(_) => (Code::ComponentMissing, "`mayfly deploy` uploads it", None),
+            CallError::ComponentMissing(_) => {
+                (RefusalCode::ComponentMissing, "`mayfly deploy` uploads it", None)
+            }
             CallError::ComponentInvalid(_) => {
-                (Code::ComponentInvalid, "build it for wasi:http and deploy it again", None)
+                (RefusalCode::ComponentInvalid, "build it for wasi:http and deploy it again", None)
             }
-            CallError::Trapped(_) => (Code::Trapped, "`mayfly logs` shows what it wrote before", None),
+            CallError::Trapped(_) => (RefusalCode::Trapped, "`mayfly logs` shows what it wrote before", None),
             CallError::OutOfMemory { .. } => {
-                (Code::OutOfMemory, "raise limits.memory if it needs more", None)
+                (RefusalCode::OutOfMemory, "raise limits.memory if it needs more", None)
             }
-            CallError::TimedOut { .. } => (Code::TimedOut, "raise limits.timeout if it needs longer", None),
-            CallError::NoAnswer => (Code::NoAnswer, "its handler must set a response on every path", None),
-            CallError::GuestError(_) => (Code::GuestError, "`mayfly logs` shows what it wrote before", None),
+            CallError::TimedOut { .. } => {
+                (RefusalCode::TimedOut, "raise limits.timeout if it needs longer", None)
+            }
+            CallError::NoAnswer => {
+                (RefusalCode::NoAnswer, "its handler must set a response on every path", None)
+            }
+            CallError::GuestError(_) => {
+                (RefusalCode::GuestError, "`mayfly logs` shows what it wrote before", None)
+            }
             CallError::ResponseTooLarge { .. } => {
-                (Code::ResponseTooLarge, "raise limits.response if answers are that large", None)
+                (RefusalCode::ResponseTooLarge, "raise limits.response if answers are that large", None)
             }
-            CallError::ShuttingDown => {
-                (Code::ShuttingDown, "try again: this server is being stopped", Some(Duration::from_secs(1)))
+            CallError::ShuttingDown => (
+                RefusalCode::ShuttingDown,
+                "try again: this server is being stopped",
+                Some(Duration::from_secs(1)),
+            ),
+            CallError::Internal(_) => {
+                (RefusalCode::Internal, "the server's log has more about this request", None)
             }
-            CallError::Internal(_) => (Code::Internal, "the server's log has more about this request", None),
         };
         Self { code, message: message.into(), hint: hint.into(), retry_after }
     }
@@ -399,15 +415,16 @@ mod tests {
 
     #[test]
     fn codes_are_distinct() {
-        let texts: std::collections::BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
-        assert_eq!(texts.len(), Code::ALL.len());
+        let texts: std::collections::BTreeSet<_> =
+            RefusalCode::ALL.iter().map(|code| code.as_str()).collect();
+        assert_eq!(texts.len(), RefusalCode::ALL.len());
     }
 
     /// Programs rely on the codes, so each is documented with its status, cause and remedy.
     #[test]
     fn every_code_is_documented_with_its_status() {
         let page = include_str!("../../../docs/errors.md");
-        for code in Code::ALL {
+        for code in RefusalCode::ALL {
             let row = format!("| `{}` | {} |", code.as_str(), code.status().as_u16());
             assert!(page.contains(&row), "docs/errors.md has no row {row}");
         }

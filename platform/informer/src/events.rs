@@ -43,7 +43,7 @@ pub struct EventRecorder {
 
 /// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Severity {
+pub enum EventSeverity {
     Normal,
     Warning,
 }
@@ -51,7 +51,7 @@ pub enum Severity {
 #[derive(Debug)]
 struct Record {
     regarding: ObjectReference,
-    severity: Severity,
+    severity: EventSeverity,
     reason: &'static str,
     message: String,
     at: Timestamp,
@@ -78,7 +78,7 @@ impl EventRecorder {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        self.say(about.object_ref(&()), Severity::Normal, reason, message.into());
+        self.say(about.object_ref(&()), EventSeverity::Normal, reason, message.into());
     }
 
     /// An abnormal event, which an operator may want to act on.
@@ -88,10 +88,16 @@ impl EventRecorder {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        self.say(about.object_ref(&()), Severity::Warning, reason, message.into());
+        self.say(about.object_ref(&()), EventSeverity::Warning, reason, message.into());
     }
 
-    pub fn say(&self, regarding: ObjectReference, severity: Severity, reason: &'static str, message: String) {
+    pub fn say(
+        &self,
+        regarding: ObjectReference,
+        severity: EventSeverity,
+        reason: &'static str,
+        message: String,
+    ) {
         let record = Record { regarding, severity, reason, message, at: Timestamp::now() };
         if let Err(mpsc::error::TrySendError::Full(record)) = self.records.try_send(record) {
             tracing::debug!(reason = record.reason, name = ?record.regarding.name, "dropped an event: too many");
@@ -100,7 +106,7 @@ impl EventRecorder {
 }
 
 /// The key by which two records are the same event.
-type Sameness = (String, Severity, &'static str, String);
+type Sameness = (String, EventSeverity, &'static str, String);
 
 #[derive(Clone, Debug)]
 struct Written {
@@ -242,7 +248,7 @@ mod tests {
     use super::*;
 
     fn sameness(message: &str) -> Sameness {
-        ("uid".into(), Severity::Normal, "Test", message.into())
+        ("uid".into(), EventSeverity::Normal, "Test", message.into())
     }
 
     fn written(now: Instant) -> Written {

@@ -23,14 +23,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::Backoff;
-use queue::{Next, Queue};
+use queue::{KeyQueue, Next};
 
 /// Pauses after failures, unless a reconciler has its own.
 pub const RETRY: Backoff = Backoff { first: Duration::from_millis(5), most: Duration::from_secs(60) };
 
 /// The type of keys: `ObjectKey`, a uid, …
-pub trait Key: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static {}
-impl<Q: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static> Key for Q {}
+pub trait ReconcileKey: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static {}
+impl<Q: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static> ReconcileKey for Q {}
 
 /// The result of a successful reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct WorkQueue<Q> {
 }
 
 struct Shared<Q> {
-    queue: Mutex<Queue<Q>>,
+    queue: Mutex<KeyQueue<Q>>,
     notify: Notify,
 }
 
@@ -57,15 +57,15 @@ impl<Q> Clone for WorkQueue<Q> {
     }
 }
 
-impl<Q: Key> Default for WorkQueue<Q> {
+impl<Q: ReconcileKey> Default for WorkQueue<Q> {
     fn default() -> Self {
         Self::new(RETRY)
     }
 }
 
-impl<Q: Key> WorkQueue<Q> {
+impl<Q: ReconcileKey> WorkQueue<Q> {
     pub fn new(retry: Backoff) -> Self {
-        let shared = Shared { queue: Mutex::new(Queue::new(retry)), notify: Notify::new() };
+        let shared = Shared { queue: Mutex::new(KeyQueue::new(retry)), notify: Notify::new() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -100,7 +100,7 @@ pub async fn run<Q, F, Fut, E>(
     stop: CancellationToken,
     reconcile: F,
 ) where
-    Q: Key,
+    Q: ReconcileKey,
     F: Fn(Q) -> Fut,
     Fut: Future<Output = Result<Outcome, E>> + Send + 'static,
     E: Display + Send + 'static,
@@ -142,7 +142,12 @@ pub async fn run<Q, F, Fut, E>(
     }
 }
 
-fn settle<Q: Key>(name: &'static str, queue: &WorkQueue<Q>, key: Q, result: Result<Outcome, String>) {
+fn settle<Q: ReconcileKey>(
+    name: &'static str,
+    queue: &WorkQueue<Q>,
+    key: Q,
+    result: Result<Outcome, String>,
+) {
     let now = Instant::now();
     let mut queue = queue.shared.queue.lock();
     match result {

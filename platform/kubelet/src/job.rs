@@ -27,7 +27,7 @@ use mayfly_api::{
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{ContainerFiles, Mount, PodUid};
 
-pub(crate) use collect::{Ended, collect};
+pub(crate) use collect::{ContainerResult, collect};
 
 /// The folders of jobs' inputs and outputs.
 #[derive(Clone)]

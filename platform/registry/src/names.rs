@@ -81,7 +81,7 @@ impl ManifestReference {
 
 /// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum RegistryRequest {
     Catalog,
     Tags(RepositoryName),
     Manifest(RepositoryName, ManifestReference),
@@ -96,27 +96,29 @@ pub(crate) fn digest(text: &str) -> Result<Digest, RegistryRefusal> {
 }
 
 /// Reads the path after `/v2/`. A repository's name may have any number of parts, so it is read from the end.
-pub(crate) fn target(path: &str) -> Result<Target, RegistryRefusal> {
+pub(crate) fn target(path: &str) -> Result<RegistryRequest, RegistryRefusal> {
     if path == "_catalog" {
-        return Ok(Target::Catalog);
+        return Ok(RegistryRequest::Catalog);
     }
     let unknown = || refusal(http::StatusCode::NOT_FOUND, "UNSUPPORTED", "there is nothing at this path");
     if let Some(name) = path.strip_suffix("/blobs/uploads/").or_else(|| path.strip_suffix("/blobs/uploads")) {
-        return RepositoryName::parse(name).map(Target::Uploads);
+        return RepositoryName::parse(name).map(RegistryRequest::Uploads);
     }
     if let Some(name) = path.strip_suffix("/tags/list") {
-        return RepositoryName::parse(name).map(Target::Tags);
+        return RepositoryName::parse(name).map(RegistryRequest::Tags);
     }
     let (rest, last) = path.rsplit_once('/').ok_or_else(unknown)?;
     let (name, kind) = rest.rsplit_once('/').ok_or_else(unknown)?;
     match kind {
-        "manifests" => Ok(Target::Manifest(RepositoryName::parse(name)?, ManifestReference::parse(last)?)),
-        "blobs" => Ok(Target::Blob(RepositoryName::parse(name)?, digest(last)?)),
-        "referrers" => Ok(Target::Referrers(RepositoryName::parse(name)?, digest(last)?)),
+        "manifests" => {
+            Ok(RegistryRequest::Manifest(RepositoryName::parse(name)?, ManifestReference::parse(last)?))
+        }
+        "blobs" => Ok(RegistryRequest::Blob(RepositoryName::parse(name)?, digest(last)?)),
+        "referrers" => Ok(RegistryRequest::Referrers(RepositoryName::parse(name)?, digest(last)?)),
         "uploads" => {
             let name = name.strip_suffix("/blobs").ok_or_else(unknown)?;
             let id = last.parse().map_err(|_| upload_unknown())?;
-            Ok(Target::Upload(RepositoryName::parse(name)?, id))
+            Ok(RegistryRequest::Upload(RepositoryName::parse(name)?, id))
         }
         _ => Err(unknown()),
     }
@@ -151,15 +153,18 @@ mod tests {
         let tag = |text: &str| ManifestReference::Tag(text.into());
         let id = Uuid::from_u128(7);
         for (path, expected) in [
-            ("_catalog".to_owned(), Target::Catalog),
-            ("a/tags/list".into(), Target::Tags(name("a"))),
-            ("tags/list/tags/list".into(), Target::Tags(name("tags/list"))),
-            ("a/b/manifests/1.0".into(), Target::Manifest(name("a/b"), tag("1.0"))),
-            (format!("a/manifests/{zeros}"), Target::Manifest(name("a"), ManifestReference::Digest(digest))),
-            (format!("a/blobs/{zeros}"), Target::Blob(name("a"), digest)),
-            ("a/blobs/uploads/".into(), Target::Uploads(name("a"))),
-            (format!("a/b/blobs/uploads/{id}"), Target::Upload(name("a/b"), id)),
-            (format!("a/referrers/{zeros}"), Target::Referrers(name("a"), digest)),
+            ("_catalog".to_owned(), RegistryRequest::Catalog),
+            ("a/tags/list".into(), RegistryRequest::Tags(name("a"))),
+            ("tags/list/tags/list".into(), RegistryRequest::Tags(name("tags/list"))),
+            ("a/b/manifests/1.0".into(), RegistryRequest::Manifest(name("a/b"), tag("1.0"))),
+            (
+                format!("a/manifests/{zeros}"),
+                RegistryRequest::Manifest(name("a"), ManifestReference::Digest(digest)),
+            ),
+            (format!("a/blobs/{zeros}"), RegistryRequest::Blob(name("a"), digest)),
+            ("a/blobs/uploads/".into(), RegistryRequest::Uploads(name("a"))),
+            (format!("a/b/blobs/uploads/{id}"), RegistryRequest::Upload(name("a/b"), id)),
+            (format!("a/referrers/{zeros}"), RegistryRequest::Referrers(name("a"), digest)),
         ] {
             assert_eq!(target(&path), Ok(expected), "{path}");
         }

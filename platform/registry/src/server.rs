@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     collect,
     error::{RegistryRefusal, refusal},
-    names::{RepositoryName, Target, target},
+    names::{RegistryRequest, RepositoryName, target},
     store::RegistryStore,
     uploads::BlobUploads,
 };
@@ -124,15 +124,21 @@ impl RegistryServer {
         let query = RegistryQuery::read(parts.uri.query().unwrap_or_default());
         let (method, headers) = (&parts.method, &parts.headers);
         match target(path)? {
-            Target::Catalog if is_reading => self.catalog(&query).await,
-            Target::Tags(name) if is_reading => self.tags(&name, &query).await,
-            Target::Manifest(name, reference) => {
+            RegistryRequest::Catalog if is_reading => self.catalog(&query).await,
+            RegistryRequest::Tags(name) if is_reading => self.tags(&name, &query).await,
+            RegistryRequest::Manifest(name, reference) => {
                 self.manifest(method, &name, &reference, headers, body).await
             }
-            Target::Blob(_, digest) => self.blob(method, digest, headers).await,
-            Target::Uploads(name) if *method == Method::POST => self.begin_upload(&name, &query, body).await,
-            Target::Upload(name, id) => self.upload(method, (&name, id), headers, &query, body).await,
-            Target::Referrers(name, digest) if is_reading => self.referrers(&name, digest, &query).await,
+            RegistryRequest::Blob(_, digest) => self.blob(method, digest, headers).await,
+            RegistryRequest::Uploads(name) if *method == Method::POST => {
+                self.begin_upload(&name, &query, body).await
+            }
+            RegistryRequest::Upload(name, id) => {
+                self.upload(method, (&name, id), headers, &query, body).await
+            }
+            RegistryRequest::Referrers(name, digest) if is_reading => {
+                self.referrers(&name, digest, &query).await
+            }
             _ => Err(RegistryRefusal::unsupported()),
         }
     }

@@ -150,7 +150,7 @@ impl<'a> Scan<'a> {
         let most_disliked = fitting.clone().map(|verdict| verdict.taints_disliked).max().unwrap_or(0);
         let most_preferred = fitting.map(|verdict| verdict.preference).max().unwrap_or(0);
         let share = |part: u32, most: u32| if most == 0 { 0.0 } else { part as f32 / most as f32 };
-        let score = |verdict: &mayfly_api::node_fit::Verdict| {
+        let score = |verdict: &mayfly_api::node_fit::FitVerdict| {
             verdict.misfit.is_none().then(|| {
                 (1.0 - share(verdict.taints_disliked, most_disliked)) * 100.0 * TAINT_WEIGHT
                     + share(verdict.preference, most_preferred) * 100.0 * AFFINITY_WEIGHT

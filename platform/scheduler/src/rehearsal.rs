@@ -13,14 +13,14 @@ use crate::{
     plan::Decision,
     preemption::{DisruptionBudget, Preemption},
     request::PodRequest,
-    state::State,
+    state::SchedulerState,
     volumes::VolumeNeeds,
 };
 
 /// A scheduler that receives all changes and binds nothing. Time is an argument.
 #[derive(Default)]
 pub struct Rehearsal {
-    state: State,
+    state: SchedulerState,
     /// Decisions about a gang that [`Rehearsal::step`] has not returned yet.
     decided: VecDeque<(ObjectKey, Decision)>,
 }
@@ -60,7 +60,7 @@ impl Rehearsal {
 
     /// The pods that hold nodes of gangs which have been incomplete for too long.
     pub fn overdue(&mut self, now: Instant) -> Vec<ObjectKey> {
-        let State { gangs, queue, .. } = &mut self.state;
+        let SchedulerState { gangs, queue, .. } = &mut self.state;
         let overdue = gangs.overdue(now, |gang| queue.waiting_of(gang) > 0);
         overdue.into_iter().map(|(key, _)| key).collect()
     }

@@ -35,7 +35,7 @@ use crate::{
     preemption::Preemption,
     queue::Popped,
     request::{PodRequest, wants_node},
-    state::State,
+    state::SchedulerState,
     storage::Storage,
     volumes::VolumeNeeds,
 };
@@ -69,7 +69,7 @@ pub struct Scheduler {
     policies: PolicyObjects,
     /// Pods that wait for a node and have claims: looked at again when any claim, volume or class changes.
     with_claims: BTreeSet<ObjectKey>,
-    state: State,
+    state: SchedulerState,
 }
 
 /// Bindings on their way to the API.
@@ -127,7 +127,7 @@ impl Scheduler {
         let pods = informers.of::<Pod>();
         let storage = Storage::create(informers, &pods);
         let policies = PolicyObjects::create(informers);
-        let (nodes, state) = (informers.of(), State::default());
+        let (nodes, state) = (informers.of(), SchedulerState::default());
         Self { config, client, pods, nodes, storage, policies, with_claims: BTreeSet::new(), state }
     }
 
@@ -282,7 +282,7 @@ impl Scheduler {
 
     /// Removes the pods of gangs that have held nodes for too long without being complete.
     fn release_overdue(&mut self, reports: &mut JoinSet<()>, events: &EventRecorder) {
-        let State { gangs, queue, .. } = &mut self.state;
+        let SchedulerState { gangs, queue, .. } = &mut self.state;
         let overdue = gangs.overdue(Instant::now(), |gang| queue.waiting_of(gang) > 0);
         if overdue.is_empty() {
             return;

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use mayfly_api::node_fit::{Constraints, NodeFacts, Verdict};
+use mayfly_api::node_fit::{Constraints, FitVerdict, NodeFacts};
 
 use crate::{
     cache::{Cache, NodeId, NodeState},
@@ -75,16 +75,16 @@ pub(crate) struct Verdicts {
     /// By node: an index into `table`.
     pub(crate) of_node: Vec<u32>,
     /// The different verdicts there are; few.
-    pub(crate) table: Vec<Verdict>,
+    pub(crate) table: Vec<FitVerdict>,
 }
 
 impl Verdicts {
     /// The verdict on a node that exists.
-    pub(crate) fn of(&self, node: NodeId) -> &Verdict {
+    pub(crate) fn of(&self, node: NodeId) -> &FitVerdict {
         &self.table[self.of_node[node] as usize]
     }
 
-    fn set(&mut self, node: NodeId, verdict: Verdict) {
+    fn set(&mut self, node: NodeId, verdict: FitVerdict) {
         let known = self.table.iter().position(|other| *other == verdict);
         let index = known.unwrap_or_else(|| {
             self.table.push(verdict);

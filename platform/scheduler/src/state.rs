@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct SchedulerState {
     pub(crate) cache: Cache,
     pub(crate) queue: Queue,
     pub(crate) gangs: Gangs,
@@ -27,7 +27,7 @@ pub(crate) struct State {
     nominated: HashMap<ObjectKey, (PodRequest, String)>,
 }
 
-impl State {
+impl SchedulerState {
     /// A pod as the API shows it, and what its claims demand.
     pub(crate) fn take_pod(
         &mut self,

@@ -16,7 +16,7 @@ use jiff::{Span, SpanRelativeTo};
 use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
 use mayfly_gpu_proto::sim::{self, FakeGpu};
 use mayfly_runtime_oci::availability::ContainersMode;
-use mayfly_workflows_engine::engine::{Credentials, Endpoints};
+use mayfly_workflows_engine::engine::{AwsEndpoints, Credentials};
 use serde::Deserialize;
 
 use crate::{
@@ -234,7 +234,7 @@ pub(crate) struct UpConfig {
     pub(crate) workflow_retention: Duration,
     /// The most events of one execution; `None`: no limit.
     pub(crate) workflow_history_events: Option<u64>,
-    pub(crate) task_endpoints: Endpoints,
+    pub(crate) task_endpoints: AwsEndpoints,
     /// Whether the forwarding headers of a proxy in front are trusted.
     pub(crate) trust_forwarded: bool,
     pub(crate) artifact_bytes_max: u64,
@@ -442,8 +442,8 @@ fn endpoints(
     id: Option<String>,
     key: Option<String>,
     environment: &dyn Fn(&str) -> Option<String>,
-) -> anyhow::Result<Endpoints> {
-    let mut endpoints = Endpoints::default();
+) -> anyhow::Result<AwsEndpoints> {
+    let mut endpoints = AwsEndpoints::default();
     for (service, url) in &file {
         endpoints.point(service, url).context("the config file's task-endpoint")?;
     }

@@ -6,7 +6,7 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use crate::{
-    object::{Entry, Event, EventKind, Key, Revision},
+    object::{Entry, EventKind, Key, Revision, WriteEvent},
     write::{Write, WriteError, Written},
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct EventBatch<F> {
     published: F,
     /// The pending entries of the keys that the batch has written.
     pending: HashMap<Key, Option<Arc<Entry>>>,
-    events: Vec<Arc<Event>>,
+    events: Vec<Arc<WriteEvent>>,
     revision: Revision,
 }
 
@@ -38,7 +38,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
     }
 
     /// The accepted events, in the order of their revisions.
-    pub(crate) fn into_events(self) -> Vec<Arc<Event>> {
+    pub(crate) fn into_events(self) -> Vec<Arc<WriteEvent>> {
         self.events
     }
 
@@ -68,7 +68,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
         let entry = Arc::new(entry);
         let after = (kind != EventKind::Deleted).then(|| Arc::clone(&entry));
         self.pending.insert(entry.key.clone(), after);
-        self.events.push(Arc::new(Event { kind, entry, previous, revision }));
+        self.events.push(Arc::new(WriteEvent { kind, entry, previous, revision }));
         self.revision = revision;
         Ok(())
     }
@@ -87,7 +87,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
 }
 
 /// The answer to the author of a write about its event.
-pub(crate) fn written(event: &Event) -> Written {
+pub(crate) fn written(event: &WriteEvent) -> Written {
     let entry = match (event.kind, &event.previous) {
         (EventKind::Deleted, Some(previous)) => previous,
         _ => &event.entry,

@@ -14,7 +14,7 @@ use rusqlite::{Connection, TransactionBehavior, ffi, params};
 
 use crate::{
     lock::{Lock, LockError},
-    object::{Entry, Event, EventKind, Key, Revision},
+    object::{Entry, EventKind, Key, Revision, WriteEvent},
     store::Config,
 };
 
@@ -105,7 +105,7 @@ impl Database {
     }
 
     /// Makes all events durable in one transaction. On an error none of them is.
-    pub(crate) fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), CommitError> {
+    pub(crate) fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
         match self.transact(events) {
             Err(CommitError::NotWritten(problem)) => {
                 let bytes = events.iter().map(|event| event.entry.value.len() as u64 + OBJECT_BYTES).sum();
@@ -115,7 +115,7 @@ impl Database {
         }
     }
 
-    fn transact(&mut self, events: &[Arc<Event>]) -> Result<(), CommitError> {
+    fn transact(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
         let Some(newest) = events.last() else { return Ok(()) };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         {

@@ -4,11 +4,11 @@ use std::{collections::VecDeque, sync::Arc};
 
 use tokio::sync::watch;
 
-use crate::object::{Event, Revision};
+use crate::object::{Revision, WriteEvent};
 
 /// The newest events of a resource, oldest first.
 pub(crate) struct WatchHistory {
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<Arc<WriteEvent>>,
     bytes: usize,
     /// Every event of this resource after this revision is in `events`.
     floor: Revision,
@@ -22,13 +22,13 @@ impl WatchHistory {
         Self { events: VecDeque::new(), bytes: 0, floor, signal: Arc::new(watch::Sender::new(floor)) }
     }
 
-    pub(crate) fn push(&mut self, event: Arc<Event>) {
+    pub(crate) fn push(&mut self, event: Arc<WriteEvent>) {
         self.bytes += bytes_of(&event);
         self.events.push_back(event);
     }
 
     /// Forgets the oldest event.
-    pub(crate) fn forget(&mut self) -> Option<Arc<Event>> {
+    pub(crate) fn forget(&mut self) -> Option<Arc<WriteEvent>> {
         let event = self.events.pop_front()?;
         self.bytes -= bytes_of(&event);
         self.floor = event.revision;
@@ -36,7 +36,7 @@ impl WatchHistory {
     }
 
     /// The events after a revision, oldest first; `None` when some of them are forgotten.
-    pub(crate) fn after(&self, revision: Revision) -> Option<impl Iterator<Item = &Arc<Event>>> {
+    pub(crate) fn after(&self, revision: Revision) -> Option<impl Iterator<Item = &Arc<WriteEvent>>> {
         if revision < self.floor {
             return None;
         }
@@ -62,7 +62,7 @@ impl WatchHistory {
 }
 
 /// The maximum memory that an event keeps alive: both states of the object, and the bookkeeping.
-fn bytes_of(event: &Event) -> usize {
+fn bytes_of(event: &WriteEvent) -> usize {
     const OVERHEAD: usize = 256;
     let previous = event.previous.as_ref().map_or(0, |previous| previous.value.len());
     OVERHEAD + event.entry.value.len() + previous

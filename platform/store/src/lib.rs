@@ -25,7 +25,7 @@ mod writer;
 
 pub use database::OpenError;
 pub use list::{ListError, ListOptions, Listing};
-pub use object::{Entry, Event, EventKind, Key, Range, Revision, Scope};
+pub use object::{Entry, EventKind, Key, Range, Revision, Scope, WriteEvent};
 pub use store::{Config, Stats, Store};
 pub use watch::{Watch, WatchClosed, WatchError};
 pub use write::{Write, WriteError, Written};

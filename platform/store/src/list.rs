@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BTreeMap, ops::Bound, sync::Arc};
 
 use crate::{
-    object::{Entry, Event, Key, Range, Revision},
+    object::{Entry, Key, Range, Revision, WriteEvent},
     table::{Position, ResourceTable},
 };
 
@@ -50,7 +50,7 @@ pub(crate) struct ListView {
 
 impl ListView {
     /// `newer`: the resource's events after `revision`, oldest first.
-    pub(crate) fn new(revision: Revision, table: ResourceTable, newer: &[Arc<Event>]) -> Self {
+    pub(crate) fn new(revision: Revision, table: ResourceTable, newer: &[Arc<WriteEvent>]) -> Self {
         let mut then = BTreeMap::new();
         for event in newer {
             // The first change after the revision saw the state at the revision.

@@ -124,7 +124,7 @@ pub enum EventKind {
 
 /// One write, as watchers see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct WriteEvent {
     pub kind: EventKind,
     /// The object after the write. For [`EventKind::Deleted`]: its last state, with `modified` set to
     /// the deletion's revision.

@@ -12,7 +12,7 @@ use crate::{
     database::LoadedDatabase,
     history::WatchHistory,
     list::ListError,
-    object::{Entry, Event, EventKind, Key, Range, Revision},
+    object::{Entry, EventKind, Key, Range, Revision, WriteEvent},
     table::ResourceTable,
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct HistoryLimits {
 pub(crate) struct Published {
     signals: Vec<Arc<watch::Sender<Revision>>>,
     revision: Revision,
-    _forgotten: Vec<Arc<Event>>,
+    _forgotten: Vec<Arc<WriteEvent>>,
 }
 
 impl Published {
@@ -81,7 +81,7 @@ impl StoreState {
     }
 
     /// Makes committed events visible, all at once. They are in the order of their revisions.
-    pub(crate) fn publish(&mut self, events: &[Arc<Event>]) -> Published {
+    pub(crate) fn publish(&mut self, events: &[Arc<WriteEvent>]) -> Published {
         let mut signals: Vec<Arc<watch::Sender<Revision>>> = Vec::new();
         let mut forgotten = Vec::new();
         for event in events {
@@ -108,7 +108,7 @@ impl StoreState {
     }
 
     /// The largest history forgets first: a busy resource does not cost a quiet one its past.
-    fn trim_bytes(&mut self, forgotten: &mut Vec<Arc<Event>>) {
+    fn trim_bytes(&mut self, forgotten: &mut Vec<Arc<WriteEvent>>) {
         while self.history_bytes > self.limits.bytes {
             let largest = self.resources.values_mut().max_by_key(|resource| resource.history.bytes());
             let Some(history) = largest.map(|resource| &mut resource.history) else { return };
@@ -124,7 +124,7 @@ impl StoreState {
         &self,
         range: &Range,
         at: Option<Revision>,
-    ) -> Result<(Revision, ResourceTable, Vec<Arc<Event>>), ListError> {
+    ) -> Result<(Revision, ResourceTable, Vec<Arc<WriteEvent>>), ListError> {
         let revision = at.unwrap_or(self.revision);
         if revision > self.revision {
             return Err(ListError::Future { current: self.revision });

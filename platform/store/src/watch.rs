@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, fmt, sync::Arc};
 
 use crate::{
-    object::{Event, Range, Revision},
+    object::{Range, Revision, WriteEvent},
     store::StoreContext,
 };
 
@@ -15,7 +15,7 @@ pub struct Watch {
     /// in `found`.
     cursor: Revision,
     delivered: Revision,
-    found: VecDeque<Arc<Event>>,
+    found: VecDeque<Arc<WriteEvent>>,
     signal: tokio::sync::watch::Receiver<Revision>,
 }
 
@@ -73,7 +73,7 @@ impl Watch {
     }
 
     /// The next event of the range. May be dropped while it waits without losing one.
-    pub async fn next(&mut self) -> Result<Arc<Event>, WatchClosed> {
+    pub async fn next(&mut self) -> Result<Arc<WriteEvent>, WatchClosed> {
         loop {
             if let Some(event) = self.found.pop_front() {
                 self.delivered = event.revision;

@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use crate::{
     batch::{EventBatch, written},
     database::{CommitError, Database},
-    object::Event,
+    object::WriteEvent,
     store::StoreContext,
     write::{Write, WriteError, Written},
 };
@@ -143,7 +143,7 @@ impl Writer {
     }
 
     /// Judges every request; the refused are answered at once.
-    fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<Event>>, Accepted) {
+    fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<WriteEvent>>, Accepted) {
         let state = self.shared.state.read();
         let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
         let mut accepted = Accepted::new();
@@ -157,7 +157,7 @@ impl Writer {
         (batch.into_events(), accepted)
     }
 
-    fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), WriteError> {
+    fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), WriteError> {
         if let Some(reason) = self.shared.broken.get() {
             return Err(WriteError::Failed(Arc::clone(reason)));
         }
@@ -205,7 +205,7 @@ impl Writer {
     }
 }
 
-fn answer(accepted: Accepted, events: &[Arc<Event>]) {
+fn answer(accepted: Accepted, events: &[Arc<WriteEvent>]) {
     for (range, reply, _room) in accepted {
         let written = events[range].iter().map(|event| written(event)).collect();
         // A caller that went away needs no answer.

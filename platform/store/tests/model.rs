@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use futures::FutureExt as _;
 use mayfly_store::{
-    Config, Event, EventKind, Key, ListError, ListOptions, Range, Revision, Store, Watch, WatchClosed,
-    WatchError, Write, WriteError,
+    Config, EventKind, Key, ListError, ListOptions, Range, Revision, Store, Watch, WatchClosed, WatchError,
+    Write, WriteError, WriteEvent,
 };
 use proptest::prelude::*;
 
@@ -285,7 +285,7 @@ impl Run {
     }
 }
 
-fn told(event: &Event) -> Told {
+fn told(event: &WriteEvent) -> Told {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     assert_eq!(event.entry.modified, event.revision);
     Told {

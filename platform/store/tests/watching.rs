@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mayfly_store::{
-    Config, Event, EventKind, Key, ListOptions, Range, Revision, Store, Watch, WatchClosed, WatchError,
-    Write, WriteError,
+    Config, EventKind, Key, ListOptions, Range, Revision, Store, Watch, WatchClosed, WatchError, Write,
+    WriteError, WriteEvent,
 };
 
 fn key(resource: &str, namespace: &str, n: usize) -> Key {
@@ -42,9 +42,9 @@ async fn writer(store: Store, writer: usize) -> usize {
 
 /// Follows a range up to a key that is created last of all, checking that every event continues
 /// from the one before it on its object; returns all but the last.
-async fn follow(mut watch: Watch) -> Vec<Arc<Event>> {
+async fn follow(mut watch: Watch) -> Vec<Arc<WriteEvent>> {
     let mut last: HashMap<Key, Option<Revision>> = HashMap::new();
-    let mut events: Vec<Arc<Event>> = Vec::new();
+    let mut events: Vec<Arc<WriteEvent>> = Vec::new();
     loop {
         let event = watch.next().await.unwrap();
         assert!(events.last().is_none_or(|before| before.revision < event.revision));

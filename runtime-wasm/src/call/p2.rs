@@ -27,13 +27,13 @@ pub(crate) async fn instantiate(pre: &ProxyPre<StoreData>, store: &mut Store) ->
 
 /// One call, its arguments already in the store of the instance that will run it. The answer goes to `reply` as
 /// soon as the guest gives it.
-pub(crate) struct Call {
+pub(crate) struct Preview2Call {
     request: Resource<IncomingRequest>,
     answer: Resource<ResponseOutparam>,
     reply: Reply,
 }
 
-impl Call {
+impl Preview2Call {
     pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
         let made = arguments(store, request, reply);
         let (request, answer) = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;

@@ -31,7 +31,7 @@ pub(crate) async fn instantiate(pre: &ServicePre<StoreData>, store: &mut Store) 
 
 /// One call, its request already in the store of the instance that will run it. The answer goes to `reply`, and the
 /// guest continues until it has no work left.
-pub(crate) struct Call {
+pub(crate) struct Preview3Call {
     request: Resource<p3::Request>,
     sent: Sent,
     reply: Reply,
@@ -40,7 +40,7 @@ pub(crate) struct Call {
 /// Tells what became of the request's body.
 type Sent = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-impl Call {
+impl Preview3Call {
     pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
         let http = store.data_mut().http();
         let (request, sent) = p3::Request::from_http(http.hooks, with_authority(to_guest(request)));

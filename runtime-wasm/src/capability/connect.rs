@@ -15,7 +15,7 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::TokioIo,
 };
-use mayfly_api::egress::{EgressRule, Verdict, is_public, judge};
+use mayfly_api::egress::{EgressRule, EgressVerdict, is_public, judge};
 use mayfly_runtime::ClusterHost;
 use tokio::{
     net::TcpStream,
@@ -86,7 +86,7 @@ impl CheckedConnector {
     async fn connect(self, uri: Uri) -> Result<CountedStream, ConnectError> {
         let (scheme, host) = (uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default());
         let verdict = judge(&self.rules, scheme, host, uri.port_u16());
-        if verdict == Verdict::Denied {
+        if verdict == EgressVerdict::Denied {
             return Err(ConnectError::Denied);
         }
         let until = Instant::now() + self.timeout;
@@ -107,7 +107,7 @@ impl CheckedConnector {
     /// which are private, where a rule names it itself; a wildcard does not open the cluster.
     async fn addresses(
         &self,
-        verdict: Verdict,
+        verdict: EgressVerdict,
         uri: &Uri,
         port: u16,
         until: Instant,
@@ -160,11 +160,11 @@ async fn to_any(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, C
 }
 
 /// Which of a destination's addresses may be connected to.
-fn allowed(verdict: Verdict, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
+fn allowed(verdict: EgressVerdict, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
     match verdict {
-        Verdict::Denied => return Err(ConnectError::Denied),
-        Verdict::AnyAddress => {}
-        Verdict::PublicAddressesOnly => addresses.retain(|address| is_public(address.ip())),
+        EgressVerdict::Denied => return Err(ConnectError::Denied),
+        EgressVerdict::AnyAddress => {}
+        EgressVerdict::PublicAddressesOnly => addresses.retain(|address| is_public(address.ip())),
     }
     if addresses.is_empty() {
         return Err(ConnectError::Prohibited);
@@ -246,14 +246,17 @@ mod tests {
     fn a_name_reaches_its_public_addresses_only() {
         let mixed = addresses(&["10.0.0.1", "1.1.1.1", "169.254.169.254", "::1"]);
         assert_eq!(
-            allowed(Verdict::PublicAddressesOnly, mixed.clone()).unwrap(),
+            allowed(EgressVerdict::PublicAddressesOnly, mixed.clone()).unwrap(),
             addresses(&["1.1.1.1"]),
             "a name that also resolves inside the network must not lead there"
         );
-        assert_eq!(allowed(Verdict::AnyAddress, mixed.clone()).unwrap(), mixed);
+        assert_eq!(allowed(EgressVerdict::AnyAddress, mixed.clone()).unwrap(), mixed);
         let private = addresses(&["127.0.0.1", "fd00::1"]);
-        assert!(matches!(allowed(Verdict::PublicAddressesOnly, private), Err(ConnectError::Prohibited)));
-        assert!(matches!(allowed(Verdict::Denied, mixed), Err(ConnectError::Denied)));
+        assert!(matches!(
+            allowed(EgressVerdict::PublicAddressesOnly, private),
+            Err(ConnectError::Prohibited)
+        ));
+        assert!(matches!(allowed(EgressVerdict::Denied, mixed), Err(ConnectError::Denied)));
     }
 
     /// Knows one Service and one alias.

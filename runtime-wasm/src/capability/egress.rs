@@ -18,7 +18,7 @@ use hyper_util::{
     client::legacy::Client,
     rt::{TokioExecutor, TokioTimer},
 };
-use mayfly_api::egress::{EgressRule, Verdict, judge};
+use mayfly_api::egress::{EgressRule, EgressVerdict, judge};
 use wasmtime_wasi_http::{
     DEFAULT_FORBIDDEN_HEADERS, Error, ForbiddenHeaderFilter, RequestOptions, WasiBody, WasiHttpHooks,
 };
@@ -78,11 +78,11 @@ impl Egress {
         })
     }
 
-    fn verdict(&self, request: &Request<WasiBody>) -> Verdict {
+    fn verdict(&self, request: &Request<WasiBody>) -> EgressVerdict {
         let uri = request.uri();
         match (uri.scheme_str(), uri.host()) {
             (Some(scheme), Some(host)) => judge(&self.rules, scheme, host, uri.port_u16()),
-            _ => Verdict::Denied,
+            _ => EgressVerdict::Denied,
         }
     }
 
@@ -195,7 +195,7 @@ impl WasiHttpHooks for Outbound {
         let program = self.program.clone();
         Box::new(async move {
             let target = request.uri().to_string();
-            if program.egress.verdict(&request) == Verdict::Denied {
+            if program.egress.verdict(&request) == EgressVerdict::Denied {
                 program.log.note(&format!("request to {target} denied: not listed in spec.egress"));
                 return Err(Error::HttpRequestDenied);
             }

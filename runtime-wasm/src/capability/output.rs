@@ -99,8 +99,8 @@ impl ProgramLog {
     }
 
     /// One output of one instance. Instances do not share a sink, so their lines do not mix.
-    pub(crate) fn output(&self, stream: Stream) -> Output {
-        Output(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
+    pub(crate) fn output(&self, stream: Stream) -> GuestOutput {
+        GuestOutput(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
     }
 
     /// Whether output is to be dropped now. The first that is not, after some was, is preceded by how much was.
@@ -171,7 +171,7 @@ impl Pace {
 
 /// One output of one instance.
 #[derive(Clone)]
-pub(crate) struct Output(Arc<OutputInner>);
+pub(crate) struct GuestOutput(Arc<OutputInner>);
 
 struct OutputInner {
     log: ProgramLog,
@@ -179,7 +179,7 @@ struct OutputInner {
     sink: OnceLock<Mutex<LogSink>>,
 }
 
-impl Output {
+impl GuestOutput {
     fn pace(&self) -> &Pace {
         &self.0.log.0.pace
     }
@@ -214,13 +214,13 @@ impl Output {
     }
 }
 
-impl IsTerminal for Output {
+impl IsTerminal for GuestOutput {
     fn is_terminal(&self) -> bool {
         false
     }
 }
 
-impl StdoutStream for Output {
+impl StdoutStream for GuestOutput {
     fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
         Box::new(AsyncOutput { output: self.clone(), waiting: None })
     }
@@ -230,7 +230,7 @@ impl StdoutStream for Output {
     }
 }
 
-impl OutputStream for Output {
+impl OutputStream for GuestOutput {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
         self.append(&bytes);
         Ok(())
@@ -246,7 +246,7 @@ impl OutputStream for Output {
 }
 
 #[async_trait::async_trait]
-impl Pollable for Output {
+impl Pollable for GuestOutput {
     async fn ready(&mut self) {
         while let Some(moment) = self.wait_until() {
             tokio::time::sleep_until(moment).await;
@@ -256,7 +256,7 @@ impl Pollable for Output {
 
 /// The same for components of 0.3.
 struct AsyncOutput {
-    output: Output,
+    output: GuestOutput,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 

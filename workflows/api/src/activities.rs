@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::arn::{Arn, Scope, check_name};
-use super::params::{Fields, date, optional, text};
-use super::{Answer, Api, ApiError, paging, state_machines, tags};
+use super::arn::{Arn, CredentialScope, check_name};
+use super::params::{ResponseFields, date, optional, text};
+use super::{Answer, Api, StepFunctionsError, paging, state_machines, tags};
 use mayfly_workflows_engine::catalog::{Activity, NewActivity};
 
 impl Api {
-    pub(super) async fn create_activity(&self, params: &Value, scope: &Scope) -> Answer {
+    pub(super) async fn create_activity(&self, params: &Value, scope: &CredentialScope) -> Answer {
         let name = text(params, "name").to_owned();
         check_name(&name)?;
         let new = NewActivity {
@@ -26,7 +26,7 @@ impl Api {
 
     pub(super) fn describe_activity(&self, params: &Value) -> Answer {
         let activity = self.known_activity(params)?;
-        let fields = Fields::default()
+        let fields = ResponseFields::default()
             .set("activityArn", activity.arn.as_str())
             .set("name", activity.name.as_str())
             .set("creationDate", date(activity.created))
@@ -40,7 +40,7 @@ impl Api {
         Ok(json!({}))
     }
 
-    pub(super) fn list_activities(&self, params: &Value, scope: &Scope) -> Answer {
+    pub(super) fn list_activities(&self, params: &Value, scope: &CredentialScope) -> Answer {
         const LIST: &str = "ListActivities";
         let after = paging::position(LIST, params)?;
         let book = self.catalog.read();
@@ -56,7 +56,10 @@ impl Api {
             })
         });
         let next = next.map(|position| paging::token(LIST, &position));
-        Ok(Fields::default().set("activities", items.collect::<Vec<_>>()).maybe("nextToken", next).done())
+        Ok(ResponseFields::default()
+            .set("activities", items.collect::<Vec<_>>())
+            .maybe("nextToken", next)
+            .done())
     }
 
     /// Waits for work. When none came, AWS answers with an empty object: no token, no input.
@@ -70,8 +73,8 @@ impl Api {
         })
     }
 
-    fn known_activity(&self, params: &Value) -> Result<Arc<Activity>, ApiError> {
+    fn known_activity(&self, params: &Value) -> Result<Arc<Activity>, StepFunctionsError> {
         let arn = Arn::of(text(params, "activityArn"), &["activity"])?.text;
-        self.catalog.read().activity(arn).cloned().ok_or_else(|| ApiError::activity_missing(arn))
+        self.catalog.read().activity(arn).cloned().ok_or_else(|| StepFunctionsError::activity_missing(arn))
     }
 }

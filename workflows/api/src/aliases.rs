@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use super::arn::{Arn, Qualifier};
-use super::params::{Fields, date, optional, text};
-use super::{Answer, Api, ApiError, paging};
+use super::params::{ResponseFields, date, optional, text};
+use super::{Answer, Api, StepFunctionsError, paging};
 use mayfly_workflows_engine::catalog::{Alias, NewAlias, Route, UpdateAlias};
 
 impl Api {
@@ -13,7 +13,7 @@ impl Api {
         let routes = routes(params)?.unwrap_or_default();
         let machine_arn = match routes.first() {
             Some(route) => Arn::of(&route.version_arn, &["stateMachine"])?.unqualified(),
-            None => return Err(ApiError::resource_missing()),
+            None => return Err(StepFunctionsError::resource_missing()),
         };
         self.finish_deletion(&machine_arn).await?;
         let new = NewAlias {
@@ -32,7 +32,7 @@ impl Api {
         let description = optional(params, "description").map(str::to_owned);
         let routes = routes(params)?;
         if description.is_none() && routes.is_none() {
-            return Err(ApiError::validation(
+            return Err(StepFunctionsError::validation(
                 "Either the description or routing configuration must be specified",
             )
             .with("reason", "MISSING_REQUIRED_PARAMETER"));
@@ -45,8 +45,8 @@ impl Api {
     pub(super) fn describe_alias(&self, params: &Value) -> Answer {
         let (machine_arn, name) = alias_of(text(params, "stateMachineAliasArn"))?;
         let book = self.catalog.read();
-        let alias = book.alias(&machine_arn, &name).ok_or_else(ApiError::resource_missing)?;
-        let fields = Fields::default()
+        let alias = book.alias(&machine_arn, &name).ok_or_else(StepFunctionsError::resource_missing)?;
+        let fields = ResponseFields::default()
             .set("stateMachineAliasArn", alias.arn.as_str())
             .set("name", alias.name.as_str())
             .maybe("description", alias.description.clone())
@@ -80,7 +80,7 @@ impl Api {
             .into_iter()
             .map(|alias| json!({"stateMachineAliasArn": alias.arn, "creationDate": date(alias.created)}));
         let next = next.map(|position| paging::token(&list, &position));
-        let fields = Fields::default().set("stateMachineAliases", items.collect::<Vec<_>>());
+        let fields = ResponseFields::default().set("stateMachineAliases", items.collect::<Vec<_>>());
         Ok(fields.maybe("nextToken", next).done())
     }
 }
@@ -91,30 +91,30 @@ fn routing(alias: &Alias) -> Vec<Value> {
 }
 
 /// The machine and the name in an alias's ARN.
-fn alias_of(text: &str) -> Result<(String, String), ApiError> {
+fn alias_of(text: &str) -> Result<(String, String), StepFunctionsError> {
     let arn = Arn::of(text, &["stateMachine"])?;
     match arn.qualifier() {
         Some(Qualifier::Alias(name)) => Ok((arn.unqualified(), name.to_owned())),
-        _ => Err(ApiError::invalid_arn(format_args!("Invalid alias ARN: {text}"))),
+        _ => Err(StepFunctionsError::invalid_arn(format_args!("Invalid alias ARN: {text}"))),
     }
 }
 
 /// The routing configuration against the rules that need no catalog, in LocalStack's order: each version once, weights
 /// that sum up to 100, versions only, of one machine.
-fn routes(params: &Value) -> Result<Option<Vec<Route>>, ApiError> {
+fn routes(params: &Value) -> Result<Option<Vec<Route>>, StepFunctionsError> {
     let Some(given) = params.get("routingConfiguration").and_then(Value::as_array) else { return Ok(None) };
     let route = |route: &Value| Route {
         version_arn: text(route, "stateMachineVersionArn").to_owned(),
         weight: route.get("weight").and_then(Value::as_u64).unwrap_or(0),
     };
     let routes: Vec<Route> = given.iter().map(route).collect();
-    let arns: Result<Vec<Arn<'_>>, ApiError> =
+    let arns: Result<Vec<Arn<'_>>, StepFunctionsError> =
         routes.iter().map(|route| Arn::of(&route.version_arn, &["stateMachine"])).collect();
     let arns = arns?;
     let refused = |must: &str| {
         let received: Vec<&str> = routes.iter().map(|route| route.version_arn.as_str()).collect();
         let received = received.join(", ");
-        Err(ApiError::validation(format!(
+        Err(StepFunctionsError::validation(format!(
             "Routing configuration must contain {must}. Received: [{received}]"
         )))
     };
@@ -123,7 +123,7 @@ fn routes(params: &Value) -> Result<Option<Vec<Route>>, ApiError> {
     }
     if routes.iter().map(|route| route.weight).sum::<u64>() != 100 {
         let weights: Vec<String> = routes.iter().map(|route| route.weight.to_string()).collect();
-        return Err(ApiError::validation(format!(
+        return Err(StepFunctionsError::validation(format!(
             "Sum of routing configuration weights must equal 100. Received: [{}]",
             weights.join(", ")
         )));

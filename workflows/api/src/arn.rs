@@ -2,25 +2,25 @@
 
 use std::fmt;
 
-use super::error::ApiError;
+use super::error::StepFunctionsError;
 use mayfly_workflows_engine::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 
 /// The account and region of a request, from the credential scope of its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
+pub struct CredentialScope {
     /// The AWS region of the credential scope.
     pub region: String,
     /// The account: the access key where it is an account number, else zeros.
     pub account: String,
 }
 
-impl Default for Scope {
-    fn default() -> Scope {
-        Scope { region: REGION_DEFAULT.into(), account: ACCOUNT_DEFAULT.into() }
+impl Default for CredentialScope {
+    fn default() -> CredentialScope {
+        CredentialScope { region: REGION_DEFAULT.into(), account: ACCOUNT_DEFAULT.into() }
     }
 }
 
-impl Scope {
+impl CredentialScope {
     /// `arn:aws:states:<region>:<account>:<rest>`.
     pub fn arn(&self, rest: fmt::Arguments<'_>) -> String {
         format!("arn:{}:states:{}:{}:{rest}", self.partition(), self.region, self.account)
@@ -51,16 +51,19 @@ pub(crate) struct Arn<'a> {
 
 impl<'a> Arn<'a> {
     /// Splits an ARN of the `states` service, or says why it is none.
-    pub(crate) fn parse(text: &'a str) -> Result<Arn<'a>, ApiError> {
+    pub(crate) fn parse(text: &'a str) -> Result<Arn<'a>, StepFunctionsError> {
         if !text.starts_with("arn:") {
-            return Err(ApiError::invalid_arn(format_args!("Invalid ARN prefix: {text}")));
+            return Err(StepFunctionsError::invalid_arn(format_args!("Invalid ARN prefix: {text}")));
         }
         let fields: Vec<&str> = text.split(':').collect();
         if fields.len() < 7 || fields[1..].iter().any(|field| field.is_empty()) {
-            return Err(ApiError::invalid_arn(format_args!("ARN is not valid: {text}")));
+            return Err(StepFunctionsError::invalid_arn(format_args!("ARN is not valid: {text}")));
         }
         if fields[2] != "states" {
-            return Err(ApiError::invalid_arn(format_args!("Service name is invalid: {}", fields[2])));
+            return Err(StepFunctionsError::invalid_arn(format_args!(
+                "Service name is invalid: {}",
+                fields[2]
+            )));
         }
         let prefix_len = fields[..5].iter().map(|field| field.len() + 1).sum::<usize>() - 1;
         let arn = Arn { text, resource: fields[5], parts: fields[6..].to_vec(), prefix: &text[..prefix_len] };
@@ -69,24 +72,27 @@ impl<'a> Arn<'a> {
             "stateMachine" | "execution" => 2,
             "express" | "mapRun" => 3,
             other => {
-                return Err(ApiError::invalid_arn(format_args!("Invalid resource type: {other}")));
+                return Err(StepFunctionsError::invalid_arn(format_args!("Invalid resource type: {other}")));
             }
         };
         if arn.parts.len() > most {
-            return Err(ApiError::invalid_arn(format_args!("ARN is not valid: {text}")));
+            return Err(StepFunctionsError::invalid_arn(format_args!("ARN is not valid: {text}")));
         }
         Ok(arn)
     }
 
     /// Splits an ARN that has to name one of `resources`.
-    pub(crate) fn of(text: &'a str, resources: &[&str]) -> Result<Arn<'a>, ApiError> {
+    pub(crate) fn of(text: &'a str, resources: &[&str]) -> Result<Arn<'a>, StepFunctionsError> {
         let arn = Arn::parse(text)?;
         if resources.contains(&arn.resource) { Ok(arn) } else { Err(arn.out_of_place()) }
     }
 
     /// The refusal of an ARN of a type that the operation does not accept.
-    pub(crate) fn out_of_place(&self) -> ApiError {
-        ApiError::invalid_arn(format_args!("Resource type not valid in this context: {}", self.resource))
+    pub(crate) fn out_of_place(&self) -> StepFunctionsError {
+        StepFunctionsError::invalid_arn(format_args!(
+            "Resource type not valid in this context: {}",
+            self.resource
+        ))
     }
 
     /// The ARN of a state machine without version or alias: `…:stateMachine:<name>`.
@@ -96,23 +102,23 @@ impl<'a> Arn<'a> {
 
     /// Refuses `…:stateMachine:<name>/<label>`, a state machine that is a Distributed Map state's: it is neither started
     /// nor described nor changed (API reference of those operations; the wording is ours).
-    pub(crate) fn not_of_map(&self) -> Result<(), ApiError> {
+    pub(crate) fn not_of_map(&self) -> Result<(), StepFunctionsError> {
         if !self.parts[0].contains('/') {
             return Ok(());
         }
-        Err(ApiError::validation(format!(
+        Err(StepFunctionsError::validation(format!(
             "The qualified state machine ARN refers to a Distributed Map state: '{}'",
             self.text
         )))
     }
 
     /// The refusal of a version's or an alias's ARN where only a state machine will do.
-    pub(crate) fn qualified(&self, instead: &str) -> ApiError {
+    pub(crate) fn qualified(&self, instead: &str) -> StepFunctionsError {
         let what = match self.qualifier() {
             Some(Qualifier::Version(_)) => "a state machine version",
             _ => "a state machine alias",
         };
-        ApiError::invalid_arn(format_args!("ARN is of {what}: {}; {instead}", self.text))
+        StepFunctionsError::invalid_arn(format_args!("ARN is of {what}: {}; {instead}", self.text))
     }
 
     /// A state machine's version or alias, if the ARN has one.
@@ -136,9 +142,9 @@ pub(crate) enum Qualifier<'a> {
 
 /// Whether `name` may name a state machine, an execution or an activity: no white space, brackets,
 /// wildcards, control characters, nor any of `" # % \ ^ | ~ ` $ & , ; : /`.
-pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
+pub(crate) fn check_name(name: &str) -> Result<(), StepFunctionsError> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || "<>{}[]?*\"#%\\^|~`$&,;:/".contains(c);
-    if name.chars().any(bad) { Err(ApiError::invalid_name(name)) } else { Ok(()) }
+    if name.chars().any(bad) { Err(StepFunctionsError::invalid_name(name)) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -151,7 +157,7 @@ mod tests {
         let arn = Arn::of(text, &["stateMachine"]).expect("an ARN");
         assert_eq!(arn.unqualified(), "arn:aws:states:us-east-1:000000000000:stateMachine:orders");
         assert_eq!(arn.qualifier(), Some(Qualifier::Version(7)));
-        let scope = Scope::default();
+        let scope = CredentialScope::default();
         assert_eq!(scope.arn(format_args!("activity:a")), "arn:aws:states:us-east-1:000000000000:activity:a");
     }
 

@@ -4,7 +4,7 @@ use mayfly_workflows_language::value;
 use serde_json::{Value, json};
 
 use super::params::{optional, text};
-use super::{Answer, Api, ApiError};
+use super::{Answer, Api, StepFunctionsError};
 use mayfly_workflows_engine::engine::TokenError;
 
 impl Api {
@@ -15,7 +15,7 @@ impl Api {
             Err(refusal @ TokenError::InvalidOutput(_)) => {
                 let told = value::Value::parse(output).map_err(|error| error.describe(output));
                 let what = told.err().unwrap_or_else(|| refusal.to_string());
-                Err(ApiError::new("InvalidOutput", format!("Invalid Output: '{what}'")))
+                Err(StepFunctionsError::new("InvalidOutput", format!("Invalid Output: '{what}'")))
             }
             outcome => settled(outcome),
         }
@@ -35,11 +35,13 @@ impl Api {
 fn settled(outcome: Result<(), TokenError>) -> Answer {
     match outcome {
         Ok(()) => Ok(json!({})),
-        Err(TokenError::Invalid) => Err(ApiError::invalid_token()),
-        Err(refusal @ TokenError::TimedOut) => Err(ApiError::new("TaskTimedOut", refusal.to_string())),
-        Err(refusal @ TokenError::InvalidOutput(_)) => {
-            Err(ApiError::new("InvalidOutput", refusal.to_string()))
+        Err(TokenError::Invalid) => Err(StepFunctionsError::invalid_token()),
+        Err(refusal @ TokenError::TimedOut) => {
+            Err(StepFunctionsError::new("TaskTimedOut", refusal.to_string()))
         }
-        Err(refusal @ TokenError::Unavailable(_)) => Err(ApiError::unavailable(&refusal)),
+        Err(refusal @ TokenError::InvalidOutput(_)) => {
+            Err(StepFunctionsError::new("InvalidOutput", refusal.to_string()))
+        }
+        Err(refusal @ TokenError::Unavailable(_)) => Err(StepFunctionsError::unavailable(&refusal)),
     }
 }

@@ -8,8 +8,8 @@ use mayfly_workflows_language::value;
 use serde_json::{Value, json};
 
 use super::arn::{Arn, Qualifier, check_name};
-use super::params::{Fields, date, flag, optional, text};
-use super::{Answer, Api, ApiError, model, paging, state_machines};
+use super::params::{ResponseFields, date, flag, optional, text};
+use super::{Answer, Api, StepFunctionsError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
     Description, ExecutionError, HistoryQuery, ListQuery, Of, RedriveError, RedriveStatus, RunStatus,
     StartError, StartRequest,
@@ -59,7 +59,7 @@ impl Api {
         &self,
         params: &Value,
         wanted: Option<StateMachineType>,
-    ) -> Result<StartRequest, ApiError> {
+    ) -> Result<StartRequest, StepFunctionsError> {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
         arn.not_of_map()?;
         let name = optional(params, "name").map(str::to_owned);
@@ -69,7 +69,7 @@ impl Api {
         self.finish_deletion(&arn.unqualified()).await?;
         let target = self.target(&arn)?;
         if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
-            return Err(ApiError::type_not_supported());
+            return Err(StepFunctionsError::type_not_supported());
         }
         let input = optional(params, "input").unwrap_or("{}").to_owned();
         check_input(&input)?;
@@ -94,12 +94,12 @@ impl Api {
         let (arn, token) = (execution(params)?.text, optional(params, "clientToken"));
         let found = self.engine.describe(arn).await.map_err(refused)?;
         if found.is_some_and(|found| self.redrivable(&found) == left_behind()) {
-            return Err(ApiError::new("ExecutionNotRedrivable", LEFT_BEHIND));
+            return Err(StepFunctionsError::new("ExecutionNotRedrivable", LEFT_BEHIND));
         }
         match self.engine.redrive(arn, token).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
             Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
-                Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))
+                Err(StepFunctionsError::new("ExecutionNotRedrivable", refused.to_string()))
             }
             Err(RedriveError::Execution(error)) => Err(refused(error)),
         }
@@ -108,7 +108,7 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        self.describe_answer(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+        self.describe_answer(params, &found.ok_or_else(|| StepFunctionsError::execution_missing(arn))?)
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not part of AWS's API, whose
@@ -155,7 +155,7 @@ impl Api {
 
     pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
-        let missing = || ApiError::execution_missing(arn);
+        let missing = || StepFunctionsError::execution_missing(arn);
         let machine = self.engine.snapshot(arn).await.map_err(refused)?.ok_or_else(missing)?;
         let found = self.engine.describe(arn).await.map_err(refused)?.ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
@@ -168,7 +168,7 @@ impl Api {
             None => &machine.definition_text,
         };
         let name = found.state_machine_arn.rsplit(':').next().unwrap_or_default();
-        let fields = Fields::default()
+        let fields = ResponseFields::default()
             .set("stateMachineArn", found.state_machine_arn.as_str())
             .set("name", name)
             .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
@@ -194,9 +194,9 @@ impl Api {
             from: paging::position(&list, params)?,
         };
         let page = self.engine.history(arn, query).await.map_err(refused)?;
-        let page = page.ok_or_else(|| ApiError::execution_missing(arn))?;
+        let page = page.ok_or_else(|| StepFunctionsError::execution_missing(arn))?;
         let next = page.next.map(|position| paging::token(&list, &position));
-        Ok(Fields::default().set("events", page.items).maybe("nextToken", next).done())
+        Ok(ResponseFields::default().set("events", page.items).maybe("nextToken", next).done())
     }
 
     pub(super) async fn list_executions(&self, params: &Value) -> Answer {
@@ -204,7 +204,7 @@ impl Api {
         if let Of::MapRun(arn) = &of
             && !self.engine.has_map_run(arn).await.map_err(refused)?
         {
-            return Err(ApiError::resource_missing());
+            return Err(StepFunctionsError::resource_missing());
         }
         let list = format!("ListExecutions {of:?}");
         let by_version = matches!(of, Of::Version(_));
@@ -218,18 +218,18 @@ impl Api {
         let page = self.engine.list(query).await.map_err(refused)?;
         let items: Vec<Value> = page.items.iter().map(|found| list_item(found, by_version)).collect();
         let next = page.next.map(|position| paging::token(&list, &position));
-        Ok(Fields::default().set("executions", items).maybe("nextToken", next).done())
+        Ok(ResponseFields::default().set("executions", items).maybe("nextToken", next).done())
     }
 
-    fn list_of(&self, params: &Value) -> Result<Of, ApiError> {
+    fn list_of(&self, params: &Value) -> Result<Of, StepFunctionsError> {
         match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
             (Some(text), None) => {
                 let arn = Arn::of(text, &["stateMachine"])?;
-                let missing = || ApiError::machine_missing(text);
+                let missing = || StepFunctionsError::machine_missing(text);
                 let book = self.catalog.read();
                 let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
                 if machine.kind == StateMachineType::Express {
-                    return Err(ApiError::type_not_supported());
+                    return Err(StepFunctionsError::type_not_supported());
                 }
                 Ok(match arn.qualifier() {
                     None => Of::StateMachine(text.to_owned()),
@@ -238,29 +238,29 @@ impl Api {
                         Of::Version(text.to_owned())
                     }
                     Some(Qualifier::Alias(name)) => {
-                        book.alias(&machine.arn, name).ok_or_else(ApiError::resource_missing)?;
+                        book.alias(&machine.arn, name).ok_or_else(StepFunctionsError::resource_missing)?;
                         Of::Alias(text.to_owned())
                     }
                 })
             }
             (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
-            _ => Err(ApiError::validation("Must provide a StateMachine ARN or MapRun ARN")
+            _ => Err(StepFunctionsError::validation("Must provide a StateMachine ARN or MapRun ARN")
                 .with("reason", "MISSING_REQUIRED_PARAMETER")),
         }
     }
 }
 
 /// Whether a text may be an execution's input: JSON, and not larger than AWS allows.
-pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
+pub(super) fn check_input(input: &str) -> Result<(), StepFunctionsError> {
     if input.len() > PAYLOAD_BYTES_MAX {
-        return Err(ApiError::constraints(&[format!(
+        return Err(StepFunctionsError::constraints(&[format!(
             "Value at 'input' failed to satisfy constraint: Member must have length less than or equal to \
              {PAYLOAD_BYTES_MAX}"
         )]));
     }
     match value::Value::parse(input) {
         Ok(_) => Ok(()),
-        Err(error) => Err(ApiError::new(
+        Err(error) => Err(StepFunctionsError::new(
             "InvalidExecutionInput",
             format!("Invalid State Machine Execution Input: '{}'", error.describe(input)),
         )),
@@ -268,12 +268,12 @@ pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
 }
 
 /// The ARN of a STANDARD execution; an express execution is nowhere to be described.
-pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
+pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, StepFunctionsError> {
     Arn::of(text(params, "executionArn"), &["execution"])
 }
 
 /// The fields that all operations about one execution share.
-fn description_fields(found: &Description, whole: bool) -> Fields {
+fn description_fields(found: &Description, whole: bool) -> ResponseFields {
     let fields = outline_fields(found)
         .maybe("error", found.error.clone())
         .maybe("cause", found.cause.clone())
@@ -282,8 +282,8 @@ fn description_fields(found: &Description, whole: bool) -> Fields {
 }
 
 /// Which execution, and where it stands.
-fn outline_fields(found: &Description) -> Fields {
-    Fields::default()
+fn outline_fields(found: &Description) -> ResponseFields {
+    ResponseFields::default()
         .set("executionArn", found.execution_arn.as_str())
         .set("stateMachineArn", found.state_machine_arn.as_str())
         .set("name", found.name.as_str())
@@ -293,7 +293,7 @@ fn outline_fields(found: &Description) -> Fields {
 }
 
 /// Input and output with the note whether they are included.
-fn with_data(fields: Fields, found: &Description, whole: bool) -> Fields {
+fn with_data(fields: ResponseFields, found: &Description, whole: bool) -> ResponseFields {
     let data = |text: &std::sync::Arc<str>| Value::from(&**text);
     let included = json!({"included": whole});
     let mut fields = fields.set("inputDetails", included.clone());
@@ -335,32 +335,32 @@ pub(super) fn date_of(timestamp: Timestamp) -> Value {
     date(timestamp.as_millisecond())
 }
 
-pub(super) fn refused(error: ExecutionError) -> ApiError {
+pub(super) fn refused(error: ExecutionError) -> StepFunctionsError {
     match error {
-        ExecutionError::NotFound(arn) => ApiError::execution_missing(&arn),
-        ExecutionError::InvalidPage => ApiError::invalid_token(),
+        ExecutionError::NotFound(arn) => StepFunctionsError::execution_missing(&arn),
+        ExecutionError::InvalidPage => StepFunctionsError::invalid_token(),
         error @ (ExecutionError::Closed
         | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
-            ApiError::unavailable(&error)
+            StepFunctionsError::unavailable(&error)
         }
-        error => ApiError::internal(&error),
+        error => StepFunctionsError::internal(&error),
     }
 }
 
-fn start_refused(error: StartError) -> ApiError {
+fn start_refused(error: StartError) -> StepFunctionsError {
     match error {
         StartError::AlreadyExists { arn } => {
-            ApiError::new("ExecutionAlreadyExists", format!("Execution Already Exists: '{arn}'"))
+            StepFunctionsError::new("ExecutionAlreadyExists", format!("Execution Already Exists: '{arn}'"))
         }
-        StartError::TooMany { limit } => ApiError::new(
+        StartError::TooMany { limit } => StepFunctionsError::new(
             "ExecutionLimitExceeded",
             format!("The maximum number of running executions has been reached: {limit}"),
         ),
         error @ (StartError::Closed
         | StartError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
-            ApiError::unavailable(&error)
+            StepFunctionsError::unavailable(&error)
         }
-        error => ApiError::internal(&error),
+        error => StepFunctionsError::internal(&error),
     }
 }
 

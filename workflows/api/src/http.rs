@@ -14,8 +14,8 @@ use axum::routing::post;
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 
-use super::arn::Scope;
-use super::error::ApiError;
+use super::arn::CredentialScope;
+use super::error::StepFunctionsError;
 use super::{Answer, Api};
 
 /// The maximum size of a body: a definition of 1 MiB with every character escaped fits.
@@ -37,20 +37,22 @@ async fn serve(State(api): State<Api>, request: Request<Body>) -> Response<Body>
     let (head, body) = request.into_parts();
     let answer = match Limited::new(body, BODY_BYTES_MAX).collect().await {
         Ok(body) => answer(&api, &head.headers, &body.to_bytes()).await,
-        Err(_) => Err(ApiError::serialization(Some("The request body is too large or broken off".into()))),
+        Err(_) => {
+            Err(StepFunctionsError::serialization(Some("The request body is too large or broken off".into())))
+        }
     };
     respond(&answer, &request_id)
 }
 
 async fn answer(api: &Api, headers: &HeaderMap, body: &[u8]) -> Answer {
     let target = headers.get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
-    let operation = target.strip_prefix(TARGET_PREFIX).ok_or_else(ApiError::unknown_operation)?;
+    let operation = target.strip_prefix(TARGET_PREFIX).ok_or_else(StepFunctionsError::unknown_operation)?;
     let params = match body {
         b"" => Value::Object(Default::default()),
-        body => serde_json::from_slice(body).map_err(|_| ApiError::serialization(None))?,
+        body => serde_json::from_slice(body).map_err(|_| StepFunctionsError::serialization(None))?,
     };
     if !params.is_object() {
-        return Err(ApiError::serialization(Some("Unexpected value type in payload".into())));
+        return Err(StepFunctionsError::serialization(Some("Unexpected value type in payload".into())));
     }
     match wait(headers)? {
         Some(limit) if operation == "DescribeExecution" => api.describe_ended(&params, limit).await,
@@ -65,12 +67,12 @@ async fn answer(api: &Api, headers: &HeaderMap, body: &[u8]) -> Answer {
 }
 
 /// The longest wait for the requested event before the answer.
-fn wait(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+fn wait(headers: &HeaderMap) -> Result<Option<Duration>, StepFunctionsError> {
     let Some(value) = headers.get(WAIT) else { return Ok(None) };
     let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
     match seconds.map(Duration::from_secs) {
         Some(limit) if limit <= WAIT_MAX => Ok(Some(limit)),
-        _ => Err(ApiError::validation(format!(
+        _ => Err(StepFunctionsError::validation(format!(
             "the header {WAIT} takes a number of seconds up to {}",
             WAIT_MAX.as_secs()
         ))),
@@ -79,8 +81,8 @@ fn wait(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
 
 /// Region and account from `Authorization: … Credential=<key>/<date>/<region>/states/aws4_request`. An
 /// access key that is an account number names the account.
-fn scope(headers: &HeaderMap) -> Scope {
-    let mut scope = Scope::default();
+fn scope(headers: &HeaderMap) -> CredentialScope {
+    let mut scope = CredentialScope::default();
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let Some((_, credential)) = authorization.and_then(|value| value.split_once("Credential=")) else {
         return scope;
@@ -119,12 +121,15 @@ mod tests {
     #[test]
     fn the_scope_comes_from_the_signature() {
         let mut headers = HeaderMap::new();
-        assert_eq!(scope(&headers), Scope::default());
+        assert_eq!(scope(&headers), CredentialScope::default());
         let value = "AWS4-HMAC-SHA256 Credential=123456789012/20261121/eu-west-1/states/aws4_request, \
                      SignedHeaders=host, Signature=0";
         headers.insert(header::AUTHORIZATION, HeaderValue::from_static(value));
-        assert_eq!(scope(&headers), Scope { region: "eu-west-1".into(), account: "123456789012".into() });
+        assert_eq!(
+            scope(&headers),
+            CredentialScope { region: "eu-west-1".into(), account: "123456789012".into() }
+        );
         headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer x"));
-        assert_eq!(scope(&headers), Scope::default());
+        assert_eq!(scope(&headers), CredentialScope::default());
     }
 }

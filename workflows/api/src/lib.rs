@@ -25,8 +25,8 @@ mod test_state;
 mod validate;
 mod versions;
 
-pub use arn::Scope;
-pub use error::ApiError;
+pub use arn::CredentialScope;
+pub use error::StepFunctionsError;
 pub use http::router;
 pub use model::operations;
 
@@ -52,7 +52,7 @@ pub struct Api {
 }
 
 /// The answer of an operation: the body of the response, or an error.
-pub(crate) type Answer = Result<Value, ApiError>;
+pub(crate) type Answer = Result<Value, StepFunctionsError>;
 
 impl Api {
     /// Puts the API on top of an engine, and tells the engine how to reach it for tasks that call Step
@@ -75,7 +75,7 @@ impl Api {
     }
 
     /// Runs one operation for `scope`: checks the parameters against the model, then does it.
-    pub async fn call(&self, operation: &str, params: &Value, scope: &Scope) -> Answer {
+    pub async fn call(&self, operation: &str, params: &Value, scope: &CredentialScope) -> Answer {
         model::check(operation, params)?;
         match operation {
             "CreateActivity" => self.create_activity(params, scope).await,
@@ -117,7 +117,7 @@ impl Api {
             "ValidateStateMachineDefinition" => {
                 validate::validate_definition(params, |resource| self.engine.carries_out(resource))
             }
-            _ => Err(ApiError::unknown_operation()),
+            _ => Err(StepFunctionsError::unknown_operation()),
         }
     }
 
@@ -159,7 +159,7 @@ impl Operations for OwnOperations {
     fn call(&self, operation: &str, request: Value) -> BoxFuture<'_, Result<Value, OperationError>> {
         let operation = operation.to_owned();
         Box::pin(async move {
-            self.0.call(&operation, &request, &Scope::default()).await.map_err(operation_error)
+            self.0.call(&operation, &request, &CredentialScope::default()).await.map_err(operation_error)
         })
     }
 
@@ -168,6 +168,6 @@ impl Operations for OwnOperations {
     }
 }
 
-fn operation_error(error: ApiError) -> OperationError {
+fn operation_error(error: StepFunctionsError) -> OperationError {
     OperationError { code: error.code.to_owned(), message: error.message.unwrap_or_default() }
 }

@@ -4,16 +4,16 @@ use serde_json::{Value, json};
 
 use super::arn::Arn;
 use super::executions::{date_of, execution, refused};
-use super::params::{Fields, text};
-use super::{Answer, Api, ApiError, paging};
+use super::params::{ResponseFields, text};
+use super::{Answer, Api, StepFunctionsError, paging};
 use mayfly_workflows_engine::engine::{MapRunCounts, MapRunDescription, MapRunUpdate};
 
 impl Api {
     pub(super) async fn describe_map_run(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "mapRunArn"), &["mapRun"])?.text;
         let found = self.engine.describe_map_run(arn).await.map_err(refused)?;
-        let found = found.ok_or_else(ApiError::resource_missing)?;
-        let fields = Fields::default()
+        let found = found.ok_or_else(StepFunctionsError::resource_missing)?;
+        let fields = ResponseFields::default()
             .set("mapRunArn", found.map_run_arn.as_str())
             .set("executionArn", found.execution_arn.as_str())
             .set("status", found.status.as_str())
@@ -34,12 +34,12 @@ impl Api {
         let list = format!("ListMapRuns {arn}");
         let after = paging::position(&list, params)?;
         let found = self.engine.list_map_runs(arn).await.map_err(refused)?;
-        let found = found.ok_or_else(|| ApiError::execution_missing(arn))?;
+        let found = found.ok_or_else(|| StepFunctionsError::execution_missing(arn))?;
         let size = paging::page_size(params);
         let (page, next) = paging::page(found, size, after.as_deref(), |run| run.map_run_arn.clone());
         let items: Vec<Value> = page.iter().map(list_item).collect();
         let next = next.map(|position| paging::token(&list, &position));
-        Ok(Fields::default().set("mapRuns", items).maybe("nextToken", next).done())
+        Ok(ResponseFields::default().set("mapRuns", items).maybe("nextToken", next).done())
     }
 
     pub(super) async fn update_map_run(&self, params: &Value) -> Answer {
@@ -50,12 +50,16 @@ impl Api {
             tolerated_failure_percentage: params.get("toleratedFailurePercentage").and_then(Value::as_f64),
         };
         let found = self.engine.describe_map_run(arn).await.map_err(refused)?;
-        if found.ok_or_else(ApiError::resource_missing)?.stop_date.is_some() {
-            return Err(ApiError::validation(format!("Cannot update a completed Map Run: '{arn}'"))
-                .with("reason", "CANNOT_UPDATE_COMPLETED_MAP_RUN"));
+        if found.ok_or_else(StepFunctionsError::resource_missing)?.stop_date.is_some() {
+            return Err(StepFunctionsError::validation(format!(
+                "Cannot update a completed Map Run: '{arn}'"
+            ))
+            .with("reason", "CANNOT_UPDATE_COMPLETED_MAP_RUN"));
         }
         let missing = |error| match error {
-            mayfly_workflows_engine::engine::ExecutionError::NotFound(_) => ApiError::resource_missing(),
+            mayfly_workflows_engine::engine::ExecutionError::NotFound(_) => {
+                StepFunctionsError::resource_missing()
+            }
             error => refused(error),
         };
         self.engine.update_map_run(arn, update).await.map_err(missing)?;
@@ -79,7 +83,7 @@ fn counts(counts: &MapRunCounts) -> Value {
 }
 
 fn list_item(run: &MapRunDescription) -> Value {
-    Fields::default()
+    ResponseFields::default()
         .set("executionArn", run.execution_arn.as_str())
         .set("mapRunArn", run.map_run_arn.as_str())
         .set("stateMachineArn", run.state_machine_arn.as_str())

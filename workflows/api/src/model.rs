@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::ApiError;
+use super::error::StepFunctionsError;
 
 /// The operations by name, each with the shape of its input.
 static OPERATIONS: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
@@ -56,16 +56,16 @@ pub fn operations() -> impl Iterator<Item = &'static str> {
 
 /// Checks `params` against the input shape of `operation`: types first (a wrong type is a
 /// `SerializationException`), then every constraint (all violations in one `ValidationException`).
-pub(crate) fn check(operation: &str, params: &Value) -> Result<(), ApiError> {
-    let shape = OPERATIONS.get(operation).ok_or_else(ApiError::unknown_operation)?;
+pub(crate) fn check(operation: &str, params: &Value) -> Result<(), StepFunctionsError> {
+    let shape = OPERATIONS.get(operation).ok_or_else(StepFunctionsError::unknown_operation)?;
     shape.check_type(params)?;
     let mut violations = Vec::new();
     shape.check_constraints(params, "", &mut violations);
-    if violations.is_empty() { Ok(()) } else { Err(ApiError::constraints(&violations)) }
+    if violations.is_empty() { Ok(()) } else { Err(StepFunctionsError::constraints(&violations)) }
 }
 
 impl Shape {
-    fn check_type(&self, value: &Value) -> Result<(), ApiError> {
+    fn check_type(&self, value: &Value) -> Result<(), StepFunctionsError> {
         let wrong = |target: &str| {
             let found = match value {
                 Value::Object(_) => "Start of structure or map found where not expected.".to_owned(),
@@ -74,9 +74,9 @@ impl Shape {
                 Value::String(_) => format!("STRING_VALUE can not be converted to {target}"),
                 Value::Bool(true) => format!("TRUE_VALUE can not be converted to {target}"),
                 Value::Bool(false) => format!("FALSE_VALUE can not be converted to {target}"),
-                Value::Null => return ApiError::serialization(None),
+                Value::Null => return StepFunctionsError::serialization(None),
             };
-            ApiError::serialization(Some(found))
+            StepFunctionsError::serialization(Some(found))
         };
         match (self.kind, value) {
             (_, Value::Null) => Ok(()),
@@ -103,9 +103,13 @@ impl Shape {
             }
             (MemberType::Float, Value::Number(_)) => Ok(()),
             // Measured on AWS's framework: floci-io/floci#2686.
-            (MemberType::List, _) => Err(ApiError::serialization(Some("Expected list or null".into()))),
+            (MemberType::List, _) => {
+                Err(StepFunctionsError::serialization(Some("Expected list or null".into())))
+            }
             (MemberType::Structure, Value::Array(_)) => Err(wrong("a structure")),
-            (MemberType::Structure, _) => Err(ApiError::serialization(Some("Expected null".into()))),
+            (MemberType::Structure, _) => {
+                Err(StepFunctionsError::serialization(Some("Expected null".into())))
+            }
             (MemberType::String, _) => Err(wrong("a String")),
             (MemberType::Boolean, _) => Err(wrong("Boolean")),
             (MemberType::Integer, _) => Err(wrong("an Integer")),

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::error::ApiError;
+use super::error::StepFunctionsError;
 
 /// AWS's number of items on a page when the request names none (or 0).
 pub(crate) const PAGE_SIZE: usize = 100;
@@ -28,12 +28,16 @@ pub(crate) fn token(list: &str, position: &str) -> String {
 }
 
 /// The position inside a token that [`token`] made for the same list; anything else is an InvalidToken.
-pub(crate) fn position(list: &str, params: &Value) -> Result<Option<String>, ApiError> {
+pub(crate) fn position(list: &str, params: &Value) -> Result<Option<String>, StepFunctionsError> {
     let Some(token) = params.get("nextToken").and_then(Value::as_str) else { return Ok(None) };
-    let bytes = BASE64.decode(token).map_err(|_| ApiError::invalid_token())?;
-    let text = String::from_utf8(bytes).map_err(|_| ApiError::invalid_token())?;
-    let (found, position) = text.split_at_checked(MARK_LEN).ok_or_else(ApiError::invalid_token)?;
-    if found == mark(list, position) { Ok(Some(position.to_owned())) } else { Err(ApiError::invalid_token()) }
+    let bytes = BASE64.decode(token).map_err(|_| StepFunctionsError::invalid_token())?;
+    let text = String::from_utf8(bytes).map_err(|_| StepFunctionsError::invalid_token())?;
+    let (found, position) = text.split_at_checked(MARK_LEN).ok_or_else(StepFunctionsError::invalid_token)?;
+    if found == mark(list, position) {
+        Ok(Some(position.to_owned()))
+    } else {
+        Err(StepFunctionsError::invalid_token())
+    }
 }
 
 /// Cuts a sorted list into a page: what follows `after` by `key`, at most `size` items, and the key that

@@ -24,15 +24,15 @@ pub(crate) fn date(milliseconds: i64) -> Value {
 
 /// An answer under construction; absent fields are left out, as AWS leaves them out.
 #[derive(Default)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct ResponseFields(Map<String, Value>);
 
-impl Fields {
-    pub(crate) fn set(mut self, name: &str, value: impl Into<Value>) -> Fields {
+impl ResponseFields {
+    pub(crate) fn set(mut self, name: &str, value: impl Into<Value>) -> ResponseFields {
         self.0.insert(name.to_owned(), value.into());
         self
     }
 
-    pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Value>>) -> Fields {
+    pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Value>>) -> ResponseFields {
         match value {
             Some(value) => self.set(name, value),
             None => self,
@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn absent_fields_stay_absent_and_dates_keep_their_milliseconds() {
-        let answer = Fields::default().set("a", date(1_700_000_000_123)).maybe("b", None::<String>).done();
+        let answer =
+            ResponseFields::default().set("a", date(1_700_000_000_123)).maybe("b", None::<String>).done();
         assert_eq!(answer, json!({"a": 1_700_000_000.123}));
     }
 }

@@ -7,28 +7,31 @@ use mayfly_workflows_language::{definition, parse};
 use serde_json::json;
 
 use super::arn::{Arn, Qualifier};
-use super::{Api, ApiError};
-use mayfly_workflows_engine::catalog::{Machine, Revision};
+use super::{Api, StepFunctionsError};
+use mayfly_workflows_engine::catalog::{MachineRecord, MachineRevision};
 use mayfly_workflows_engine::engine;
 
 /// Compiles a definition, or refuses it as CreateStateMachine does.
-pub(super) fn compile(text: &str, kind: StateMachineType) -> Result<definition::StateMachine, ApiError> {
+pub(super) fn compile(
+    text: &str,
+    kind: StateMachineType,
+) -> Result<definition::StateMachine, StepFunctionsError> {
     parse::compile(text, kind).map_err(refused)
 }
 
-fn refused(rejection: parse::Rejection) -> ApiError {
-    ApiError::new("InvalidDefinition", rejection.message())
+fn refused(rejection: parse::Rejection) -> StepFunctionsError {
+    StepFunctionsError::new("InvalidDefinition", rejection.message())
 }
 
 /// The compiled form of a revision; compiled once.
 pub(super) fn runnable(
-    machine: &Machine,
-    revision: &Revision,
-) -> Result<Arc<engine::StateMachine>, ApiError> {
+    machine: &MachineRecord,
+    revision: &MachineRevision,
+) -> Result<Arc<engine::StartedMachine>, StepFunctionsError> {
     if let Some(compiled) = revision.compiled.get() {
         return Ok(Arc::clone(compiled));
     }
-    let compiled = engine::StateMachine {
+    let compiled = engine::StartedMachine {
         arn: machine.arn.clone(),
         name: machine.name.clone(),
         role_arn: revision.role_arn.clone(),
@@ -48,8 +51,8 @@ pub(super) fn runnable(
 }
 
 /// The target of a start: the machine, and the version and alias by which it was named.
-pub(super) struct Target {
-    pub(super) machine: Arc<engine::StateMachine>,
+pub(super) struct ResolvedStart {
+    pub(super) machine: Arc<engine::StartedMachine>,
     pub(super) version_arn: Option<String>,
     pub(super) alias_arn: Option<String>,
 }
@@ -57,18 +60,18 @@ pub(super) struct Target {
 impl Api {
     /// Finds what a state machine's, a version's or an alias's ARN runs now. An alias with two routes
     /// draws one by weight.
-    pub(super) fn target(&self, arn: &Arn<'_>) -> Result<Target, ApiError> {
-        let missing = || ApiError::machine_missing(arn.text);
+    pub(super) fn target(&self, arn: &Arn<'_>) -> Result<ResolvedStart, StepFunctionsError> {
+        let missing = || StepFunctionsError::machine_missing(arn.text);
         let book = self.catalog.read();
         let machine_arn = arn.unqualified();
         let machine = book.machine(&machine_arn).ok_or_else(missing)?;
         if machine.deleting {
-            return Err(ApiError::machine_deleting(arn.text));
+            return Err(StepFunctionsError::machine_deleting(arn.text));
         }
         let (number, alias_arn) = match arn.qualifier() {
             None => {
                 let machine = runnable(machine, &machine.revision)?;
-                return Ok(Target { machine, version_arn: None, alias_arn: None });
+                return Ok(ResolvedStart { machine, version_arn: None, alias_arn: None });
             }
             Some(Qualifier::Version(number)) => (Some(number), None),
             Some(Qualifier::Alias(name)) => {
@@ -87,6 +90,6 @@ impl Api {
         };
         let version = number.and_then(|number| book.version(&machine_arn, number)).ok_or_else(missing)?;
         let machine = runnable(machine, &version.revision)?;
-        Ok(Target { machine, version_arn: Some(version.arn.clone()), alias_arn })
+        Ok(ResolvedStart { machine, version_arn: Some(version.arn.clone()), alias_arn })
     }
 }

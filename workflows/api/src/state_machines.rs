@@ -6,16 +6,16 @@ use std::sync::Arc;
 use mayfly_workflows_language::definition::variable_references;
 use serde_json::{Value, json};
 
-use super::arn::{Arn, Qualifier, Scope, check_name};
-use super::params::{Fields, date, flag, optional, text};
-use super::{Answer, Api, ApiError, paging, resolve, tags};
+use super::arn::{Arn, CredentialScope, Qualifier, check_name};
+use super::params::{ResponseFields, date, flag, optional, text};
+use super::{Answer, Api, StepFunctionsError, paging, resolve, tags};
 use mayfly_workflows_engine::catalog::{
-    Machine, NewMachine, Publication, Revision, SeenRevision, UpdateMachine,
+    MachineRecord, MachineRevision, NewMachine, Publication, SeenRevision, UpdateMachine,
 };
 use mayfly_workflows_engine::engine::{ListQuery, Of, RunStatus};
 
 impl Api {
-    pub(super) async fn create_state_machine(&self, params: &Value, scope: &Scope) -> Answer {
+    pub(super) async fn create_state_machine(&self, params: &Value, scope: &CredentialScope) -> Answer {
         let name = text(params, "name").to_owned();
         check_name(&name)?;
         let publish = publication(params)?;
@@ -23,7 +23,7 @@ impl Api {
             Some("EXPRESS") => StateMachineType::Express,
             _ => StateMachineType::Standard,
         };
-        let revision = Revision::new(
+        let revision = MachineRevision::new(
             text(params, "definition"),
             &role(text(params, "roleArn"))?,
             logging(params)?.unwrap_or_else(default_logging),
@@ -36,7 +36,7 @@ impl Api {
         self.finish_deletion(&arn).await?;
         let new = NewMachine { arn, name, kind, revision, publish, tags: tags::of_creation(params)? };
         let (machine, version) = self.change(|book| book.plan_create(new)).await?;
-        let fields = Fields::default()
+        let fields = ResponseFields::default()
             .set("stateMachineArn", machine.arn.as_str())
             .set("creationDate", date(machine.created))
             .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
@@ -66,7 +66,7 @@ impl Api {
         let encrypted = params.get("encryptionConfiguration").is_some_and(|value| !value.is_null());
         if definition.is_none() && role_arn.is_none() && logging.is_none() && tracing.is_none() && !encrypted
         {
-            return Err(ApiError::new(
+            return Err(StepFunctionsError::new(
                 "MissingRequiredParameter",
                 "Either the definition, the role ARN, the LoggingConfiguration, or the TracingConfiguration \
                  must be specified",
@@ -91,7 +91,7 @@ impl Api {
         };
         let updated = update.now;
         let (machine, version) = self.change(|book| book.plan_update(update)).await?;
-        let fields = Fields::default()
+        let fields = ResponseFields::default()
             .set("updateDate", date(updated))
             .maybe("revisionId", machine.revision.id.clone())
             .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
@@ -102,7 +102,7 @@ impl Api {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
         arn.not_of_map()?;
         self.finish_deletion(&arn.unqualified()).await?;
-        let missing = || ApiError::machine_missing(arn.text);
+        let missing = || StepFunctionsError::machine_missing(arn.text);
         let book = self.catalog.read();
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
@@ -142,7 +142,7 @@ impl Api {
         }
     }
 
-    pub(super) async fn list_state_machines(&self, params: &Value, scope: &Scope) -> Answer {
+    pub(super) async fn list_state_machines(&self, params: &Value, scope: &CredentialScope) -> Answer {
         const LIST: &str = "ListStateMachines";
         let after = paging::position(LIST, params)?;
         let prefix = scope.arn(format_args!("stateMachine:"));
@@ -166,11 +166,14 @@ impl Api {
             })
         });
         let next = next.map(|position| paging::token(LIST, &position));
-        Ok(Fields::default().set("stateMachines", items.collect::<Vec<_>>()).maybe("nextToken", next).done())
+        Ok(ResponseFields::default()
+            .set("stateMachines", items.collect::<Vec<_>>())
+            .maybe("nextToken", next)
+            .done())
     }
 
     /// A machine that is being deleted goes when its last execution has ended; this looks whether it has.
-    pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), ApiError> {
+    pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), StepFunctionsError> {
         let deleting = self.catalog.read().machine(arn).filter(|machine| machine.deleting).cloned();
         let Some(deleting) = deleting else { return Ok(()) };
         if !self.has_running(arn).await? {
@@ -180,7 +183,7 @@ impl Api {
         Ok(())
     }
 
-    async fn has_running(&self, arn: &str) -> Result<bool, ApiError> {
+    async fn has_running(&self, arn: &str) -> Result<bool, StepFunctionsError> {
         let query = ListQuery {
             of: Of::StateMachine(arn.to_owned()),
             status: Some(RunStatus::Running),
@@ -188,7 +191,7 @@ impl Api {
             limit: 1,
             from: None,
         };
-        let page = self.engine.list(query).await.map_err(|error| ApiError::internal(&error))?;
+        let page = self.engine.list(query).await.map_err(|error| StepFunctionsError::internal(&error))?;
         Ok(!page.items.is_empty())
     }
 }
@@ -197,9 +200,9 @@ impl Api {
 pub(super) const NO_DEFINITION: &str = "{}";
 
 /// The fields that the descriptions of a machine, a version and an execution's machine share.
-fn description_fields(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
+fn description_fields(machine: &MachineRecord, revision: &MachineRevision, whole: bool) -> ResponseFields {
     let references = if whole { references(machine, revision) } else { None };
-    Fields::default()
+    ResponseFields::default()
         .set("name", machine.name.as_str())
         .set("type", machine.kind.as_str())
         .set("definition", if whole { &*revision.definition } else { NO_DEFINITION })
@@ -211,7 +214,7 @@ fn description_fields(machine: &Machine, revision: &Revision, whole: bool) -> Fi
         .maybe("variableReferences", references)
 }
 
-fn references(machine: &Machine, revision: &Revision) -> Option<Value> {
+fn references(machine: &MachineRecord, revision: &MachineRevision) -> Option<Value> {
     let compiled = resolve::runnable(machine, revision).ok()?;
     references_of(&compiled.definition)
 }
@@ -232,23 +235,23 @@ pub(super) fn references_of(
 }
 
 /// The version that is wanted, if one is.
-fn publication(params: &Value) -> Result<Option<Publication>, ApiError> {
+fn publication(params: &Value) -> Result<Option<Publication>, StepFunctionsError> {
     let description = optional(params, "versionDescription").map(str::to_owned);
     match (flag(params, "publish").unwrap_or(false), description) {
         (true, description) => Ok(Some(Publication { description })),
         (false, None) => Ok(None),
         (false, Some(_)) => {
-            Err(ApiError::validation("Version description can only be set when publish is true"))
+            Err(StepFunctionsError::validation("Version description can only be set when publish is true"))
         }
     }
 }
 
 /// A role is taken over as it is named; it only has to be an ARN.
-pub(super) fn role(arn: &str) -> Result<String, ApiError> {
+pub(super) fn role(arn: &str) -> Result<String, StepFunctionsError> {
     if arn.starts_with("arn:") && arn.split(':').count() >= 6 {
         Ok(arn.to_owned())
     } else {
-        Err(ApiError::new("InvalidArn", format!("Invalid Role Arn: '{arn}'")))
+        Err(StepFunctionsError::new("InvalidArn", format!("Invalid Role Arn: '{arn}'")))
     }
 }
 
@@ -257,14 +260,14 @@ fn default_logging() -> Value {
 }
 
 /// The logging configuration with AWS's defaults; a level other than OFF needs a destination.
-fn logging(params: &Value) -> Result<Option<Value>, ApiError> {
+fn logging(params: &Value) -> Result<Option<Value>, StepFunctionsError> {
     let Some(given) = params.get("loggingConfiguration").filter(|value| !value.is_null()) else {
         return Ok(None);
     };
     let level = optional(given, "level").unwrap_or("OFF");
     let destinations = given.get("destinations").and_then(Value::as_array).filter(|all| !all.is_empty());
     if level != "OFF" && destinations.is_none() {
-        return Err(ApiError::new(
+        return Err(StepFunctionsError::new(
             "InvalidLoggingConfiguration",
             "Invalid Logging Configuration: Must specify exactly one Log Destination.",
         ));
@@ -272,12 +275,12 @@ fn logging(params: &Value) -> Result<Option<Value>, ApiError> {
     let names_group =
         |one: &Value| one.pointer("/cloudWatchLogsLogGroup/logGroupArn").is_some_and(Value::is_string);
     if destinations.is_some_and(|all| all.len() > 1 || !all.iter().all(names_group)) {
-        return Err(ApiError::new(
+        return Err(StepFunctionsError::new(
             "InvalidLoggingConfiguration",
             "Invalid Logging Configuration: Must specify exactly one Log Destination.",
         ));
     }
-    let fields = Fields::default()
+    let fields = ResponseFields::default()
         .set("level", level)
         .set("includeExecutionData", flag(given, "includeExecutionData").unwrap_or(false))
         .maybe("destinations", destinations.cloned());
@@ -290,12 +293,12 @@ fn tracing_enabled(params: &Value) -> Option<bool> {
 }
 
 /// The encryption configuration with AWS's defaults: keys are AWS's, or the caller's with 300 s of reuse.
-pub(super) fn encryption(params: &Value) -> Result<Value, ApiError> {
+pub(super) fn encryption(params: &Value) -> Result<Value, StepFunctionsError> {
     let Some(given) = params.get("encryptionConfiguration").filter(|value| !value.is_null()) else {
         return Ok(json!({"type": "AWS_OWNED_KEY"}));
     };
     let refused = |message: &str| {
-        Err(ApiError::new(
+        Err(StepFunctionsError::new(
             "InvalidEncryptionConfiguration",
             format!("Invalid Encryption Configuration: {message}"),
         ))

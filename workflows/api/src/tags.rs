@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::arn::Arn;
 use super::params::text;
-use super::{Answer, Api, ApiError};
+use super::{Answer, Api, StepFunctionsError};
 
 /// The tags of a creation, by key; the same key twice keeps the last value.
-pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, ApiError> {
+pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, StepFunctionsError> {
     let tags = params.get("tags").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let tag = |tag: &Value| (text(tag, "key").to_owned(), text(tag, "value").to_owned());
     let tags: BTreeMap<String, String> = tags.iter().map(tag).collect();
@@ -19,10 +19,12 @@ pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, Ap
 
 /// Keys that begin with `aws:` are AWS's own ("Tagging in Step Functions"); the sentence is that of other services,
 /// remembered.
-fn not_reserved(key: &str) -> Result<(), ApiError> {
+fn not_reserved(key: &str) -> Result<(), StepFunctionsError> {
     let reserved = key.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("aws:"));
     match reserved {
-        true => Err(ApiError::validation("aws: prefixed tag key names are not allowed for external use.")),
+        true => Err(StepFunctionsError::validation(
+            "aws: prefixed tag key names are not allowed for external use.",
+        )),
         false => Ok(()),
     }
 }
@@ -58,6 +60,6 @@ impl Api {
     }
 }
 
-fn tagged(params: &Value) -> Result<String, ApiError> {
+fn tagged(params: &Value) -> Result<String, StepFunctionsError> {
     Ok(Arn::of(text(params, "resourceArn"), &["stateMachine", "activity"])?.text.to_owned())
 }

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::arn::Scope;
+use super::arn::CredentialScope;
 use super::executions::check_input;
 use super::params::optional;
 use super::state_machines::role;
-use super::{Answer, Api, ApiError};
+use super::{Answer, Api, StepFunctionsError};
 use mayfly_workflows_engine::test_state::{Request, TestOptions, TestRejection, answer};
 
 impl Api {
-    pub(super) async fn test_state(&self, params: &Value, scope: &Scope) -> Answer {
+    pub(super) async fn test_state(&self, params: &Value, scope: &CredentialScope) -> Answer {
         optional(params, "roleArn").map(role).transpose()?;
         let request = Request::read(params).map_err(|refusal| refused(refusal, params))?;
         let [a, b, c, d, e, f, g, h, ..] = self.randomness.bytes();
@@ -25,14 +25,14 @@ impl Api {
     }
 }
 
-fn refused(refusal: TestRejection, params: &Value) -> ApiError {
+fn refused(refusal: TestRejection, params: &Value) -> StepFunctionsError {
     match refusal {
-        TestRejection::Validation(message) => ApiError::validation(message),
-        TestRejection::Definition(message) => ApiError::new("InvalidDefinition", message),
+        TestRejection::Validation(message) => StepFunctionsError::validation(message),
+        TestRejection::Definition(message) => StepFunctionsError::new("InvalidDefinition", message),
         TestRejection::Input(_) => {
             let refused = check_input(optional(params, "input").unwrap_or_default()).err();
-            refused.unwrap_or_else(|| ApiError::new("InvalidExecutionInput", "Invalid input"))
+            refused.unwrap_or_else(|| StepFunctionsError::new("InvalidExecutionInput", "Invalid input"))
         }
-        TestRejection::Internal(cause) => ApiError::internal(&cause),
+        TestRejection::Internal(cause) => StepFunctionsError::internal(&cause),
     }
 }

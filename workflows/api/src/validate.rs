@@ -5,7 +5,7 @@ use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
 use serde_json::{Value, json};
 
 use super::Answer;
-use super::params::{Fields, optional, text};
+use super::params::{ResponseFields, optional, text};
 
 /// AWS's number of diagnostics when the request names none (or 0).
 const DIAGNOSTICS_MAX: usize = 100;
@@ -39,7 +39,7 @@ fn diagnostic_json(diagnostic: &Diagnostic) -> Value {
         Severity::Error => "ERROR",
         Severity::Warning => "WARNING",
     };
-    Fields::default()
+    ResponseFields::default()
         .set("severity", severity)
         .set("code", diagnostic.code.as_str())
         .set("message", diagnostic.message.as_str())

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::arn::{Arn, Qualifier};
-use super::params::{Fields, date, optional, text};
-use super::{Answer, Api, ApiError, paging};
+use super::params::{ResponseFields, date, optional, text};
+use super::{Answer, Api, StepFunctionsError, paging};
 
 impl Api {
     pub(super) async fn publish_version(&self, params: &Value) -> Answer {
@@ -16,7 +16,7 @@ impl Api {
         let (_, version) = self
             .change(move |book| book.plan_publish(&arn, revision_id.as_deref(), description, now))
             .await?;
-        let version = version.ok_or_else(|| ApiError::internal(&"publishing made no version"))?;
+        let version = version.ok_or_else(|| StepFunctionsError::internal(&"publishing made no version"))?;
         Ok(json!({"stateMachineVersionArn": version.arn, "creationDate": date(version.created)}))
     }
 
@@ -33,14 +33,14 @@ impl Api {
             |version| json!({"stateMachineVersionArn": version.arn, "creationDate": date(version.created)}),
         );
         let next = next.map(|position| paging::token(&list, &position));
-        let fields = Fields::default().set("stateMachineVersions", items.collect::<Vec<_>>());
+        let fields = ResponseFields::default().set("stateMachineVersions", items.collect::<Vec<_>>());
         Ok(fields.maybe("nextToken", next).done())
     }
 
     pub(super) async fn delete_version(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "stateMachineVersionArn"), &["stateMachine"])?;
         let Some(Qualifier::Version(number)) = arn.qualifier() else {
-            return Err(ApiError::invalid_arn(format_args!("ARN is not a version: {}", arn.text)));
+            return Err(StepFunctionsError::invalid_arn(format_args!("ARN is not a version: {}", arn.text)));
         };
         let machine_arn = arn.unqualified();
         self.change(move |book| book.plan_delete_version(&machine_arn, number)).await?;

@@ -4,7 +4,7 @@ mod stand_ins;
 
 use std::sync::Arc;
 
-use mayfly_workflows_api::Scope;
+use mayfly_workflows_api::CredentialScope;
 use mayfly_workflows_engine::engine::{ExecutionChange, ListQuery, Of, RunStatus};
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
@@ -22,11 +22,12 @@ async fn starts_and_ends_are_told() {
         let role = "arn:aws:iam::000000000000:role/any";
         let create =
             json!({"name": name, "type": kind, "definition": definition.to_string(), "roleArn": role});
-        let made = api.call("CreateStateMachine", &create, &Scope::default()).await.expect("created");
+        let made =
+            api.call("CreateStateMachine", &create, &CredentialScope::default()).await.expect("created");
         assert!(catalog_changes.has_changed().expect("the catalog is there"), "{name}");
         catalog_changes.mark_unchanged();
         let start = json!({"stateMachineArn": made["stateMachineArn"], "input": "{\"large\":1}"});
-        api.call("StartExecution", &start, &Scope::default()).await.expect("started");
+        api.call("StartExecution", &start, &CredentialScope::default()).await.expect("started");
     }
     for status in [RunStatus::Succeeded, RunStatus::Failed] {
         let started = changes.recv().await.expect("a start");

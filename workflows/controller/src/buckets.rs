@@ -17,7 +17,7 @@ use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use mayfly_api::Digest;
 use mayfly_artifacts::Artifacts;
 use mayfly_workflows_engine::engine::{
-    ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects,
+    ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore,
 };
 use tokio_util::io::ReaderStream;
 
@@ -151,7 +151,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
-impl Objects for Buckets {
+impl ObjectStore for Buckets {
     fn keeps(&self, bucket: &str) -> bool {
         bucket == ARTIFACTS
     }

@@ -26,7 +26,7 @@ use mayfly_api::{
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
     Description, Engine, ExecutionChanged, ExecutionError, FunctionError, HistoryQuery, IntegrationCall,
-    Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StateMachine,
+    Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine,
     StateMachineType,
 };
 use mayfly_workflows_language::parse;
@@ -81,7 +81,7 @@ pub struct Invocations {
     engine: Engine,
     functions: Informer<Function>,
     caller: Arc<dyn FunctionCaller>,
-    machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StateMachine>)>>,
+    machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StartedMachine>)>>,
     gates: Mutex<HashMap<ObjectKey, Weak<Semaphore>>>,
     waiting: WaitingInvocations,
 }
@@ -191,7 +191,7 @@ impl Invocations {
     }
 
     /// The state machine of a function with these rules.
-    fn machine(&self, function: &ObjectKey, rules: AsyncInvocation) -> Arc<StateMachine> {
+    fn machine(&self, function: &ObjectKey, rules: AsyncInvocation) -> Arc<StartedMachine> {
         let mut machines = self.machines.lock();
         if let Some((of, machine)) = machines.get(function)
             && *of == rules
@@ -202,7 +202,7 @@ impl Invocations {
         let compiled = parse::compile(&text, StateMachineType::Standard);
         let compiled =
             compiled.unwrap_or_else(|_| unreachable!("a unit test compiles every form of it: {text}"));
-        let machine = Arc::new(StateMachine {
+        let machine = Arc::new(StartedMachine {
             arn: machine_arn(function),
             name: machine_name(function),
             role_arn: ROLE.to_owned(),

@@ -27,7 +27,7 @@ use futures::{future::BoxFuture, stream};
 use kube::{Api, Client, api::PostParams};
 use mayfly_api::{
     Digest, ObjectKey,
-    job_io::{ANNOTATION_OUTCOMES, Outcome, Outputs},
+    job_io::{ANNOTATION_OUTCOMES, JobOutcome, Outputs},
     k8s::api::batch::v1::Job,
 };
 use mayfly_artifacts::Artifacts;
@@ -39,7 +39,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    answer::Ended,
+    answer::EndedJob,
     arguments::{Arguments, Program, is_of},
     orphans::OrphanedJobs,
 };
@@ -214,7 +214,7 @@ impl Jobs {
     }
 
     /// Waits until the Job is complete or has failed.
-    async fn wait(&self, key: &ObjectKey, created: &Job) -> Result<Ended, FunctionError> {
+    async fn wait(&self, key: &ObjectKey, created: &Job) -> Result<EndedJob, FunctionError> {
         let waiter = Arc::new(Notify::new());
         self.waiters.lock().insert(key.clone(), Arc::downgrade(&waiter));
         let _forget = Forget { waiters: &self.waiters, key };
@@ -231,18 +231,18 @@ impl Jobs {
             waiter.notified().await;
         };
         let text = job.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTCOMES));
-        let outcomes: Vec<Outcome> =
+        let outcomes: Vec<JobOutcome> =
             text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let mut pods = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
             let outputs = self.outputs(&outcome).await;
             pods.push((outcome, outputs));
         }
-        Ok(Ended { job, pods })
+        Ok(EndedJob { job, pods })
     }
 
     /// The outputs of a pod; `None` if they were not collected, or were removed from the store.
-    async fn outputs(&self, outcome: &Outcome) -> Option<Outputs> {
+    async fn outputs(&self, outcome: &JobOutcome) -> Option<Outputs> {
         let path = self.deps.artifacts.path(&outcome.outputs.as_ref()?.document)?;
         let content = tokio::fs::read(path).await.ok()?;
         serde_json::from_slice(&content).ok()

@@ -23,7 +23,7 @@ mod act;
 mod changes;
 mod plan;
 
-pub use act::{Objects, scope};
+pub use act::{WorkflowObjects, scope};
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Namespace};
 use mayfly_api::{

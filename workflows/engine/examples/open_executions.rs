@@ -19,9 +19,9 @@ use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use jiff::Timestamp;
 use mayfly_workflows_engine::{
     engine::{
-        Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, InvokeError,
-        ListQuery, ObjectBody, ObjectError, ObjectPage, Objects, Of, OsRandomness, RunStatus, StartRequest,
-        StateMachine, StateMachineType,
+        Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+        InvokeError, ListQuery, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of, OsRandomness,
+        RunStatus, StartRequest, StartedMachine, StateMachineType,
     },
     timers::SystemClock,
 };
@@ -153,7 +153,7 @@ async fn list(engine: &Engine) -> Result<(), Failure> {
 }
 
 /// The end of each execution, less the instant that its Wait names.
-async fn lateness(engine: &Engine, machine: &StateMachine, due: i64) -> Result<(), Failure> {
+async fn lateness(engine: &Engine, machine: &StartedMachine, due: i64) -> Result<(), Failure> {
     let rest = Duration::from_secs(u64::try_from(due - Timestamp::now().as_second())?);
     tokio::time::sleep(rest.saturating_sub(Duration::from_secs(1))).await;
     let (in_memory, timers) = engine.load();
@@ -200,7 +200,7 @@ async fn lateness(engine: &Engine, machine: &StateMachine, due: i64) -> Result<(
 
 async fn open(dir: &Path) -> Result<Engine, Failure> {
     let config = Config { data_dir: Some(dir.to_owned()), ..Config::default() };
-    let deps = Deps {
+    let deps = EngineDeps {
         functions: Arc::new(Nothing),
         http: Arc::new(Nothing),
         objects: Arc::new(Nothing),
@@ -220,12 +220,12 @@ fn wait_until(due: i64, language: &str) -> Result<Value, Failure> {
     Ok(json!({"QueryLanguage": language, "StartAt": "W", "States": {"W": wait}}))
 }
 
-fn machine(name: &str, definition: &Value) -> Result<Arc<StateMachine>, Failure> {
+fn machine(name: &str, definition: &Value) -> Result<Arc<StartedMachine>, Failure> {
     let text = definition.to_string();
     let kind = StateMachineType::Standard;
     let compiled = mayfly_workflows_language::parse::compile(&text, kind)
         .map_err(|rejection| format!("the definition is refused: {}", rejection.message()))?;
-    Ok(Arc::new(StateMachine {
+    Ok(Arc::new(StartedMachine {
         arn: format!("arn:aws:states:us-east-1:000000000000:stateMachine:{name}"),
         name: name.to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/bench".to_owned(),
@@ -237,7 +237,7 @@ fn machine(name: &str, definition: &Value) -> Result<Arc<StateMachine>, Failure>
     }))
 }
 
-fn start(machine: &Arc<StateMachine>) -> StartRequest {
+fn start(machine: &Arc<StartedMachine>) -> StartRequest {
     StartRequest {
         state_machine: machine.clone(),
         name: None,
@@ -276,7 +276,7 @@ impl HttpTasks for Nothing {
     }
 }
 
-impl Objects for Nothing {
+impl ObjectStore for Nothing {
     fn get(
         &self,
         _bucket: &str,

@@ -14,7 +14,8 @@ pub use plan::{
     CatalogRejection, Created, NewActivity, NewAlias, NewMachine, SeenRevision, UpdateAlias, UpdateMachine,
 };
 pub use record::{
-    Activity, Alias, CatalogChange, CatalogState, Machine, Publication, Record, Revision, Route, Version,
+    Activity, Alias, CatalogChange, CatalogState, MachineRecord, MachineRevision, Publication, Record, Route,
+    Version,
 };
 pub use store::CatalogError;
 
@@ -23,12 +24,12 @@ use std::path::Path;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 
-use store::Store;
+use store::CatalogStore;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
     book: RwLock<CatalogState>,
-    store: Mutex<Store>,
+    store: Mutex<CatalogStore>,
     changed: watch::Sender<()>,
     /// Why the last write failed; none since one went well.
     trouble: Mutex<Option<String>>,
@@ -42,7 +43,7 @@ pub struct CatalogFault(String);
 impl Catalog {
     /// Opens the catalog in `path`, or one that lives in memory only.
     pub fn open(path: Option<&Path>) -> Result<Catalog, CatalogError> {
-        let store = Store::open(path)?;
+        let store = CatalogStore::open(path)?;
         let mut book = CatalogState::default();
         for record in store.load()? {
             book.apply(CatalogChange::Put(record));

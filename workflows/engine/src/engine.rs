@@ -35,25 +35,25 @@ mod tests;
 
 use std::sync::Arc;
 
-pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
+pub use crate::executor::endpoint::{AwsEndpoints, Credentials, EndpointError};
 pub use changes::{ExecutionChange, ExecutionChanged};
 pub use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
-pub use config::{Config, Limits};
-pub use counters::Executions;
+pub use config::{Config, EngineLimits};
+pub use counters::ExecutionCount;
 pub use deps::{
-    Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness,
-    Randomness, Streamed,
+    Activities, CallOrigin, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+    IntegrationCall, Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations,
+    OsRandomness, Randomness, Streamed,
 };
 pub(crate) use effects::{EffectGuards, Reporter};
-pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
+pub use error::{EngineOpenError, ExecutionError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
 pub use mayfly_workflows_language::{definition::StateMachineType, execution::RunStatus};
-pub use mayfly_workflows_machine::Limits as ExecutionLimits;
-pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects};
+pub use mayfly_workflows_machine::ExecutionLimits;
+pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore};
 pub use types::{
     ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
-    StateMachine,
+    StartedMachine,
 };
 
 /// A workflow engine. Cloning it is cheap; the last clone takes the engine down.

@@ -1,16 +1,16 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
 use mayfly_workflows_engine::catalog::{
-    Catalog, CatalogRejection, CatalogState, NewActivity, NewAlias, NewMachine, Publication, Revision, Route,
-    UpdateMachine,
+    Catalog, CatalogRejection, CatalogState, MachineRevision, NewActivity, NewAlias, NewMachine, Publication,
+    Route, UpdateMachine,
 };
 use mayfly_workflows_language::definition::StateMachineType;
 use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
 
-fn revision(definition: &str) -> Revision {
-    Revision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
+fn revision(definition: &str) -> MachineRevision {
+    MachineRevision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
 }
 
 fn new(definition: &str, publish: bool) -> NewMachine {

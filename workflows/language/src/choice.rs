@@ -10,19 +10,19 @@ mod wildcard;
 
 use std::cmp::Ordering;
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError};
 use crate::jsonata::Expression;
 use crate::path::Path;
 use crate::value::Value;
-use wildcard::Pattern;
+use wildcard::Wildcard;
 
 /// The test of one entry of `Choices`, without its `Next`.
 #[derive(Clone, Debug)]
-pub enum Rule {
-    And(Vec<Rule>),
-    Or(Vec<Rule>),
-    Not(Box<Rule>),
+pub enum ChoiceTest {
+    And(Vec<ChoiceTest>),
+    Or(Vec<ChoiceTest>),
+    Not(Box<ChoiceTest>),
     Test(Test),
 }
 
@@ -36,7 +36,7 @@ pub struct Test {
 #[derive(Clone, Debug)]
 enum Operator {
     Compare { kind: ComparisonType, accepts: Accepts, with: Operand },
-    Matches(Pattern),
+    Matches(Wildcard),
     Is { what: Is, wanted: bool },
 }
 
@@ -74,7 +74,7 @@ enum Operand {
     Path(Path),
 }
 
-impl Rule {
+impl ChoiceTest {
     /// Compiles a rule from its JSON; `Next`, `Comment`, `Assign` and `Output` in it are left alone.
     pub fn compile(value: &Value) -> Result<Self, Vec<Problem>> {
         compile::rule(value)
@@ -84,7 +84,7 @@ impl Rule {
     ///
     /// # Errors
     /// `States.Runtime` when a path points at nothing.
-    pub fn matches(&self, scope: &Scope<'_>) -> Result<bool, StateError> {
+    pub fn matches(&self, scope: &EvaluationScope<'_>) -> Result<bool, StateError> {
         match self {
             Self::Not(rule) => rule.matches(scope).map(|answer| !answer),
             Self::And(rules) => {
@@ -123,7 +123,7 @@ impl Rule {
 }
 
 impl Test {
-    fn matches(&self, scope: &Scope<'_>) -> Result<bool, StateError> {
+    fn matches(&self, scope: &EvaluationScope<'_>) -> Result<bool, StateError> {
         if let Operator::Is { what: Is::Present, wanted } = self.operator {
             return Ok(self.variable.is_present(scope) == wanted);
         }
@@ -142,7 +142,7 @@ impl Test {
     }
 }
 
-fn read(path: &Path, scope: &Scope<'_>) -> Result<Value, StateError> {
+fn read(path: &Path, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|_| {
         StateError::runtime(format!(
             "Invalid path '{}': The choice state's condition path references an invalid value.",
@@ -206,7 +206,11 @@ pub fn field_of(index: Option<usize>, field: &str) -> String {
 
 /// The value of a JSONata condition, which must be true or false. `field` is its place, such as
 /// `Choices[0]/Condition`.
-pub fn condition(expression: &Expression, scope: &Scope<'_>, field: &str) -> Result<bool, StateError> {
+pub fn condition(
+    expression: &Expression,
+    scope: &EvaluationScope<'_>,
+    field: &str,
+) -> Result<bool, StateError> {
     let value = expression.evaluate(scope, field)?;
     value.as_bool().ok_or_else(|| expression.unexpected_type(field, "boolean", &value))
 }

@@ -1,6 +1,6 @@
 //! The stages of a state's data flow.
 //!
-//! [`Scope`] is the data that an evaluation reads: input, result, context object, [`Variables`], and the [`Ambient`]
+//! [`EvaluationScope`] is the data that an evaluation reads: input, result, context object, [`Variables`], and the [`Ambient`]
 //! clock and randomness. [`stages`](mod@stages) has one function per stage, so that a caller can keep the intermediate
 //! data.
 
@@ -19,7 +19,7 @@ use crate::value::Value;
 
 /// The inputs of an evaluation.
 #[derive(Clone, Copy)]
-pub struct Scope<'a> {
+pub struct EvaluationScope<'a> {
     /// JSONPath: what `$` is at this stage. JSONata: `$states.input`, always the state's whole input.
     pub input: &'a Value,
     /// `$states.result`, where there is one.
@@ -32,32 +32,32 @@ pub struct Scope<'a> {
     pub ambient: &'a Ambient,
 }
 
-impl<'a> Scope<'a> {
+impl<'a> EvaluationScope<'a> {
     /// The same surroundings around another input.
     #[must_use]
-    pub fn with_input<'b>(&self, input: &'b Value) -> Scope<'b>
+    pub fn with_input<'b>(&self, input: &'b Value) -> EvaluationScope<'b>
     where
         'a: 'b,
     {
-        Scope { input, ..*self }
+        EvaluationScope { input, ..*self }
     }
 
     /// The same surroundings with the state's result.
     #[must_use]
-    pub fn with_result<'b>(&self, result: &'b Value) -> Scope<'b>
+    pub fn with_result<'b>(&self, result: &'b Value) -> EvaluationScope<'b>
     where
         'a: 'b,
     {
-        Scope { result: Some(result), ..*self }
+        EvaluationScope { result: Some(result), ..*self }
     }
 
     /// The same surroundings with the error a catcher caught.
     #[must_use]
-    pub fn with_error_output<'b>(&self, error_output: &'b Value) -> Scope<'b>
+    pub fn with_error_output<'b>(&self, error_output: &'b Value) -> EvaluationScope<'b>
     where
         'a: 'b,
     {
-        Scope { error_output: Some(error_output), ..*self }
+        EvaluationScope { error_output: Some(error_output), ..*self }
     }
 }
 

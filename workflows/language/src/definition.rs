@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use parameters::{Shape, unsupported};
+pub use parameters::{ParametersShape, unsupported};
 pub use references::variable_references;
-pub use resource::{FunctionArn, IntegrationKind, Pattern, Resource, ResourceError};
+pub use resource::{FunctionArn, IntegrationKind, IntegrationPattern, Resource, ResourceError};
 pub use state::{
-    Batcher, Catcher, Choice, Condition, DataFlow, Fail, ItemReader, Items, Jitter, Map, MapMode, Parallel,
-    Pass, PathField, Quantity, ResultPath, ResultWriter, Retrier, Rule, State, StateKind, Task, Text,
-    TimestampField, Transition, Wait,
+    Batcher, Catcher, ChoiceRule, ChoiceState, Condition, DataFlow, FailState, ItemReader, Items, Jitter,
+    MapMode, MapState, ParallelState, PassState, PathField, Quantity, ResultPath, ResultWriter, Retrier,
+    State, StateKind, TaskState, Text, TimestampField, Transition, WaitState,
 };
 
 /// The most that fields in seconds take, as AWS documents it.

@@ -8,13 +8,13 @@ pub(crate) mod hash;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError, names};
 use crate::path::Path;
 use crate::path::evaluate::java_text;
 use crate::path::parse::{Cursor, prefix};
 use crate::value::Value;
-use functions::Function;
+use functions::IntrinsicFunction;
 
 /// The maximum nesting of calls, as AWS documents it.
 pub const NESTING_MAX: usize = 10;
@@ -24,7 +24,7 @@ pub const NESTING_MAX: usize = 10;
 pub struct Intrinsic {
     /// The call as it is written, which AWS quotes in its errors.
     source: Arc<str>,
-    function: Function,
+    function: IntrinsicFunction,
     arguments: Arc<[Argument]>,
 }
 
@@ -42,12 +42,12 @@ pub(crate) enum Argument {
 
 /// Why a call failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct IntrinsicError {
     pub(crate) error: &'static str,
     pub(crate) what: String,
 }
 
-impl Failure {
+impl IntrinsicError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { error: names::INTRINSIC_FAILURE, what: what.into() }
     }
@@ -87,15 +87,15 @@ impl Intrinsic {
     ///
     /// # Errors
     /// `States.Runtime` when a path points at nothing, `States.IntrinsicFailure` when the function refuses.
-    pub fn evaluate(&self, scope: &Scope<'_>) -> Result<Value, StateError> {
+    pub fn evaluate(&self, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
         self.value(scope).map_err(|failure| {
             let cause = format!("The function '{}' had the following error: {}", self.source, failure.what);
             StateError::new(failure.error, cause)
         })
     }
 
-    fn value(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
-        if self.function == Function::Format {
+    fn value(&self, scope: &EvaluationScope<'_>) -> Result<Value, IntrinsicError> {
+        if self.function == IntrinsicFunction::Format {
             return self.format(scope);
         }
         let arguments: Vec<Value> =
@@ -104,15 +104,15 @@ impl Intrinsic {
     }
 
     /// `States.Format`: each `{}` is the next argument; `\{`, `\}`, `\'` and `\\` stand for the character alone.
-    fn format(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
+    fn format(&self, scope: &EvaluationScope<'_>) -> Result<Value, IntrinsicError> {
         let Some((template, rest)) = self.arguments.split_first() else {
-            return Err(Failure::new("Invalid number of arguments for States.Format"));
+            return Err(IntrinsicError::new("Invalid number of arguments for States.Format"));
         };
         let written = match template {
             Argument::Text { written, .. } => Arc::clone(written),
             other => match other.value(scope)? {
                 Value::String(text) => text,
-                _ => return Err(Failure::new("The template of States.Format must be a string")),
+                _ => return Err(IntrinsicError::new("The template of States.Format must be a string")),
             },
         };
         let mut rest = rest.iter();
@@ -124,7 +124,7 @@ impl Intrinsic {
                 '{' if letters.peek() == Some(&'}') => {
                     letters.next();
                     let argument = rest.next().ok_or_else(|| {
-                        Failure::new(
+                        IntrinsicError::new(
                             "The number of arguments does not match the occurrences of {} in the template",
                         )
                     })?;
@@ -135,7 +135,7 @@ impl Intrinsic {
         }
         if rest.next().is_some() {
             let what = "The number of arguments does not match the occurrences of {} in the template";
-            return Err(Failure::new(what));
+            return Err(IntrinsicError::new(what));
         }
         Ok(Value::from(out))
     }
@@ -148,11 +148,11 @@ impl fmt::Display for Intrinsic {
 }
 
 impl Argument {
-    fn value(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
+    fn value(&self, scope: &EvaluationScope<'_>) -> Result<Value, IntrinsicError> {
         match self {
             Self::Constant(value) | Self::Text { text: value, .. } => Ok(value.clone()),
             Self::Call(call) => call.value(scope),
-            Self::Path(path) => path.evaluate(scope).map_err(|_| Failure {
+            Self::Path(path) => path.evaluate(scope).map_err(|_| IntrinsicError {
                 error: names::RUNTIME,
                 what: format!(
                     "The JsonPath argument for the field '{}' could not be found in the input '{}'",
@@ -170,7 +170,7 @@ fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
     }
     let from = cursor.at;
     let name = cursor.take_while(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '_');
-    let Some(function) = Function::named(name) else {
+    let Some(function) = IntrinsicFunction::named(name) else {
         return Err(cursor.problem(&format!("'{name}' is no intrinsic function")));
     };
     cursor.skip_space();

@@ -1,6 +1,6 @@
 //! JSONata as AWS has it, round the crate `jsonata-core`.
 //!
-//! An [`Expression`] is compiled once and evaluated with a [`Scope`]. AWS's changes: no `$eval`; `$partition`,
+//! An [`Expression`] is compiled once and evaluated with an [`EvaluationScope`]. AWS's changes: no `$eval`; `$partition`,
 //! `$range`, `$hash`, `$random`, `$uuid` and `$parse` are added; `$states` holds the state's data; `$` and `$$` mean
 //! nothing at the top; a result that is undefined, a function or a regular expression is an error.
 //!
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use jsonata_core::ast::AstNode;
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Fault, Problem, StateError};
 use crate::value::Value;
 use analysis::Uses;
@@ -36,11 +36,11 @@ pub use limits::{EXPRESSION_CHARS_MAX, MILLIS_MAX, PRODUCED_BYTES_MAX};
 #[derive(Clone)]
 pub struct Expression {
     source: Arc<str>,
-    program: Arc<Program>,
+    program: Arc<JsonataProgram>,
 }
 
 /// A compiled expression.
-pub(crate) struct Program {
+pub(crate) struct JsonataProgram {
     /// With its guards.
     ast: AstNode,
     guards: Guards,
@@ -51,7 +51,7 @@ pub(crate) struct Program {
     is_light: bool,
 }
 
-impl Program {
+impl JsonataProgram {
     fn compile(source: &str) -> Result<Self, String> {
         let ast = jsonata_core::parser::parse(source)
             .map_err(|error| wording::of_compilation(&error.to_string()))?;
@@ -97,7 +97,7 @@ impl Expression {
                 "A JSONata expression has at most {EXPRESSION_CHARS_MAX} characters"
             )));
         }
-        let program = Program::compile(source)
+        let program = JsonataProgram::compile(source)
             .map_err(|message| Problem::here(without_code(&message)).with(Fault::InvalidJsonata))?;
         if let Some(problem) = &program.uses.problem {
             return Err(Problem::here(problem.clone()).with(Fault::UnsupportedJsonata));
@@ -147,7 +147,7 @@ impl Expression {
     ///
     /// # Errors
     /// `States.QueryEvaluationError`, with the field as its location.
-    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+    pub fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.query_error(field, "returned nothing (undefined).")),

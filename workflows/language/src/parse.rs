@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::definition::{QueryLanguage, StateMachine, StateMachineType};
-use crate::validate::{Code, Diagnostic, Report, Severity, graph, lint, scopes};
+use crate::validate::{Diagnostic, DiagnosticCode, ProblemReport, Severity, graph, lint, scopes};
 use crate::value::{JsonErrorKind, Value};
 
 pub(crate) use flow::{Compiler, FlowDraft};
@@ -49,7 +49,7 @@ impl Rejection {
     /// The message of `InvalidDefinition`, word for word.
     pub fn message(&self) -> String {
         let mut errors = self.diagnostics.iter();
-        if let Some(label) = errors.clone().find(|error| error.code == Code::InvalidLabelName) {
+        if let Some(label) = errors.clone().find(|error| error.code == DiagnosticCode::InvalidLabelName) {
             // Labels are read by a part of the service that answers with its own exception.
             let quoted = python_repr(&label.message);
             return format!("Error=ValueError Args=[{quoted}] in definition '{}'.", self.definition);
@@ -95,7 +95,7 @@ pub fn compile_value(definition: &Value, machine_type: StateMachineType) -> Resu
 /// state, named `name` (the API gives none; any will do). Targets of transitions are
 /// not looked for.
 pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> {
-    let mut report = Report::default();
+    let mut report = ProblemReport::default();
     let machine = match document(text, &mut report) {
         Some(state) => {
             let mut compiler = Compiler::new(StateMachineType::Standard, QueryLanguage::JsonPath, report);
@@ -112,7 +112,11 @@ pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> 
     finish(machine, report, text)
 }
 
-fn finish(machine: Option<StateMachine>, report: Report, text: &str) -> Result<StateMachine, Rejection> {
+fn finish(
+    machine: Option<StateMachine>,
+    report: ProblemReport,
+    text: &str,
+) -> Result<StateMachine, Rejection> {
     match machine {
         Some(machine) if !report.has_errors() => Ok(machine),
         _ => {
@@ -125,12 +129,16 @@ fn finish(machine: Option<StateMachine>, report: Report, text: &str) -> Result<S
 
 /// Reads a definition as far as it can be read. The machine is whole only when the
 /// report has no errors.
-pub(crate) fn read(text: &str, machine_type: StateMachineType) -> (Option<StateMachine>, Report) {
+pub(crate) fn read(text: &str, machine_type: StateMachineType) -> (Option<StateMachine>, ProblemReport) {
     read_as(text, machine_type, false)
 }
 
-fn read_as(text: &str, machine_type: StateMachineType, accepted: bool) -> (Option<StateMachine>, Report) {
-    let mut report = Report::default();
+fn read_as(
+    text: &str,
+    machine_type: StateMachineType,
+    accepted: bool,
+) -> (Option<StateMachine>, ProblemReport) {
+    let mut report = ProblemReport::default();
     let Some(root) = document(text, &mut report) else {
         return (None, report);
     };
@@ -148,10 +156,10 @@ fn read_as(text: &str, machine_type: StateMachineType, accepted: bool) -> (Optio
     (machine, report)
 }
 
-pub(crate) fn missing_targets(text: &str, machine_type: StateMachineType) -> Report {
-    let mut report = Report::default();
-    if let Some(root) = document(text, &mut Report::default()) {
-        let mut compiler = Compiler::new(machine_type, QueryLanguage::JsonPath, Report::default());
+pub(crate) fn missing_targets(text: &str, machine_type: StateMachineType) -> ProblemReport {
+    let mut report = ProblemReport::default();
+    if let Some(root) = document(text, &mut ProblemReport::default()) {
+        let mut compiler = Compiler::new(machine_type, QueryLanguage::JsonPath, ProblemReport::default());
         compiler.machine(&root);
         let (_, flows, _) = compiler.finish();
         flows.iter().for_each(|flow| graph::targets(flow, &mut report));
@@ -160,15 +168,19 @@ pub(crate) fn missing_targets(text: &str, machine_type: StateMachineType) -> Rep
 }
 
 /// The text as a JSON object.
-fn document(text: &str, report: &mut Report) -> Option<Value> {
-    let invalid = |report: &mut Report, code: Code, message: String, location: Option<String>| {
-        report.add(Severity::Error, code, message, location);
-        None
-    };
+fn document(text: &str, report: &mut ProblemReport) -> Option<Value> {
+    let invalid =
+        |report: &mut ProblemReport, code: DiagnosticCode, message: String, location: Option<String>| {
+            report.add(Severity::Error, code, message, location);
+            None
+        };
     match Value::parse(text) {
-        Ok(value) if !value.is_within_depth(JSON_DEPTH_MAX) => {
-            invalid(report, Code::TooDeeplyNested, "The definition is too deeply nested".to_string(), None)
-        }
+        Ok(value) if !value.is_within_depth(JSON_DEPTH_MAX) => invalid(
+            report,
+            DiagnosticCode::TooDeeplyNested,
+            "The definition is too deeply nested".to_string(),
+            None,
+        ),
         Ok(value @ Value::Object(_)) => Some(value),
         Ok(_) => not_an_object(report),
         Err(error) if error.kind == JsonErrorKind::Incomplete && text.trim().is_empty() => {
@@ -176,14 +188,14 @@ fn document(text: &str, report: &mut Report) -> Option<Value> {
         }
         Err(error) => {
             let location = error.location(text);
-            invalid(report, Code::InvalidJsonDescription, error.message, Some(location))
+            invalid(report, DiagnosticCode::InvalidJsonDescription, error.message, Some(location))
         }
     }
 }
 
-fn not_an_object(report: &mut Report) -> Option<Value> {
+fn not_an_object(report: &mut ProblemReport) -> Option<Value> {
     let message = "Definition must be a valid JSON object";
-    report.add(Severity::Error, Code::SchemaValidationFailed, message, None);
+    report.add(Severity::Error, DiagnosticCode::SchemaValidationFailed, message, None);
     None
 }
 

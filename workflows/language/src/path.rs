@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 pub use reference::ReferencePath;
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::Problem;
 use crate::value::Value;
 use filter::Filter;
-use function::Function;
+use function::PathFunction;
 
 /// A path of more characters than this is refused: far beyond what a person writes.
 pub const PATH_CHARS_MAX: usize = 8192;
@@ -63,7 +63,7 @@ pub(crate) enum PathSegment {
     /// `..` and the step that is tried at every container.
     Descend(Box<PathSegment>),
     /// `.length()` and other functions.
-    Function(Function),
+    Function(PathFunction),
 }
 
 /// A path that points at nothing, in Jayway's words.
@@ -119,7 +119,7 @@ impl Path {
     ///
     /// # Errors
     /// A definite path that points at nothing, a variable that is not there.
-    pub fn evaluate(&self, scope: &Scope<'_>) -> Result<Value, PathError> {
+    pub fn evaluate(&self, scope: &EvaluationScope<'_>) -> Result<Value, PathError> {
         match &self.root {
             Root::Input => self.evaluate_on(scope.input),
             Root::Context => self.evaluate_on(&scope.context.get()),
@@ -131,7 +131,7 @@ impl Path {
     }
 
     /// The searched value, as the messages show it: the context object for `$$`, the input otherwise.
-    pub(crate) fn searched(&self, scope: &Scope<'_>) -> String {
+    pub(crate) fn searched(&self, scope: &EvaluationScope<'_>) -> String {
         match &self.root {
             Root::Context => scope.context.get().to_text(),
             Root::Input | Root::Variable(_) => scope.input.to_text(),
@@ -140,7 +140,7 @@ impl Path {
 
     /// Whether there is something where the path points: `IsPresent`. An item past the end of an array is not, though
     /// reading it gives null.
-    pub fn is_present(&self, scope: &Scope<'_>) -> bool {
+    pub fn is_present(&self, scope: &EvaluationScope<'_>) -> bool {
         let root = match &self.root {
             Root::Input => scope.input.clone(),
             Root::Context => scope.context.get(),

@@ -9,7 +9,7 @@ mod payload;
 
 use std::sync::Arc;
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::definition::QueryLanguage;
 use crate::error::{Problem, StateError};
 use crate::intrinsic::Intrinsic;
@@ -28,8 +28,8 @@ pub struct Template {
 
 #[derive(Clone, Debug)]
 enum Form {
-    Payload(Arc<payload::Node>),
-    Jsonata(Arc<jsonata::Node>),
+    Payload(Arc<payload::PayloadNode>),
+    Jsonata(Arc<jsonata::JsonataNode>),
     Text(Arc<PathExpression>),
 }
 
@@ -50,9 +50,11 @@ impl Template {
         }
         let mut problems = Vec::new();
         let form = match language {
-            QueryLanguage::JsonPath => Form::Payload(Arc::new(payload::Node::compile(value, &mut problems))),
+            QueryLanguage::JsonPath => {
+                Form::Payload(Arc::new(payload::PayloadNode::compile(value, &mut problems)))
+            }
             QueryLanguage::Jsonata => {
-                Form::Jsonata(Arc::new(jsonata::Node::compile(value, there, &mut problems)))
+                Form::Jsonata(Arc::new(jsonata::JsonataNode::compile(value, there, &mut problems)))
             }
         };
         if problems.is_empty() { Ok(Self { form }) } else { Err(problems) }
@@ -67,7 +69,7 @@ impl Template {
     ///
     /// # Errors
     /// What a path, a call or an expression in it fails with; `States.DataLimitExceeded` when the value nests too deep.
-    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+    pub fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         let value = match &self.form {
             Form::Payload(node) => node.evaluate(scope)?,
             Form::Jsonata(node) => node.evaluate(scope, field)?,
@@ -120,7 +122,7 @@ impl PathExpression {
     }
 
     /// The value; `field` is the key it stands at, such as `value.$` or `CausePath`.
-    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+    pub fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         match self {
             Self::Intrinsic(call) => call.evaluate(scope),
             Self::Path(path) => {
@@ -154,7 +156,7 @@ pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
 }
 
 /// AWS's sentence for a path in a field that points at nothing.
-fn not_found(path: &Path, field: &str, scope: &Scope<'_>) -> StateError {
+fn not_found(path: &Path, field: &str, scope: &EvaluationScope<'_>) -> StateError {
     StateError::runtime(format!(
         "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",
         path.source(),

@@ -29,7 +29,7 @@ pub enum Severity {
 /// The codes of diagnostics, as ValidateStateMachineDefinition names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum Code {
+pub enum DiagnosticCode {
     InvalidJsonDescription,
     SchemaValidationFailed,
     MissingEndState,
@@ -60,28 +60,28 @@ pub enum Code {
     EndlessLoop,
 }
 
-impl Code {
+impl DiagnosticCode {
     pub fn as_str(self) -> &'static str {
         match self {
-            Code::InvalidJsonDescription => "INVALID_JSON_DESCRIPTION",
-            Code::SchemaValidationFailed => "SCHEMA_VALIDATION_FAILED",
-            Code::MissingEndState => "MISSING_END_STATE",
-            Code::DuplicateStateName => "DUPLICATE_STATE_NAME",
-            Code::InvalidStateName => "INVALID_STATE_NAME",
-            Code::DuplicateLabelName => "DUPLICATE_LABEL_NAME",
-            Code::InvalidLabelName => "INVALID_LABEL_NAME",
-            Code::InvalidVariableName => "INVALID_VARIABLE_NAME",
-            Code::ReservedVariableName => "RESERVED_VARIABLE_NAME",
-            Code::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
-            Code::TooDeeplyNested => "TOO_DEEPLY_NESTED",
-            Code::InvalidJsonataExpression => "INVALID_JSONATA_EXPRESSION",
-            Code::UnsupportedJsonataExpression => "UNSUPPORTED_JSONATA_EXPRESSION",
-            Code::NoDollar => "NO_DOLLAR",
-            Code::NoPath => "NO_PATH",
-            Code::PassResultIsStatic => "PASS_RESULT_IS_STATIC",
-            Code::UnsupportedIntegration => "UNSUPPORTED_INTEGRATION",
-            Code::MissingDefault => "MISSING_DEFAULT",
-            Code::EndlessLoop => "ENDLESS_LOOP",
+            DiagnosticCode::InvalidJsonDescription => "INVALID_JSON_DESCRIPTION",
+            DiagnosticCode::SchemaValidationFailed => "SCHEMA_VALIDATION_FAILED",
+            DiagnosticCode::MissingEndState => "MISSING_END_STATE",
+            DiagnosticCode::DuplicateStateName => "DUPLICATE_STATE_NAME",
+            DiagnosticCode::InvalidStateName => "INVALID_STATE_NAME",
+            DiagnosticCode::DuplicateLabelName => "DUPLICATE_LABEL_NAME",
+            DiagnosticCode::InvalidLabelName => "INVALID_LABEL_NAME",
+            DiagnosticCode::InvalidVariableName => "INVALID_VARIABLE_NAME",
+            DiagnosticCode::ReservedVariableName => "RESERVED_VARIABLE_NAME",
+            DiagnosticCode::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
+            DiagnosticCode::TooDeeplyNested => "TOO_DEEPLY_NESTED",
+            DiagnosticCode::InvalidJsonataExpression => "INVALID_JSONATA_EXPRESSION",
+            DiagnosticCode::UnsupportedJsonataExpression => "UNSUPPORTED_JSONATA_EXPRESSION",
+            DiagnosticCode::NoDollar => "NO_DOLLAR",
+            DiagnosticCode::NoPath => "NO_PATH",
+            DiagnosticCode::PassResultIsStatic => "PASS_RESULT_IS_STATIC",
+            DiagnosticCode::UnsupportedIntegration => "UNSUPPORTED_INTEGRATION",
+            DiagnosticCode::MissingDefault => "MISSING_DEFAULT",
+            DiagnosticCode::EndlessLoop => "ENDLESS_LOOP",
         }
     }
 }
@@ -90,13 +90,13 @@ impl Code {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
     pub severity: Severity,
-    pub code: Code,
+    pub code: DiagnosticCode,
     pub message: String,
     /// `/States/<name>/<field>`; `/` for the definition itself; the place in the text for a JSON error; none when no
     /// place can be named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// The resource that [`Code::UnsupportedIntegration`] speaks of.
+    /// The resource that [`DiagnosticCode::UnsupportedIntegration`] speaks of.
     #[serde(skip)]
     pub integration: Option<String>,
 }
@@ -114,15 +114,15 @@ const DIAGNOSTICS_MAX: usize = 1_000;
 
 /// Problems as they are found.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct ProblemReport {
     diagnostics: Vec<Diagnostic>,
 }
 
-impl Report {
+impl ProblemReport {
     pub(crate) fn add(
         &mut self,
         severity: Severity,
-        code: Code,
+        code: DiagnosticCode,
         message: impl Into<String>,
         location: Option<String>,
     ) {
@@ -137,7 +137,7 @@ impl Report {
     pub(crate) fn integration(&mut self, location: &str, resource: &str, message: String) {
         self.push(Diagnostic {
             severity: Severity::Warning,
-            code: Code::UnsupportedIntegration,
+            code: DiagnosticCode::UnsupportedIntegration,
             message,
             location: Some(location.to_owned()),
             integration: Some(resource.to_owned()),
@@ -153,24 +153,24 @@ impl Report {
 
     /// A field that is not as it should be: `SCHEMA_VALIDATION_FAILED`.
     pub(crate) fn schema(&mut self, location: &str, message: impl Into<String>) {
-        self.error(Code::SchemaValidationFailed, location, message);
+        self.error(DiagnosticCode::SchemaValidationFailed, location, message);
     }
 
     /// A part of a field that could not be compiled; `place` is where it is.
     pub(crate) fn problem(&mut self, place: &str, problem: Problem) {
         let code = match problem.fault {
-            Fault::Schema => Code::SchemaValidationFailed,
-            Fault::InvalidJsonata => Code::InvalidJsonataExpression,
-            Fault::UnsupportedJsonata => Code::UnsupportedJsonataExpression,
+            Fault::Schema => DiagnosticCode::SchemaValidationFailed,
+            Fault::InvalidJsonata => DiagnosticCode::InvalidJsonataExpression,
+            Fault::UnsupportedJsonata => DiagnosticCode::UnsupportedJsonataExpression,
         };
         self.error(code, place, problem.message);
     }
 
-    pub(crate) fn error(&mut self, code: Code, location: &str, message: impl Into<String>) {
+    pub(crate) fn error(&mut self, code: DiagnosticCode, location: &str, message: impl Into<String>) {
         self.add(Severity::Error, code, message, Some(location.to_string()));
     }
 
-    pub(crate) fn warning(&mut self, code: Code, location: &str, message: impl Into<String>) {
+    pub(crate) fn warning(&mut self, code: DiagnosticCode, location: &str, message: impl Into<String>) {
         self.add(Severity::Warning, code, message, Some(location.to_string()));
     }
 

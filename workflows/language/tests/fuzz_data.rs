@@ -1,7 +1,7 @@
 //! Arbitrary text at every border of the data side: nothing may panic, and what is printed must be read again.
 
 use mayfly_workflows_language::choice;
-use mayfly_workflows_language::dataflow::{Ambient, Context, Scope, Variables};
+use mayfly_workflows_language::dataflow::{Ambient, Context, EvaluationScope, Variables};
 use mayfly_workflows_language::definition::QueryLanguage;
 use mayfly_workflows_language::intrinsic::Intrinsic;
 use mayfly_workflows_language::jsonata::Expression;
@@ -55,9 +55,9 @@ fn paths() -> impl Strategy<Value = String> {
     prop::collection::vec(step, 0..6).prop_map(|steps| format!("${}", steps.concat()))
 }
 
-fn with_scope<T>(input: &Value, run: impl FnOnce(&Scope<'_>) -> T) -> T {
+fn with_scope<T>(input: &Value, run: impl FnOnce(&EvaluationScope<'_>) -> T) -> T {
     let (variables, ambient, context) = (Variables::new(), Ambient::new(0, 1), Value::empty_object());
-    run(&Scope {
+    run(&EvaluationScope {
         input,
         result: None,
         error_output: None,
@@ -137,6 +137,6 @@ proptest! {
                 prop_assert_eq!(made.ok(), Some(value.clone()));
             }
         }
-        let _ = choice::Rule::compile(&value);
+        let _ = choice::ChoiceTest::compile(&value);
     }
 }

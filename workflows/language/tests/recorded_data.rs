@@ -6,7 +6,7 @@
 mod common;
 
 use mayfly_workflows_language::choice;
-use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
+use mayfly_workflows_language::dataflow::{self, Ambient, Context, EvaluationScope, Variables};
 use mayfly_workflows_language::definition::{
     Condition, DataFlow, State, StateKind, StateMachine, StateMachineType, Text, Transition,
 };
@@ -44,7 +44,7 @@ fn walk(machine: &StateMachine, input: Value) -> End {
             ("StateMachine", Value::object([("Id", Value::from("arn")), ("Name", Value::from("machine"))])),
             ("State", Value::object([("Name", Value::String(state.name.clone()))])),
         ]);
-        let scope = Scope {
+        let scope = EvaluationScope {
             input: &data,
             result: None,
             error_output: None,
@@ -82,7 +82,7 @@ enum StateExit {
     Fails(String, String),
 }
 
-fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
+fn leave(state: &State, scope: &EvaluationScope<'_>) -> Result<StateExit, StateError> {
     let transition = match &state.kind {
         StateKind::Choice(choice) => {
             let mut chosen = None;

@@ -4,9 +4,9 @@ use super::ids::ThreadId;
 use std::sync::Arc;
 
 use mayfly_workflows_language::choice;
-use mayfly_workflows_language::dataflow::{self, Context, Scope};
+use mayfly_workflows_language::dataflow::{self, Context, EvaluationScope};
 use mayfly_workflows_language::definition::{
-    Catcher, Condition, DataFlow, Map as MapState, Quantity, Rule, State, StateKind, Text,
+    Catcher, ChoiceRule, Condition, DataFlow, MapState, Quantity, State, StateKind, Text,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::template::Template;
@@ -25,7 +25,7 @@ impl Turn<'_> {
         number: ThreadId,
         state: &State,
         input: &Value,
-        ask: impl FnOnce(&Scope<'_>) -> T,
+        ask: impl FnOnce(&EvaluationScope<'_>) -> T,
     ) -> T {
         self.evaluate_with(number, state, input, None, None, ask)
     }
@@ -37,7 +37,7 @@ impl Turn<'_> {
         input: &Value,
         token: Option<&Arc<str>>,
         item: Option<&Item>,
-        ask: impl FnOnce(&Scope<'_>) -> T,
+        ask: impl FnOnce(&EvaluationScope<'_>) -> T,
     ) -> T {
         let Some(thread) = self.m.threads.get(&number) else {
             unreachable!("a thread is evaluated while it runs")
@@ -58,7 +58,7 @@ impl Turn<'_> {
             };
             context_object(&self.m.facts, self.m.redrive_count, self.m.redrive_ms, around)
         };
-        ask(&Scope {
+        ask(&EvaluationScope {
             input,
             result: None,
             error_output: None,
@@ -188,7 +188,7 @@ impl Turn<'_> {
         number: ThreadId,
         state: &State,
         effective: &Value,
-        (index, rule): (usize, &Rule),
+        (index, rule): (usize, &ChoiceRule),
     ) -> Result<bool, StateError> {
         self.evaluate(number, state, effective, |scope| match &rule.condition {
             Condition::JsonPath(condition) => condition.matches(scope),
@@ -205,7 +205,7 @@ impl Turn<'_> {
         number: ThreadId,
         state: &State,
         effective: Value,
-        rule: Option<(usize, &Rule)>,
+        rule: Option<(usize, &ChoiceRule)>,
     ) -> Result<StateOutput, ErrorSource> {
         let assign = match rule {
             Some((_, rule)) => rule.assign.as_ref(),

@@ -3,11 +3,11 @@
 use super::ids::{ThreadId, TimerId};
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Pattern, Resource, StateKind};
+use mayfly_workflows_language::definition::{IntegrationPattern, Resource, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Call, ExecutionOutcome};
-use super::failure::Failure;
+use super::failure::RaisedError;
 use super::state::Phase;
 use super::turn::{Turn, failure_details, iteration};
 use crate::history::EventDetails;
@@ -30,7 +30,7 @@ impl Turn<'_> {
     }
 
     /// Ends the execution with an error.
-    pub(super) fn end_failed(&mut self, cursor: u64, failure: Failure) {
+    pub(super) fn end_failed(&mut self, cursor: u64, failure: RaisedError) {
         self.emit(cursor, "ExecutionFailed", || {
             Some(failure_details("executionFailedEventDetails", &failure))
         });
@@ -54,7 +54,7 @@ impl Turn<'_> {
         self.end(ExecutionOutcome { status: RunStatus::TimedOut, output: None, error, cause: None });
     }
 
-    pub(super) fn abort(&mut self, failure: Failure) {
+    pub(super) fn abort(&mut self, failure: RaisedError) {
         self.snapshot_failure();
         self.emit(0, "ExecutionAborted", || Some(failure_details("executionAbortedEventDetails", &failure)));
         self.end(ExecutionOutcome {
@@ -110,7 +110,7 @@ impl Turn<'_> {
     /// as with Mayfly's own `job:run`; the guide does not say.
     pub(super) fn stop_awaited(&mut self, call: &Call) {
         if let Call::Task(call) = call
-            && let Resource::StartExecution { pattern: Pattern::Sync, .. } = call.resource
+            && let Resource::StartExecution { pattern: IntegrationPattern::Sync, .. } = call.resource
             && let Some(arn) = call.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn"))
             && let Some(arn) = arn.as_str()
         {

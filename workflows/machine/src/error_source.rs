@@ -5,7 +5,7 @@ use super::ids::ThreadId;
 use mayfly_workflows_language::definition::State;
 use mayfly_workflows_language::error::StateError;
 
-use super::failure::{self, Failure};
+use super::failure::{self, RaisedError};
 use super::state::{ParentSlot, Phase};
 use super::turn::{Turn, iteration};
 use crate::history::EventDetails;
@@ -13,7 +13,7 @@ use crate::history::EventDetails;
 /// An error on its way, or a state's own mistake that still needs its sentence.
 pub(super) enum ErrorSource {
     /// Retriers and catchers see it as it is.
-    Failed(Failure),
+    Failed(RaisedError),
     /// An error of the state's data.
     Data(StateError),
 }
@@ -24,8 +24,8 @@ impl From<StateError> for ErrorSource {
     }
 }
 
-impl From<Failure> for ErrorSource {
-    fn from(failure: Failure) -> Self {
+impl From<RaisedError> for ErrorSource {
+    fn from(failure: RaisedError) -> Self {
         ErrorSource::Failed(failure)
     }
 }
@@ -44,7 +44,12 @@ impl Turn<'_> {
     }
 
     /// A state's source with its sentence, told by an event where it is an expression's.
-    pub(super) fn told_failure(&mut self, number: ThreadId, state: &State, source: ErrorSource) -> Failure {
+    pub(super) fn told_failure(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        source: ErrorSource,
+    ) -> RaisedError {
         let (failure, location) = self.sentence(number, state, source);
         if let Some(location) = location {
             self.evaluation_failed(number, state, &failure, &location);
@@ -58,7 +63,7 @@ impl Turn<'_> {
         number: ThreadId,
         state: &State,
         source: ErrorSource,
-    ) -> (Failure, Option<String>) {
+    ) -> (RaisedError, Option<String>) {
         match source {
             ErrorSource::Failed(failure) => (failure, None),
             ErrorSource::Data(error) => {
@@ -69,7 +74,7 @@ impl Turn<'_> {
     }
 
     /// The event of an expression that failed; where no expression is at fault there is no place.
-    fn evaluation_failed(&mut self, number: ThreadId, state: &State, failure: &Failure, location: &str) {
+    fn evaluation_failed(&mut self, number: ThreadId, state: &State, failure: &RaisedError, location: &str) {
         let cursor = self.cursor(number);
         let id = self.emit(cursor, "EvaluationFailed", || {
             Some(
@@ -83,7 +88,7 @@ impl Turn<'_> {
         self.set_cursor(number, id);
     }
 
-    pub(super) fn flow_failed(&mut self, number: ThreadId, failure: Failure) {
+    pub(super) fn flow_failed(&mut self, number: ThreadId, failure: RaisedError) {
         let cursor = self.cursor(number);
         let place = self.m.threads.get(&number).and_then(|thread| thread.parent);
         match place {
@@ -97,7 +102,7 @@ impl Turn<'_> {
 
     /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
     /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
-    fn is_awaited_around(&self, number: ThreadId, failure: &Failure) -> bool {
+    fn is_awaited_around(&self, number: ThreadId, failure: &RaisedError) -> bool {
         let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
         while let Some(place) = around {
             let Some(thread) = self.m.threads.get(&place.thread) else { return false };
@@ -115,7 +120,14 @@ impl Turn<'_> {
     }
 
     /// A branch or an iteration failed, and with it the state around it.
-    fn part_failed(&mut self, parent: ThreadId, slot: u32, number: ThreadId, cursor: u64, failure: Failure) {
+    fn part_failed(
+        &mut self,
+        parent: ThreadId,
+        slot: u32,
+        number: ThreadId,
+        cursor: u64,
+        failure: RaisedError,
+    ) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(parent) else { return };
         let state = definition.state(active.state);

@@ -13,7 +13,7 @@ use super::turn::Turn;
 
 /// An error on its way to retriers and catchers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct RaisedError {
     /// The error's name.
     pub error: Option<Arc<str>>,
     /// The error's cause.
@@ -22,7 +22,7 @@ pub(crate) struct Failure {
     pub missed_heartbeat: bool,
 }
 
-impl Failure {
+impl RaisedError {
     /// A named error with a cause.
     pub(crate) fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
         Self::of(Some(error.into()), Some(cause.into()))
@@ -52,17 +52,17 @@ impl Failure {
 
 /// AWS's sentence about an error of a state's data: which state, and the
 /// event in which it was entered.
-pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure {
+pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> RaisedError {
     let cause = format!(
         "An error occurred while executing the state '{name}' (entered at the event id #{entered}). {}",
         error.cause
     );
-    Failure::new(&error.error, cause)
+    RaisedError::new(&error.error, cause)
 }
 
 impl Turn<'_> {
     /// Applies the state's retriers to a failure; returns `true` when one matches.
-    pub(super) fn retried(&mut self, number: ThreadId, state: &State, failure: &Failure) -> bool {
+    pub(super) fn retried(&mut self, number: ThreadId, state: &State, failure: &RaisedError) -> bool {
         if state.retry.is_empty() {
             return false;
         }
@@ -83,7 +83,7 @@ impl Turn<'_> {
     }
 
     /// Applies the state's catchers to a failure; returns `true` when one matches.
-    pub(super) fn caught(&mut self, number: ThreadId, state: &State, failure: &Failure) -> bool {
+    pub(super) fn caught(&mut self, number: ThreadId, state: &State, failure: &RaisedError) -> bool {
         let mut catchers = state.catch.iter().enumerate();
         let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
             self.state_failed(number, state);

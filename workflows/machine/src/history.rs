@@ -6,4 +6,4 @@
 
 mod event;
 
-pub use event::{EventDetails, Field, HistoryEvent};
+pub use event::{DetailField, EventDetails, HistoryEvent};

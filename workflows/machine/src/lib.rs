@@ -59,6 +59,6 @@ pub use event::Event;
 pub use ids::{EffectId, MapRunId, ThreadId, TimerId};
 pub use map_counts::MapRunCounts;
 pub use retry::{interval_seconds, takes};
-pub use state::Limits;
+pub use state::ExecutionLimits;
 pub use state::{EDITION, Facts, Machine, MapRunState, Output};
 pub use token::Token;

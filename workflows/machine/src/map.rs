@@ -3,7 +3,7 @@
 use super::ids::ThreadId;
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Map, MapMode, State, StateKind};
+use mayfly_workflows_language::definition::{MapMode, MapState, State, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use super::data;
@@ -13,7 +13,12 @@ use super::turn::{Turn, iteration};
 use crate::history::EventDetails;
 
 impl Turn<'_> {
-    pub(super) fn run_map(&mut self, number: ThreadId, state: &State, map: &Map) -> Result<(), ErrorSource> {
+    pub(super) fn run_map(
+        &mut self,
+        number: ThreadId,
+        state: &State,
+        map: &MapState,
+    ) -> Result<(), ErrorSource> {
         if let MapMode::Distributed(execution_type) = map.mode {
             return self.run_distributed(number, state, map, execution_type);
         }
@@ -48,7 +53,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        map: &Map,
+        map: &MapState,
         cursor: u64,
     ) -> Result<(), ErrorSource> {
         loop {
@@ -74,7 +79,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        map: &Map,
+        map: &MapState,
         cursor: u64,
         item: Item,
         input: &Value,

@@ -3,8 +3,10 @@
 use super::ids::{EffectId, MapRunId, ThreadId};
 use std::sync::Arc;
 
-use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{Batcher, DataFlow, Map, State, StateKind, StateMachineType};
+use mayfly_workflows_language::dataflow::EvaluationScope;
+use mayfly_workflows_language::definition::{
+    Batcher, DataFlow, MapState, State, StateKind, StateMachineType,
+};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
@@ -12,7 +14,7 @@ use super::batches::batched;
 use super::call::{Action, Call, ChildResult, ChildStart, ExecutionOutcome};
 use super::data;
 use super::error_source::ErrorSource;
-use super::failure::Failure;
+use super::failure::RaisedError;
 use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
 use super::turn::{ROOT, Turn, failure_details};
@@ -24,7 +26,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        map: &Map,
+        map: &MapState,
         execution_type: StateMachineType,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
@@ -43,7 +45,7 @@ impl Turn<'_> {
                 Some(self.count(number, state, &effective, quantity, "ToleratedFailureCount")?);
         }
         if let Some(quantity) = &map.tolerated_failure_percentage {
-            let ask = |scope: &Scope<'_>| quantity::percentage(scope, quantity);
+            let ask = |scope: &EvaluationScope<'_>| quantity::percentage(scope, quantity);
             run.tolerated_percentage = Some(self.evaluate(number, state, &effective, ask)?);
         }
         let arn = run.arn.clone();
@@ -67,7 +69,7 @@ impl Turn<'_> {
     fn new_run(
         &mut self,
         state: &State,
-        map: &Map,
+        map: &MapState,
         execution_type: StateMachineType,
         max_concurrency: u64,
     ) -> MapRunState {
@@ -105,7 +107,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        map: &Map,
+        map: &MapState,
         effective: &Value,
     ) -> Result<(), ErrorSource> {
         let Some(reader) = &map.item_reader else { return Ok(()) };
@@ -116,7 +118,7 @@ impl Turn<'_> {
         let max_items = match max_items.transpose() {
             // A path that gives no such number is the run's failure, as a file that cannot be read is.
             Err(error) if self.m.facts.edition > 2 && matches!(state.data, DataFlow::JsonPath { .. }) => {
-                self.run_failed(number, Failure::new(&error.error, error.cause));
+                self.run_failed(number, RaisedError::new(&error.error, error.cause));
                 return Ok(());
             }
             max_items => max_items?,
@@ -139,7 +141,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        map: &Map,
+        map: &MapState,
         run: MapRunId,
         items: &[Value],
     ) -> Result<(), ErrorSource> {
@@ -247,7 +249,7 @@ impl Turn<'_> {
         let exceeded = run.exceeded();
         let Some(number) = self.thread_of_run(run_number) else { return };
         if exceeded {
-            let failure = Failure::new(
+            let failure = RaisedError::new(
                 "States.ExceedToleratedFailureThreshold",
                 "The specified tolerated failure threshold was exceeded",
             );
@@ -311,7 +313,7 @@ impl Turn<'_> {
         self.leave_with_result(number, state, output);
     }
 
-    fn run_failed(&mut self, number: ThreadId, failure: Failure) {
+    fn run_failed(&mut self, number: ThreadId, failure: RaisedError) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let state = definition.state(active.state);
@@ -379,7 +381,7 @@ impl Turn<'_> {
     }
 
     /// Items could not be read, or results not written.
-    pub(super) fn run_effect_failed(&mut self, number: ThreadId, failure: Failure) {
+    pub(super) fn run_effect_failed(&mut self, number: ThreadId, failure: RaisedError) {
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         if let Some((effect, _)) = phase.effect.take() {
             self.m.effects.remove(&effect);

@@ -1,7 +1,7 @@
 //! Parallel: a thread per branch, the outputs in the order of the branches.
 
 use super::ids::ThreadId;
-use mayfly_workflows_language::definition::{Parallel, State};
+use mayfly_workflows_language::definition::{ParallelState, State};
 use mayfly_workflows_language::value::Value;
 
 use super::error_source::ErrorSource;
@@ -13,7 +13,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        parallel: &Parallel,
+        parallel: &ParallelState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let cursor = self.cursor(number);

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
-use mayfly_workflows_language::dataflow::Scope;
+use mayfly_workflows_language::dataflow::EvaluationScope;
 use mayfly_workflows_language::definition::{
-    self, DataFlow, Items, Map as MapState, MapMode, Quantity, State, Task, TimestampField,
+    self, DataFlow, Items, MapMode, MapState, Quantity, State, TaskState, TimestampField,
 };
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::jsonata::Expression;
@@ -42,7 +42,7 @@ fn whole(expression: &Expression, field: &str, value: &Value) -> Result<i64, Sta
 
 /// The value of a JSONata expression in a field of seconds.
 fn evaluated_seconds(
-    scope: &Scope<'_>,
+    scope: &EvaluationScope<'_>,
     expression: &Expression,
     field: &'static str,
     bounds: &RangeInclusive<i64>,
@@ -69,13 +69,13 @@ fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u6
 
 /// The value of a `…Path` field. The error of a path without a result is that of `InputPath`, not a template's (as in
 /// LocalStack for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
-fn at(scope: &Scope<'_>, path: &Path) -> Result<Value, StateError> {
+fn at(scope: &EvaluationScope<'_>, path: &Path) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
 }
 
 /// The value of a Wait's path, which AWS has a sentence of its own for where it leads nowhere (LocalStack's for
 /// `SecondsPath`, and that of other emulators for `TimestampPath`, are the same).
-fn waited_at(scope: &Scope<'_>, path: &Path, field: &str) -> Result<Value, StateError> {
+fn waited_at(scope: &EvaluationScope<'_>, path: &Path, field: &str) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|_| {
         let source = path.source();
         StateError::runtime(format!("The {field} parameter does not reference an input value: {source}"))
@@ -88,7 +88,11 @@ fn plain(value: &Value) -> String {
 }
 
 /// `Seconds`, `SecondsPath` of a Wait.
-pub fn wait_seconds(scope: &Scope<'_>, seconds: &Quantity<u64>, edition: u32) -> Result<u64, StateError> {
+pub fn wait_seconds(
+    scope: &EvaluationScope<'_>,
+    seconds: &Quantity<u64>,
+    edition: u32,
+) -> Result<u64, StateError> {
     let most = if edition == 0 { i64::MAX } else { SECONDS_MAX };
     match seconds {
         Quantity::Value(seconds) => Ok(*seconds),
@@ -112,7 +116,7 @@ pub fn wait_seconds(scope: &Scope<'_>, seconds: &Quantity<u64>, edition: u32) ->
 }
 
 /// `Timestamp`, `TimestampPath` of a Wait.
-pub fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Result<Timestamp, StateError> {
+pub fn wait_timestamp(scope: &EvaluationScope<'_>, field: &TimestampField) -> Result<Timestamp, StateError> {
     let refused = |field: &str, source: &str, value: &Value| {
         StateError::runtime(format!(
             "The {field} parameter does not reference a valid ISO-8601 extended offset date-time format string: \
@@ -142,7 +146,11 @@ pub fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Result<Times
 /// only comes out when the task runs is held to the same.
 ///
 /// Before edition 1 only the sign of what came out was looked at.
-pub(super) fn task_limits(scope: &Scope<'_>, task: &Task, edition: u32) -> Result<TaskSeconds, StateError> {
+pub(super) fn task_limits(
+    scope: &EvaluationScope<'_>,
+    task: &TaskState,
+    edition: u32,
+) -> Result<TaskSeconds, StateError> {
     let bounds = if edition == 0 { 0..=i64::MAX } else { 1..=SECONDS_MAX };
     let timeout = task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds", &bounds)?;
     let heartbeat = task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds", &bounds)?;
@@ -166,7 +174,7 @@ pub(super) fn task_limits(scope: &Scope<'_>, task: &Task, edition: u32) -> Resul
 
 /// `TimeoutSeconds` or `HeartbeatSeconds` and their paths.
 fn task_seconds(
-    scope: &Scope<'_>,
+    scope: &EvaluationScope<'_>,
     seconds: Option<&Quantity<u64>>,
     field: &'static str,
     bounds: &RangeInclusive<i64>,
@@ -196,13 +204,13 @@ fn task_seconds(
 }
 
 /// `Credentials`.
-pub fn credentials(scope: &Scope<'_>, task: &Task) -> Result<Option<Value>, StateError> {
+pub fn credentials(scope: &EvaluationScope<'_>, task: &TaskState) -> Result<Option<Value>, StateError> {
     let template = task.credentials.as_ref();
     template.map(|template| template.evaluate(scope, "Credentials")).transpose()
 }
 
 /// The source of the items of a Map without a file, before it is checked to be a list.
-pub fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, StateError> {
+pub fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<Value, StateError> {
     match &map.items {
         Items::Whole => Ok(scope.input.clone()),
         Items::Path(path) => at(scope, path),
@@ -249,7 +257,7 @@ pub fn items_in(
 }
 
 /// A count of a Map: literal, `…Path` or JSONata.
-pub fn count(scope: &Scope<'_>, quantity: &Quantity<u64>, field: &str) -> Result<u64, StateError> {
+pub fn count(scope: &EvaluationScope<'_>, quantity: &Quantity<u64>, field: &str) -> Result<u64, StateError> {
     match quantity {
         Quantity::Value(count) => Ok(*count),
         Quantity::Path(path) => {
@@ -289,7 +297,7 @@ fn negative(field: &str, count: i64) -> (&'static str, String) {
 }
 
 /// `ToleratedFailurePercentage` and its path.
-pub fn percentage(scope: &Scope<'_>, quantity: &Quantity<f64>) -> Result<f64, StateError> {
+pub fn percentage(scope: &EvaluationScope<'_>, quantity: &Quantity<f64>) -> Result<f64, StateError> {
     const FIELD: &str = "ToleratedFailurePercentage";
     const OUT_OF_RANGE: &str = "ToleratedFailurePercentage must be between 0 and 100.";
     let in_range = |share: &f64| (0.0..=100.0).contains(share);

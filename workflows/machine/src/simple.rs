@@ -2,13 +2,15 @@
 
 use super::ids::ThreadId;
 use jiff::Timestamp;
-use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, State, TimestampField, Wait};
+use mayfly_workflows_language::dataflow::EvaluationScope;
+use mayfly_workflows_language::definition::{
+    ChoiceState, FailState, PassState, QueryLanguage, State, TimestampField, WaitState,
+};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::error_source::ErrorSource;
-use super::failure::Failure;
+use super::failure::RaisedError;
 use super::quantity;
 use super::state::{Phase, Wakes};
 use super::turn::{EXECUTION_SECONDS_MAX, Turn, milliseconds};
@@ -18,7 +20,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        pass: &Pass,
+        pass: &PassState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let result = match &pass.result {
@@ -41,7 +43,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        choice: &Choice,
+        choice: &ChoiceState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         for (index, rule) in choice.rules.iter().enumerate() {
@@ -66,32 +68,32 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        fail: &Fail,
+        fail: &FailState,
     ) -> Result<(), ErrorSource> {
         let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
         let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
-        Err(ErrorSource::Failed(Failure::of(error, cause)))
+        Err(ErrorSource::Failed(RaisedError::of(error, cause)))
     }
 
     pub(super) fn run_wait(
         &mut self,
         number: ThreadId,
         state: &State,
-        wait: &Wait,
+        wait: &WaitState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let edition = self.m.facts.edition;
         let until_ms = match wait {
-            Wait::Seconds(seconds) => {
-                let ask = |scope: &Scope<'_>| quantity::wait_seconds(scope, seconds, edition);
+            WaitState::Seconds(seconds) => {
+                let ask = |scope: &EvaluationScope<'_>| quantity::wait_seconds(scope, seconds, edition);
                 let seconds = self.evaluate(number, state, &effective, ask)?;
                 // Before edition 4 a Wait ended after a year at the latest.
                 let most = if edition > 3 { u64::MAX } else { EXECUTION_SECONDS_MAX };
                 self.at_ms.saturating_add(milliseconds(seconds.min(most)))
             }
-            Wait::Timestamp(TimestampField::Value(at, _)) => wait_end_ms(*at, edition),
-            Wait::Timestamp(field) => {
-                let ask = |scope: &Scope<'_>| quantity::wait_timestamp(scope, field);
+            WaitState::Timestamp(TimestampField::Value(at, _)) => wait_end_ms(*at, edition),
+            WaitState::Timestamp(field) => {
+                let ask = |scope: &EvaluationScope<'_>| quantity::wait_timestamp(scope, field);
                 wait_end_ms(self.evaluate(number, state, &effective, ask)?, edition)
             }
         };

@@ -55,7 +55,7 @@ pub struct Facts {
     /// The edition of the rules it runs by, at most [`EDITION`].
     pub edition: u32,
     /// Its bounds.
-    pub limits: Limits,
+    pub limits: ExecutionLimits,
 }
 
 /// The edition of the rules that new executions run by. A rule that would change how the records of a running
@@ -73,7 +73,7 @@ pub const EDITION: u32 = 4;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ExecutionLimits {
     /// Bytes of an input, an output or a result as JSON text: AWS's 256 KiB.
     pub payload_bytes_max: usize,
     /// The number of events at which an execution fails, as on AWS (25,000); `None`: no limit.
@@ -88,7 +88,7 @@ pub struct Limits {
     pub express_seconds_max: u64,
 }
 
-impl Default for Limits {
+impl Default for ExecutionLimits {
     fn default() -> Self {
         Self {
             payload_bytes_max: 256 * 1024,

@@ -4,7 +4,7 @@ use super::ids::{EffectId, ThreadId};
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{
-    Pattern, QueryLanguage, Resource, State, StateId, StateKind, Task,
+    IntegrationPattern, QueryLanguage, Resource, State, StateId, StateKind, TaskState,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
@@ -12,13 +12,13 @@ use mayfly_workflows_language::value::Value;
 use super::call::{Action, Call, TaskCall};
 use super::envelope;
 use super::error_source::ErrorSource;
-use super::failure::Failure;
+use super::failure::RaisedError;
 use super::quantity;
 use super::retry::HEARTBEAT_TIMEOUT;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::turn::{Turn, failure_details, milliseconds};
-use crate::history::{EventDetails, Field};
+use crate::history::{DetailField, EventDetails};
 use mayfly_workflows_language::execution::Payload;
 
 impl Turn<'_> {
@@ -26,7 +26,7 @@ impl Turn<'_> {
         &mut self,
         number: ThreadId,
         state: &State,
-        task: &Task,
+        task: &TaskState,
     ) -> Result<(), ErrorSource> {
         let effect = EffectId(self.number());
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
@@ -92,10 +92,10 @@ impl Turn<'_> {
 
     /// The error of a task whose heartbeat stayed away. The guide has a name of its own for it in the list of errors
     /// (retriers and catchers may use it), and says that such a task "fails with a `States.Timeout` error name".
-    pub(super) fn missed_heartbeat(&self) -> Failure {
+    pub(super) fn missed_heartbeat(&self) -> RaisedError {
         match self.m.facts.edition {
-            0..3 => Failure::named(HEARTBEAT_TIMEOUT),
-            _ => Failure { missed_heartbeat: true, ..Failure::named("States.Timeout") },
+            0..3 => RaisedError::named(HEARTBEAT_TIMEOUT),
+            _ => RaisedError { missed_heartbeat: true, ..RaisedError::named("States.Timeout") },
         }
     }
 
@@ -103,7 +103,7 @@ impl Turn<'_> {
     fn scheduled(
         &mut self,
         number: ThreadId,
-        task: &Task,
+        task: &TaskState,
         arguments: &Value,
         seconds: TaskSeconds,
         credentials: Option<&Value>,
@@ -136,7 +136,9 @@ impl Turn<'_> {
             };
             let details = details.maybe_number("timeoutInSeconds", seconds.timeout);
             Some(match credentials {
-                Some(credentials) => details.field("taskCredentials", Field::Object(role_of(credentials))),
+                Some(credentials) => {
+                    details.field("taskCredentials", DetailField::Object(role_of(credentials)))
+                }
                 None => details,
             })
         });
@@ -217,7 +219,7 @@ impl Turn<'_> {
         });
         self.set_cursor(number, submitted);
         let value = Value::parse(text).unwrap_or_default();
-        let waits_for_token = task.resource.pattern() == Pattern::WaitForTaskToken;
+        let waits_for_token = task.resource.pattern() == IntegrationPattern::WaitForTaskToken;
         if let Some(Phase::Task(phase)) = self.active_mut(number).map(|active| &mut active.phase) {
             phase.taken = waits_for_token;
             if let Call::Task(call) = &mut phase.call {
@@ -238,7 +240,7 @@ impl Turn<'_> {
         match Value::parse(text) {
             Ok(value) => self.task_succeeded((number, effect), state, task, value, || text.clone()),
             Err(error) => {
-                let failure = Failure::new("States.Runtime", format!("The result is not JSON: {error}"));
+                let failure = RaisedError::new("States.Runtime", format!("The result is not JSON: {error}"));
                 self.effect_failed(effect, failure);
             }
         }
@@ -268,7 +270,7 @@ impl Turn<'_> {
         &mut self,
         (number, effect): (ThreadId, EffectId),
         state: &State,
-        task: &Task,
+        task: &TaskState,
         value: Value,
         text: impl FnOnce() -> Arc<str>,
     ) {
@@ -296,7 +298,7 @@ impl Turn<'_> {
         self.leave_with_checked(number, state, value);
     }
 
-    pub(super) fn effect_failed(&mut self, effect: EffectId, failure: Failure) {
+    pub(super) fn effect_failed(&mut self, effect: EffectId, failure: RaisedError) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
@@ -321,7 +323,7 @@ impl Turn<'_> {
         self.source(number, state, ErrorSource::Failed(failure));
     }
 
-    pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: Failure) {
+    pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: RaisedError) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let Phase::Task(phase) = &active.phase else { return };
@@ -367,7 +369,7 @@ impl Turn<'_> {
 
 /// Can the integration be called with what came out? The sentence is AWS's for `Parameters`, as people quote it; that
 /// `Arguments` have the same is a guess.
-fn startable(state: &State, task: &Task, arguments: &Value) -> Result<(), StateError> {
+fn startable(state: &State, task: &TaskState, arguments: &Value) -> Result<(), StateError> {
     let Some(shape) = task.resource.parameters() else { return Ok(()) };
     let problems = shape.problems(arguments);
     if problems.is_empty() {
@@ -381,12 +383,12 @@ fn startable(state: &State, task: &Task, arguments: &Value) -> Result<(), StateE
     )))
 }
 
-fn event_names(task: &Task) -> (String, String) {
+fn event_names(task: &TaskState) -> (String, String) {
     task.resource.event_names().unwrap_or_else(|| ("unknown".to_owned(), task.arn.to_string()))
 }
 
 /// `resource` and `resourceType`, which every task event ends with.
-fn with_resource(details: EventDetails, task: &Task) -> EventDetails {
+fn with_resource(details: EventDetails, task: &TaskState) -> EventDetails {
     let (kind, name) = event_names(task);
     details.text("resource", name).text("resourceType", kind)
 }

@@ -10,9 +10,9 @@ use mayfly_workflows_language::value::{Map, Value};
 use super::call::{Action, ExecutionOutcome};
 use super::error_source::ErrorSource;
 use super::event::Event;
-use super::failure::Failure;
+use super::failure::RaisedError;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
-use crate::history::{EventDetails, Field, HistoryEvent};
+use crate::history::{DetailField, EventDetails, HistoryEvent};
 
 /// The longest duration of a standard execution: AWS's year.
 pub(super) const EXECUTION_SECONDS_MAX: u64 = 31_536_000;
@@ -81,7 +81,7 @@ impl Turn<'_> {
                 self.function_answered(n, &output, status, version.as_deref());
             }
             Event::Failed { n, error, cause } => {
-                let failure = Failure::of(error.map(Into::into), cause.map(Into::into));
+                let failure = RaisedError::of(error.map(Into::into), cause.map(Into::into));
                 self.effect_failed(n, failure);
             }
             Event::Child { run, index, status, output, error, cause } => {
@@ -103,7 +103,7 @@ impl Turn<'_> {
             }
             Event::Continue => self.queue.append(&mut self.m.ready),
             Event::Stop { error, cause } => {
-                self.abort(Failure::of(error.map(Into::into), cause.map(Into::into)));
+                self.abort(RaisedError::of(error.map(Into::into), cause.map(Into::into)));
             }
             Event::Redrive { token } => self.redrive(token),
         }
@@ -152,7 +152,7 @@ impl Turn<'_> {
                     self.queue.push_back(thread);
                 }
             }
-            Wakes::TaskTimeout(thread) => self.task_timed_out(thread, Failure::named("States.Timeout")),
+            Wakes::TaskTimeout(thread) => self.task_timed_out(thread, RaisedError::named("States.Timeout")),
             Wakes::Heartbeat(thread) => self.task_timed_out(thread, self.missed_heartbeat()),
             Wakes::Execution => self.time_out(),
         }
@@ -181,7 +181,7 @@ impl Turn<'_> {
             && self.m.next_event > max
             && self.m.outcome.is_none()
         {
-            let failure = Failure::new(
+            let failure = RaisedError::new(
                 "States.Runtime",
                 format!("The execution reached the maximum number of history events ({max})."),
             );
@@ -261,7 +261,7 @@ impl Turn<'_> {
         let exited = self.emit(cursor, exited_kind(&state.kind), || {
             let mut details = EventDetails::new("stateExitedEventDetails");
             if !assigned.is_empty() {
-                details = details.field("assignedVariables", Field::Variables(assigned.clone()));
+                details = details.field("assignedVariables", DetailField::Variables(assigned.clone()));
             }
             Some(details.text("name", state.name.clone()).data("output", output.to_text()))
         });
@@ -372,7 +372,7 @@ impl Turn<'_> {
             }
             _ => state.name.clone(),
         };
-        Err(ErrorSource::Failed(Failure::new(
+        Err(ErrorSource::Failed(RaisedError::new(
             "States.DataLimitExceeded",
             format!(
                 "The state/task '{who}' returned a result with a size exceeding the maximum number of bytes service limit."
@@ -400,7 +400,7 @@ pub(super) fn milliseconds(seconds: u64) -> i64 {
 }
 
 /// `error` and `cause`, if they are present.
-pub(super) fn failure_details(member: &'static str, failure: &Failure) -> EventDetails {
+pub(super) fn failure_details(member: &'static str, failure: &RaisedError) -> EventDetails {
     EventDetails::new(member)
         .maybe("cause", failure.cause.as_deref())
         .maybe("error", failure.error.as_deref())

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Options, functions::raise_open_files, turns, writes};
 use crate::{
-    cleanup::Scope,
-    server::Server,
+    cleanup::Cleanup,
+    server::ServerProcess,
     table::{Table, mib, ms},
     workspace::Workspace,
 };
@@ -28,7 +28,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
         figures.insert("writes".into(), writes::run(workspace, options)?);
     }
     let examples = super::load_generators(workspace)?;
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let bench = Bench {
         scope: &scope,
         binary: &options.mayfly(workspace),
@@ -48,14 +48,14 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
 }
 
 struct Bench<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     binary: &'b Path,
     load: &'b Path,
     quick: bool,
 }
 
 impl Bench<'_> {
-    fn load(&self, server: &Server, arguments: &[&str]) -> Result<Value> {
+    fn load(&self, server: &ServerProcess, arguments: &[&str]) -> Result<Value> {
         let mut load = Command::new(self.load);
         load.arg("--kubeconfig").arg(server.kubeconfig()).args(arguments);
         turns::figure(&mut load).with_context(|| server.log_tail())
@@ -65,7 +65,7 @@ impl Bench<'_> {
     fn lists(&self) -> Result<Value> {
         println!("\nLists: ConfigMaps of 1 KiB, one client");
         let counts: &[usize] = if self.quick { &[10_000] } else { &[10_000, 100_000] };
-        let server = Server::start(self.scope, self.binary, &[])?;
+        let server = ServerProcess::start(self.scope, self.binary, &[])?;
         std::thread::sleep(SETTLE);
         let before = server.resident_bytes()?;
         let mut table = Table::new(&["objects", "list", "p50", "p99", "bytes", "resident"]);
@@ -102,7 +102,7 @@ impl Bench<'_> {
     fn watches(&self) -> Result<Value> {
         println!("\nWatches: one object, a connection for each watcher");
         let events = if self.quick { "20" } else { "200" };
-        let server = Server::start(self.scope, self.binary, &[])?;
+        let server = ServerProcess::start(self.scope, self.binary, &[])?;
         let mut table = Table::new(&["watchers", "events/s", "write to event, p50", "p99", "all open after"]);
         let mut figures = Vec::new();
         for watchers in ["1", "100", "1000"] {
@@ -125,7 +125,7 @@ impl Bench<'_> {
     fn deployment(&self) -> Result<Value> {
         let replicas = if self.quick { "500" } else { "5000" };
         println!("\nA Deployment of {replicas} pods on {NODES} simulated nodes");
-        let server = Server::start(self.scope, self.binary, &["--simulated-nodes", NODES])?;
+        let server = ServerProcess::start(self.scope, self.binary, &["--simulated-nodes", NODES])?;
         let figure = self.load(&server, &["--deployment", replicas])?;
         let resident = server.resident_bytes()?;
         let seconds = |field: &str| format!("{:.1} s", figure[field].as_f64().unwrap_or(f64::NAN));

@@ -14,15 +14,15 @@ use serde_json::{Map, Value, json};
 use super::{
     Options,
     load::{self, Load},
-    peer::{self, Peer},
+    peer::{self, PeerServer},
 };
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command,
     demo::manifest,
     guests,
     http::Connection,
-    server::{self, Server},
+    server::{self, ServerProcess},
     table::{Table, median, mib, ms, percentile},
     workspace::Workspace,
 };
@@ -52,7 +52,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     load::ensure()?;
     let guests = guests::build(workspace)?;
     let hello = guests.join("hello.wasm");
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let bench =
         Bench { scope: &scope, binary: &options.mayfly(workspace), hello: &hello, quick: options.quick };
     let mut figures = Map::new();
@@ -72,19 +72,19 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
 }
 
 struct Bench<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     binary: &'b Path,
     hello: &'b Path,
     quick: bool,
 }
 
 impl Bench<'_> {
-    fn start(&self) -> Result<Server> {
-        Server::start(self.scope, self.binary, &[])
+    fn start(&self) -> Result<ServerProcess> {
+        ServerProcess::start(self.scope, self.binary, &[])
     }
 
     /// Uploads hello; gives its digest.
-    fn upload(&self, server: &Server) -> Result<String> {
+    fn upload(&self, server: &ServerProcess) -> Result<String> {
         server.cli(&["deploy", &self.hello.to_string_lossy(), "--name", "hello"])?;
         let function = server.get("function", "hello")?;
         Ok(function["spec"]["source"]["component"].as_str().context("hello names no component")?.to_owned())
@@ -114,7 +114,7 @@ impl Bench<'_> {
         ];
         let runs = self.rounds(&targets)?;
         let figures = report_throughput(&runs);
-        let Peer { id: fresh, .. } = fresh;
+        let PeerServer { id: fresh, .. } = fresh;
         for id in [fresh, reuse.id] {
             self.scope.stop(id);
         }
@@ -234,7 +234,7 @@ impl Bench<'_> {
         Ok(Value::Array(figures))
     }
 
-    fn deploy_many(&self, server: &Server, component: &str, count: usize) -> Result<()> {
+    fn deploy_many(&self, server: &ServerProcess, component: &str, count: usize) -> Result<()> {
         let names: Vec<usize> = (0..count).collect();
         for batch in names.chunks(BATCH) {
             let manifests: Vec<String> =

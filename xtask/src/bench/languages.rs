@@ -18,12 +18,12 @@ use super::{
     peer,
 };
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command,
     demo::manifest,
     guests,
     http::Connection,
-    server::{Server, wait_for},
+    server::{ServerProcess, wait_for},
     table::{Table, median, mib, ms, percentile},
     tools,
     workspace::Workspace,
@@ -44,7 +44,7 @@ pub(super) const PARTS: &[&str] = &["rust", "javascript", "python"];
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     load::ensure()?;
     let guests = guests::build(workspace)?;
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let bench = Bench {
         scope: &scope,
         binary: options.mayfly(workspace),
@@ -57,7 +57,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
 }
 
 struct Bench<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     binary: PathBuf,
     duration: Duration,
     wasmtime: Option<PathBuf>,
@@ -112,7 +112,7 @@ impl Bench<'_> {
 
     fn language(&mut self, language: &str, guests: &Path) -> Result<Value> {
         println!("\n{language}");
-        let server = Server::start(self.scope, &self.binary, &[])?;
+        let server = ServerProcess::start(self.scope, &self.binary, &[])?;
         std::thread::sleep(IDLE);
         let before = server.resident_bytes()?;
         let begun = Instant::now();
@@ -157,7 +157,7 @@ impl Bench<'_> {
 
     /// Deploys more and more functions of one component and calls each once; gives the server's memory, and the
     /// times of first calls in milliseconds.
-    fn memory(&self, server: &Server, digest: &str) -> Result<(Vec<Value>, Vec<f64>)> {
+    fn memory(&self, server: &ServerProcess, digest: &str) -> Result<(Vec<Value>, Vec<f64>)> {
         let (mut rows, mut first_calls, mut known) = (Vec::new(), Vec::new(), 0);
         for count in FUNCTIONS {
             let names = known..count;

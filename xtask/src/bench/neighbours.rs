@@ -16,11 +16,11 @@ use super::{
     peer,
 };
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     demo::manifest,
     guests,
     http::Connection,
-    server::Server,
+    server::ServerProcess,
     table::{Table, ms, percentile},
     tools,
     workspace::Workspace,
@@ -46,7 +46,7 @@ struct Neighbour {
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     load::ensure()?;
     let guests = guests::build(workspace)?;
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let upstream = silent_upstream()?;
     let bench = Bench {
         scope: &scope,
@@ -93,7 +93,7 @@ fn neighbours(upstream: SocketAddr) -> Vec<Neighbour> {
 }
 
 struct Bench<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     binary: PathBuf,
     guests: PathBuf,
     neighbours: Vec<Neighbour>,
@@ -103,7 +103,7 @@ struct Bench<'b> {
 
 /// Requests of a neighbour that are under way all the time, until this is dropped.
 struct Pressure<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     id: u32,
 }
 
@@ -128,8 +128,8 @@ impl Bench<'_> {
         Ok(Pressure { scope: self.scope, id })
     }
 
-    fn server(&self, isolation: &str) -> Result<Server> {
-        let server = Server::start(self.scope, &self.binary, &[])?;
+    fn server(&self, isolation: &str) -> Result<ServerProcess> {
+        let server = ServerProcess::start(self.scope, &self.binary, &[])?;
         let mut examples = vec!["hello"];
         examples.extend(self.neighbours.iter().map(|neighbour| neighbour.example));
         for example in &examples {

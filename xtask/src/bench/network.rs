@@ -15,11 +15,11 @@ use super::{
     turns,
 };
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command::{self, cargo},
     guests,
     http::Connection,
-    server::{Server, wait_for},
+    server::{ServerProcess, wait_for},
     table::{Table, median, ms, percentile},
     workspace::Workspace,
 };
@@ -104,8 +104,8 @@ fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
     let duration = Duration::from_secs(if options.quick { 3 } else { 10 });
     load::ensure()?;
     let guests = guests::build(workspace)?;
-    let scope = Scope::new()?;
-    let server = Server::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
+    let scope = Cleanup::new()?;
+    let server = ServerProcess::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
     let source = workspace.root.join("xtask/src/bench/hello_server.rs");
     let archive = image::hello_server(&scope.temporary_folder("image")?, &source, IMAGE)?;
     server.cli(&["image", "import", &archive.to_string_lossy()])?;

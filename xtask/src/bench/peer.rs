@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command,
     http::Connection,
     server::wait_for,
@@ -50,13 +50,18 @@ pub(super) fn version(wasmtime: &Path) -> String {
     command::output(Command::new(wasmtime).arg("--version")).unwrap_or_default().trim().to_owned()
 }
 
-pub(super) struct Peer {
+pub(super) struct PeerServer {
     pub(super) id: u32,
     pub(super) address: SocketAddr,
 }
 
 /// Starts `wasmtime serve` with pooling; `reuse` is how many requests an instance may answer.
-pub(super) fn start(scope: &Scope, wasmtime: &Path, component: &Path, reuse: Option<u32>) -> Result<Peer> {
+pub(super) fn start(
+    scope: &Cleanup,
+    wasmtime: &Path,
+    component: &Path,
+    reuse: Option<u32>,
+) -> Result<PeerServer> {
     let address = free_address()?;
     let id = scope.spawn(&mut serve(wasmtime, component, address, reuse))?;
     wait_for("wasmtime serve answering", START_TIMEOUT, || {
@@ -65,7 +70,7 @@ pub(super) fn start(scope: &Scope, wasmtime: &Path, component: &Path, reuse: Opt
         }
         Ok(TcpStream::connect(address).is_ok().then_some(()))
     })?;
-    Ok(Peer { id, address })
+    Ok(PeerServer { id, address })
 }
 
 fn serve(wasmtime: &Path, component: &Path, address: SocketAddr, reuse: Option<u32>) -> Command {
@@ -80,7 +85,12 @@ fn serve(wasmtime: &Path, component: &Path, address: SocketAddr, reuse: Option<u
 
 /// The cost of a first request with the peer: a process for it, from its start to the answer, in milliseconds. The
 /// component was compiled before.
-pub(super) fn cold_starts(scope: &Scope, wasmtime: &Path, component: &Path, runs: usize) -> Result<Vec<f64>> {
+pub(super) fn cold_starts(
+    scope: &Cleanup,
+    wasmtime: &Path,
+    component: &Path,
+    runs: usize,
+) -> Result<Vec<f64>> {
     let folder = scope.temporary_folder("peer")?;
     let compiled = folder.join("component.cwasm");
     let mut compile = Command::new(wasmtime);

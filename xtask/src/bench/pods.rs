@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::{Options, image};
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command,
-    server::Server,
+    server::ServerProcess,
     table::{Table, median, ms, percentile},
     workspace::Workspace,
 };
@@ -30,8 +30,8 @@ const IMAGE: &str = "docker.io/library/busybox:bench";
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let rounds = if options.quick { 10 } else { 50 };
-    let scope = Scope::new()?;
-    let server = Server::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
+    let scope = Cleanup::new()?;
+    let server = ServerProcess::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
     let archive = image::busybox(&scope.temporary_folder("image")?, IMAGE)?;
     server.cli(&["image", "import", &archive.to_string_lossy()])?;
     let mut watch = PodWatch::start(&server)?;
@@ -83,7 +83,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-pub(super) fn kubectl(server: &Server, arguments: &[&str]) -> Result<String> {
+pub(super) fn kubectl(server: &ServerProcess, arguments: &[&str]) -> Result<String> {
     command::output(Command::new("kubectl").arg("--kubeconfig").arg(server.kubeconfig()).args(arguments))
 }
 
@@ -94,7 +94,7 @@ pub(super) struct PodWatch {
 }
 
 impl PodWatch {
-    pub(super) fn start(server: &Server) -> Result<Self> {
+    pub(super) fn start(server: &ServerProcess) -> Result<Self> {
         let path = "jsonpath={.metadata.name} {.spec.nodeName} {.status.phase}{\"\\n\"}";
         let mut kubectl = Command::new("kubectl")
             .arg("--kubeconfig")
@@ -118,7 +118,7 @@ impl PodWatch {
 
     /// Makes pods in one request each and waits until all run; gives the times from bound to running, in
     /// milliseconds.
-    pub(super) fn round(&mut self, server: &Server, pods: &[Value]) -> Result<Vec<f64>> {
+    pub(super) fn round(&mut self, server: &ServerProcess, pods: &[Value]) -> Result<Vec<f64>> {
         let names: Vec<&str> = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
         let file = server.folder().join("pods.json");

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{cleanup::Scope, command, http::Connection, server::wait_for, tools};
+use crate::{cleanup::Cleanup, command, http::Connection, server::wait_for, tools};
 
 /// The package that npm installs once.
 const SERVER: &str = "@restatedev/restate-server@1.7";
@@ -28,7 +28,7 @@ pub(super) struct Restate {
 
 impl Restate {
     /// Installs it when it is not there, starts it in a new folder, and registers the handlers.
-    pub(super) fn start(scope: &Scope) -> Result<Self> {
+    pub(super) fn start(scope: &Cleanup) -> Result<Self> {
         let folder = install()?;
         let server = program(&folder)?;
         let version = command::output(Command::new(&server).arg("--version"))?.trim().to_owned();
@@ -56,7 +56,7 @@ impl Restate {
         Ok(Self { id, handlers, ingress, version })
     }
 
-    pub(super) fn stop(self, scope: &Scope) {
+    pub(super) fn stop(self, scope: &Cleanup) {
         scope.stop(self.id);
         scope.stop(self.handlers);
     }
@@ -91,7 +91,7 @@ fn free() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?)
 }
 
-fn listening(scope: &Scope, id: u32, who: &str, address: SocketAddr) -> Result<()> {
+fn listening(scope: &Cleanup, id: u32, who: &str, address: SocketAddr) -> Result<()> {
     wait_for(&format!("{who} listening"), START_TIMEOUT, || {
         if let Some(how) = scope.ended(id) {
             bail!("{who} ended: {how}");
@@ -101,7 +101,7 @@ fn listening(scope: &Scope, id: u32, who: &str, address: SocketAddr) -> Result<(
 }
 
 /// Tells the server where its handlers are; it takes that once it has become its own cluster.
-fn register(scope: &Scope, id: u32, admin: SocketAddr, handlers: SocketAddr) -> Result<()> {
+fn register(scope: &Cleanup, id: u32, admin: SocketAddr, handlers: SocketAddr) -> Result<()> {
     let body = format!("{{\"uri\":\"http://127.0.0.1:{}\"}}", handlers.port());
     wait_for("Restate taking its handlers", START_TIMEOUT, || {
         if let Some(how) = scope.ended(id) {

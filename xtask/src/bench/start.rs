@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::Options;
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     http::Connection,
-    server::Server,
+    server::ServerProcess,
     table::{Table, median, mib, ms, percentile},
     workspace::Workspace,
 };
@@ -19,11 +19,11 @@ const IDLE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let runs = if options.quick { 5 } else { 20 };
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let mut ready = Vec::new();
     let mut resident = Vec::new();
     for _ in 0..runs {
-        let server = Server::start(&scope, &options.mayfly(workspace), &[])?;
+        let server = ServerProcess::start(&scope, &options.mayfly(workspace), &[])?;
         ready.push(server.ready_after.as_secs_f64() * 1e3);
         let answer = Connection::open(server.admin)?.get("/readyz")?;
         anyhow::ensure!(

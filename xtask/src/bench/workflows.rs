@@ -19,12 +19,12 @@ use super::{
     turns::{self, Cell, Side},
 };
 use crate::{
-    cleanup::Scope,
+    cleanup::Cleanup,
     command,
     demo::manifest,
     guests,
     http::Connection,
-    server::{Server, resident_bytes},
+    server::{ServerProcess, resident_bytes},
     table::{Table, mib, ms},
     tools,
     workspace::Workspace,
@@ -48,7 +48,7 @@ const INPUT: &str = r#"{"name":"Ada"}"#;
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let guests = guests::build(workspace)?;
     let loads = super::load_generators(workspace)?.join("workflow_load");
-    let scope = Scope::new()?;
+    let scope = Cleanup::new()?;
     let bench = Bench {
         scope: &scope,
         binary: options.mayfly(workspace),
@@ -73,7 +73,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
 }
 
 struct Bench<'b> {
-    scope: &'b Scope,
+    scope: &'b Cleanup,
     binary: PathBuf,
     greet: PathBuf,
     loads: PathBuf,
@@ -82,8 +82,8 @@ struct Bench<'b> {
 
 impl Bench<'_> {
     /// A server with the function that is every step's work.
-    fn start(&self) -> Result<Server> {
-        let server = Server::start(self.scope, &self.binary, &[])?;
+    fn start(&self) -> Result<ServerProcess> {
+        let server = ServerProcess::start(self.scope, &self.binary, &[])?;
         server.cli(&["deploy", &self.greet.to_string_lossy(), "--name", "upload"])?;
         let function = server.get("function", "upload")?;
         let component =
@@ -140,7 +140,7 @@ impl Bench<'_> {
 
     fn sides(
         &self,
-        server: &Server,
+        server: &ServerProcess,
         peer: Option<&Restate>,
         machine: &str,
         handler: &str,
@@ -157,7 +157,7 @@ impl Bench<'_> {
     }
 
     /// The cost of a step in disk and memory, for each side.
-    fn costs(&self, server: &Server, peer: Option<&Restate>) -> Result<Value> {
+    fn costs(&self, server: &ServerProcess, peer: Option<&Restate>) -> Result<Value> {
         let (count, name) = COST_STEPS;
         let machine = create(server.workflows, "cost", "STANDARD", &steps_of(count))?;
         let mut sides = vec![("mayfly", server.id, machine, "--mayfly", server.workflows)];

@@ -15,8 +15,8 @@ use super::{
     turns::{self, Cell, Side},
 };
 use crate::{
-    cleanup::Scope,
-    server::{Server, wait_for},
+    cleanup::Cleanup,
+    server::{ServerProcess, wait_for},
     table::{Table, median, ms},
     tools,
     workspace::Workspace,
@@ -32,8 +32,8 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
     let filesystem = disk()?;
     let examples = super::load_generators(workspace)?;
-    let scope = Scope::new()?;
-    let server = Server::start(&scope, &options.mayfly(workspace), &[])?;
+    let scope = Cleanup::new()?;
+    let server = ServerProcess::start(&scope, &options.mayfly(workspace), &[])?;
     let mut writers = vec![store(&examples, seconds), api(&examples, &server, seconds)];
     let mut notes = Vec::new();
     match etcd(&scope, &examples, seconds) {
@@ -153,7 +153,7 @@ fn store(examples: &Path, seconds: u32) -> Side {
     Side { name: "mayfly, store alone".into(), load: Box::new(command) }
 }
 
-fn api(examples: &Path, server: &Server, seconds: u32) -> Side {
+fn api(examples: &Path, server: &ServerProcess, seconds: u32) -> Side {
     let (program, kubeconfig) = (examples.join("write_load"), server.kubeconfig());
     let command = move |clients: u32| {
         let mut command = load(&program, clients, seconds);
@@ -164,7 +164,7 @@ fn api(examples: &Path, server: &Server, seconds: u32) -> Side {
 }
 
 /// The same load, on etcd. Its own data directory on the same disk, its own defaults.
-fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Side> {
+fn etcd(scope: &Cleanup, examples: &Path, seconds: u32) -> Result<Side> {
     if tools::find("etcd").is_none() {
         anyhow::ensure!(
             tools::can_use_apt(),

@@ -1,11 +1,10 @@
 //! Type names that are defined more than once: one concept has one word, and one word one concept.
 //!
 //! Only names that other modules can use are counted (`pub`, `pub(crate)`, …), and no tests: a private type is read
-//! beside its uses. `duplicate_names.txt` lists the names that are still defined more than once. The list can only
-//! get shorter: a name that is not on it fails the check, and so does an entry that is no longer true.
+//! beside its uses.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
@@ -15,11 +14,10 @@ use super::rust_files;
 
 /// Conventions of the workspace: each crate or plan has its own.
 const CONVENTIONS: &[&str] = &["Config", "Error", "Step"];
-const KNOWN: &str = include_str!("duplicate_names.txt");
 /// Folders whose types are not part of the platform.
 const OUTSIDE: &[&str] = &["sdk", "examples", "tests", "benches"];
 
-/// Messages for the names that the list does not allow, and for entries of the list that are no longer needed.
+/// A message for each name that is defined more than once and is no convention.
 pub(super) fn duplicates(root: &Path) -> Result<Vec<String>> {
     let mut files: Vec<PathBuf> = Vec::new();
     rust_files(root, &mut files)?;
@@ -35,22 +33,16 @@ pub(super) fn duplicates(root: &Path) -> Result<Vec<String>> {
             defined.entry(name.to_owned()).or_default().push(inside.display().to_string());
         }
     }
-    Ok(compare(&defined, KNOWN))
+    Ok(messages(&defined))
 }
 
-fn compare(defined: &BTreeMap<String, Vec<String>>, known: &str) -> Vec<String> {
-    let known: BTreeSet<&str> = known.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let is_duplicate = |name: &str| defined.get(name).is_some_and(|files| files.len() > 1);
-    let new = defined.iter().filter(|(name, files)| {
-        files.len() > 1 && !CONVENTIONS.contains(&name.as_str()) && !known.contains(name.as_str())
-    });
-    let new =
-        new.map(|(name, files)| format!("{name} is defined {} times ({})", files.len(), files.join(", ")));
-    let stale = known
-        .iter()
-        .filter(|name| !is_duplicate(name))
-        .map(|name| format!("{name} is defined once now: take it off xtask/src/lint/duplicate_names.txt"));
-    new.chain(stale).collect()
+fn messages(defined: &BTreeMap<String, Vec<String>>) -> Vec<String> {
+    let duplicates =
+        defined.iter().filter(|(name, files)| files.len() > 1 && !CONVENTIONS.contains(&name.as_str()));
+    let message = |(name, files): (&String, &Vec<String>)| {
+        format!("{name} is defined {} times ({})", files.len(), files.join(", "))
+    };
+    duplicates.map(message).collect()
 }
 
 /// The names of the structs, enums and traits that a file's other modules can use.
@@ -80,14 +72,10 @@ mod tests {
     }
 
     #[test]
-    fn the_list_can_only_get_shorter() {
+    fn a_name_that_is_no_convention_is_defined_once() {
         let files = |count: usize| vec!["a.rs".to_owned(); count];
-        let defined: BTreeMap<String, Vec<String>> = [("Once", 1), ("Known", 2), ("New", 2), ("Error", 9)]
-            .map(|(name, n)| (name.into(), files(n)))
-            .into();
-        let messages = compare(&defined, "Known\nOnce\n");
-        assert_eq!(messages.len(), 2, "{messages:?}");
-        assert!(messages[0].starts_with("New is defined 2 times"), "{messages:?}");
-        assert!(messages[1].starts_with("Once is defined once now"), "{messages:?}");
+        let defined: BTreeMap<String, Vec<String>> =
+            [("Once", 1), ("Twice", 2), ("Error", 9)].map(|(name, n)| (name.into(), files(n))).into();
+        assert_eq!(messages(&defined), ["Twice is defined 2 times (a.rs, a.rs)"]);
     }
 }

@@ -22,7 +22,7 @@ pub struct Pattern(Vec<Condition>);
 
 /// An error in a pattern: its path (`detail.state`), and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct PatternError {
     pub path: String,
     pub message: String,
 }
@@ -77,10 +77,10 @@ impl Pattern {
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn parse(pattern: &Value) -> Result<Self, Vec<Problem>> {
+    pub fn parse(pattern: &Value) -> Result<Self, Vec<PatternError>> {
         let mut parser = Parser::default();
         let Value::Object(map) = pattern else {
-            return Err(vec![Problem { path: String::new(), message: "a pattern is an object".into() }]);
+            return Err(vec![PatternError { path: String::new(), message: "a pattern is an object".into() }]);
         };
         let conditions = parser.level(map);
         match parser.problems.is_empty() {
@@ -204,12 +204,12 @@ fn fits_glob(glob: &[Glob], text: &str) -> bool {
 struct Parser {
     path: Vec<String>,
     rules: usize,
-    problems: Vec<Problem>,
+    problems: Vec<PatternError>,
 }
 
 impl Parser {
     fn wrong(&mut self, message: impl Into<String>) {
-        self.problems.push(Problem { path: self.path.join("."), message: message.into() });
+        self.problems.push(PatternError { path: self.path.join("."), message: message.into() });
     }
 
     fn level(&mut self, map: &Map<String, Value>) -> Vec<Condition> {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     admission::quota::shown,
     object::{Object, map_at},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::WriteRequest,
 };
@@ -19,7 +19,7 @@ pub(super) fn millis(value: &Value) -> u64 {
     quantity::millis(&Quantity(value.as_str().unwrap_or("0").into())).unwrap_or(0)
 }
 
-impl Inner {
+impl ServerState {
     pub(super) fn apply_limits(&self, request: &WriteRequest, object: &mut Object) -> Result<(), ApiError> {
         let ranges = self.objects("", "limitranges", &request.namespace);
         let items: Vec<Value> = ranges

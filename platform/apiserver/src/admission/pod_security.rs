@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::pod_security_rules::{SecurityLevel, Violation, violations};
-use crate::{object::Object, registry::Kind, server::Inner, status::ApiError, verbs::WriteRequest};
+use crate::{object::Object, registry::Kind, server::ServerState, status::ApiError, verbs::WriteRequest};
 use mayfly_api::validation::FieldError;
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
@@ -68,7 +68,7 @@ fn with_details(violations: &[Violation]) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-impl Inner {
+impl ServerState {
     /// Refuses a pod that violates the level of its namespace. Returns the warnings about a pod that is admitted.
     pub(crate) fn check_pod_security(
         &self,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     object::{Object, map_at},
     registry::rename_aliases,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::WriteRequest,
 };
@@ -19,7 +19,7 @@ const TOKEN_VOLUME_PREFIX: &str = "kube-api-access-";
 const TOLERATION_SECONDS: i64 = 300;
 const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
-impl Inner {
+impl ServerState {
     pub(super) fn admit_pod(&self, request: &WriteRequest, pod: &mut Object) -> Result<(), ApiError> {
         rename_aliases(pod.map_mut("spec"));
         self.service_account(request, pod)?;

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     object::Object,
     registry::{Kind, rules_items as items, rules_selects as selects},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     verbs::key,
 };
@@ -209,7 +209,7 @@ impl PolicyBinding {
     }
 }
 
-impl Inner {
+impl ServerState {
     /// Checks a write against the policies. Returns the warnings; the first refusal is the error.
     pub(crate) fn check_policies(
         &self,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 
 use super::limits::millis;
-use crate::{object::Object, registry::Kind, server::Inner, status::ApiError, verbs::WriteRequest};
+use crate::{object::Object, registry::Kind, server::ServerState, status::ApiError, verbs::WriteRequest};
 
 /// Amounts by name, in thousandths.
 pub(super) type QuotaUsage = BTreeMap<String, u64>;
@@ -18,7 +18,7 @@ pub(super) fn counts_updates(kind: &Kind) -> bool {
     matches!((kind.group, kind.plural), ("", "services" | "persistentvolumeclaims"))
 }
 
-impl Inner {
+impl ServerState {
     /// Refuses an object that exceeds a quota. Returns the lock that has to be held until the object is written.
     pub(super) async fn check_quota(
         &self,

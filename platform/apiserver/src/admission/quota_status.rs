@@ -14,9 +14,9 @@ use super::quota::{QuotaUsage, add, counts, in_scopes, shown, usage_of};
 use crate::{
     object::Object,
     registry::{Kind, registry},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
-    verbs::{Change, Part},
+    verbs::{ObjectUpdate, Part},
 };
 
 /// The shortest pause between two counts. Admission does not depend on the status.
@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const PAUSE_PER_COUNT: u32 = 9;
 
 /// Runs until the server stops.
-pub(crate) async fn run(server: Arc<Inner>) {
+pub(crate) async fn run(server: Arc<ServerState>) {
     let stop = server.shutdown.clone();
     let mut counted = None;
     let mut pause = INTERVAL;
@@ -59,7 +59,7 @@ fn plan_status(quota: &Object, used: &QuotaUsage, counted: impl Fn(&str) -> bool
     Value::Object(status)
 }
 
-impl Inner {
+impl ServerState {
     /// Writes the statuses that are out of date. Returns how long counting took.
     async fn update_quotas(self: &Arc<Self>) -> Duration {
         let server = self.clone();
@@ -137,7 +137,7 @@ impl Inner {
         let written = self.change(&request, name, Part::Status, |current| {
             let mut object = current.clone();
             object.0.insert("status".into(), status.clone());
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         });
         written.await.map(drop)
     }

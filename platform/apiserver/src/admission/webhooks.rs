@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use self::{
     client::WebhookCall,
-    review::{Review, Verdict},
+    review::{Review, WebhookVerdict},
     rules::Webhook,
 };
 pub(crate) use self::{
@@ -40,7 +40,7 @@ use super::{
 use crate::{
     object::Object,
     registry::{Kind, registry},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
     subresources::{scale_object, take_replicas},
     verbs::{self, Part, WriteRequest, prepare},
@@ -113,7 +113,7 @@ pub(crate) struct Concerned {
     validating: Vec<usize>,
 }
 
-impl Inner {
+impl ServerState {
     /// The webhooks that concern a write; `None` if there are none. `new` is `None` for a deletion, `old` for a
     /// creation.
     pub(crate) fn concerned_webhooks(
@@ -296,17 +296,17 @@ impl Inner {
     }
 
     /// The verdict of one webhook. A failed call refuses the request, unless the webhook's policy is Ignore.
-    async fn ask(&self, webhook: &Webhook, review: &Review<'_>) -> Result<Verdict, ApiError> {
+    async fn ask(&self, webhook: &Webhook, review: &Review<'_>) -> Result<WebhookVerdict, ApiError> {
         let body = review.body();
         let call = WebhookCall { webhook, body: &body, endpoint: self.webhook_endpoint(webhook) };
-        match call.send().await.and_then(|answer| Verdict::parse(&answer, &body)) {
+        match call.send().await.and_then(|answer| WebhookVerdict::parse(&answer, &body)) {
             Ok(verdict) => match &verdict.denied {
                 None => Ok(verdict),
                 Some(denied) => Err(ApiError::webhook_denied(&webhook.name, denied)),
             },
             Err(why) if webhook.ignores_failures => {
                 tracing::warn!(webhook = %webhook.name, %why, "cannot call an admission webhook; its policy is Ignore");
-                Ok(Verdict::default())
+                Ok(WebhookVerdict::default())
             }
             Err(why) => Err(ApiError::webhook_failed(&webhook.name, &why)),
         }

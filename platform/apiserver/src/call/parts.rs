@@ -4,7 +4,7 @@ use axum::{body::Body, response::Response};
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{APPLY_CONTENT_TYPE, Call, decode_applied};
+use super::{APPLY_CONTENT_TYPE, ResourceRequest, decode_applied};
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
     decode::decode,
@@ -14,10 +14,10 @@ use crate::{
     render::json_value,
     status::ApiError,
     subresources,
-    verbs::{Outcome, State, WriteRequest, apply_json, parse_json},
+    verbs::{ObjectState, WriteOutcome, WriteRequest, apply_json, parse_json},
 };
 
-impl Call {
+impl ResourceRequest {
     pub(super) async fn subresource(
         &self,
         subresource: Subresource,
@@ -110,10 +110,10 @@ fn success(code: StatusCode) -> Response {
     json_value(code, &status)
 }
 
-fn scale_response(kind: &Kind, outcome: Outcome) -> Result<Response, ApiError> {
+fn scale_response(kind: &Kind, outcome: WriteOutcome) -> Result<Response, ApiError> {
     let object = match outcome.state {
-        State::Stored(entry) => Object::from_entry(&entry).map_err(ApiError::internal)?,
-        State::Dry(object) | State::Deleted(object) => object,
+        ObjectState::Stored(entry) => Object::from_entry(&entry).map_err(ApiError::internal)?,
+        ObjectState::Dry(object) | ObjectState::Deleted(object) => object,
     };
     Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
 }

@@ -11,9 +11,9 @@ use crate::{
     meta,
     object::Object,
     registry::{Kind, registry},
-    server::Inner,
+    server::ServerState,
     status::ApiError,
-    verbs::{Change, Manager, Part},
+    verbs::{Manager, ObjectUpdate, Part},
 };
 
 /// The pause before objects that wait for their finalizers are checked again.
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(250);
 const CONCURRENT_DELETES: usize = 16;
 
 /// Runs until the server stops.
-pub(crate) async fn run(server: Arc<Inner>) {
+pub(crate) async fn run(server: Arc<ServerState>) {
     let stop = server.shutdown.clone();
     loop {
         let Ok(mut watch) = server.store.watch(Range::resource(DEFINITIONS), server.store.revision()) else {
@@ -44,7 +44,7 @@ fn definition_kind() -> &'static Kind {
     registry().kinds().find(|kind| is_definition(kind)).expect("the row is there")
 }
 
-impl Inner {
+impl ServerState {
     /// Processes all definitions that are being deleted. Returns whether some of them still have objects.
     async fn remove_terminating_definitions(&self) -> bool {
         let mut waiting = false;
@@ -103,7 +103,7 @@ impl Inner {
                 list.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
             }
             names::set_terminated(&mut object, &now);
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         };
         match self.change(&request, definition.name(), Part::Whole, without_finalizer).await {
             Err(error) if !error.has_reason("NotFound") => Err(error),
@@ -130,7 +130,7 @@ impl Inner {
         let settled = |current: &Object| {
             let mut object = current.clone();
             super::settle(&mut object, &self.store, &now);
-            Ok(Change::new(object))
+            Ok(ObjectUpdate::new(object))
         };
         // As long as it fails, the task that runs in the background tries again.
         if let Err(error) = self.change(&request, name, Part::Status, settled).await {

@@ -11,12 +11,12 @@ use super::GROUP;
 use crate::{
     object::Object,
     registry::registry,
-    server::Inner,
-    verbs::{Change, Part},
+    server::ServerState,
+    verbs::{ObjectUpdate, Part},
 };
 
 /// Recomputes aggregated roles after each write of a role, until the server stops.
-pub(crate) async fn run(server: Arc<Inner>) {
+pub(crate) async fn run(server: Arc<ServerState>) {
     let stop = server.shutdown.clone();
     loop {
         server.aggregate().await;
@@ -61,7 +61,7 @@ fn rules_for(role: &Object, roles: &[Object]) -> Vec<Value> {
     rules
 }
 
-impl Inner {
+impl ServerState {
     async fn aggregate(&self) {
         let Some(kind) = registry().find(GROUP, "v1", "clusterroles") else { return };
         let range = Range::resource(registry().store_resource(kind));
@@ -73,7 +73,7 @@ impl Inner {
             let written = self.change(&request, &name, Part::Main, |current| {
                 let mut role = current.clone();
                 role.0.insert("rules".into(), rules.clone());
-                Ok(Change::new(role))
+                Ok(ObjectUpdate::new(role))
             });
             if let Err(error) = written.await
                 && !error.has_reason("NotFound")

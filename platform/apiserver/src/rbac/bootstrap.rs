@@ -4,7 +4,9 @@
 use mayfly_store::{Write, WriteError};
 use serde_json::{Map, Value, json};
 
-use crate::{meta, object::Object, registry::registry, schema::wire::canonicalise, server::Inner, verbs};
+use crate::{
+    meta, object::Object, registry::registry, schema::wire::canonicalise, server::ServerState, verbs,
+};
 
 /// Made from upstream's `bootstrappolicy`, brought to version 1.33.
 const ROLES: &str = include_str!("bootstrap_roles.json");
@@ -49,7 +51,7 @@ fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
     all
 }
 
-impl Inner {
+impl ServerState {
     /// Creates the missing objects; existing ones are not changed.
     pub(crate) async fn make_bootstrap_objects(&self) -> Result<(), WriteError> {
         let ip = self.config.service_networks.primary.first().to_string();

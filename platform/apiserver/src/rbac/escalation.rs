@@ -2,9 +2,9 @@
 //! `pkg/registry/rbac/*/policybased`).
 
 use super::{Attributes, GROUP, PolicyRule};
-use crate::{access::User, object::Object, registry::Kind, server::Inner, status::ApiError};
+use crate::{access::User, object::Object, registry::Kind, server::ServerState, status::ApiError};
 
-impl Inner {
+impl ServerState {
     /// Refuses to write a role, or a binding to one, that grants more than its writer holds.
     pub(crate) fn check_escalation(
         &self,

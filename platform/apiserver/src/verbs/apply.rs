@@ -2,12 +2,12 @@
 
 use mayfly_api::validation::FieldError;
 
-use super::{Change, Outcome, Part, WriteRequest, key, set_type, validate_schema};
+use super::{ObjectUpdate, Part, WriteOutcome, WriteRequest, key, set_type, validate_schema};
 use crate::{
-    decode::Decoded, managed, meta, object::Object, schema::normalise, server::Inner, status::ApiError,
+    decode::Decoded, managed, meta, object::Object, schema::normalise, server::ServerState, status::ApiError,
 };
 
-impl Inner {
+impl ServerState {
     pub(crate) async fn apply(
         &self,
         request: &WriteRequest,
@@ -15,7 +15,7 @@ impl Inner {
         part: Part,
         body: Decoded,
         force: bool,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         if !request.manager.explicit {
             let error = FieldError::required("fieldManager", "is required for apply patch");
@@ -35,7 +35,7 @@ impl Inner {
             let strict = |why: String| ApiError::bad_request(why);
             validate_schema(kind, &mut object, Vec::new(), request.validation, strict)?;
             let created = self
-                .create_change(request, Change { object, warnings: warnings.clone(), applied: true })
+                .create_change(request, ObjectUpdate { object, warnings: warnings.clone(), applied: true })
                 .await;
             // Created concurrently: apply to the created object.
             if !created.as_ref().is_err_and(|error| error.has_reason("AlreadyExists")) {
@@ -45,7 +45,7 @@ impl Inner {
         self.change(request, name, part, |live| {
             let mut object = managed::apply(request, part, Some(live), &applied, force)?;
             validate_schema(kind, &mut object, Vec::new(), request.validation, ApiError::bad_request)?;
-            Ok(Change { object, warnings: warnings.clone(), applied: true })
+            Ok(ObjectUpdate { object, warnings: warnings.clone(), applied: true })
         })
         .await
     }

@@ -2,14 +2,14 @@
 
 use mayfly_store::{Write, WriteError};
 
-use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
+use super::{ObjectState, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, write_error};
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
     custom, managed, meta,
     object::Object,
     registry::Kind,
     schema::wire::canonicalise,
-    server::Inner,
+    server::ServerState,
     services::{self, Allocations},
     status::ApiError,
 };
@@ -18,23 +18,23 @@ use tokio::sync::MutexGuard;
 /// The number of attempts to find a free name for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
 const NAME_ATTEMPTS: usize = 8;
 
-impl Inner {
+impl ServerState {
     /// Creates an object that already fits its kind (see [`super::validate_schema`]).
     pub(crate) async fn create(
         &self,
         request: &WriteRequest,
         object: Object,
         warnings: Vec<String>,
-    ) -> Result<Outcome, ApiError> {
-        self.create_change(request, Change { object, warnings, applied: false }).await
+    ) -> Result<WriteOutcome, ApiError> {
+        self.create_change(request, ObjectUpdate { object, warnings, applied: false }).await
     }
 
     pub(super) async fn create_change(
         &self,
         request: &WriteRequest,
-        change: Change,
-    ) -> Result<Outcome, ApiError> {
-        let Change { mut object, mut warnings, applied } = change;
+        change: ObjectUpdate,
+    ) -> Result<WriteOutcome, ApiError> {
+        let ObjectUpdate { mut object, mut warnings, applied } = change;
         let kind = request.kind;
         if !matches!(object.resource_version(), "" | "0") {
             return Err(ApiError::version_on_create());
@@ -58,7 +58,7 @@ impl Inner {
                         self.settle_definition(object.name()).await;
                     }
                     warnings.extend((kind.warn)(&object));
-                    return Ok(Outcome { state, created: true, warnings });
+                    return Ok(WriteOutcome { state, created: true, warnings });
                 }
             }
         }
@@ -70,7 +70,7 @@ impl Inner {
         request: &WriteRequest,
         object: &mut Object,
         warnings: &mut Vec<String>,
-    ) -> Result<State, ApiError> {
+    ) -> Result<ObjectState, ApiError> {
         let kind = request.kind;
         kind.fill_defaults(object);
         let attributes =
@@ -107,7 +107,7 @@ impl Inner {
             if self.store.get(&key).is_some() {
                 return Err(ApiError::already_exists(kind, object.name()));
             }
-            return Ok(State::Dry(object.clone()));
+            return Ok(ObjectState::Dry(object.clone()));
         }
         let write = Write::Create { key, value: kind.encode(object) };
         match self.store.write(write).await {
@@ -118,7 +118,7 @@ impl Inner {
                 if let Some(allocations) = &mut allocations {
                     allocations.add(object);
                 }
-                Ok(State::Stored(written.entry))
+                Ok(ObjectState::Stored(written.entry))
             }
             Err(WriteError::AlreadyExists) => Err(ApiError::already_exists(kind, object.name())),
             Err(error) => Err(write_error(kind, object.name(), error)),

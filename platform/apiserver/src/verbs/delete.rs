@@ -8,14 +8,14 @@ use mayfly_api::validation::{FieldError, FieldErrorKind};
 use mayfly_store::{Entry, Key, Write, WriteError};
 use serde_json::Value;
 
-use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
+use super::{ObjectState, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, load, write_error};
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
     custom, meta,
     object::Object,
     registry::{Kind, Subresource},
     request::Query,
-    server::{Inner, NAMESPACES},
+    server::{NAMESPACES, ServerState},
     status::ApiError,
 };
 
@@ -123,13 +123,13 @@ enum Step {
     Nothing,
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) async fn delete(
         &self,
         request: &WriteRequest,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         if kind.has(Subresource::Finalize) && NAMESPACES.contains(&name) {
             // The message of upstream's admission plugin NamespaceLifecycle.
@@ -141,7 +141,7 @@ impl Inner {
             warnings.extend((kind.plural == "jobs").then(|| WARNING_ORPHANED_PODS.to_owned()));
         }
         let options = &Self::with_default_propagation(request, options);
-        let outcome = |state| Ok(Outcome { state, created: false, warnings: warnings.clone() });
+        let outcome = |state| Ok(WriteOutcome { state, created: false, warnings: warnings.clone() });
         // After a namespace is marked nothing comes into it any more: wait for creations under way.
         let _closed = match kind.has(Subresource::Finalize) {
             true => Some(self.namespaces.write().await),
@@ -152,16 +152,16 @@ impl Inner {
             let object = kind.decode(&entry).map_err(ApiError::internal)?;
             options.check(kind, &entry, &object)?;
             match plan(kind, &object, options, request.now) {
-                Step::Nothing => return outcome(State::Stored(entry)),
-                Step::Remove if options.dry_run => return outcome(State::Deleted(object)),
+                Step::Nothing => return outcome(ObjectState::Stored(entry)),
+                Step::Remove if options.dry_run => return outcome(ObjectState::Deleted(object)),
                 Step::Remove => match self.mark_and_remove(request, &key, entry, object).await {
-                    Ok(object) => return outcome(State::Deleted(object)),
+                    Ok(object) => return outcome(ObjectState::Deleted(object)),
                     Err(WriteError::Conflict { .. }) => {}
                     Err(error) => return Err(write_error(kind, name, error)),
                 },
-                Step::Mark(marked) if options.dry_run => return outcome(State::Dry(marked)),
+                Step::Mark(marked) if options.dry_run => return outcome(ObjectState::Dry(marked)),
                 Step::Mark(marked) => {
-                    let change = |_: &Object| Ok(Change::new(marked.clone()));
+                    let change = |_: &Object| Ok(ObjectUpdate::new(marked.clone()));
                     match self.change(request, name, Part::Whole, change).await {
                         Err(error) if error.has_reason("Conflict") => {}
                         other => {

@@ -5,8 +5,8 @@ use std::io;
 use json_patch::PatchOperation;
 use serde_json::Value;
 
-use super::{Outcome, Part, WriteRequest, set_type, update::Change, validate_schema};
-use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::Inner, status::ApiError};
+use super::{Part, WriteOutcome, WriteRequest, set_type, update::ObjectUpdate, validate_schema};
+use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::ServerState, status::ApiError};
 
 /// Most operations of one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
@@ -129,7 +129,7 @@ fn encoded_bytes(value: &Value) -> Result<usize, ApiError> {
     Ok(count.0)
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) async fn patch(
         &self,
         request: &WriteRequest,
@@ -137,7 +137,7 @@ impl Inner {
         part: Part,
         patch: Patch,
         body: &Decoded,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         self.change(request, name, part, |current| {
             let mut object = patch.apply(kind, current)?;
@@ -146,7 +146,7 @@ impl Inner {
             let duplicates = body.duplicates.clone();
             let strict = |why: String| ApiError::invalid_patch(&body.value.to_string(), &why);
             let warnings = validate_schema(kind, &mut object, duplicates, request.validation, strict)?;
-            Ok(Change { object, warnings, applied: false })
+            Ok(ObjectUpdate { object, warnings, applied: false })
         })
         .await
     }

@@ -12,7 +12,7 @@ use crate::{
     render::ListMeta,
     request::{Query, check_list_options},
     selection::Selection,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
 };
 
@@ -50,7 +50,7 @@ impl Token {
     }
 }
 
-impl Inner {
+impl ServerState {
     pub(crate) fn get(
         &self,
         kind: &'static Kind,

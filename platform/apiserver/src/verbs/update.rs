@@ -3,14 +3,16 @@
 use mayfly_store::{Entry, Key, Revision, Write, WriteError};
 use serde_json::Value;
 
-use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
+use super::{
+    ObjectState, WriteOutcome, WriteRequest, create::validate, key, load, parse_revision, write_error,
+};
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
     custom, managed, meta,
     object::{Object, map_at},
     registry::Kind,
     schema::wire::canonicalise,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
 };
 
@@ -50,20 +52,20 @@ impl Part {
 }
 
 /// The new state of an object.
-pub(crate) struct Change {
+pub(crate) struct ObjectUpdate {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
     /// The owners of the fields are right already: the change is an apply.
     pub(crate) applied: bool,
 }
 
-impl Change {
+impl ObjectUpdate {
     pub(crate) fn new(object: Object) -> Self {
         Self { object, warnings: Vec::new(), applied: false }
     }
 }
 
-impl Inner {
+impl ServerState {
     /// PUT: replaces an object by one that already fits its kind.
     pub(crate) async fn update(
         &self,
@@ -71,7 +73,7 @@ impl Inner {
         part: Part,
         object: Object,
         warnings: Vec<String>,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         let name = object.name().to_owned();
         let expected = parse_revision(object.resource_version())?;
@@ -98,7 +100,7 @@ impl Inner {
             std::iter::repeat_n((object, warnings), if expected.is_some() { 1 } else { ATTEMPTS });
         self.change(request, &name, part, |_| {
             let (object, warnings) = copies.next().ok_or_else(|| ApiError::modified(kind, &name))?;
-            Ok(Change { object, warnings, applied: false })
+            Ok(ObjectUpdate { object, warnings, applied: false })
         })
         .await
     }
@@ -110,14 +112,14 @@ impl Inner {
         request: &WriteRequest,
         name: &str,
         part: Part,
-        mut change: impl FnMut(&Object) -> Result<Change, ApiError> + Send,
-    ) -> Result<Outcome, ApiError> {
+        mut change: impl FnMut(&Object) -> Result<ObjectUpdate, ApiError> + Send,
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         let key = key(kind, &request.namespace, name);
         for _ in 0..ATTEMPTS {
             let entry = load(&self.store, kind, &key)?;
             let current = kind.decode(&entry).map_err(ApiError::internal)?;
-            let Change { object: mut new, mut warnings, applied } = change(&current)?;
+            let ObjectUpdate { object: mut new, mut warnings, applied } = change(&current)?;
             let expected = parse_revision(new.resource_version())?;
             if part != Part::Whole {
                 meta::same_uid(&new, &current, kind)?;
@@ -164,16 +166,16 @@ impl Inner {
                 warnings.extend((kind.warn)(&new));
             }
             let value = kind.encode(&new);
-            let outcome = |state| Ok(Outcome { state, created: false, warnings });
+            let outcome = |state| Ok(WriteOutcome { state, created: false, warnings });
             let is_unchanged = || match kind.converts() {
                 true => same_stored(&value, &entry),
                 false => same_content(&new, &current),
             };
             if value == entry.value || is_unchanged() {
-                return outcome(State::Stored(entry));
+                return outcome(ObjectState::Stored(entry));
             }
             if request.dry_run {
-                return outcome(State::Dry(new));
+                return outcome(ObjectState::Dry(new));
             }
             if is_finished(&new) {
                 drop(allocations);
@@ -181,7 +183,7 @@ impl Inner {
                     Ok(_) => {
                         // As upstream, the version of the object as it was last stored.
                         new.set_resource_version(entry.modified);
-                        outcome(State::Deleted(new))
+                        outcome(ObjectState::Deleted(new))
                     }
                     Err(WriteError::Conflict { .. }) => continue,
                     Err(error) => Err(write_error(kind, name, error)),
@@ -201,7 +203,7 @@ impl Inner {
                     if custom::is_definition(kind) && part == Part::Main {
                         Box::pin(self.settle_definition(name)).await;
                     }
-                    return outcome(State::Stored(written.entry));
+                    return outcome(ObjectState::Stored(written.entry));
                 }
                 // Read again: a version that the client named no longer fits, and is refused above.
                 Err(WriteError::Conflict { .. }) => {}

@@ -8,7 +8,7 @@
 //!        └─ events … bookmarks … ─┬─ timeout, shutdown, client disconnected: the stream ends
 //!                                 └─ too slow: an ERROR line with Status 410, then the end
 //! ```
-//! The source of the events, the store or a view of objects that are kept elsewhere, is a [`Source`]; the rest is
+//! The source of the events, the store or a view of objects that are kept elsewhere, is a [`WatchSource`]; the rest is
 //! common to both.
 
 mod lines;
@@ -26,14 +26,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{not_a_revision, parse_revision};
 use crate::{
     registry::Backing,
-    render::View,
+    render::ObjectView,
     request::{Query, check_list_options},
     selection::Selection,
-    server::Inner,
+    server::ServerState,
     status::ApiError,
 };
 use lines::Lines;
-pub(crate) use source::{Ended, Source};
+pub(crate) use source::{WatchEnded, WatchSource};
 
 /// The start of a watch, as requested.
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ pub(crate) struct Beginning {
     pub(crate) initial: Vec<Arc<Entry>>,
     /// The revision of `initial`; `source` has the events after it.
     pub(crate) after: Revision,
-    pub(crate) source: Source,
+    pub(crate) source: WatchSource,
 }
 
 impl Start {
@@ -72,13 +72,13 @@ impl Start {
     }
 }
 
-impl Inner {
+impl ServerState {
     /// The lines of a watch, from its beginning on. The permit is given back with the stream.
     pub(crate) async fn watch(
         &self,
         namespace: &str,
         query: &Query,
-        view: View,
+        view: ObjectView,
         permit: OwnedSemaphorePermit,
     ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
         let start = Start::parse(query)?;
@@ -98,7 +98,7 @@ impl Inner {
     fn watch_objects(
         &self,
         namespace: &str,
-        view: View,
+        view: ObjectView,
         start: Start,
         selection: &mut Selection,
     ) -> Result<Beginning, ApiError> {
@@ -114,7 +114,7 @@ impl Inner {
             WatchError::TooOld { oldest } => ApiError::expired(after.0, oldest.0),
             WatchError::Future { current } => ApiError::future_version(after.0, current.0),
         })?;
-        let source = Source::Objects { watch, decoded: Arc::clone(&self.event_objects) };
+        let source = WatchSource::Objects { watch, decoded: Arc::clone(&self.event_objects) };
         Ok(Beginning { initial, after, source })
     }
 }

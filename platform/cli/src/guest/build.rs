@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::cargo::{self, Guest, Metadata, Progress};
-use super::componentize::{Shape, componentize};
-use super::project::{Code, Project};
+use super::componentize::{ModuleShape, componentize};
+use super::project::{BuildSource, Project};
 use super::script::{Script, WORK_FOLDER};
 use super::toolchain::{Toolchain, Way};
 use super::{sdk, stdlib};
@@ -31,8 +31,8 @@ pub(crate) struct BuiltComponent {
 pub(crate) fn build(path: &Path, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
     let project = Project::load(path)?;
     match &project.code {
-        Code::Cargo => build_package(&project, release, progress),
-        Code::Script(script) => build_script(&project, script, progress),
+        BuildSource::Cargo => build_package(&project, release, progress),
+        BuildSource::Script(script) => build_script(&project, script, progress),
     }
 }
 
@@ -100,7 +100,7 @@ impl Builder {
         // All libraries at once, so that cargo compiles them side by side; programs one by one, since each
         // has a linker argument of its own.
         let mut messages = String::new();
-        let libraries: Vec<_> = guests.iter().filter(|guest| guest.shape == Shape::Library).collect();
+        let libraries: Vec<_> = guests.iter().filter(|guest| guest.shape == ModuleShape::Library).collect();
         if !libraries.is_empty() {
             let mut command = self.command("build", dir);
             command.arg("--lib");
@@ -109,7 +109,7 @@ impl Builder {
             }
             messages += &cargo::run(command, progress)?;
         }
-        for guest in guests.iter().filter(|guest| guest.shape == Shape::Program) {
+        for guest in guests.iter().filter(|guest| guest.shape == ModuleShape::Program) {
             let mut command = self.command("rustc", dir);
             command.args(["--package", &guest.id, "--bin", &guest.target]);
             if let Way::BuildStd { libc, .. } = &self.toolchain.way {

@@ -8,8 +8,8 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::componentize::Shape;
-use super::toolchain::Compiler;
+use super::componentize::ModuleShape;
+use super::toolchain::RustCompiler;
 
 /// Receives each line that cargo and the compiler print, errors included, to show it to the user.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str);
@@ -26,7 +26,7 @@ const NOT_FOR_GUESTS: [&str; 7] = [
 ];
 
 /// Cargo with this compiler, in this folder.
-pub(super) fn command(compiler: &Compiler, dir: &Path) -> Command {
+pub(super) fn command(compiler: &RustCompiler, dir: &Path) -> Command {
     let mut command = Command::new(&compiler.cargo);
     command.current_dir(dir).env("RUSTC", &compiler.rustc);
     for name in NOT_FOR_GUESTS {
@@ -101,12 +101,12 @@ pub(super) struct Guest {
     pub(super) id: String,
     pub(super) manifest: PathBuf,
     pub(super) target: String,
-    pub(super) shape: Shape,
+    pub(super) shape: ModuleShape,
 }
 
 impl Metadata {
     /// Asks cargo what lies in this folder.
-    pub(super) fn of(compiler: &Compiler, dir: &Path, progress: Progress<'_>) -> Result<Metadata> {
+    pub(super) fn of(compiler: &RustCompiler, dir: &Path, progress: Progress<'_>) -> Result<Metadata> {
         let mut command = command(compiler, dir);
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
         // Nothing is compiled here: an error is one of a Cargo.toml.
@@ -148,8 +148,8 @@ impl Package {
     fn guest(&self) -> Option<Guest> {
         let of_kind = |kind: &str| self.targets.iter().find(|target| target.kind.iter().any(|k| k == kind));
         let (target, shape) = match of_kind("cdylib") {
-            Some(target) => (target, Shape::Library),
-            None => (of_kind("bin")?, Shape::Program),
+            Some(target) => (target, ModuleShape::Library),
+            None => (of_kind("bin")?, ModuleShape::Program),
         };
         Some(Guest {
             package: self.name.clone(),
@@ -200,9 +200,9 @@ mod tests {
         let program = r#"{"name": "a-b", "kind": ["bin"]}"#;
         let plain = r#"{"name": "a_b", "kind": ["lib"]}"#;
         let cases = [
-            (format!("[{library}]"), Some(Shape::Library)),
-            (format!("[{program}]"), Some(Shape::Program)),
-            (format!("[{program}, {library}]"), Some(Shape::Library)),
+            (format!("[{library}]"), Some(ModuleShape::Library)),
+            (format!("[{program}]"), Some(ModuleShape::Program)),
+            (format!("[{program}, {library}]"), Some(ModuleShape::Library)),
             (format!("[{plain}]"), None),
         ];
         for (targets, shape) in cases {
@@ -252,7 +252,7 @@ mod tests {
             id: "a-b".into(),
             manifest: "/w/a/Cargo.toml".into(),
             target: "a_b".into(),
-            shape: Shape::Library,
+            shape: ModuleShape::Library,
         };
         assert_eq!(artifact(messages, &guest).unwrap(), Path::new("/t/a_b.wasm"));
         assert!(artifact("", &guest).is_err());

@@ -11,7 +11,7 @@ use super::exit_codes::with_exit_codes;
 
 /// The type of the module, which decides about its entry points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum ModuleShape {
     /// A library with exported functions.
     Library,
     /// A program with a `main`: a job.
@@ -23,7 +23,7 @@ const MODULE: [u8; 8] = *b"\0asm\x01\0\0\0";
 const COMPONENT: [u8; 8] = *b"\0asm\x0d\0\x01\0";
 
 /// Makes a component. What is one already (from `wasm32-wasip2`) stays as it is.
-pub(super) fn componentize(wasm: Vec<u8>, shape: Shape) -> Result<Vec<u8>> {
+pub(super) fn componentize(wasm: Vec<u8>, shape: ModuleShape) -> Result<Vec<u8>> {
     if wasm.starts_with(&COMPONENT) {
         return Ok(wasm);
     }
@@ -31,12 +31,12 @@ pub(super) fn componentize(wasm: Vec<u8>, shape: Shape) -> Result<Vec<u8>> {
         bail!("the compiler's output is not WebAssembly");
     }
     let adapter = match shape {
-        Shape::Library => WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-        Shape::Program => WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+        ModuleShape::Library => WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+        ModuleShape::Program => WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
     };
     let wasm = match shape {
-        Shape::Library => wasm,
-        Shape::Program => with_exit_codes(wasm).context("cannot read the module")?,
+        ModuleShape::Library => wasm,
+        ModuleShape::Program => with_exit_codes(wasm).context("cannot read the module")?,
     };
     ComponentEncoder::default()
         .validate(true)
@@ -55,15 +55,15 @@ mod tests {
 
     #[test]
     fn a_module_becomes_a_component_and_stays_one() {
-        let component = componentize(MODULE.to_vec(), Shape::Library).unwrap();
+        let component = componentize(MODULE.to_vec(), ModuleShape::Library).unwrap();
         assert!(component.starts_with(&COMPONENT));
-        assert_eq!(componentize(component.clone(), Shape::Program).unwrap(), component);
+        assert_eq!(componentize(component.clone(), ModuleShape::Program).unwrap(), component);
     }
 
     #[test]
     fn anything_else_is_refused() {
         for bytes in [b"".as_slice(), b"#!/bin/sh", b"\0asm\x02\0\0\0"] {
-            let error = componentize(bytes.to_vec(), Shape::Library).unwrap_err();
+            let error = componentize(bytes.to_vec(), ModuleShape::Library).unwrap_err();
             assert_eq!(error.to_string(), "the compiler's output is not WebAssembly");
         }
     }
@@ -82,7 +82,7 @@ mod tests {
         import.extend([0, 0]);
         module.extend([2, u8::try_from(import.len()).unwrap()]);
         module.extend(import);
-        let error = componentize(module, Shape::Library).unwrap_err();
+        let error = componentize(module, ModuleShape::Library).unwrap_err();
         assert!(format!("{error:#}").contains("no_such_call"), "{error:#}");
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::cargo::Progress;
-use super::packages::{self, Ended, WORLD};
+use super::packages::{self, ToolExit, WORLD};
 use super::script::Script;
 
 /// Pinned: the adapter relies on this version's fetch event, and `sdk/wit` has the version of wasi:http it exports.
@@ -68,7 +68,7 @@ fn npm(folder: &Path) -> Command {
     command
 }
 
-fn run_npm(command: Command, progress: Progress<'_>) -> Result<Ended> {
+fn run_npm(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
     packages::run(command, progress).with_context(node_is_missing)
 }
 

@@ -85,13 +85,13 @@ fn hash(dir: &Dir<'_>, hasher: &mut Sha256) {
 }
 
 /// The exit status and stderr of a program of a tool chain.
-pub(super) struct Ended {
+pub(super) struct ToolExit {
     pub(super) status: ExitStatus,
     pub(super) stderr: String,
 }
 
 /// Runs a program to its end. Each line of its stdout goes to `progress`.
-pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Result<Ended> {
+pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Result<ToolExit> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut errors = child.stderr.take().expect("piped");
     // Both pipes must be read, or the program stops when one is full.
@@ -107,7 +107,7 @@ pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Resu
     }
     let status = child.wait()?;
     let stderr = reader.join().expect("reading does not panic")?;
-    Ok(Ended { status, stderr: String::from_utf8_lossy(&stderr).into_owned() })
+    Ok(ToolExit { status, stderr: String::from_utf8_lossy(&stderr).into_owned() })
 }
 
 #[cfg(test)]

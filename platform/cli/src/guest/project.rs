@@ -27,12 +27,12 @@ pub(crate) struct Project {
     pub(crate) manifest: Value,
     /// The name of the file with the manifest: `function.yaml`, or `Cargo.toml` without one.
     pub(crate) place: String,
-    pub(crate) code: Code,
+    pub(crate) code: BuildSource,
 }
 
 /// The source of a project's build.
 #[derive(Clone, Debug)]
-pub(crate) enum Code {
+pub(crate) enum BuildSource {
     /// A package of Rust.
     Cargo,
     Script(Script),
@@ -87,7 +87,7 @@ impl Project {
 
     fn of_cargo(dir: PathBuf) -> Result<Project> {
         let cargo = dir.join("Cargo.toml");
-        Self::with_manifest(dir, "Cargo.toml", Code::Cargo, || {
+        Self::with_manifest(dir, "Cargo.toml", BuildSource::Cargo, || {
             let package = toml_of(&cargo)?;
             let name =
                 package.get("package").and_then(|package| package.get("name")).and_then(|n| n.as_str());
@@ -104,14 +104,14 @@ impl Project {
     fn of_script(script: Script, name: &str) -> Result<Project> {
         let dir = script.file.parent().context("a file without a folder")?.to_owned();
         let place = script.file_name();
-        Self::with_manifest(dir, &place, Code::Script(script), || Ok(name.replace(['.', ' '], "-")))
+        Self::with_manifest(dir, &place, BuildSource::Script(script), || Ok(name.replace(['.', ' '], "-")))
     }
 
     /// `name` gives the function's name if the manifest has none, and `place` the file of the name.
     fn with_manifest(
         dir: PathBuf,
         place: &str,
-        code: Code,
+        code: BuildSource,
         name: impl FnOnce() -> Result<String>,
     ) -> Result<Project> {
         let own = MANIFESTS.iter().find(|name| dir.join(name).is_file());
@@ -132,7 +132,7 @@ impl Project {
 
     /// Whether the project depends on the SDK of this binary, as a project made by `mayfly new` does.
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
-        if !matches!(self.code, Code::Cargo) {
+        if !matches!(self.code, BuildSource::Cargo) {
             return Ok(false);
         }
         let manifest = toml_of(&self.dir.join("Cargo.toml"))?;
@@ -235,7 +235,7 @@ mod tests {
             (load("handler.py").name, load("other.mjs:main").name),
             ("handler".into(), "other".into())
         );
-        let Code::Script(script) = load("other.mjs:main").code else { panic!("a script") };
+        let BuildSource::Script(script) = load("other.mjs:main").code else { panic!("a script") };
         assert_eq!(script.handler, "main");
         assert_eq!(Project::folder(&folder.join("handler.py:x")).unwrap(), folder.canonicalize().unwrap());
         let manifest = "apiVersion: mayfly.dev/v1\nkind: Function\nmetadata: {name: shop}\n";

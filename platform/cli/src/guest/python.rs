@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest as _, Sha256};
 
 use super::cargo::Progress;
-use super::packages::{self, Ended, WORLD};
+use super::packages::{self, ToolExit, WORLD};
 use super::script::{Script, WORK_FOLDER};
 
 /// Pinned: the SDK's adapter uses the bindings that this version generates.
@@ -102,7 +102,7 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
     Ok(())
 }
 
-fn run_pip(command: Command, progress: Progress<'_>) -> Result<Ended> {
+fn run_pip(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
     let ended = packages::run(command, progress).with_context(|| {
         format!("{HOST_PYTHON} is not there: functions in Python need it to be built (apt-get install python3 python3-pip)")
     })?;

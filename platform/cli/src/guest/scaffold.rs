@@ -13,7 +13,7 @@ use super::{packages, sdk};
 
 /// The template of a new project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Template {
+pub(crate) enum ProjectTemplate {
     /// Requests in, responses out.
     Rust,
     /// JSON in, JSON out.
@@ -28,33 +28,33 @@ pub(crate) enum Template {
     Container,
 }
 
-impl Template {
-    pub(crate) const ALL: [Template; 7] = [
-        Template::Rust,
-        Template::RustEvent,
-        Template::RustJob,
-        Template::Python,
-        Template::JavaScript,
-        Template::TypeScript,
-        Template::Container,
+impl ProjectTemplate {
+    pub(crate) const ALL: [ProjectTemplate; 7] = [
+        ProjectTemplate::Rust,
+        ProjectTemplate::RustEvent,
+        ProjectTemplate::RustJob,
+        ProjectTemplate::Python,
+        ProjectTemplate::JavaScript,
+        ProjectTemplate::TypeScript,
+        ProjectTemplate::Container,
     ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Template::Rust => "rust",
-            Template::RustEvent => "rust-event",
-            Template::RustJob => "rust-job",
-            Template::Python => "python",
-            Template::JavaScript => "js",
-            Template::TypeScript => "ts",
-            Template::Container => "container",
+            ProjectTemplate::Rust => "rust",
+            ProjectTemplate::RustEvent => "rust-event",
+            ProjectTemplate::RustJob => "rust-job",
+            ProjectTemplate::Python => "python",
+            ProjectTemplate::JavaScript => "js",
+            ProjectTemplate::TypeScript => "ts",
+            ProjectTemplate::Container => "container",
         }
     }
 
     /// The kind of project, in one word.
     pub(crate) fn makes(self) -> &'static str {
         match self {
-            Template::RustJob => "job",
+            ProjectTemplate::RustJob => "job",
             _ => "function",
         }
     }
@@ -66,32 +66,32 @@ impl Template {
             vec![("Cargo.toml", include_str!("templates/Cargo.toml.in")), ("src/lib.rs", source), MANIFEST]
         };
         match self {
-            Template::Rust => package(include_str!("templates/rust.rs.in")),
-            Template::RustEvent => package(include_str!("templates/rust-event.rs.in")),
-            Template::RustJob => vec![
+            ProjectTemplate::Rust => package(include_str!("templates/rust.rs.in")),
+            ProjectTemplate::RustEvent => package(include_str!("templates/rust-event.rs.in")),
+            ProjectTemplate::RustJob => vec![
                 ("Cargo.toml", include_str!("templates/Cargo-job.toml.in")),
                 ("src/main.rs", include_str!("templates/rust-job.rs.in")),
                 ("job.yaml", include_str!("templates/job.yaml.in")),
             ],
-            Template::Python => vec![
+            ProjectTemplate::Python => vec![
                 ("handler.py", include_str!("templates/python.py.in")),
                 ("test_handler.py", include_str!("templates/python_test.py.in")),
                 MANIFEST,
             ],
-            Template::JavaScript => vec![
+            ProjectTemplate::JavaScript => vec![
                 ("handler.js", include_str!("templates/javascript.js.in")),
                 ("handler.test.js", include_str!("templates/javascript_test.js.in")),
                 ("package.json", include_str!("templates/package-js.json.in")),
                 MANIFEST,
             ],
-            Template::TypeScript => vec![
+            ProjectTemplate::TypeScript => vec![
                 ("handler.ts", include_str!("templates/typescript.ts.in")),
                 ("handler.test.ts", include_str!("templates/typescript_test.ts.in")),
                 ("package.json", include_str!("templates/package-ts.json.in")),
                 ("tsconfig.json", include_str!("templates/tsconfig.json.in")),
                 MANIFEST,
             ],
-            Template::Container => vec![
+            ProjectTemplate::Container => vec![
                 ("www/cgi-bin/index.cgi", include_str!("templates/container-index.cgi.in")),
                 ("server.sh", include_str!("templates/container-server.sh.in")),
                 ("test.sh", include_str!("templates/container-test.sh.in")),
@@ -103,33 +103,33 @@ impl Template {
 
     /// Whether the project is a script and not a package of Rust.
     fn is_script(self) -> bool {
-        matches!(self, Template::Python | Template::JavaScript | Template::TypeScript)
+        matches!(self, ProjectTemplate::Python | ProjectTemplate::JavaScript | ProjectTemplate::TypeScript)
     }
 
     /// A job is any program: it needs no SDK.
     fn uses_rust_sdk(self) -> bool {
-        matches!(self, Template::Rust | Template::RustEvent)
+        matches!(self, ProjectTemplate::Rust | ProjectTemplate::RustEvent)
     }
 }
 
-impl fmt::Display for Template {
+impl fmt::Display for ProjectTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Template {
+impl FromStr for ProjectTemplate {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let known = Template::ALL.map(Template::name).join(", ");
-        let found = Template::ALL.into_iter().find(|template| template.name() == name);
+        let known = ProjectTemplate::ALL.map(ProjectTemplate::name).join(", ");
+        let found = ProjectTemplate::ALL.into_iter().find(|template| template.name() == name);
         found.with_context(|| format!("there is no template {name:?}; there are {known}"))
     }
 }
 
 /// Writes a project into a folder that is empty or not there yet.
-pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<()> {
+pub(crate) fn new_project(template: ProjectTemplate, dir: &Path, name: &str) -> Result<()> {
     validation::function_name(name)
         .map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
     if let Ok(mut entries) = fs::read_dir(dir)
@@ -152,7 +152,7 @@ pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<
     for (path, text) in template.files() {
         write(path, text)?;
     }
-    if template == Template::Container {
+    if template == ProjectTemplate::Container {
         return Ok(());
     }
     if template.is_script() {
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_new_container_is_tested_without_a_server() {
         let dir = tempfile::tempdir().unwrap();
-        new_project(Template::Container, dir.path(), "shop").unwrap();
+        new_project(ProjectTemplate::Container, dir.path(), "shop").unwrap();
         let test = std::process::Command::new("sh").arg("test.sh").current_dir(dir.path()).output().unwrap();
         assert!(test.status.success() && test.stdout == b"ok\n", "{test:?}");
         let readme = fs::read_to_string(dir.path().join("README.md")).unwrap();
@@ -218,7 +218,9 @@ mod tests {
 
     #[test]
     fn a_new_project_is_one() {
-        for template in Template::ALL.into_iter().filter(|template| *template != Template::Container) {
+        for template in
+            ProjectTemplate::ALL.into_iter().filter(|template| *template != ProjectTemplate::Container)
+        {
             let parent = tempfile::tempdir().unwrap();
             let dir = parent.path().join("deep/er");
             new_project(template, &dir, "shop").unwrap();
@@ -242,7 +244,7 @@ mod tests {
     fn nothing_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("precious"), "").unwrap();
-        let error = new_project(Template::Rust, dir.path(), "shop").unwrap_err().to_string();
+        let error = new_project(ProjectTemplate::Rust, dir.path(), "shop").unwrap_err().to_string();
         assert!(error.contains("not empty; nothing was written"), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -252,7 +254,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         for name in ["", "Hello", "a_b", "-a", "a.b", "../x"] {
             let dir = parent.path().join("new");
-            assert!(new_project(Template::Rust, &dir, name).is_err(), "{name}");
+            assert!(new_project(ProjectTemplate::Rust, &dir, name).is_err(), "{name}");
             assert!(!dir.exists());
         }
         for (name, package) in
@@ -264,10 +266,10 @@ mod tests {
 
     #[test]
     fn templates_have_names() {
-        for template in Template::ALL {
-            assert_eq!(template.to_string().parse::<Template>().unwrap(), template);
+        for template in ProjectTemplate::ALL {
+            assert_eq!(template.to_string().parse::<ProjectTemplate>().unwrap(), template);
         }
-        let error = "cobol".parse::<Template>().unwrap_err().to_string();
+        let error = "cobol".parse::<ProjectTemplate>().unwrap_err().to_string();
         assert_eq!(
             error,
             "there is no template \"cobol\"; there are rust, rust-event, rust-job, python, js, ts, container"

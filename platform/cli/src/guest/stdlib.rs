@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
 
 use super::cargo::{self, Progress};
-use super::toolchain::Compiler;
+use super::toolchain::RustCompiler;
 
 pub(super) const TARGET: &str = "wasm32-wasip1";
 
@@ -36,7 +36,7 @@ codegen-units = 1
 "#;
 
 /// The sysroot for this compiler, built now if there is none.
-pub(super) fn sysroot(compiler: &Compiler, progress: Progress<'_>) -> Result<PathBuf> {
+pub(super) fn sysroot(compiler: &RustCompiler, progress: Progress<'_>) -> Result<PathBuf> {
     let folder = cache_folder()?.join("sysroots");
     let key = hex::encode(Sha256::digest(format!("{}{RECIPE}", compiler.verbose_version)));
     let sysroot = folder.join(&key[..16]);
@@ -55,7 +55,7 @@ pub(super) fn sysroot(compiler: &Compiler, progress: Progress<'_>) -> Result<Pat
     Ok(sysroot)
 }
 
-fn build(compiler: &Compiler, folder: &Path, sysroot: &Path, progress: Progress<'_>) -> Result<()> {
+fn build(compiler: &RustCompiler, folder: &Path, sysroot: &Path, progress: Progress<'_>) -> Result<()> {
     let work = tempfile::tempdir_in(folder)?;
     fs::write(work.path().join("Cargo.toml"), MANIFEST)?;
     fs::write(work.path().join("lib.rs"), "#![no_std]\n")?;

@@ -21,7 +21,7 @@ const WASI_LIBC: [&str; 3] =
 /// An installed way to produce wasm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
-    pub(super) compiler: Compiler,
+    pub(super) compiler: RustCompiler,
     pub(super) way: Way,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Way {
 
 /// A Rust compiler, as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Compiler {
+pub(super) struct RustCompiler {
     pub(super) rustc: PathBuf,
     pub(super) cargo: PathBuf,
     /// `1.96.0`.
@@ -62,14 +62,14 @@ impl Toolchain {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut compilers = Vec::new();
         if let (Some(rustc), Some(cargo)) = (find(&path, "rustc"), find(&path, "cargo")) {
-            compilers.extend(Compiler::ask(rustc, cargo));
+            compilers.extend(RustCompiler::ask(rustc, cargo));
         }
         let system = OsString::from(SYSTEM_BIN);
         if let Some(rustc) = find(&system, "rustc")
             && compilers.iter().all(|compiler| compiler.rustc != rustc)
         {
             let cargo = find(&system, "cargo").or_else(|| find(&path, "cargo"));
-            compilers.extend(cargo.and_then(|cargo| Compiler::ask(rustc, cargo)));
+            compilers.extend(cargo.and_then(|cargo| RustCompiler::ask(rustc, cargo)));
         }
         let libc = WASI_LIBC.iter().map(PathBuf::from).find(|dir| dir.join("libc.a").is_file());
         choose(compilers, find_linker(&path), libc)
@@ -77,7 +77,7 @@ impl Toolchain {
 
     /// One line for people: which was picked.
     pub(crate) fn describe(&self) -> String {
-        let Compiler { rustc, release, .. } = &self.compiler;
+        let RustCompiler { rustc, release, .. } = &self.compiler;
         let rustc = rustc.display();
         match &self.way {
             Way::Wasip2 => format!("rustc {release} ({rustc}) with the target wasm32-wasip2"),
@@ -99,9 +99,9 @@ impl Toolchain {
     }
 }
 
-impl Compiler {
+impl RustCompiler {
     /// Reads a compiler's version and targets. `None` if it does not answer.
-    fn ask(rustc: PathBuf, cargo: PathBuf) -> Option<Compiler> {
+    fn ask(rustc: PathBuf, cargo: PathBuf) -> Option<RustCompiler> {
         let verbose_version = output(&rustc, &["-vV"])?;
         let release = verbose_version.lines().find_map(|line| line.strip_prefix("release: "))?.to_owned();
         let sysroot = PathBuf::from(output(&rustc, &["--print", "sysroot"])?.trim());
@@ -111,7 +111,7 @@ impl Compiler {
             .filter(|target| has_std(&libraries.join(target).join("lib")))
             .collect();
         let has_std_sources = libraries.join("src/rust/library/std/Cargo.toml").is_file();
-        Some(Compiler { rustc, cargo, release, verbose_version, targets, has_std_sources })
+        Some(RustCompiler { rustc, cargo, release, verbose_version, targets, has_std_sources })
     }
 
     fn is_recent(&self) -> bool {
@@ -122,7 +122,7 @@ impl Compiler {
 
 /// Chooses the best installed way. Among equal ones the first compiler, the one in PATH, is used.
 fn choose(
-    compilers: Vec<Compiler>,
+    compilers: Vec<RustCompiler>,
     linker: Option<PathBuf>,
     libc: Option<PathBuf>,
 ) -> Result<Toolchain, NoToolchain> {
@@ -142,7 +142,7 @@ fn choose(
     Err(NoToolchain { looked_at, missing_linker, missing_libc })
 }
 
-fn shortcoming(compiler: &Compiler) -> String {
+fn shortcoming(compiler: &RustCompiler) -> String {
     let (major, minor) = RUST_MIN;
     let what = if !compiler.is_recent() {
         format!("is older than {major}.{minor}")
@@ -216,8 +216,8 @@ fn find_linker(path: &OsString) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn compiler(rustc: &str, release: &str, targets: &[&'static str], has_std_sources: bool) -> Compiler {
-        Compiler {
+    fn compiler(rustc: &str, release: &str, targets: &[&'static str], has_std_sources: bool) -> RustCompiler {
+        RustCompiler {
             rustc: rustc.into(),
             cargo: "cargo".into(),
             release: release.into(),
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    fn picked(compilers: Vec<Compiler>, linker: bool, libc: bool) -> Option<(String, &'static str)> {
+    fn picked(compilers: Vec<RustCompiler>, linker: bool, libc: bool) -> Option<(String, &'static str)> {
         let toolchain =
             choose(compilers, linker.then(|| "wasm-ld".into()), libc.then(|| "libc".into())).ok()?;
         let way = match toolchain.way {

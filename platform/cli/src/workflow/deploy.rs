@@ -23,7 +23,7 @@ use crate::{
   mayfly workflow deploy order.yaml -n shop     # the state machine shop.order
 
 Where a job:run task names a .wasm file as its Component, the file is uploaded.")]
-pub(super) struct DeployArgs {
+pub(super) struct WorkflowDeployArgs {
     /// A state machine in the Amazon States Language, as JSON or YAML; - reads stdin
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
@@ -61,7 +61,7 @@ enum Change {
     Unchanged,
 }
 
-pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
     definition::refuse_folder(&args.file)?;
     let workflow = named(&args, client.namespace())?;
     let definition = definition::read(&args.file)?;
@@ -111,7 +111,7 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
 
 /// The workflow to deploy. `--name` is resolved as in other commands; a name taken from the file is one of the
 /// namespace.
-fn named(args: &DeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
+fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
     let (workflow, is_given) = match &args.name {
         Some(name) => (name.clone(), true),
         None => {

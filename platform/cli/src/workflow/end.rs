@@ -46,13 +46,13 @@ pub(super) async fn stop(args: StopArgs, client: &Client) -> anyhow::Result<()> 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly workflow delete order")]
-pub(super) struct DeleteArgs {
+pub(super) struct WorkflowDeleteArgs {
     /// The names or ARNs of workflows
     #[arg(value_name = "WORKFLOW", required = true, value_parser = Workflow::parse)]
     workflows: Vec<Workflow>,
 }
 
-pub(super) async fn delete(args: DeleteArgs, client: &Client) -> anyhow::Result<()> {
+pub(super) async fn delete(args: WorkflowDeleteArgs, client: &Client) -> anyhow::Result<()> {
     for workflow in args.workflows.into_iter().map(|workflow| workflow.within(client.namespace())) {
         // The API does not report the deletion of a workflow that does not exist.
         client.workflow(&workflow.arn()).await?.ok_or_else(|| workflow.missing())?;

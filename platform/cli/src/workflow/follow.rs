@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     client::Client,
-    history::{self, Event, Trace},
+    history::{self, EventRow, Trace},
 };
 use crate::format;
 
@@ -34,7 +34,7 @@ pub(super) async fn follow(
             }
             last = event.id;
         }
-        if events.last().is_some_and(Event::is_last) {
+        if events.last().is_some_and(EventRow::is_last) {
             return client.call("DescribeExecution", &json!({"executionArn": arn})).await;
         }
         tokio::time::sleep(pause).await;
@@ -42,7 +42,7 @@ pub(super) async fn follow(
 }
 
 /// The line for an event: the time since the start, the event, and its state.
-fn line(trace: &mut Trace, event: &Event) -> Option<String> {
+fn line(trace: &mut Trace, event: &EventRow) -> Option<String> {
     let scope = trace.take(event).cloned();
     let text = match scope {
         None if event.kind == "ExecutionRedriven" => "redriven".to_owned(),

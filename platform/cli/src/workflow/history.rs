@@ -12,7 +12,7 @@ use super::{client::Client, ordered};
 
 /// One event.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Event {
+pub(super) struct EventRow {
     pub(super) id: u64,
     previous: u64,
     /// Seconds since 1970.
@@ -22,7 +22,7 @@ pub(super) struct Event {
     details: Value,
 }
 
-impl Event {
+impl EventRow {
     pub(super) fn parse(event: &Value) -> Self {
         let details = event.as_object().and_then(|event| {
             event.iter().find(|(name, _)| name.ends_with("EventDetails")).map(|(_, details)| details.clone())
@@ -106,7 +106,7 @@ pub(super) fn cut(text: &str, letters: usize) -> String {
 
 /// A state that was entered, or one iteration of a Map state.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Scope {
+pub(super) struct StateScope {
     /// `Name`, and `Name [3]` in or of the iteration 3.
     pub(super) label: String,
     /// `Task`; none for an iteration.
@@ -124,7 +124,7 @@ pub(super) struct Scope {
 /// The events of an execution so far.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
-    scopes: Vec<Scope>,
+    scopes: Vec<StateScope>,
     /// The scope of the events that follow an event, by the event's id.
     after: HashMap<u64, Option<usize>>,
     /// When the execution began.
@@ -133,7 +133,7 @@ pub(super) struct Trace {
 
 impl Trace {
     /// Takes the next event in; gives the scope it belongs to.
-    pub(super) fn take(&mut self, event: &Event) -> Option<&Scope> {
+    pub(super) fn take(&mut self, event: &EventRow) -> Option<&StateScope> {
         self.started.get_or_insert(event.time);
         let here = self.after.get(&event.previous).copied().flatten();
         let name = event.text("name");
@@ -167,14 +167,14 @@ impl Trace {
     }
 
     /// Seconds from the execution's first event.
-    pub(super) fn since_start(&self, event: &Event) -> f64 {
+    pub(super) fn since_start(&self, event: &EventRow) -> f64 {
         event.time - self.started.unwrap_or(event.time)
     }
 
-    fn enter(&mut self, event: &Event, name: &str, around: Option<usize>) -> usize {
+    fn enter(&mut self, event: &EventRow, name: &str, around: Option<usize>) -> usize {
         let outer = around.map(|around| &self.scopes[around]);
         let (item, depth) = outer.map_or((None, 0), |outer| (outer.item, outer.depth + 1));
-        self.push(Scope {
+        self.push(StateScope {
             label: label(name, item),
             kind: event.entered().unwrap_or("").to_owned(),
             since: event.time,
@@ -189,7 +189,7 @@ impl Trace {
     /// The iteration's own scope, and the one after the event.
     fn iteration(
         &mut self,
-        event: &Event,
+        event: &EventRow,
         what: &str,
         here: Option<usize>,
     ) -> (Option<usize>, Option<usize>) {
@@ -197,7 +197,7 @@ impl Trace {
         if what == "Started" {
             let map = self.up(here, |scope| scope.kind == "Map" && scope.name == name);
             let item = event.details["index"].as_u64();
-            let own = Some(self.push(Scope {
+            let own = Some(self.push(StateScope {
                 label: label(name, item),
                 kind: String::new(),
                 since: event.time,
@@ -213,13 +213,13 @@ impl Trace {
         (own, own.and_then(|own| self.scopes[own].around))
     }
 
-    fn push(&mut self, scope: Scope) -> usize {
+    fn push(&mut self, scope: StateScope) -> usize {
         self.scopes.push(scope);
         self.scopes.len() - 1
     }
 
     /// The nearest scope from `at` outwards that fits.
-    fn up(&self, mut at: Option<usize>, fits: impl Fn(&Scope) -> bool) -> Option<usize> {
+    fn up(&self, mut at: Option<usize>, fits: impl Fn(&StateScope) -> bool) -> Option<usize> {
         while let Some(index) = at {
             if fits(&self.scopes[index]) {
                 return at;
@@ -238,13 +238,13 @@ fn label(name: &str, item: Option<u64>) -> String {
 const PAGE_ITEMS: u64 = 200;
 
 /// The events after `last`, oldest first: read from the newest back.
-pub(super) async fn events_after(client: &Client, arn: &str, last: u64) -> anyhow::Result<Vec<Event>> {
+pub(super) async fn events_after(client: &Client, arn: &str, last: u64) -> anyhow::Result<Vec<EventRow>> {
     let mut params = json!({"executionArn": arn, "reverseOrder": true, "maxResults": PAGE_ITEMS});
     let mut events = Vec::new();
     loop {
         let mut answer = client.call("GetExecutionHistory", &params).await?;
         let page = answer["events"].as_array().map_or(&[][..], Vec::as_slice);
-        let new = page.iter().map(Event::parse).take_while(|event| event.id > last);
+        let new = page.iter().map(EventRow::parse).take_while(|event| event.id > last);
         let before = events.len();
         events.extend(new);
         let is_whole = events.len() - before == page.len();
@@ -267,7 +267,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Events from `id previous kind name`, one a line; a name with an index names an iteration.
-    pub(in crate::workflow) fn script(text: &str) -> Vec<Event> {
+    pub(in crate::workflow) fn script(text: &str) -> Vec<EventRow> {
         let event = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();
             let mut details = json!({"name": words.get(3)});
@@ -278,7 +278,7 @@ pub(super) mod tests {
                 details["cause"] = words[5..].join(" ").into();
             }
             let id: u64 = words[0].parse().unwrap();
-            Event {
+            EventRow {
                 id,
                 previous: words[1].parse().unwrap(),
                 #[expect(clippy::cast_precision_loss, reason = "a small number of a test")]
@@ -293,7 +293,7 @@ pub(super) mod tests {
     fn labels(text: &str) -> Vec<String> {
         let mut trace = Trace::default();
         let events = script(text);
-        let scope = |event: &Event| {
+        let scope = |event: &EventRow| {
             trace
                 .take(event)
                 .map_or("-".into(), |scope| format!("{}{}", ".".repeat(scope.depth), scope.label))
@@ -375,7 +375,7 @@ pub(super) mod tests {
             ),
             (json!({"type": "ParallelStateStarted"}), ""),
         ] {
-            assert_eq!(Event::parse(&event).summary(), expected);
+            assert_eq!(EventRow::parse(&event).summary(), expected);
         }
         assert_eq!(cut("a  b\nc", 10), "a b c");
         assert_eq!(cut("äöüß", 3), "äö…");

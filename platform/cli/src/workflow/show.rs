@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     client::Client,
     follow,
-    history::{self, Event, Trace},
+    history::{self, EventRow, Trace},
     ordered::Ordered,
     reference::{Execution, Workflow, short},
     result,
@@ -24,7 +24,7 @@ use crate::{
 #[command(after_help = "Example:
   mayfly workflow describe order
   mayfly workflow describe order/order-17")]
-pub(super) struct DescribeArgs {
+pub(super) struct WorkflowDescribeArgs {
     /// A workflow's name or ARN, or an execution: its ARN or WORKFLOW/EXECUTION
     #[arg(value_name = "WORKFLOW|EXECUTION", value_parser = Execution::parse)]
     what: Execution,
@@ -90,7 +90,11 @@ const DETAILS_LETTERS_MAX: usize = 80;
 /// No execution has more events.
 const EVENTS_MAX: usize = 25_000;
 
-pub(super) async fn describe(args: DescribeArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn describe(
+    args: WorkflowDescribeArgs,
+    client: &Client,
+    session: &Session,
+) -> anyhow::Result<()> {
     let workflow = match args.what.within(client.namespace()) {
         Execution::Newest(workflow) => workflow,
         execution => {
@@ -241,7 +245,7 @@ fn execution_table(executions: &[Value], now: Timestamp) -> String {
 fn history_table(events: &[Value], is_wide: bool) -> String {
     let mut trace = Trace::default();
     let row = |event: &Value| {
-        let event = Event::parse(event);
+        let event = EventRow::parse(event);
         let state = trace.take(&event).map_or("-".to_owned(), |scope| scope.label.clone());
         let details = event.summary();
         let details = match is_wide {

@@ -21,8 +21,8 @@ mod script;
 mod subject;
 
 use self::{
-    file::{Answer, Case, Expect, Mock, Mocks},
-    report::{CaseReport, FileReport, Report},
+    file::{Case, Expect, Mock, Mocks, ScriptedAnswer},
+    report::{CaseReport, FileReport, TestReport},
     subject::Subject,
 };
 use super::ordered::Ordered;
@@ -106,7 +106,7 @@ pub(super) async fn run(args: TestArgs, session: &Session) -> anyhow::Result<Exi
     }
     // From the flag alone: a test has the same result on every machine.
     let namespace = session.globals().namespace.as_deref();
-    let mut report = Report::default();
+    let mut report = TestReport::default();
     for path in find(&args.paths)? {
         report.add(run_file(&path, namespace).await);
     }
@@ -114,7 +114,7 @@ pub(super) async fn run(args: TestArgs, session: &Session) -> anyhow::Result<Exi
     Ok(if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn show(report: &Report, session: &Session) -> anyhow::Result<()> {
+fn show(report: &TestReport, session: &Session) -> anyhow::Result<()> {
     match session.format() {
         OutputFormat::Name => output::out(report.names())?,
         format => output::result(format, &report.to_json(), || report.text())?,
@@ -164,14 +164,21 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
                 format!("quote it: --mock '{state}={{\"ok\":true}}'"),
             )
         })?;
-        mocks.insert(state.clone(), Mock::always(Answer { result: Some(result), ..Answer::default() }));
+        mocks.insert(
+            state.clone(),
+            Mock::always(ScriptedAnswer { result: Some(result), ..ScriptedAnswer::default() }),
+        );
     }
     for (state, text) in &args.mock_error {
         let (error, cause) = text.split_once(':').map_or((text.as_str(), None), |(e, c)| (e, Some(c)));
         let cause = cause.map(Value::from);
         mocks.insert(
             state.clone(),
-            Mock::always(Answer { error: Some(error.to_owned()), cause, ..Answer::default() }),
+            Mock::always(ScriptedAnswer {
+                error: Some(error.to_owned()),
+                cause,
+                ..ScriptedAnswer::default()
+            }),
         );
     }
     subject.check_names(&mocks, "--mock")?;

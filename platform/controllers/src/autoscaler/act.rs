@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Config,
     behavior::ScalingHistory,
-    metrics::{Target, evaluate},
+    metrics::{ScaleTarget, evaluate},
     plan::{ABLE_TO_SCALE, AutoscalerPlan, SCALING_ACTIVE, plan, set, status},
 };
 use crate::metadata::{is_gone, whole};
@@ -165,7 +165,7 @@ impl AutoscalerController {
         };
         let mut pods = self.pods.list_namespace(&key.namespace);
         pods.retain(|pod| selector.matches(pod.labels()));
-        let context = Target {
+        let context = ScaleTarget {
             namespace: &key.namespace,
             selector: &text,
             current,

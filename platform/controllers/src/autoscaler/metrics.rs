@@ -34,7 +34,7 @@ use super::{
 const WINDOW: SignedDuration = SignedDuration::from_secs(60);
 
 /// The target and its pods, at one evaluation.
-pub(super) struct Target<'a> {
+pub(super) struct ScaleTarget<'a> {
     pub(super) namespace: &'a str,
     pub(super) selector: &'a str,
     pub(super) current: i32,
@@ -60,7 +60,7 @@ pub(super) struct Unavailable {
 pub(super) async fn evaluate(
     client: &Client,
     metric: &MetricSpec,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
     now: Timestamp,
 ) -> Result<Evaluated, Unavailable> {
@@ -110,7 +110,7 @@ async fn resource(
     name: &str,
     wanted: &MetricTarget,
     container: Option<&str>,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
     now: Timestamp,
 ) -> Result<Evaluated, NoProposal> {
@@ -179,7 +179,7 @@ fn resource_samples(
 async fn pods_metric(
     client: &Client,
     metric: &MetricSpec,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
     now: Timestamp,
 ) -> Result<Evaluated, NoProposal> {
@@ -206,7 +206,7 @@ async fn pods_metric(
 async fn object(
     client: &Client,
     metric: &MetricSpec,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
 ) -> Result<Evaluated, NoProposal> {
     let Some(source) = metric.object.clone() else { return Err(NoProposal::Fetch("no source".into())) };
@@ -229,7 +229,7 @@ async fn object(
 async fn external(
     client: &Client,
     metric: &MetricSpec,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
 ) -> Result<Evaluated, NoProposal> {
     let Some(source) = metric.external.clone() else { return Err(NoProposal::Fetch("no source".into())) };
@@ -249,7 +249,7 @@ async fn external(
 fn whole_or_average(
     value: u64,
     wanted: &MetricTarget,
-    target: &Target<'_>,
+    target: &ScaleTarget<'_>,
     config: &Config,
 ) -> Result<(Proposal, MetricValueStatus), NoProposal> {
     let per_pod = wanted.type_ == "AverageValue";

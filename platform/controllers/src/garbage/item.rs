@@ -14,7 +14,7 @@ use kube::{
 use mayfly_api::k8s::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use mayfly_informer::{
     EventRecorder,
-    events::Severity,
+    events::EventSeverity,
     reconcile::{Outcome, WorkQueue},
 };
 use parking_lot::{Mutex, RwLock};
@@ -350,6 +350,6 @@ impl CollectorContext {
             "ownerRef [{}/{}, name: {}, uid: {}]: {why}",
             owner.api_version, owner.kind, owner.name, owner.uid
         );
-        self.events.say(regarding, Severity::Warning, "OwnerRefInvalidNamespace", message);
+        self.events.say(regarding, EventSeverity::Warning, "OwnerRefInvalidNamespace", message);
     }
 }

@@ -8,7 +8,7 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey, gang,
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, Outcome as PodOutcome},
+    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, JobOutcome as PodOutcome},
     k8s::{
         api::{
             batch::v1::{Job, JobStatus},

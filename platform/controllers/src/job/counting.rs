@@ -6,7 +6,7 @@ use std::{
 };
 
 use mayfly_api::{
-    job_io::{OUTCOMES_MAX, Outcome},
+    job_io::{JobOutcome, OUTCOMES_MAX},
     k8s::api::{
         batch::v1::{JobSpec, JobStatus},
         core::v1::Pod,
@@ -40,7 +40,7 @@ pub(super) struct Counted {
     /// The message of a failure policy's rule that fails the Job.
     pub(super) fail_job: Option<String>,
     /// Pods that ended and were not known to have.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<JobOutcome>,
 }
 
 impl Counted {
@@ -72,7 +72,7 @@ pub(super) fn count_pods(
     spec: &JobSpec,
     status: &JobStatus,
     pods: &[Arc<Pod>],
-    known: &[Outcome],
+    known: &[JobOutcome],
 ) -> Counted {
     let tracked: HashSet<&str> = pods.iter().filter(|pod| is_tracked(pod)).map(|pod| uid(&**pod)).collect();
     let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use mayfly_api::{
-    job_io::Outcome,
+    job_io::JobOutcome,
     k8s::{
         api::{
             batch::v1::{Job, JobSpec, JobStatus, UncountedTerminatedPods},
@@ -36,7 +36,7 @@ pub(super) struct JobPlan {
     /// The Job's time after its end is over: delete it, and nothing else.
     pub(super) expired: bool,
     /// Outcomes to write down beside those that are.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<JobOutcome>,
     pub(super) status: JobStatus,
     /// Once the status is written: take the finalizer off these.
     pub(super) release: Vec<Arc<Pod>>,
@@ -71,7 +71,7 @@ struct Groups {
 pub(super) fn plan(
     job: &Job,
     pods: &[Arc<Pod>],
-    known: &[Outcome],
+    known: &[JobOutcome],
     config: &Config,
     now: Timestamp,
 ) -> JobPlan {

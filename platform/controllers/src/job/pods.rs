@@ -1,7 +1,7 @@
 //! Readings of one pod of a Job: pure.
 
 use mayfly_api::{
-    job_io::{ANNOTATION_OUTPUTS, Outcome},
+    job_io::{ANNOTATION_OUTPUTS, JobOutcome},
     k8s::{
         api::core::v1::{ContainerStateTerminated, Pod},
         jiff::Timestamp,
@@ -77,12 +77,12 @@ pub(super) fn restarts(pod: &Pod) -> i32 {
 }
 
 /// The result of a pod that has ended.
-pub(super) fn outcome(pod: &Pod) -> Outcome {
+pub(super) fn outcome(pod: &Pod) -> JobOutcome {
     let status = pod.status.clone().unwrap_or_default();
     let end = ends(pod).find(|(_, end)| end.exit_code != 0).or_else(|| ends(pod).next()).map(|(_, end)| end);
     let of_container = |field: fn(&ContainerStateTerminated) -> Option<String>| end.and_then(field);
     let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTPUTS));
-    Outcome {
+    JobOutcome {
         pod: pod.metadata.name.clone().unwrap_or_default(),
         index: index(pod),
         succeeded: standing(pod) == Standing::Succeeded,

@@ -8,7 +8,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use mayfly_api::{
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, Outcome},
+    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, JobOutcome},
     k8s::api::{batch::v1::Job, core::v1::Pod},
 };
 use mayfly_kubelet::JobFiles;
@@ -64,7 +64,7 @@ async fn makes_exactly_as_many_as_asked_and_counts_each_once() {
     assert!(status.start_time.is_some() && status.completion_time.is_some());
     stays("there are no more", || cluster.pods().len() == 12).await;
     // What became of the pods is written on the Job, and what they left is in the store.
-    let outcomes: Vec<Outcome> = serde_json::from_str(&done.annotations()[ANNOTATION_OUTCOMES]).unwrap();
+    let outcomes: Vec<JobOutcome> = serde_json::from_str(&done.annotations()[ANNOTATION_OUTCOMES]).unwrap();
     let pods: BTreeSet<_> = outcomes.iter().map(|outcome| outcome.pod.as_str()).collect();
     assert_eq!((outcomes.len(), pods.len()), (12, 12));
     for outcome in &outcomes {
@@ -131,7 +131,7 @@ async fn what_ran_past_the_deadline_is_ended_first() {
     let failed =
         status.conditions.unwrap().into_iter().find(|condition| condition.type_ == "Failed").unwrap();
     assert_eq!((failed.reason.as_deref(), status.failed), (Some("DeadlineExceeded"), Some(1)));
-    let outcomes: Vec<Outcome> = serde_json::from_str(&done.annotations()[ANNOTATION_OUTCOMES]).unwrap();
+    let outcomes: Vec<JobOutcome> = serde_json::from_str(&done.annotations()[ANNOTATION_OUTCOMES]).unwrap();
     assert!(!outcomes[0].succeeded && outcomes[0].outputs.is_some(), "{outcomes:?}");
     until(&cluster.pods(), "its pod is gone", || cluster.pods().is_empty()).await;
     assert!(cluster.runtime.sandboxes().is_empty());

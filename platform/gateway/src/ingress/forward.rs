@@ -34,7 +34,7 @@ use crate::{
     body::ResponseBody,
     headers,
     listen::OpenRequest,
-    refusal::{Code, Refusal},
+    refusal::{Refusal, RefusalCode},
 };
 
 /// The timeout of connecting to an endpoint.
@@ -129,7 +129,7 @@ impl EndpointForwarder {
     ) -> Result<Response<ResponseBody>, Refusal> {
         let Ok(permit) = self.upgraded.clone().try_acquire_owned() else {
             return Err(Refusal::new(
-                Code::Overloaded,
+                RefusalCode::Overloaded,
                 format!("{UPGRADED_MAX} connections changed their protocol already"),
                 "try again later",
             ));
@@ -274,16 +274,16 @@ fn answer(response: Response<hyper::body::Incoming>) -> Response<ResponseBody> {
 
 fn no_endpoint(service: &ServiceEndpoints) -> Refusal {
     let hint = "see `kubectl get endpointslices` and `mayfly network show service`";
-    Refusal::new(Code::NotReady, format!("Service {}: {}", service.service, service.missing), hint)
+    Refusal::new(RefusalCode::NotReady, format!("Service {}: {}", service.service, service.missing), hint)
 }
 
 fn no_answer(service: &ServiceEndpoints, endpoint: SocketAddr, error: &dyn std::error::Error) -> Refusal {
     let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
     let message = format!("endpoint {endpoint} of Service {} gave no answer: {cause}", service.service);
-    Refusal::new(Code::NoAnswer, message, "see the logs of its pod; it may have been ended")
+    Refusal::new(RefusalCode::NoAnswer, message, "see the logs of its pod; it may have been ended")
 }
 
 fn too_slow(service: &ServiceEndpoints, endpoint: SocketAddr) -> Refusal {
     let message = format!("endpoint {endpoint} of Service {} gave no answer in time", service.service);
-    Refusal::new(Code::TimedOut, message, "see the logs of its pod")
+    Refusal::new(RefusalCode::TimedOut, message, "see the logs of its pod")
 }

@@ -16,7 +16,7 @@ use prometheus_client::{
 
 use super::{CLASSES, LatencyHistogram, RevisionCounters};
 use crate::{
-    refusal::Code,
+    refusal::RefusalCode,
     target::{RevisionTarget, Targets},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct GatewayCounts {
     pub(crate) conflicts: AtomicUsize,
     /// One round of taking changes into the table.
     pub(crate) route_update: LatencyHistogram,
-    refusals: [AtomicU64; Code::ALL.len()],
+    refusals: [AtomicU64; RefusalCode::ALL.len()],
     /// Revisions that the autoscaler evaluates.
     pub(crate) watched: AtomicUsize,
     pub(crate) scale_writes: AtomicU64,
@@ -37,7 +37,7 @@ pub(crate) struct GatewayCounts {
 }
 
 impl GatewayCounts {
-    pub(crate) fn refused(&self, code: Code) {
+    pub(crate) fn refused(&self, code: RefusalCode) {
         self.refusals[code as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -142,7 +142,7 @@ impl GatewayCollector {
         let help = "Requests that got no answer from a function, by cause.";
         let name = "mayfly_gateway_refusals";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for code in Code::ALL {
+        for code in RefusalCode::ALL {
             let count = counts.refusals[code as usize].load(Ordering::Relaxed);
             let labels = [("code", code.as_str())];
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;

@@ -11,7 +11,7 @@ use mayfly_api::{
 };
 use mayfly_runtime::HostedSpec;
 
-use crate::refusal::{Code, Refusal};
+use crate::refusal::{Refusal, RefusalCode};
 
 /// A function's route before anything is made for it.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
     let Some(component) = spec.source.component else {
         return Err(not_ready("this server runs uploaded components (spec.source.component) and container images (spec.source.image) only").into());
     };
-    let invalid = |why: String| Refusal { code: Code::ComponentInvalid, ..not_ready(&why) };
+    let invalid = |why: String| Refusal { code: RefusalCode::ComponentInvalid, ..not_ready(&why) };
     let egress: Result<Vec<EgressRule>, _> = spec.egress.iter().map(|rule| rule.parse()).collect();
     Ok(HostedSpec {
         function: spec.function.clone(),

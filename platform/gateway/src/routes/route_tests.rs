@@ -158,7 +158,7 @@ fn tags_reach_their_target() {
     assert_eq!(name(route.choose(&HeaderMap::new(), Some("canary"), true)), Ok("r1".into()));
     assert_eq!(name(route.choose(&headers("mayfly-tag", "canary"), None, false)), Ok("r1".into()));
     let refusal = name(route.choose(&headers("mayfly-tag", "blue"), None, false)).unwrap_err();
-    assert_eq!(refusal.code, crate::Code::NotFound);
+    assert_eq!(refusal.code, crate::RefusalCode::NotFound);
     assert!(refusal.hint.contains("canary"), "{}", refusal.hint);
     assert!(target("x").timeout > Duration::ZERO);
 }

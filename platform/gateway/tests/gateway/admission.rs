@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mayfly_gateway::{Code, Config, Refusal};
+use mayfly_gateway::{Config, Refusal, RefusalCode};
 use mayfly_runtime::BodyError;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet, time::Instant};
@@ -48,7 +48,7 @@ fn ordered(turns: Arc<Semaphore>, order: Arc<Mutex<Vec<String>>>) -> Arc<Scripte
     })
 }
 
-fn ask(world: &World, path: String) -> impl Future<Output = Result<(), Code>> + use<> {
+fn ask(world: &World, path: String) -> impl Future<Output = Result<(), RefusalCode>> + use<> {
     let handle = world.handle.clone();
     async move {
         let request = Request::get(path).body(text("")).unwrap();
@@ -166,7 +166,10 @@ async fn whoever_would_be_too_late_is_told_before() {
     assert!((Duration::from_millis(200)..Duration::from_millis(250)).contains(&took), "{took:?}");
     let refusal = outcomes.pop().unwrap().unwrap_err();
     assert_eq!(outcomes, [Ok(()), Ok(())]);
-    assert_eq!((refusal.code, refusal.retry_after), (Code::QueueTimeout, Some(Duration::from_secs(1))));
+    assert_eq!(
+        (refusal.code, refusal.retry_after),
+        (RefusalCode::QueueTimeout, Some(Duration::from_secs(1)))
+    );
     let response = refusal.into_response("id");
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], "1");

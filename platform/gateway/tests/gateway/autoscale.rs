@@ -10,7 +10,7 @@ use std::{
 
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use mayfly_gateway::Code;
+use mayfly_gateway::RefusalCode;
 use mayfly_runtime::CallError;
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
@@ -134,7 +134,7 @@ async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>
 async fn refused(world: &World) {
     let request = Request::get("/").body(text("")).unwrap();
     let refusal = world.handle.call("ns", "hello", request).await.err().expect("it is refused");
-    assert_eq!(refusal.code, Code::ComponentMissing, "{refusal}");
+    assert_eq!(refusal.code, RefusalCode::ComponentMissing, "{refusal}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use mayfly_api::Digest;
-use mayfly_gateway::{Code, Drained};
+use mayfly_gateway::{Drained, RefusalCode};
 use mayfly_runtime::CallError;
 use serde_json::{Value, json};
 
@@ -287,10 +287,10 @@ async fn other_parts_of_the_process_ask_by_the_handle() {
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "ns/hello-00001 POST /a?b\n");
     let refusal = world.handle.call("ns", "nobody", request()).await.err().unwrap();
-    assert_eq!(refusal.code, Code::NotFound);
+    assert_eq!(refusal.code, RefusalCode::NotFound);
     world.stop.cancel();
     let refusal = world.handle.call("ns", "hello", request()).await.err().unwrap();
-    assert_eq!(refusal.code, Code::ShuttingDown);
+    assert_eq!(refusal.code, RefusalCode::ShuttingDown);
 }
 
 #[tokio::test]

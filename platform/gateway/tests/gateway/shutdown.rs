@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mayfly_gateway::{Config, CreateError, Deps, Drained, Gateway};
+use mayfly_gateway::{Config, Drained, Gateway, GatewayCreateError, GatewayDeps};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::simulated::SimulatedFunctions;
 use prometheus_client::registry::Registry;
@@ -29,7 +29,7 @@ async fn a_port_in_use_is_named() {
     let world = World::new(api.clone(), Duration::ZERO).await;
     let stop = CancellationToken::new();
     let informers = Informers::create(api.client(), stop.clone());
-    let deps = Deps {
+    let deps = GatewayDeps {
         functions: informers.of(),
         revisions: informers.of(),
         pods: informers.of(),
@@ -47,7 +47,7 @@ async fn a_port_in_use_is_named() {
     let Err(error) = Gateway::create(config, deps, &mut Registry::default()) else {
         panic!("two on one port")
     };
-    assert!(matches!(&error, CreateError::Listen { address, .. } if *address == world.address));
+    assert!(matches!(&error, GatewayCreateError::Listen { address, .. } if *address == world.address));
     assert!(error.to_string().contains(&world.address.to_string()), "{error}");
 }
 

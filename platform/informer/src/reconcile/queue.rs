@@ -12,10 +12,10 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::Key;
+use super::ReconcileKey;
 use crate::Backoff;
 
-pub(super) struct Queue<Q> {
+pub(super) struct KeyQueue<Q> {
     retry: Backoff,
     /// In order of arrival.
     waiting: VecDeque<Q>,
@@ -34,7 +34,7 @@ pub(super) enum Next<Q> {
     At(Option<Instant>),
 }
 
-impl<Q: Key> Queue<Q> {
+impl<Q: ReconcileKey> KeyQueue<Q> {
     pub(super) fn new(retry: Backoff) -> Self {
         Self {
             retry,

@@ -13,7 +13,7 @@ const PLAIN: Backoff = Backoff { first: Duration::from_millis(100), most: Durati
 #[test]
 fn queue_script() {
     let now = Instant::now();
-    let mut queue = Queue::new(PLAIN);
+    let mut queue = KeyQueue::new(PLAIN);
     queue.add("a");
     queue.add("b");
     queue.add("a");
@@ -32,7 +32,7 @@ fn queue_script() {
 #[test]
 fn failures_pause_longer_each_time_until_a_success() {
     let now = Instant::now();
-    let mut queue = Queue::new(PLAIN);
+    let mut queue = KeyQueue::new(PLAIN);
     queue.add("a");
     for (failures, full_ms) in [(1, 100), (2, 200), (3, 400)] {
         queue.next(now + Duration::from_secs(60));
@@ -52,7 +52,7 @@ proptest! {
     #[test]
     fn serial_per_key_and_nothing_lost(steps in prop::collection::vec((0..4u8, 0..5u8), 1..200)) {
         let now = Instant::now();
-        let mut queue = Queue::new(PLAIN);
+        let mut queue = KeyQueue::new(PLAIN);
         let (mut in_work, mut owed) = (HashSet::new(), HashSet::new());
         for (step, key) in steps {
             match step {

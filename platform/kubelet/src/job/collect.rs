@@ -21,7 +21,7 @@ use tokio_util::io::ReaderStream;
 use super::{JobFiles, PodFolder, blocking, io_message, tree};
 
 /// The result of the container.
-pub(crate) struct Ended {
+pub(crate) struct ContainerResult {
     pub(crate) exit_code: i32,
     pub(crate) reason: String,
     pub(crate) message: String,
@@ -44,7 +44,11 @@ struct Found {
 ///
 /// # Errors
 /// A message: nothing can be stored now (a full disk). The files stay for another attempt.
-pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Result<Collected, String> {
+pub(crate) async fn collect(
+    files: &JobFiles,
+    uid: &PodUid,
+    ended: ContainerResult,
+) -> Result<Collected, String> {
     let folder = files.of(uid);
     let mut found = blocking({
         let folder = folder.clone();

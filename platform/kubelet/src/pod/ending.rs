@@ -236,7 +236,7 @@ impl Worker {
 }
 
 /// The end of a job's first container, which its outputs report.
-fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
+fn ended(pod: &Pod, local: &LocalPod) -> job::ContainerResult {
     let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
     let container = name.map(|name| local.container(name)).unwrap_or_default();
     let exit = match container.now {
@@ -245,7 +245,7 @@ fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
     };
     let now = Timestamp::now();
     let mut ended = match exit {
-        Some(exit) => job::Ended {
+        Some(exit) => job::ContainerResult {
             exit_code: exit.exit_code,
             reason: exit.reason,
             message: exit.message,
@@ -254,7 +254,7 @@ fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
         },
         None => {
             let (reason, message) = ("Error".to_owned(), "it never ran".to_owned());
-            job::Ended { exit_code: 137, reason, message, started: now, finished: now }
+            job::ContainerResult { exit_code: 137, reason, message, started: now, finished: now }
         }
     };
     if let Some((reason, message)) = &local.ended {

@@ -15,7 +15,7 @@ use mayfly_api::{
         node::v1::RuntimeClass,
     },
 };
-use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
+use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
 use mayfly_kubelet::{Config, JobFiles, Kubelet};
@@ -75,7 +75,7 @@ impl Cluster {
     /// With a node that does not run yet.
     pub(crate) async fn stopped() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let deps = Deps {
+        let deps = ApiServerDeps {
             store: Store::in_memory().unwrap(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(jiff::Timestamp::now),

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use mayfly_accept::{AcceptPort, ConnectionMetrics};
 use mayfly_cli::data_dir::Endpoints;
-use mayfly_gateway::{CreateError, Gateway};
+use mayfly_gateway::{Gateway, GatewayCreateError};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
@@ -89,11 +89,11 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
 }
 
 /// Why there is no gateway, in the same words.
-pub(super) fn gateway_refused(error: &CreateError) -> anyhow::Error {
+pub(super) fn gateway_refused(error: &GatewayCreateError) -> anyhow::Error {
     match error {
-        CreateError::Listen { address, source } => refused(*address, "http-listen", source),
-        CreateError::ListenTls { address, source } => refused(*address, "https-listen", source),
-        CreateError::Tls(_) => anyhow::anyhow!("{error}"),
+        GatewayCreateError::Listen { address, source } => refused(*address, "http-listen", source),
+        GatewayCreateError::ListenTls { address, source } => refused(*address, "https-listen", source),
+        GatewayCreateError::Tls(_) => anyhow::anyhow!("{error}"),
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
         let error = listen(address, "api-listen").await.unwrap_err().to_string();
         assert!(error.contains(&address.to_string()) && error.contains("stop what uses it"), "{error}");
         assert!(error.ends_with("with --api-listen"), "{error}");
-        let denied = CreateError::Listen { address, source: io::ErrorKind::PermissionDenied.into() };
+        let denied = GatewayCreateError::Listen { address, source: io::ErrorKind::PermissionDenied.into() };
         let error = gateway_refused(&denied).to_string();
         assert!(error.contains("need root") && error.ends_with("with --http-listen"), "{error}");
     }

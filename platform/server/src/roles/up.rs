@@ -148,7 +148,7 @@ impl Up {
         let gateway_stop = CancellationToken::new();
         let gateway = Gateway::create(
             gateway_config(&config, connections),
-            mayfly_gateway::Deps {
+            mayfly_gateway::GatewayDeps {
                 functions: informers.of(),
                 revisions: informers.of(),
                 pods: informers.of(),
@@ -531,7 +531,7 @@ async fn create_api(
     nodes: &LocalNodes,
     metrics: &mut Registry,
 ) -> anyhow::Result<ApiServer> {
-    let deps = mayfly_apiserver::Deps {
+    let deps = mayfly_apiserver::ApiServerDeps {
         store: store.clone(),
         artifacts: artifacts.clone(),
         clock: Arc::new(jiff::Timestamp::now),

@@ -26,13 +26,13 @@ use mayfly_workflows_controller::{
     executions::Executions,
     invocations::Invocations,
     jobs::Jobs,
-    objects::{Directory, Objects},
+    objects::{Directory, WorkflowObjects},
     services::Services,
     triggers::{EventRules, Triggers},
 };
 use mayfly_workflows_engine::{
     catalog::Catalog,
-    engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
+    engine::{AwsEndpoints, Config, Engine, EngineDeps, EngineLimits, OsRandomness},
     timers::SystemClock,
 };
 use tokio::net::TcpListener;
@@ -53,7 +53,7 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 /// The settings of workflows.
 pub(crate) struct WorkflowSettings {
     /// The endpoints of services that are not part of Mayfly.
-    pub(crate) endpoints: Endpoints,
+    pub(crate) endpoints: AwsEndpoints,
     /// The time for which ended executions are kept.
     pub(crate) retention: Duration,
     /// The most events of one execution's history; `None`: no limit.
@@ -67,7 +67,7 @@ pub(crate) struct Workflows {
     catalog: Arc<Catalog>,
     jobs: Arc<Jobs>,
     executions: Executions,
-    objects: Objects,
+    objects: WorkflowObjects,
     triggers: Triggers,
     events: EventRules,
     invocations: Arc<Invocations>,
@@ -98,7 +98,7 @@ impl Workflows {
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let WorkflowSettings { endpoints, retention, history_events_max } = settings;
-        let mut limits = Limits { retention, ..Limits::default() };
+        let mut limits = EngineLimits { retention, ..EngineLimits::default() };
         limits.execution.history_events_max = history_events_max;
         let config = Config {
             data_dir: Some(folder.clone()),
@@ -109,7 +109,7 @@ impl Workflows {
             ..Config::default()
         };
         let caller = Arc::new(GatewayFunctions::new(functions.clone(), FunctionArns::new(&config)));
-        let deps = Deps {
+        let deps = EngineDeps {
             functions: caller.clone(),
             http: Arc::new(Web::new()),
             objects: Arc::new(Buckets::new(folder.join("buckets"), jobs.artifacts.clone())),
@@ -124,7 +124,7 @@ impl Workflows {
         let api = Api::new(engine.clone(), catalog.clone(), clock, randomness);
         let Cluster { client, workflows, functions: objects, namespaces } = cluster;
         let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller));
-        functions.attach_invocations(Arc::new(invocations::Queue(invocations.clone())));
+        functions.attach_invocations(Arc::new(invocations::DurableQueue(invocations.clone())));
         let triggers = Triggers::new(
             api.clone(),
             invocations.clone(),
@@ -141,7 +141,7 @@ impl Workflows {
         ])));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
-        let objects = Objects::new(api.clone(), client, directory);
+        let objects = WorkflowObjects::new(api.clone(), client, directory);
         Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events, invocations })
     }
 

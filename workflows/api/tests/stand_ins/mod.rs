@@ -9,14 +9,14 @@ use http::Request;
 use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, InvokeError,
-    ObjectBody, ObjectError, ObjectPage, Objects, OsRandomness,
+    Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+    InvokeError, ObjectBody, ObjectError, ObjectPage, ObjectStore, OsRandomness,
 };
 use mayfly_workflows_engine::timers::Clock;
 
 /// An engine with its catalog and the API on both, in this folder or in memory.
 pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Engine, Arc<Catalog>, Api) {
-    let deps = Deps {
+    let deps = EngineDeps {
         functions: Arc::new(Nowhere),
         http: Arc::new(Nowhere),
         objects: Arc::new(Nowhere),
@@ -47,7 +47,7 @@ impl HttpTasks for Nowhere {
     }
 }
 
-impl Objects for Nowhere {
+impl ObjectStore for Nowhere {
     fn get(&self, _: &str, _: &str, _: Option<&str>) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
         Box::pin(async { Err(ObjectError::no_such_bucket()) })
     }

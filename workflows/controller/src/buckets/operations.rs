@@ -3,7 +3,7 @@
 use std::{borrow::Cow, io::Cursor};
 
 use futures::TryStreamExt as _;
-use mayfly_workflows_engine::engine::{ObjectCall, ObjectEntry, ObjectError, Objects as _};
+use mayfly_workflows_engine::engine::{ObjectCall, ObjectEntry, ObjectError, ObjectStore as _};
 use serde_json::{Map, Value, json};
 
 use super::{ARTIFACTS, Buckets, blocking, failed, files, not_artifacts};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mayfly_api::{
     ObjectKey,
-    job_io::{Outcome, Outputs},
+    job_io::{JobOutcome, Outputs},
     k8s::api::batch::v1::{Job, JobCondition},
 };
 use mayfly_workflows_engine::engine::FunctionError;
@@ -20,9 +20,9 @@ const STDERR_BYTES_SHORT: usize = 4 << 10;
 const EXIT_TRAPPED: i32 = 134;
 
 /// A Job that is complete or has failed, and its pods in the order of their ends.
-pub(super) struct Ended {
+pub(super) struct EndedJob {
     pub(super) job: Arc<Job>,
-    pub(super) pods: Vec<(Outcome, Option<Outputs>)>,
+    pub(super) pods: Vec<(JobOutcome, Option<Outputs>)>,
 }
 
 fn condition<'a>(job: &'a Job, type_: &str) -> Option<&'a JobCondition> {
@@ -35,7 +35,11 @@ pub(super) fn is_finished(job: &Job) -> bool {
 }
 
 /// The answer, or the error that one can retry on and catch.
-pub(super) fn answer(key: &ObjectKey, arguments: &Arguments, ended: Ended) -> Result<Value, FunctionError> {
+pub(super) fn answer(
+    key: &ObjectKey,
+    arguments: &Arguments,
+    ended: EndedJob,
+) -> Result<Value, FunctionError> {
     if let Some(failed) = condition(&ended.job, "Failed") {
         return Err(failure(key, failed, &ended.pods));
     }
@@ -62,7 +66,7 @@ fn merge(into: &mut Value, from: Value) {
 }
 
 /// One pod's end and what it left.
-fn pod_result(outcome: &Outcome, outputs: Option<&Outputs>) -> Value {
+fn pod_result(outcome: &JobOutcome, outputs: Option<&Outputs>) -> Value {
     let mut result = json!({"exitCode": outcome.exit_code, "pod": outcome.pod});
     if let Some(index) = outcome.index {
         result["index"] = json!(index);
@@ -88,7 +92,7 @@ fn pod_result(outcome: &Outcome, outputs: Option<&Outputs>) -> Value {
 }
 
 /// The error's name: what ended the Job, else how its last failed pod ended.
-fn name(failed: &JobCondition, last: Option<&Outcome>) -> String {
+fn name(failed: &JobCondition, last: Option<&JobOutcome>) -> String {
     if failed.reason.as_deref() == Some("DeadlineExceeded") {
         return "Job.DeadlineExceeded".into();
     }
@@ -104,7 +108,7 @@ fn name(failed: &JobCondition, last: Option<&Outcome>) -> String {
     }
 }
 
-fn failure(key: &ObjectKey, failed: &JobCondition, pods: &[(Outcome, Option<Outputs>)]) -> FunctionError {
+fn failure(key: &ObjectKey, failed: &JobCondition, pods: &[(JobOutcome, Option<Outputs>)]) -> FunctionError {
     let last = pods.iter().rev().find(|(outcome, _)| !outcome.succeeded);
     let error_type = name(failed, last.map(|(outcome, _)| outcome));
     let job_says = failed.message.as_deref().unwrap_or_default();
@@ -152,8 +156,8 @@ mod tests {
 
     use super::*;
 
-    fn outcome(succeeded: bool, exit_code: i32, reason: &str, message: &str) -> Outcome {
-        Outcome {
+    fn outcome(succeeded: bool, exit_code: i32, reason: &str, message: &str) -> JobOutcome {
+        JobOutcome {
             pod: "p".into(),
             index: None,
             succeeded,
@@ -182,10 +186,10 @@ mod tests {
         }
     }
 
-    fn ended(type_: &str, reason: &str, pods: Vec<(Outcome, Option<Outputs>)>) -> Ended {
+    fn ended(type_: &str, reason: &str, pods: Vec<(JobOutcome, Option<Outputs>)>) -> EndedJob {
         let job = json!({"metadata": {}, "status": {"succeeded": 1,
             "conditions": [{"type": type_, "status": "True", "reason": reason, "message": "m"}]}});
-        Ended { job: Arc::new(serde_json::from_value(job).unwrap()), pods }
+        EndedJob { job: Arc::new(serde_json::from_value(job).unwrap()), pods }
     }
 
     fn arguments(extra: Value) -> Arguments {
@@ -234,8 +238,8 @@ mod tests {
         let pods = || {
             vec![
                 (outcome(false, 1, "Error", ""), None),
-                (Outcome { index: Some(1), ..outcome(true, 0, "Completed", "") }, Some(outputs(""))),
-                (Outcome { index: Some(0), ..outcome(true, 0, "Completed", "") }, Some(outputs(""))),
+                (JobOutcome { index: Some(1), ..outcome(true, 0, "Completed", "") }, Some(outputs(""))),
+                (JobOutcome { index: Some(0), ..outcome(true, 0, "Completed", "") }, Some(outputs(""))),
             ]
         };
         let one = answer(&key, &arguments(json!({})), ended("Complete", "", pods())).unwrap();

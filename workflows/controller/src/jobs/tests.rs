@@ -1,4 +1,4 @@
-use mayfly_apiserver::{ApiServer, Config, Deps, User};
+use mayfly_apiserver::{ApiServer, ApiServerDeps, Config, User};
 use mayfly_informer::Informers;
 
 use super::*;
@@ -16,7 +16,7 @@ impl Cluster {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path()).unwrap();
-        let deps = Deps {
+        let deps = ApiServerDeps {
             store: mayfly_store::Store::in_memory().unwrap(),
             artifacts: artifacts.clone(),
             clock: Arc::new(jiff::Timestamp::now),

@@ -19,8 +19,8 @@ use mayfly_informer::{
     Change,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_api::{Api, ApiError, Scope};
-use mayfly_workflows_engine::catalog::{CatalogError, Machine, SeenRevision};
+use mayfly_workflows_api::{Api, CredentialScope, StepFunctionsError};
+use mayfly_workflows_engine::catalog::{CatalogError, MachineRecord, SeenRevision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ const RETRY_REFUSED: Duration = Duration::from_secs(5);
 const READY: &str = "Ready";
 
 /// Keeps Workflow objects and state machines alike.
-pub struct Objects {
+pub struct WorkflowObjects {
     reconciler: Arc<Reconciler>,
     /// ARNs of state machines.
     queue: WorkQueue<String>,
@@ -64,16 +64,16 @@ enum Error {
     #[error(transparent)]
     Kinds(#[from] kube::Error),
     #[error("{0:?}")]
-    Api(ApiError),
+    Api(StepFunctionsError),
 }
 
 /// A state machine as it was looked at.
 struct Seen {
-    machine: Arc<Machine>,
+    machine: Arc<MachineRecord>,
     facts: MachineFacts,
 }
 
-impl Objects {
+impl WorkflowObjects {
     pub fn new(api: Api, client: Client, directory: Directory) -> Self {
         let queue = WorkQueue::default();
         let changed = queue.clone();
@@ -111,9 +111,9 @@ impl Objects {
 /// Queues the state machines that the catalog changed.
 async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
     let mut changes = api.catalog().changes();
-    let mut known: HashMap<String, Arc<Machine>> = HashMap::new();
+    let mut known: HashMap<String, Arc<MachineRecord>> = HashMap::new();
     loop {
-        let now: HashMap<String, Arc<Machine>> =
+        let now: HashMap<String, Arc<MachineRecord>> =
             api.catalog().read().machines("").map(|machine| (machine.arn.clone(), machine.clone())).collect();
         for (arn, machine) in &now {
             if known.get(arn).is_none_or(|before| !Arc::ptr_eq(before, machine)) {
@@ -145,9 +145,9 @@ impl Reconciler {
         self.date(arn, machine.as_mut());
         let facts = object.as_deref().map(|object| facts(object, self.written.of(object)));
         let side = match &machine {
-            Some(seen) => plan::Machine::There(&seen.facts),
-            None if deleted => plan::Machine::Deleted,
-            None => plan::Machine::Absent,
+            Some(seen) => plan::CatalogMachine::There(&seen.facts),
+            None if deleted => plan::CatalogMachine::Deleted,
+            None => plan::CatalogMachine::Absent,
         };
         match (plan(facts.as_ref(), side), object, machine) {
             (Step::Forget, ..) => self.forget(arn).await,
@@ -280,7 +280,11 @@ impl Reconciler {
         self.answered(answer.map(drop), object).await
     }
 
-    async fn answered(&self, answer: Result<(), ApiError>, object: &Workflow) -> Result<Outcome, Error> {
+    async fn answered(
+        &self,
+        answer: Result<(), StepFunctionsError>,
+        object: &Workflow,
+    ) -> Result<Outcome, Error> {
         match answer {
             Ok(()) => Ok(Outcome::Done),
             // The machine was changed after it was looked at: look again.
@@ -327,7 +331,7 @@ impl Reconciler {
         unless_gone(kinds.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
     }
 
-    async fn create_object(&self, arn: &str, machine: &Machine) -> Result<Outcome, Error> {
+    async fn create_object(&self, arn: &str, machine: &MachineRecord) -> Result<Outcome, Error> {
         let (key, state_machine) = self.directory.place(arn);
         let spec = WorkflowSpec {
             kind: kind_of(machine.kind),
@@ -344,7 +348,7 @@ impl Reconciler {
         Ok(Outcome::Done)
     }
 
-    async fn update_object(&self, object: &Workflow, machine: &Machine) -> Result<(), Error> {
+    async fn update_object(&self, object: &Workflow, machine: &MachineRecord) -> Result<(), Error> {
         let mut new = object.clone();
         new.spec.definition = match object.spec.definition {
             Value::String(_) => Value::String(machine.revision.definition.to_string()),
@@ -462,12 +466,12 @@ fn agreement(object: &Workflow) -> Option<Agreement> {
     })
 }
 
-fn with_facts(machine: Arc<Machine>) -> Seen {
+fn with_facts(machine: Arc<MachineRecord>) -> Seen {
     let facts = facts_of(&machine);
     Seen { machine, facts }
 }
 
-fn facts_of(machine: &Machine) -> MachineFacts {
+fn facts_of(machine: &MachineRecord) -> MachineFacts {
     let SeenRevision { created, revision } = SeenRevision::of(machine);
     MachineFacts {
         leaving: machine.deleting,
@@ -487,14 +491,14 @@ fn kind_of(kind: StateMachineType) -> WorkflowType {
 }
 
 /// The definition as an object; as its text where it is none.
-fn definition_of(machine: &Machine) -> Value {
+fn definition_of(machine: &MachineRecord) -> Value {
     let text = Value::String(machine.revision.definition.to_string());
     definition::value(&text).unwrap_or(text)
 }
 
 /// Region and account of an ARN.
-pub fn scope(arn: &str) -> Scope {
+pub fn scope(arn: &str) -> CredentialScope {
     let mut fields = arn.split(':').skip(3);
     let mut next = || fields.next().unwrap_or_default().to_owned();
-    Scope { region: next(), account: next() }
+    CredentialScope { region: next(), account: next() }
 }

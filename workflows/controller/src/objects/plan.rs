@@ -77,7 +77,7 @@ impl MachineFacts {
 
 /// The state machine in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Machine<'a> {
+pub(super) enum CatalogMachine<'a> {
     There(&'a MachineFacts),
     /// The object was deleted.
     Deleted,
@@ -110,30 +110,32 @@ pub(super) enum Step {
     Wait,
 }
 
-pub(super) fn plan(object: Option<&ObjectFacts>, machine: Machine<'_>) -> Step {
+pub(super) fn plan(object: Option<&ObjectFacts>, machine: CatalogMachine<'_>) -> Step {
     match (object, machine) {
-        (None, Machine::Absent) => Step::Nothing,
-        (None, Machine::Deleted) => Step::Forget,
-        (None, Machine::There(machine)) if machine.leaving => Step::Nothing,
-        (None, Machine::There(_)) => Step::CreateObject,
+        (None, CatalogMachine::Absent) => Step::Nothing,
+        (None, CatalogMachine::Deleted) => Step::Forget,
+        (None, CatalogMachine::There(machine)) if machine.leaving => Step::Nothing,
+        (None, CatalogMachine::There(_)) => Step::CreateObject,
         (Some(object), machine) if object.leaving => match machine {
             // A machine that was created after the deletion of the object's own stays, and gets an object of its own.
-            Machine::There(machine) if !machine.leaving && object.held && is_its_own(object, machine) => {
+            CatalogMachine::There(machine)
+                if !machine.leaving && object.held && is_its_own(object, machine) =>
+            {
                 Step::DeleteMachine
             }
             _ if object.held => Step::Release,
             _ => Step::Nothing,
         },
-        (Some(object), Machine::Deleted) if object.agreed.is_some() => Step::DeleteObject,
-        (Some(object), Machine::Deleted | Machine::Absent) => match object.held {
+        (Some(object), CatalogMachine::Deleted) if object.agreed.is_some() => Step::DeleteObject,
+        (Some(object), CatalogMachine::Deleted | CatalogMachine::Absent) => match object.held {
             false => Step::Hold,
             true => Step::CreateMachine,
         },
-        (Some(object), Machine::There(machine)) if machine.leaving => match object.agreed {
+        (Some(object), CatalogMachine::There(machine)) if machine.leaving => match object.agreed {
             Some(_) => Step::DeleteObject,
             None => Step::Wait,
         },
-        (Some(object), Machine::There(machine)) => alike(object, machine),
+        (Some(object), CatalogMachine::There(machine)) => alike(object, machine),
     }
 }
 
@@ -221,7 +223,7 @@ mod tests {
             (Some(leaving.clone()), None, Step::Release),
             (Some(free(&leaving)), Some(machine("a")), Step::Nothing),
         ] {
-            let machine = machine.as_ref().map_or(Machine::Absent, Machine::There);
+            let machine = machine.as_ref().map_or(CatalogMachine::Absent, CatalogMachine::There);
             assert_eq!(plan(object.as_ref(), machine), expected, "{object:?} {machine:?}");
         }
         for (object, expected) in [
@@ -232,7 +234,7 @@ mod tests {
             (Some(free(&object("a", None))), Step::Hold),
             (Some(object("a", None)), Step::CreateMachine),
         ] {
-            assert_eq!(plan(object.as_ref(), Machine::Deleted), expected, "{object:?}");
+            assert_eq!(plan(object.as_ref(), CatalogMachine::Deleted), expected, "{object:?}");
         }
     }
 
@@ -245,11 +247,11 @@ mod tests {
     }
 
     impl Kept {
-        fn said(&self) -> super::Machine<'_> {
+        fn said(&self) -> super::CatalogMachine<'_> {
             match self {
-                Self::There(facts) => super::Machine::There(facts),
-                Self::Deleted => super::Machine::Deleted,
-                Self::Absent => super::Machine::Absent,
+                Self::There(facts) => super::CatalogMachine::There(facts),
+                Self::Deleted => super::CatalogMachine::Deleted,
+                Self::Absent => super::CatalogMachine::Absent,
             }
         }
     }
@@ -332,11 +334,11 @@ mod tests {
     fn a_later_machine_inherits_nothing() {
         let later = MachineFacts { created_ms: 9, changed_ms: 9, ..machine("a") };
         let leaving = ObjectFacts { leaving: true, ..object("a", Some("a")) };
-        assert_eq!(plan(Some(&leaving), Machine::There(&later)), Step::Release);
+        assert_eq!(plan(Some(&leaving), CatalogMachine::There(&later)), Step::Release);
         let express = MachineFacts { kind: WorkflowType::Express, ..later.clone() };
-        assert_eq!(plan(Some(&object("a", Some("a"))), Machine::There(&express)), Step::DeleteObject);
+        assert_eq!(plan(Some(&object("a", Some("a"))), CatalogMachine::There(&express)), Step::DeleteObject);
         let other = MachineFacts { digest: "b".into(), ..later };
-        assert_eq!(plan(Some(&object("a", Some("a"))), Machine::There(&other)), Step::UpdateObject);
+        assert_eq!(plan(Some(&object("a", Some("a"))), CatalogMachine::There(&other)), Step::UpdateObject);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) const ON_TIME: SignedDuration = SignedDuration::from_secs(10);
 
 /// A schedule, compiled.
 #[derive(Clone, Debug)]
-pub(super) struct Rule {
+pub(super) struct ScheduleRule {
     pub(super) times: Times,
     pub(super) overlap: Overlap,
     pub(super) catch_up: u32,
@@ -60,7 +60,7 @@ impl Why {
     }
 }
 
-impl Rule {
+impl ScheduleRule {
     /// By how much the start of a time is put off: always the same for the same time.
     pub(super) fn delay(&self, scheduled: Timestamp) -> SignedDuration {
         let most = self.jitter.as_millis();
@@ -75,7 +75,7 @@ impl Rule {
 
 /// The next step at `now`, when all times up to `decided` are decided; `active`: whether an execution of this trigger
 /// is running.
-pub(super) fn plan(rule: &Rule, decided: Timestamp, active: bool, now: Timestamp) -> Step {
+pub(super) fn plan(rule: &ScheduleRule, decided: Timestamp, active: bool, now: Timestamp) -> Step {
     let Some(first) = rule.times.after(decided) else { return Step::Wait(None) };
     let due = first.checked_add(rule.delay(first)).unwrap_or(Timestamp::MAX);
     if due > now {
@@ -102,7 +102,7 @@ pub(super) fn plan(rule: &Rule, decided: Timestamp, active: bool, now: Timestamp
 }
 
 /// The newest of the late times that are not made up for; `None`: `first` is made up for.
-fn missed(rule: &Rule, first: Timestamp, now: Timestamp) -> Option<Timestamp> {
+fn missed(rule: &ScheduleRule, first: Timestamp, now: Timestamp) -> Option<Timestamp> {
     let mut end = now.checked_sub(ON_TIME + rule.delay_max()).ok()?;
     for _ in 0..rule.catch_up {
         end = rule.times.before(end).filter(|time| *time > first)?;
@@ -111,7 +111,7 @@ fn missed(rule: &Rule, first: Timestamp, now: Timestamp) -> Option<Timestamp> {
     Some(rule.times.before(end).map_or(first, |time| time.max(first)))
 }
 
-impl Rule {
+impl ScheduleRule {
     fn delay_max(&self) -> SignedDuration {
         SignedDuration::try_from(self.jitter).unwrap_or(SignedDuration::MAX)
     }
@@ -127,9 +127,9 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn rule(cron: &str) -> Rule {
+    fn rule(cron: &str) -> ScheduleRule {
         let times = Times::parse(cron, None, at("2026-01-01T00:00:00Z")).unwrap();
-        Rule {
+        ScheduleRule {
             times,
             overlap: Overlap::Allow,
             catch_up: 1,
@@ -140,7 +140,12 @@ mod tests {
     }
 
     /// Everything that is decided at one moment; how it ends.
-    fn decide(rule: &Rule, mut decided: Timestamp, active: bool, now: Timestamp) -> (Vec<Step>, Timestamp) {
+    fn decide(
+        rule: &ScheduleRule,
+        mut decided: Timestamp,
+        active: bool,
+        now: Timestamp,
+    ) -> (Vec<Step>, Timestamp) {
         let mut steps = Vec::new();
         loop {
             let step = plan(rule, decided, active, now);
@@ -195,25 +200,28 @@ mod tests {
                 ],
             ),
         ] {
-            let rule = Rule { catch_up, ..rule("0 * * * *") };
+            let rule = ScheduleRule { catch_up, ..rule("0 * * * *") };
             assert_eq!(starts(&decide(&rule, down, false, up).0), expected, "catchUp {catch_up}");
         }
         // A start that is on time is not a missed one.
-        let rule = Rule { catch_up: 0, ..rule("0 * * * *") };
+        let rule = ScheduleRule { catch_up: 0, ..rule("0 * * * *") };
         assert_eq!(
             starts(&decide(&rule, down, false, at("2026-11-21T14:00:03Z")).0),
             ["2026-11-21T14:00:00Z"]
         );
         // A year of seconds is skipped in a few steps.
-        let rule = Rule { catch_up: 3, ..super::tests::rule("* * * * * *") };
+        let rule = ScheduleRule { catch_up: 3, ..super::tests::rule("* * * * * *") };
         let (steps, _) = decide(&rule, at("2025-11-21T10:00:00Z"), false, up);
         assert!(steps.len() < 20, "{}", steps.len());
     }
 
     #[test]
     fn a_deadline_is_kept() {
-        let rule =
-            Rule { catch_up: 9, deadline: Some(SignedDuration::from_secs(5_400)), ..rule("0 * * * *") };
+        let rule = ScheduleRule {
+            catch_up: 9,
+            deadline: Some(SignedDuration::from_secs(5_400)),
+            ..rule("0 * * * *")
+        };
         let (steps, _) = decide(&rule, at("2026-11-21T10:00:00Z"), false, at("2026-11-21T14:10:00Z"));
         assert_eq!(starts(&steps), ["2026-11-21T13:00:00Z", "2026-11-21T14:00:00Z"]);
     }
@@ -228,7 +236,7 @@ mod tests {
             (Overlap::Forbid, false, Step::Start { scheduled: time, replace: false }),
             (Overlap::Replace, true, Step::Start { scheduled: time, replace: true }),
         ] {
-            let rule = Rule { overlap, ..rule("0 * * * *") };
+            let rule = ScheduleRule { overlap, ..rule("0 * * * *") };
             assert_eq!(plan(&rule, before, active, now), expected, "{overlap:?}");
         }
     }
@@ -245,7 +253,7 @@ mod tests {
             every in prop_oneof![Just("*/7 * * * *"), Just("0 * * * *"), Just("*/20 * * * * *")],
         ) {
             let deadline = deadline.map(SignedDuration::from_secs);
-            let rule = Rule { catch_up, deadline, jitter: Duration::from_secs(jitter_s), ..rule(every) };
+            let rule = ScheduleRule { catch_up, deadline, jitter: Duration::from_secs(jitter_s), ..rule(every) };
             let begin = at("2026-11-21T10:00:00Z");
             let (mut now, mut decided, mut last) = (begin, begin, begin);
             for jump in jumps {
@@ -273,7 +281,7 @@ mod tests {
         /// With a clock that is looked at often, every time is started.
         #[test]
         fn nothing_is_left_out(looks in proptest::collection::vec(1u32..5, 100..400), jitter_s in 0u64..10) {
-            let rule = Rule { catch_up: 0, jitter: Duration::from_secs(jitter_s), ..rule("*/15 * * * * *") };
+            let rule = ScheduleRule { catch_up: 0, jitter: Duration::from_secs(jitter_s), ..rule("*/15 * * * * *") };
             let begin = at("2026-11-21T10:00:00Z");
             let (mut now, mut decided, mut started) = (begin, begin, 0);
             for look in looks {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     EventRules, Fired, StartOutcome, StartTarget, Starter, TriggerOwner, Triggered,
-    plan::{Rule, Step, plan},
+    plan::{ScheduleRule, Step, plan},
 };
 use crate::invocations::Invocations;
 
@@ -58,7 +58,7 @@ struct Known {
 struct Running {
     trigger: Trigger,
     /// `None`: an event trigger, or one that is suspended.
-    rule: Option<Rule>,
+    rule: Option<ScheduleRule>,
     status: TriggerStatus,
     /// When to look again.
     wake: Option<Timestamp>,
@@ -282,10 +282,10 @@ fn schedule_text(schedule: &Schedule) -> String {
     format!("{} {}", schedule.cron, schedule.time_zone.as_deref().unwrap_or("UTC"))
 }
 
-fn compile(schedule: &Schedule, seed: String, now: Timestamp) -> Option<Rule> {
+fn compile(schedule: &Schedule, seed: String, now: Timestamp) -> Option<ScheduleRule> {
     let span =
         |span: mayfly_api::duration::Span| SignedDuration::try_from(span.0).unwrap_or(SignedDuration::MAX);
-    Some(Rule {
+    Some(ScheduleRule {
         // Invalid schedules were refused by the validation.
         times: Times::parse(&schedule.cron, schedule.time_zone.as_deref(), now).ok()?,
         overlap: schedule.overlap,

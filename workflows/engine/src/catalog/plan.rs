@@ -7,7 +7,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::record::{
-    Activity, Alias, CatalogChange, CatalogState, Machine, Publication, Record, Revision, Route, Version,
+    Activity, Alias, CatalogChange, CatalogState, MachineRecord, MachineRevision, Publication, Record, Route,
+    Version,
 };
 use super::store::CatalogError;
 
@@ -66,7 +67,7 @@ pub struct NewMachine {
     /// STANDARD or EXPRESS.
     pub kind: StateMachineType,
     /// The first revision.
-    pub revision: Revision,
+    pub revision: MachineRevision,
     /// Publishes it as version 1.
     pub publish: Option<Publication>,
     /// Tags.
@@ -108,7 +109,7 @@ pub struct SeenRevision {
 
 impl SeenRevision {
     /// The revision that a machine has now.
-    pub fn of(machine: &Machine) -> Self {
+    pub fn of(machine: &MachineRecord) -> Self {
         let revision = machine.revision.id.clone().unwrap_or_else(|| "INITIAL".to_owned());
         Self { created: machine.created, revision }
     }
@@ -157,13 +158,13 @@ pub struct NewActivity {
 }
 
 /// A machine, and the version that was published with it.
-pub type Created = (Arc<Machine>, Option<Arc<Version>>);
+pub type Created = (Arc<MachineRecord>, Option<Arc<Version>>);
 
 type Planned<T> = Result<(Vec<CatalogChange>, T), CatalogRejection>;
 
 impl CatalogState {
     /// The machine, unless it is missing or being deleted.
-    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, CatalogRejection> {
+    pub fn live(&self, arn: &str) -> Result<&Arc<MachineRecord>, CatalogRejection> {
         let machine = self.machine(arn).ok_or_else(|| CatalogRejection::MachineMissing(arn.to_owned()))?;
         if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
     }
@@ -190,7 +191,7 @@ impl CatalogState {
         if new.tags.len() > TAGS_MAX {
             return Err(CatalogRejection::TooManyTags(new.arn));
         }
-        let mut machine = Machine {
+        let mut machine = MachineRecord {
             arn: new.arn,
             name: new.name,
             kind: new.kind,
@@ -208,7 +209,7 @@ impl CatalogState {
 
     /// UpdateStateMachine: a new revision where something differs, a version where one is wanted.
     pub fn plan_update(&self, update: UpdateMachine) -> Planned<Created> {
-        let mut machine = Machine::clone(self.live(&update.arn)?);
+        let mut machine = MachineRecord::clone(self.live(&update.arn)?);
         let current = SeenRevision::of(&machine);
         if let Some(expected) = update.expects.filter(|expected| *expected != current) {
             return Err(CatalogRejection::StaleRevision {
@@ -216,7 +217,7 @@ impl CatalogState {
                 current: current.revision,
             });
         }
-        let mut revision = Revision {
+        let mut revision = MachineRevision {
             id: Some(update.revision_id),
             definition: update.definition.unwrap_or_else(|| Arc::clone(&machine.revision.definition)),
             role_arn: update.role_arn.unwrap_or_else(|| machine.revision.role_arn.clone()),
@@ -243,7 +244,7 @@ impl CatalogState {
         description: Option<String>,
         now: i64,
     ) -> Planned<Created> {
-        let machine = Machine::clone(self.live(arn)?);
+        let machine = MachineRecord::clone(self.live(arn)?);
         let current = machine.revision.id.as_deref().unwrap_or("INITIAL");
         match revision_id {
             Some(asked) if asked != current => {
@@ -255,7 +256,7 @@ impl CatalogState {
 
     fn publish(
         &self,
-        mut machine: Machine,
+        mut machine: MachineRecord,
         description: Option<String>,
         now: i64,
     ) -> (Vec<CatalogChange>, Created) {
@@ -271,13 +272,13 @@ impl CatalogState {
 
     /// DeleteStateMachine: at once with its versions and aliases, or after its last execution. Only as it was
     /// `seen` when its executions were looked for: `false` when it is gone, changed or another one since.
-    pub fn plan_delete(&self, seen: &Arc<Machine>, still_running: bool) -> Planned<bool> {
+    pub fn plan_delete(&self, seen: &Arc<MachineRecord>, still_running: bool) -> Planned<bool> {
         let arn = &seen.arn;
         if !self.machine(arn).is_some_and(|there| Arc::ptr_eq(there, seen)) {
             return Ok((Vec::new(), false));
         }
         if still_running {
-            let machine = Machine { deleting: true, ..Machine::clone(seen) };
+            let machine = MachineRecord { deleting: true, ..MachineRecord::clone(seen) };
             return Ok((vec![CatalogChange::Put(Record::Machine(Box::new(machine)))], true));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
@@ -396,7 +397,9 @@ impl CatalogState {
             return Err(CatalogRejection::TooManyTags(arn.to_owned()));
         }
         let record = match self.machine(arn) {
-            Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
+            Some(machine) => {
+                Record::Machine(Box::new(MachineRecord { tags, ..MachineRecord::clone(machine) }))
+            }
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
                 None => return Err(CatalogRejection::TaggedMissing(arn.to_owned())),
@@ -406,7 +409,7 @@ impl CatalogState {
     }
 }
 
-impl Machine {
+impl MachineRecord {
     /// Makes the next version of the current revision.
     fn publish(&mut self, description: Option<String>, now: i64) -> Version {
         let number = self.next_version;
@@ -422,7 +425,7 @@ impl Machine {
     }
 }
 
-fn changed(machine: Machine, version: Option<Version>) -> (Vec<CatalogChange>, Created) {
+fn changed(machine: MachineRecord, version: Option<Version>) -> (Vec<CatalogChange>, Created) {
     let mut changes = vec![CatalogChange::Put(Record::Machine(Box::new(machine.clone())))];
     changes.extend(version.clone().map(|version| CatalogChange::Put(Record::Version(Box::new(version)))));
     (changes, (Arc::new(machine), version.map(Arc::new)))

@@ -11,7 +11,7 @@ use crate::engine;
 
 /// The content of one revision of a state machine. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Revision {
+pub struct MachineRevision {
     /// None for the revision that CreateStateMachine made, as on AWS.
     pub id: Option<String>,
     /// The definition as it was sent.
@@ -29,10 +29,10 @@ pub struct Revision {
     pub updated: i64,
     /// The compiled definition; created at the first use.
     #[serde(skip)]
-    pub compiled: OnceLock<Arc<engine::StateMachine>>,
+    pub compiled: OnceLock<Arc<engine::StartedMachine>>,
 }
 
-impl Revision {
+impl MachineRevision {
     /// A revision as CreateStateMachine makes it: without an id.
     pub fn new(
         definition: &str,
@@ -41,8 +41,8 @@ impl Revision {
         tracing: bool,
         encryption: Value,
         now: i64,
-    ) -> Revision {
-        Revision {
+    ) -> MachineRevision {
+        MachineRevision {
             id: None,
             definition: definition.into(),
             role_arn: role_arn.to_owned(),
@@ -55,7 +55,7 @@ impl Revision {
     }
 
     /// Whether two revisions would run and log alike.
-    pub(crate) fn says_the_same(&self, other: &Revision) -> bool {
+    pub(crate) fn says_the_same(&self, other: &MachineRevision) -> bool {
         self.definition == other.definition
             && self.role_arn == other.role_arn
             && self.logging == other.logging
@@ -80,7 +80,7 @@ mod shared_text {
 
 /// A state machine and its newest revision.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineRecord {
     /// Without qualifier.
     pub arn: String,
     /// Unique in its account and region.
@@ -90,7 +90,7 @@ pub struct Machine {
     /// When it was created.
     pub created: i64,
     /// The newest revision.
-    pub revision: Revision,
+    pub revision: MachineRevision,
     /// The number that the next version gets; numbers are never given twice.
     pub next_version: u64,
     /// Deleted, but executions still run.
@@ -140,7 +140,7 @@ pub struct Version {
     /// When it was published.
     pub created: i64,
     /// The published revision.
-    pub revision: Revision,
+    pub revision: MachineRevision,
 }
 
 /// A share of an alias's traffic.
@@ -192,7 +192,7 @@ pub struct Activity {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Record {
     /// A state machine.
-    Machine(Box<Machine>),
+    Machine(Box<MachineRecord>),
     /// A version.
     Version(Box<Version>),
     /// An alias.
@@ -229,7 +229,7 @@ pub enum CatalogChange {
 /// The catalog in memory.
 #[derive(Default, Debug)]
 pub struct CatalogState {
-    machines: BTreeMap<String, Arc<Machine>>,
+    machines: BTreeMap<String, Arc<MachineRecord>>,
     versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
     activities: BTreeMap<String, Arc<Activity>>,
@@ -238,12 +238,12 @@ pub struct CatalogState {
 
 impl CatalogState {
     /// The machine with this unqualified ARN.
-    pub fn machine(&self, arn: &str) -> Option<&Arc<Machine>> {
+    pub fn machine(&self, arn: &str) -> Option<&Arc<MachineRecord>> {
         self.machines.get(arn)
     }
 
     /// Machines whose ARN has the prefix, by name.
-    pub fn machines(&self, prefix: &str) -> impl Iterator<Item = &Arc<Machine>> {
+    pub fn machines(&self, prefix: &str) -> impl Iterator<Item = &Arc<MachineRecord>> {
         within(&self.machines, prefix)
     }
 

@@ -37,19 +37,19 @@ pub enum CatalogError {
     Record(#[from] serde_json::Error),
 }
 
-pub(super) struct Store {
+pub(super) struct CatalogStore {
     pub(super) connection: Connection,
     log: Log,
 }
 
-impl Store {
-    pub(super) fn open(path: Option<&Path>) -> Result<Store, CatalogError> {
+impl CatalogStore {
+    pub(super) fn open(path: Option<&Path>) -> Result<CatalogStore, CatalogError> {
         let opened = match path {
             Some(path) => FORMAT.open(path, SETTINGS),
             None => FORMAT.in_memory(SETTINGS),
         };
         let (connection, log) = opened?.accept()?;
-        Ok(Store { connection, log })
+        Ok(CatalogStore { connection, log })
     }
 
     /// Checks that the file is still the one at its path.

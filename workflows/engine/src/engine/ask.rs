@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::error::ExecutionError;
-use super::types::{Description, ListQuery, Of, Page, StateMachine};
+use super::types::{Description, ListQuery, Of, Page, StartedMachine};
 use mayfly_workflows_journal::{ExecutionOwner, ListRows, artifacts_in};
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
     }
 
     /// The state machine an execution runs, as it was when it started.
-    pub async fn snapshot(&self, arn: &str) -> Result<Option<Arc<StateMachine>>, ExecutionError> {
+    pub async fn snapshot(&self, arn: &str) -> Result<Option<Arc<StartedMachine>>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
             return Ok(Some(running.state_machine.clone()));
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::executor::endpoint::Endpoints;
+use crate::executor::endpoint::AwsEndpoints;
 use mayfly_workflows_machine as machine;
 
 /// The region of a configuration that names none.
@@ -23,9 +23,9 @@ pub struct Config {
     /// Account of ARNs, twelve digits.
     pub account: String,
     /// Services that tasks reach at another endpoint.
-    pub endpoints: Endpoints,
+    pub endpoints: AwsEndpoints,
     /// Bounds.
-    pub limits: Limits,
+    pub limits: EngineLimits,
 }
 
 impl Default for Config {
@@ -35,17 +35,17 @@ impl Default for Config {
             partition: "aws".to_owned(),
             region: REGION_DEFAULT.to_owned(),
             account: ACCOUNT_DEFAULT.to_owned(),
-            endpoints: Endpoints::default(),
-            limits: Limits::default(),
+            endpoints: AwsEndpoints::default(),
+            limits: EngineLimits::default(),
         }
     }
 }
 
 /// Bounds of an engine.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct EngineLimits {
     /// Bounds of each execution.
-    pub execution: machine::Limits,
+    pub execution: machine::ExecutionLimits,
     /// Executions that are running: AWS's million.
     pub open_executions: usize,
     /// Effects that run at the same time. An effect that waits for a worker, a token or another execution is not
@@ -71,10 +71,10 @@ pub struct Limits {
     pub machines_cached: usize,
 }
 
-impl Default for Limits {
+impl Default for EngineLimits {
     fn default() -> Self {
         Self {
-            execution: machine::Limits::default(),
+            execution: machine::ExecutionLimits::default(),
             open_executions: 1_000_000,
             effects: 1_024,
             effects_per_execution: 256,

@@ -22,7 +22,7 @@ const ENDS: [RunStatus; 4] =
 
 /// Executions of one type since the engine was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Executions {
+pub struct ExecutionCount {
     /// `STANDARD` or `EXPRESS`.
     pub kind: StateMachineType,
     /// That began; those that were taken up again when the engine was opened are not among them.
@@ -58,11 +58,11 @@ impl Engine {
     }
 
     /// The numbers of started and ended executions.
-    pub fn executions_so_far(&self) -> [Executions; 2] {
+    pub fn executions_so_far(&self) -> [ExecutionCount; 2] {
         [StateMachineType::Standard, StateMachineType::Express].map(|kind| {
             let of = self.inner.tally.of(kind);
             let ended = std::array::from_fn(|end| (ENDS[end], of.ended[end].load(Ordering::Relaxed)));
-            Executions { kind, started: of.started.load(Ordering::Relaxed), ended }
+            ExecutionCount { kind, started: of.started.load(Ordering::Relaxed), ended }
         })
     }
 }

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt as _};
 use http::{Request, Response};
 
-use super::objects::Objects;
+use super::objects::ObjectStore;
 use mayfly_workflows_journal::WaitedBy;
 
 /// A function to call for a task.
@@ -37,7 +37,7 @@ pub struct FunctionOutput {
 
 /// The task of a call, by ARNs.
 #[derive(Debug, Clone, Default)]
-pub struct Origin {
+pub struct CallOrigin {
     /// The state machine's.
     pub state_machine: String,
     /// The execution's.
@@ -152,7 +152,7 @@ pub struct IntegrationCall {
     /// Equal for all attempts of one call.
     pub idempotency_key: String,
     /// The task of the call.
-    pub origin: Origin,
+    pub origin: CallOrigin,
     /// Receives the details for the history event `TaskSubmitted` once, for a call that has begun and continues;
     /// `None` when the history has the event already.
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,
@@ -160,7 +160,7 @@ pub struct IntegrationCall {
 
 /// Answers every task in place of the service it names: how a definition is
 /// tested offline. Items and results of distributed maps still go through
-/// [`Objects`].
+/// [`ObjectStore`].
 pub trait Mocks: Send + Sync {
     /// The behaviour of this task's service. Called once for each attempt of a task.
     fn answer(&self, call: MockCall) -> MockAnswer;
@@ -198,13 +198,13 @@ pub trait Activities: Send + Sync {
 
 /// Everything [`super::Engine::open`] is given.
 #[derive(Clone)]
-pub struct Deps {
+pub struct EngineDeps {
     /// Calls functions.
     pub functions: Arc<dyn Functions>,
     /// Sends HTTP requests.
     pub http: Arc<dyn HttpTasks>,
     /// Buckets, where no endpoint is given for S3.
-    pub objects: Arc<dyn Objects>,
+    pub objects: Arc<dyn ObjectStore>,
     /// Source of the current time; injected for tests.
     pub clock: Arc<dyn crate::timers::Clock>,
     /// Random numbers; injected for tests.

@@ -120,7 +120,7 @@ impl Reporter {
     }
 
     /// The state machine that it runs.
-    pub(crate) fn state_machine(&self) -> &Arc<super::types::StateMachine> {
+    pub(crate) fn state_machine(&self) -> &Arc<super::types::StartedMachine> {
         &self.running.state_machine
     }
 

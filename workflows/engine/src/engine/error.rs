@@ -81,7 +81,7 @@ pub enum TokenError {
 
 /// The engine could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum EngineOpenError {
     /// The journal's file must not or cannot be opened.
     #[error("the workflow journal could not be opened: {0}")]
     Database(#[from] mayfly_sqlite::DatabaseError),

@@ -14,11 +14,11 @@ use tokio::sync::Notify;
 use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
-use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
+use super::deps::{Activities, EngineDeps, Integrations, Mocks, Operations};
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::mocked::Alarms;
-use super::types::{Description, RedriveStatus, StateMachine};
+use super::types::{Description, RedriveStatus, StartedMachine};
 use crate::executor::activities::ActivityQueues;
 use crate::executor::fair::FairQueue;
 use crate::timers::{TimerKey, Wheel};
@@ -35,15 +35,15 @@ const CHECKPOINT_BYTES: u64 = 64_000;
 /// Shared by the handle, the journal's callbacks and the effects.
 pub(crate) struct Inner {
     pub(crate) config: Config,
-    pub(crate) deps: Deps,
+    pub(crate) deps: EngineDeps,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) live: Arc<Live>,
     pub(super) open: AtomicUsize,
     pub(super) tally: ExecutionCounters,
     pub(super) next_execution: AtomicU64,
-    pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StateMachine>>>,
+    pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StartedMachine>>>,
     /// Digests of state machines in memory, by the address of the shared value.
-    pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, ContentDigest)>>,
+    pub(super) digests: Mutex<HashMap<usize, (Weak<StartedMachine>, ContentDigest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<ContentDigest>>,
     /// Read-held from checking that a definition is stored until the start that refers to it is enqueued; write-held

@@ -11,7 +11,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::types::{Description, StateMachine};
+use super::types::{Description, StartedMachine};
 use crate::timers::TimerKey;
 use mayfly_workflows_journal::ExecutionRow;
 use mayfly_workflows_machine::{EffectId, Machine, TimerId};
@@ -23,12 +23,12 @@ pub(super) struct ResidentExecution {
     pub(super) express: bool,
     /// Its definition has expressions that may take long: they are evaluated where blocking is allowed.
     pub(super) may_block: bool,
-    pub(super) state_machine: Arc<StateMachine>,
+    pub(super) state_machine: Arc<StartedMachine>,
     pub(super) cell: Mutex<ResidentState>,
     /// Acknowledgements of the journal that came while the state was locked, in the journal's order.
     acknowledgements: Mutex<VecDeque<Acknowledge>>,
     /// The state machines of its map runs' children, created once for each Map. Locked separately.
-    pub(super) child_machines: Mutex<Vec<Arc<StateMachine>>>,
+    pub(super) child_machines: Mutex<Vec<Arc<StartedMachine>>>,
     /// Effects being carried out. Locked after the cell, never before.
     pub(super) effects: Mutex<HashMap<EffectId, AbortHandle>>,
 }
@@ -106,7 +106,7 @@ pub(super) fn may_take_long(definition: &definition::StateMachine) -> bool {
 impl ResidentExecution {
     /// An execution that comes into memory.
     pub(super) fn new(
-        state_machine: Arc<StateMachine>,
+        state_machine: Arc<StartedMachine>,
         machine: Machine,
         row: ExecutionRow,
         seq: u64,

@@ -9,7 +9,7 @@ use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
-use super::types::StateMachine;
+use super::types::StartedMachine;
 use mayfly_workflows_journal::{ExecutionRow, JournalError, RecordRow};
 use mayfly_workflows_language::execution::ContentDigest;
 use mayfly_workflows_machine::history::HistoryEvent;
@@ -30,7 +30,7 @@ struct Stored {
 }
 
 /// A state machine's content and its digest, for the journal.
-pub(super) fn stored(machine: &StateMachine) -> (ContentDigest, Arc<[u8]>) {
+pub(super) fn stored(machine: &StartedMachine) -> (ContentDigest, Arc<[u8]>) {
     let stored = Stored {
         arn: machine.arn.clone(),
         name: machine.name.clone(),
@@ -78,7 +78,7 @@ fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
 
 impl Inner {
     /// The state machine an execution runs, compiled again if need be.
-    pub(super) fn machine_of(&self, digest: ContentDigest) -> Result<Arc<StateMachine>, JournalError> {
+    pub(super) fn machine_of(&self, digest: ContentDigest) -> Result<Arc<StartedMachine>, JournalError> {
         if let Some(machine) = self.machines.lock().get(&digest) {
             return Ok(machine.clone());
         }
@@ -86,7 +86,7 @@ impl Inner {
         let stored: Stored = serde_json::from_slice(&body).map_err(|error| damaged("machines", error))?;
         let definition = parse::compile_accepted(&stored.definition, stored.kind)
             .map_err(|rejection| damaged("machines", rejection.message()))?;
-        let machine = Arc::new(StateMachine {
+        let machine = Arc::new(StartedMachine {
             arn: stored.arn,
             name: stored.name,
             role_arn: stored.role_arn,
@@ -101,7 +101,7 @@ impl Inner {
     }
 
     /// The digest of a state machine, computed once for each shared value.
-    pub(super) fn digest_of(&self, machine: &Arc<StateMachine>) -> ContentDigest {
+    pub(super) fn digest_of(&self, machine: &Arc<StartedMachine>) -> ContentDigest {
         let address = Arc::as_ptr(machine) as usize;
         if let Some((there, digest)) = self.digests.lock().get(&address)
             && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
@@ -120,7 +120,7 @@ impl Inner {
     }
 
     /// Caches a compiled state machine.
-    pub(super) fn remember(&self, digest: ContentDigest, machine: Arc<StateMachine>) {
+    pub(super) fn remember(&self, digest: ContentDigest, machine: Arc<StartedMachine>) {
         let mut machines = self.machines.lock();
         if machines.len() >= self.config.limits.machines_cached {
             machines.clear();
@@ -143,7 +143,7 @@ impl Inner {
     pub(super) fn machine_for(
         &self,
         row: &ExecutionRow,
-        state_machine: &StateMachine,
+        state_machine: &StartedMachine,
     ) -> Result<Machine, JournalError> {
         let text =
             row.input.text().cloned().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
@@ -178,7 +178,7 @@ impl Inner {
     pub(super) fn replay(
         &self,
         row: &ExecutionRow,
-        state_machine: &StateMachine,
+        state_machine: &StartedMachine,
         history: bool,
     ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
         if history {
@@ -195,7 +195,7 @@ impl Inner {
     pub(super) fn replay_records(
         &self,
         row: &ExecutionRow,
-        state_machine: &StateMachine,
+        state_machine: &StartedMachine,
         checkpoint: Option<(u64, Vec<u8>)>,
         mut records: Vec<RecordRow>,
         mut out: Output,

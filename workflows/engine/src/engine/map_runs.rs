@@ -11,7 +11,7 @@ use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{ApplyError, Inner, timestamp};
 use super::live::{ResidentExecution, ResidentState};
-use super::types::StateMachine;
+use super::types::StartedMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
 use mayfly_workflows_machine::{ChildStart, EDITION, EffectId, Event, Machine, MapRunId, MapRunState};
 
@@ -309,17 +309,17 @@ impl Inner {
 
 impl ResidentExecution {
     /// The state machine of a Map's children: one value for all of them, so that its digest is computed once.
-    fn child_machine(&self, child: &ChildStart) -> Arc<StateMachine> {
+    fn child_machine(&self, child: &ChildStart) -> Arc<StartedMachine> {
         let kind = if child.express { StateMachineType::Express } else { StateMachineType::Standard };
         let mut made = self.child_machines.lock();
         let there = made.iter().find(|machine| machine.flow == Some(child.flow) && machine.kind == kind);
         if let Some(machine) = there {
             return machine.clone();
         }
-        let machine = Arc::new(StateMachine {
+        let machine = Arc::new(StartedMachine {
             kind,
             flow: Some(child.flow),
-            ..StateMachine::clone(&self.state_machine)
+            ..StartedMachine::clone(&self.state_machine)
         });
         made.push(machine.clone());
         machine

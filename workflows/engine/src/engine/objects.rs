@@ -11,7 +11,7 @@ use super::deps::FunctionError;
 
 /// Buckets and what lies in them: a map's items are read there and its results written; tasks of `aws-sdk:s3`
 /// are carried out there.
-pub trait Objects: Send + Sync {
+pub trait ObjectStore: Send + Sync {
     /// Opens an object for reading. A version is one that a listing of versions names.
     fn get(
         &self,
@@ -44,17 +44,17 @@ pub trait Objects: Send + Sync {
 
 /// Buckets of a service, beside those that stay here.
 pub(super) struct Divided {
-    pub(super) here: Arc<dyn Objects>,
-    pub(super) there: Arc<dyn Objects>,
+    pub(super) here: Arc<dyn ObjectStore>,
+    pub(super) there: Arc<dyn ObjectStore>,
 }
 
 impl Divided {
-    fn of(&self, bucket: &str) -> &dyn Objects {
+    fn of(&self, bucket: &str) -> &dyn ObjectStore {
         if self.here.keeps(bucket) { &*self.here } else { &*self.there }
     }
 }
 
-impl Objects for Divided {
+impl ObjectStore for Divided {
     fn get(
         &self,
         bucket: &str,

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::config::Config;
-use super::deps::{Activities, Deps, Integrations, Mocks, OperationError, Operations};
-use super::error::OpenError;
+use super::deps::{Activities, EngineDeps, Integrations, Mocks, OperationError, Operations};
+use super::error::EngineOpenError;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
 use super::objects::Divided;
@@ -31,11 +31,11 @@ const JOURNAL_FILE: &str = "workflows.db";
 impl Engine {
     /// Opens an engine on its data directory. Executions that were running continue when [`Engine::resume`] is
     /// called.
-    pub async fn open(config: Config, deps: Deps) -> Result<Engine, OpenError> {
+    pub async fn open(config: Config, deps: EngineDeps) -> Result<Engine, EngineOpenError> {
         let journal: Arc<dyn Journal> = match &config.data_dir {
             Some(folder) => {
                 std::fs::create_dir_all(folder)
-                    .map_err(|source| OpenError::Directory { path: folder.clone(), source })?;
+                    .map_err(|source| EngineOpenError::Directory { path: folder.clone(), source })?;
                 Arc::new(SqliteJournal::open(&folder.join(JOURNAL_FILE))?)
             }
             None => Arc::new(MemoryJournal::default()),
@@ -46,16 +46,16 @@ impl Engine {
     /// The same on a journal that is open already.
     pub async fn with_journal(
         config: Config,
-        deps: Deps,
+        deps: EngineDeps,
         journal: Arc<dyn Journal>,
-    ) -> Result<Engine, OpenError> {
+    ) -> Result<Engine, EngineOpenError> {
         let last = journal.last_execution()?;
         let now_ms = deps.clock.now_ms();
         let limits = config.limits.clone();
         let deps = match S3::at_endpoint(&config, &deps) {
             Some(s3) => {
                 let objects = Divided { here: deps.objects, there: Arc::new(s3) };
-                Deps { objects: Arc::new(objects), ..deps }
+                EngineDeps { objects: Arc::new(objects), ..deps }
             }
             None => deps,
         };
@@ -100,14 +100,14 @@ impl Engine {
     /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
     /// memory. To be called once, after operations, activities and integrations are bound. Returns the number of
     /// resumed executions.
-    pub async fn resume(&self) -> Result<usize, OpenError> {
+    pub async fn resume(&self) -> Result<usize, EngineOpenError> {
         let open = self.begin_resume().await?;
         Ok(open - self.finish_resume().await?)
     }
 
     /// The first part of [`Engine::resume`]: reads which executions are open. From then on requests may be served: an
     /// execution that a request needs is loaded first. Returns the number of open executions.
-    pub async fn begin_resume(&self) -> Result<usize, OpenError> {
+    pub async fn begin_resume(&self) -> Result<usize, EngineOpenError> {
         let ids = self.inner.read(|journal| journal.open_executions()).await?;
         let count = ids.len();
         self.inner.open.fetch_add(count, Ordering::AcqRel);
@@ -117,7 +117,7 @@ impl Engine {
 
     /// The second part: loads the remaining executions in the order of their starts. Returns how many could not be
     /// read; they are logged, and the others continue.
-    pub async fn finish_resume(&self) -> Result<usize, OpenError> {
+    pub async fn finish_resume(&self) -> Result<usize, EngineOpenError> {
         let inner = self.inner.clone();
         let unreadable = self.inner.read(move |journal| Ok(inner.load_open(journal))).await?;
         self.inner.open.fetch_sub(unreadable, Ordering::AcqRel);

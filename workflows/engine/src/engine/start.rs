@@ -12,7 +12,7 @@ use super::error::{ExecutionError, StartError};
 use super::inner::{AppliedEvent, ApplyError, Inner, timestamp};
 use super::live::{NameReservation, ResidentExecution, ResidentState, may_take_long};
 use super::load;
-use super::types::{Description, StartRequest, Started, StateMachine};
+use super::types::{Description, StartRequest, Started, StartedMachine};
 use mayfly_workflows_journal::{
     Birth, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, WaitedBy,
 };
@@ -23,7 +23,7 @@ use mayfly_workflows_machine::{EDITION, Event, Output};
 pub(super) struct NewExecution {
     pub(super) arn: Arc<str>,
     pub(super) name: String,
-    pub(super) state_machine: Arc<StateMachine>,
+    pub(super) state_machine: Arc<StartedMachine>,
     /// Unqualified; of a map run's child `machine/label`.
     pub(super) machine_arn: String,
     pub(super) input: Arc<str>,

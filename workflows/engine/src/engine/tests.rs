@@ -102,7 +102,7 @@ impl HttpTasks for NoHttp {
 #[derive(Default)]
 pub(super) struct Files(pub(super) Mutex<HashMap<String, bytes::Bytes>>);
 
-impl Objects for Files {
+impl ObjectStore for Files {
     fn get(
         &self,
         bucket: &str,
@@ -160,15 +160,15 @@ impl Activities for AnyActivity {
     }
 }
 
-pub(super) struct World {
+pub(super) struct TestEngine {
     pub(super) engine: Engine,
     pub(super) functions: Arc<Scripted>,
     pub(super) files: Arc<Files>,
 }
 
-pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> Deps {
+pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
     let start = jiff::Timestamp::from_second(1_700_000_000).expect("a time");
-    Deps {
+    EngineDeps {
         functions,
         http: Arc::new(NoHttp),
         objects: files,
@@ -177,7 +177,7 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> Deps {
     }
 }
 
-impl World {
+impl TestEngine {
     /// Waits until no work is in progress that continues without an event.
     pub(super) async fn settled(&self) {
         until("nothing is under way", || self.engine.inner.busy.load(Ordering::Acquire) == 0).await;
@@ -188,7 +188,7 @@ impl World {
     }
 
     pub(super) async fn on(journal: Arc<dyn Journal>, functions: Arc<Scripted>) -> Self {
-        Self::checkpointing(journal, functions, Limits::default().checkpoint_records).await
+        Self::checkpointing(journal, functions, EngineLimits::default().checkpoint_records).await
     }
 
     pub(super) async fn checkpointing(
@@ -196,10 +196,15 @@ impl World {
         functions: Arc<Scripted>,
         checkpoint_records: u64,
     ) -> Self {
-        Self::limited(journal, functions, Limits { checkpoint_records, ..Limits::default() }).await
+        Self::limited(journal, functions, EngineLimits { checkpoint_records, ..EngineLimits::default() })
+            .await
     }
 
-    pub(super) async fn limited(journal: Arc<dyn Journal>, functions: Arc<Scripted>, limits: Limits) -> Self {
+    pub(super) async fn limited(
+        journal: Arc<dyn Journal>,
+        functions: Arc<Scripted>,
+        limits: EngineLimits,
+    ) -> Self {
         let config = Config { limits, ..Config::default() };
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
@@ -208,7 +213,7 @@ impl World {
         Self { engine, functions, files }
     }
 
-    pub(super) async fn start(&self, machine: &Arc<StateMachine>, input: &str) -> String {
+    pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> String {
         let started = self.engine.start_execution(request(machine, input)).await.expect("starts");
         started.execution_arn
     }
@@ -226,7 +231,7 @@ impl World {
     }
 }
 
-pub(super) fn request(machine: &Arc<StateMachine>, input: &str) -> StartRequest {
+pub(super) fn request(machine: &Arc<StartedMachine>, input: &str) -> StartRequest {
     StartRequest {
         state_machine: machine.clone(),
         name: None,
@@ -237,13 +242,13 @@ pub(super) fn request(machine: &Arc<StateMachine>, input: &str) -> StartRequest 
     }
 }
 
-pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> Arc<StateMachine> {
+pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> Arc<StartedMachine> {
     let text = definition.to_string();
     let compiled = match parse::compile(&text, kind) {
         Ok(compiled) => compiled,
         Err(rejection) => panic!("{}", rejection.message()),
     };
-    Arc::new(StateMachine {
+    Arc::new(StartedMachine {
         arn: "arn:aws:states:us-east-1:000000000000:stateMachine:m".to_owned(),
         name: "m".to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/r".to_owned(),

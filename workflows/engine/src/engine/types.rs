@@ -11,7 +11,7 @@ use mayfly_workflows_language::execution::RunStatus;
 /// Made once per revision by the catalog and shared; kept in the journal, so
 /// that an execution outlives the deletion of its state machine.
 #[derive(Debug, Clone)]
-pub struct StateMachine {
+pub struct StartedMachine {
     /// ARN without version or alias.
     pub arn: String,
     /// The name; `machine/label` for the children of a map run.
@@ -35,7 +35,7 @@ pub struct StateMachine {
 #[derive(Debug, Clone)]
 pub struct StartRequest {
     /// The state machine to run.
-    pub state_machine: Arc<StateMachine>,
+    pub state_machine: Arc<StartedMachine>,
     /// The execution's name; a random UUID when absent.
     pub name: Option<String>,
     /// JSON text, already checked by the API; kept as written.

@@ -23,11 +23,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
-use mayfly_workflows_language::definition::{IntegrationKind, Pattern};
+use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern};
 use mayfly_workflows_language::value::{Map, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::engine::{Config, Deps, FunctionError, HttpTasks, ObjectCall, ObjectError, Reporter, Streamed};
+use crate::engine::{
+    Config, EngineDeps, FunctionError, HttpTasks, ObjectCall, ObjectError, Reporter, Streamed,
+};
 use crate::timers::Clock;
 use mayfly_workflows_machine::TaskCall;
 
@@ -40,7 +42,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Endpoints of services, and the credentials that sign requests.
 #[derive(Debug, Clone, Default)]
-pub struct Endpoints {
+pub struct AwsEndpoints {
     urls: HashMap<&'static str, Uri>,
     credentials: Option<Credentials>,
     region: Option<String>,
@@ -82,7 +84,7 @@ pub enum EndpointError {
     },
 }
 
-impl Endpoints {
+impl AwsEndpoints {
     /// Points a service at a URL. The service is named as in a task's resource:
     /// `sqs`, `events`, `aws-sdk:secretsmanager`.
     pub fn point(&mut self, service: &str, url: &str) -> Result<(), EndpointError> {
@@ -134,7 +136,7 @@ struct Client {
 
 impl Client {
     /// `None` when the service was pointed nowhere.
-    fn of(config: &Config, deps: &Deps, service: &'static Service) -> Option<Self> {
+    fn of(config: &Config, deps: &EngineDeps, service: &'static Service) -> Option<Self> {
         let url = config.endpoints.of(service)?.clone();
         Some(Self {
             service,
@@ -221,7 +223,7 @@ pub(crate) async fn call(
 ) -> Option<Result<Value, FunctionError>> {
     let service = services::named(service)?;
     let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
-    if task.resource.pattern() == Pattern::Sync {
+    if task.resource.pattern() == IntegrationPattern::Sync {
         return Some(Err(FunctionError::not_supported(format!(
             "'{}' waits for events that only AWS sends. Call it without .sync and ask for its state in a loop, \
                  or use .waitForTaskToken.",

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationPattern, Resource};
 
 use super::tasks::Finished;
 use crate::engine::{EffectGuards, MockAnswer, MockCall, Mocks, Reporter};
@@ -25,7 +25,7 @@ pub(crate) async fn run(
     let is_activity = matches!(task.resource, Resource::Activity(_));
     let on_the_way = match is_activity {
         true => vec![Event::Accepted { n }, Event::Began { n, worker: None }],
-        false if task.resource.pattern() == Pattern::RequestResponse => Vec::new(),
+        false if task.resource.pattern() == IntegrationPattern::RequestResponse => Vec::new(),
         false => vec![Event::Submitted { n, output: Payload::from("{}") }],
     };
     for event in on_the_way {

@@ -4,7 +4,7 @@ use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern, Resource};
 use mayfly_workflows_language::value::Value;
 use tokio::sync::mpsc;
 
@@ -13,8 +13,8 @@ use super::endpoint;
 use super::http;
 use super::sdk::{self, TimeFormat};
 use crate::engine::{
-    Description, EffectGuards, ExecutionError, FunctionCall, FunctionError, FunctionOutput, IntegrationCall,
-    InvokeError, OperationError, Origin, Reporter,
+    CallOrigin, Description, EffectGuards, ExecutionError, FunctionCall, FunctionError, FunctionOutput,
+    IntegrationCall, InvokeError, OperationError, Reporter,
 };
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::Payload;
@@ -65,28 +65,28 @@ pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Effec
     }
     match &task.resource {
         Resource::Function(_) => function(reporter, task).await,
-        Resource::LambdaInvoke(pattern) if *pattern != Pattern::WaitForTaskToken => {
+        Resource::LambdaInvoke(pattern) if *pattern != IntegrationPattern::WaitForTaskToken => {
             match invoke(reporter, task).await {
                 Ok(answer) => Finished::Answered(answer),
                 Err(error) => error.into(),
             }
         }
         Resource::Activity(arn) => activity(reporter, arn, task).await,
-        Resource::StartExecution { pattern: Pattern::Sync, parsed_output } => {
+        Resource::StartExecution { pattern: IntegrationPattern::Sync, parsed_output } => {
             start_and_wait(reporter, task, *parsed_output, guards).await
         }
         resource => {
             let pattern = resource.pattern();
-            if pattern == Pattern::WaitForTaskToken && task.submitted.is_some() {
+            if pattern == IntegrationPattern::WaitForTaskToken && task.submitted.is_some() {
                 return Finished::Later;
             }
-            if matches!(resource, Resource::JobRun(Pattern::Sync) | Resource::FunctionRequest) {
+            if matches!(resource, Resource::JobRun(IntegrationPattern::Sync) | Resource::FunctionRequest) {
                 // It may wait for hours: others may have its place.
                 guards.release();
             }
             let outcome = request(reporter, task).await;
             match (pattern, outcome) {
-                (Pattern::WaitForTaskToken, Ok(answer)) => {
+                (IntegrationPattern::WaitForTaskToken, Ok(answer)) => {
                     let output = Payload::Here(answer.to_text().into());
                     reporter.report(Event::Submitted { n: reporter.n, output }).await;
                     Finished::Later
@@ -395,7 +395,7 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 arguments: task.arguments.to_serde(),
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
-                origin: Origin {
+                origin: CallOrigin {
                     state_machine: reporter.state_machine().arn.clone(),
                     execution: reporter.execution_arn().to_owned(),
                 },

@@ -14,18 +14,18 @@ use mayfly_workflows_machine::{interval_seconds, takes};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct MockedError {
     pub(super) error: Option<String>,
     pub(super) cause: Option<String>,
 }
 
-impl From<StateError> for Failure {
-    fn from(error: StateError) -> Failure {
-        Failure { error: Some(error.error.into_owned()), cause: Some(error.cause) }
+impl From<StateError> for MockedError {
+    fn from(error: StateError) -> MockedError {
+        MockedError { error: Some(error.error.into_owned()), cause: Some(error.cause) }
     }
 }
 
-impl Failure {
+impl MockedError {
     fn output(&self) -> Value {
         let told = |text: &Option<String>| Value::from(text.as_deref().unwrap_or_default());
         Value::object([("Error", told(&self.error)), ("Cause", told(&self.cause))])
@@ -38,7 +38,7 @@ pub(super) fn settle(
     state: &State,
     stage: &StageEvaluator<'_>,
     mut inspection: Inspection,
-    failure: Failure,
+    failure: MockedError,
 ) -> TestOutcome {
     let name = failure.error.as_deref();
     let ended = |status, inspection, output, next| TestOutcome {
@@ -73,7 +73,7 @@ pub(super) fn settle(
             ended(Status::CaughtError, inspection, Some(output), next)
         }
         Err(error) => {
-            let failure = Failure::from(error);
+            let failure = MockedError::from(error);
             TestOutcome {
                 status: Status::Failed,
                 output: None,
@@ -92,7 +92,7 @@ fn caught(
     state: &State,
     stage: &StageEvaluator<'_>,
     (index, catcher): (usize, &Catcher),
-    failure: &Failure,
+    failure: &MockedError,
 ) -> Result<(Value, Option<Value>), StateError> {
     let error_output = failure.output();
     let scope = stage.scope(&request.input);

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{DataFlow, ItemReader, Map, Quantity};
+use mayfly_workflows_language::definition::{DataFlow, ItemReader, MapState, Quantity};
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
 
-use super::failing::Failure;
+use super::failing::MockedError;
 use super::request::StateMock;
 use super::run::{StageEvaluator, TestOutput, TestRun};
 use crate::executor::files;
@@ -16,19 +16,19 @@ use mayfly_workflows_machine::{EDITION, batched, quantity};
 
 impl TestRun<'_> {
     /// A Parallel state shows its result's stages only.
-    pub(super) fn parallel(&mut self) -> Result<TestOutput, Failure> {
+    pub(super) fn parallel(&mut self) -> Result<TestOutput, MockedError> {
         let input = self.effective_input(false)?;
         self.arguments(&input, false)?;
         match &self.request.mock {
             Some(StateMock::Error { error, cause }) => {
-                Err(Failure { error: error.clone(), cause: cause.clone() })
+                Err(MockedError { error: error.clone(), cause: cause.clone() })
             }
             Some(StateMock::Result(result)) => Ok(self.finish(result)?),
             None => Ok(self.finish(&Value::Null)?),
         }
     }
 
-    pub(super) fn map(&mut self, map: &Map) -> Result<TestOutput, Failure> {
+    pub(super) fn map(&mut self, map: &MapState) -> Result<TestOutput, MockedError> {
         let input = self.effective_input(true)?;
         self.items(map, &input)?;
         let scope = self.stage.scope(&input);
@@ -46,7 +46,7 @@ impl TestRun<'_> {
         }
         match &self.request.mock {
             Some(StateMock::Error { error, cause }) => {
-                Err(Failure { error: error.clone(), cause: cause.clone() })
+                Err(MockedError { error: error.clone(), cause: cause.clone() })
             }
             Some(StateMock::Result(result)) => {
                 self.tolerate(result, count, percentage)?;
@@ -57,7 +57,7 @@ impl TestRun<'_> {
     }
 
     /// The source of the items, and the input of each iteration.
-    fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
+    fn items(&mut self, map: &MapState, input: &Value) -> Result<(), StateError> {
         let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
         let items = match &map.item_reader {
             Some(reader) => match self.read(reader)? {
@@ -87,7 +87,7 @@ impl TestRun<'_> {
 
     /// The input of each iteration or child. The API's model says what the stages hold; no recording shows one of
     /// `ItemBatcher`.
-    fn inputs(&mut self, map: &Map, input: &Value, mut items: Vec<Value>) -> Result<(), StateError> {
+    fn inputs(&mut self, map: &MapState, input: &Value, mut items: Vec<Value>) -> Result<(), StateError> {
         if let Some(selector) = &map.item_selector {
             let selected: Result<Vec<Value>, StateError> = items
                 .iter()
@@ -131,7 +131,12 @@ impl TestRun<'_> {
     }
 
     /// Fails the map when more iterations failed than it tolerates.
-    fn tolerate(&self, result: &Value, count: Option<u64>, percentage: Option<f64>) -> Result<(), Failure> {
+    fn tolerate(
+        &self,
+        result: &Value,
+        count: Option<u64>,
+        percentage: Option<f64>,
+    ) -> Result<(), MockedError> {
         let Some(failed) = self.request.configuration.failed_iterations.filter(|failed| *failed > 0) else {
             return Ok(());
         };
@@ -146,7 +151,7 @@ impl TestRun<'_> {
         if within {
             return Ok(());
         }
-        Err(Failure {
+        Err(MockedError {
             error: Some("States.ExceedToleratedFailureThreshold".into()),
             cause: Some("The specified tolerated failure threshold was exceeded".into()),
         })

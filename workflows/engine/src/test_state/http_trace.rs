@@ -7,7 +7,7 @@ use mayfly_workflows_language::value::Value;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::failing::Failure;
+use super::failing::MockedError;
 use super::inspection::Inspection;
 use crate::engine::HttpTasks;
 use crate::executor;
@@ -17,7 +17,7 @@ pub(super) async fn invoke(
     http: &dyn HttpTasks,
     arguments: &Value,
     inspection: Option<&mut Inspection>,
-) -> Result<Value, Failure> {
+) -> Result<Value, MockedError> {
     let recorder = Recorder { http, request: Mutex::new(None), response: Mutex::new(None) };
     let outcome = executor::http::invoke(&recorder, arguments).await;
     if let Some(inspection) = inspection {
@@ -28,7 +28,7 @@ pub(super) async fn invoke(
             inspection.fact("response", response);
         }
     }
-    outcome.map_err(|error| Failure { error: Some(error.error_type), cause: Some(error.cause) })
+    outcome.map_err(|error| MockedError { error: Some(error.error_type), cause: Some(error.cause) })
 }
 
 struct Recorder<'a> {

@@ -1,7 +1,7 @@
 //! Reading a TestState request and refusing what cannot be tested.
 
 use mayfly_workflows_language::definition::{
-    Pattern, Resource, State, StateId, StateKind, StateMachine, StateMachineType,
+    IntegrationPattern, Resource, State, StateId, StateKind, StateMachine, StateMachineType,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
@@ -239,7 +239,7 @@ fn check_kind(
 
 /// Whether a task's end is reported by another party than the called service.
 pub(super) fn lasts(resource: &Resource) -> bool {
-    matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
+    matches!(resource, Resource::Activity(_)) || resource.pattern() != IntegrationPattern::RequestResponse
 }
 
 fn read_mock(mock: &Params, state: &State) -> Result<StateMock, TestRejection> {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use mayfly_workflows_language::choice;
-use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
+use mayfly_workflows_language::dataflow::{self, Ambient, Context, EvaluationScope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Pass, Resource, Rule, State, StateKind, StateMachineType, Task, Text,
-    Transition, Wait,
+    ChoiceRule, ChoiceState, Condition, DataFlow, FailState, PassState, Resource, State, StateKind,
+    StateMachineType, TaskState, Text, Transition, WaitState,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -14,7 +14,7 @@ use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
 
-use super::failing::{Failure, settle};
+use super::failing::{MockedError, settle};
 use super::inspection::Inspection;
 use super::request::{self, Request, StateMock, TestRejection};
 use super::{Status, TestOptions, context, http_trace, waits};
@@ -62,8 +62,8 @@ pub(super) struct StageEvaluator<'a> {
 }
 
 impl StageEvaluator<'_> {
-    pub(super) fn scope<'b>(&'b self, input: &'b Value) -> Scope<'b> {
-        Scope {
+    pub(super) fn scope<'b>(&'b self, input: &'b Value) -> EvaluationScope<'b> {
+        EvaluationScope {
             input,
             result: None,
             error_output: None,
@@ -93,12 +93,12 @@ pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<T
     let left = match &state.kind {
         StateKind::Task(task) => {
             match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
-                Err(error) => Err(Failure::from(error)),
+                Err(error) => Err(MockedError::from(error)),
                 Ok(arguments) => match work(request, task, &arguments, around, &mut inspection).await? {
                     Err(failure) => Err(failure),
                     Ok(result) => ground
                         .walk(request, &mut inspection, |passage| passage.end_task(&result))
-                        .map_err(Failure::from),
+                        .map_err(MockedError::from),
                 },
             }
         }
@@ -153,15 +153,15 @@ fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
 /// A task's work: its mock, or an express execution of this task alone, whose input is the task's arguments.
 async fn work(
     request: &Request,
-    task: &Task,
+    task: &TaskState,
     arguments: &Value,
     around: &TestOptions<'_>,
     inspection: &mut Inspection,
-) -> Result<Result<Value, Failure>, TestRejection> {
+) -> Result<Result<Value, MockedError>, TestRejection> {
     match &request.mock {
         Some(StateMock::Result(result)) => return Ok(Ok(result.clone())),
         Some(StateMock::Error { error, cause }) => {
-            return Ok(Err(Failure { error: error.clone(), cause: cause.clone() }));
+            return Ok(Err(MockedError { error: error.clone(), cause: cause.clone() }));
         }
         None => {}
     }
@@ -179,7 +179,7 @@ async fn work(
     let text: Arc<str> = alone.to_string().into();
     let definition = parse::compile(&text, StateMachineType::Express)
         .map_err(|rejection| TestRejection::Definition(rejection.message()))?;
-    let machine = engine::StateMachine {
+    let machine = engine::StartedMachine {
         arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
         name: "TestStateMachine".into(),
         role_arn: request.role_arn.clone().unwrap_or_default(),
@@ -201,13 +201,13 @@ async fn work(
         around.engine.start_sync(start).await.map_err(|error| TestRejection::Internal(error.to_string()))?;
     Ok(match &ended.output {
         Some(output) => Ok(Value::parse(output).map_err(|error| TestRejection::Internal(error.to_string()))?),
-        None => Err(Failure { error: ended.error, cause: ended.cause }),
+        None => Err(MockedError { error: ended.error, cause: ended.cause }),
     })
 }
 
 /// An integration's parameters, each taken from the input: its definition has to name the required ones.
 /// A function's own ARN takes any input.
-fn taken_over(task: &Task, arguments: &Value) -> Option<serde_json::Value> {
+fn taken_over(task: &TaskState, arguments: &Value) -> Option<serde_json::Value> {
     if matches!(task.resource, Resource::Function(_)) {
         return None;
     }
@@ -224,14 +224,14 @@ pub(super) struct TestRun<'a> {
 
 impl TestRun<'_> {
     /// States without effects, or with a mocked result.
-    fn alone(&mut self) -> Result<TestOutput, Failure> {
+    fn alone(&mut self) -> Result<TestOutput, MockedError> {
         let state = self.state;
         match &state.kind {
             StateKind::Parallel(_) => self.parallel(),
             StateKind::Map(map) => self.map(map),
             StateKind::Pass(kind) => Ok(self.pass(kind)?),
             StateKind::Choice(kind) => Ok(self.choice(kind)?),
-            StateKind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
+            StateKind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(MockedError::from)),
             StateKind::Wait(wait) => Ok(self.wait(wait)?),
             StateKind::Succeed | StateKind::Task(_) => Ok(self.unchanged()?),
         }
@@ -279,7 +279,7 @@ impl TestRun<'_> {
         self.finish(result)
     }
 
-    fn pass(&mut self, pass: &Pass) -> Result<TestOutput, StateError> {
+    fn pass(&mut self, pass: &PassState) -> Result<TestOutput, StateError> {
         // With a Result, input and parameters do not matter and are not shown.
         let show = pass.result.is_none();
         let input = self.effective_input(show)?;
@@ -298,13 +298,13 @@ impl TestRun<'_> {
     }
 
     /// A wait is not waited for, but what it would wait for has to be a time.
-    fn wait(&mut self, wait: &Wait) -> Result<TestOutput, StateError> {
+    fn wait(&mut self, wait: &WaitState) -> Result<TestOutput, StateError> {
         let input = self.effective_input(true)?;
         waits::check(wait, &self.stage.scope(&input))?;
         self.finish_unchanged(&input)
     }
 
-    fn choice(&mut self, choice: &Choice) -> Result<TestOutput, StateError> {
+    fn choice(&mut self, choice: &ChoiceState) -> Result<TestOutput, StateError> {
         let input = self.effective_input(true)?;
         for (index, rule) in choice.rules.iter().enumerate() {
             let scope = self.stage.scope(&input);
@@ -330,7 +330,7 @@ impl TestRun<'_> {
     fn chosen(
         &mut self,
         input: &Value,
-        rule: Option<(usize, &Rule)>,
+        rule: Option<(usize, &ChoiceRule)>,
         next: &Transition,
     ) -> Result<TestOutput, StateError> {
         let next = target(self.request, next);
@@ -351,7 +351,7 @@ impl TestRun<'_> {
         Ok(TestOutput { output: left, next })
     }
 
-    fn fail(&mut self, fail: &Fail) -> Result<Failure, StateError> {
+    fn fail(&mut self, fail: &FailState) -> Result<MockedError, StateError> {
         self.effective_input(true)?;
         let text = |text: &Option<Text>, field: &str| match text {
             None => Ok(None),
@@ -364,7 +364,7 @@ impl TestRun<'_> {
                 expression.evaluate(&self.stage.scope(&self.request.input), field).map(Some).map(plain)
             }
         };
-        Ok(Failure { error: text(&fail.error, "Error")?, cause: text(&fail.cause, "Cause")? })
+        Ok(MockedError { error: text(&fail.error, "Error")?, cause: text(&fail.cause, "Cause")? })
     }
 
     /// From a result to the output.
@@ -411,7 +411,7 @@ impl TestRun<'_> {
     fn assign(
         &mut self,
         template: Option<&Template>,
-        scope: &Scope<'_>,
+        scope: &EvaluationScope<'_>,
         field: &str,
     ) -> Result<(), StateError> {
         if template.is_none() && self.request.variables.as_object().is_none_or(|own| own.is_empty()) {

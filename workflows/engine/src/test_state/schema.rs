@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern, Resource};
 use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 
@@ -98,12 +98,16 @@ pub(super) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(
     let (service, action, optimised) = match resource {
         _ if mode == Mode::None => return Ok(()),
         Resource::LambdaInvoke(_) => ("lambda", "invoke", true),
-        Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
-        Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
-        // A result that is returned with a token has no model.
-        Resource::Integration { pattern: Pattern::RequestResponse, service, action, kind, .. } => {
-            (&**service, &**action, *kind == IntegrationKind::Optimised)
+        Resource::StartExecution { pattern: IntegrationPattern::RequestResponse, .. } => {
+            ("sfn", "startExecution", true)
         }
+        Resource::StartExecution { pattern: IntegrationPattern::Sync, .. } => {
+            ("sfn", "describeExecution", true)
+        }
+        // A result that is returned with a token has no model.
+        Resource::Integration {
+            pattern: IntegrationPattern::RequestResponse, service, action, kind, ..
+        } => (&**service, &**action, *kind == IntegrationKind::Optimised),
         _ => return Ok(()),
     };
     let service = if service == "eventbridge" { "events" } else { service };

@@ -1,6 +1,6 @@
 //! From a rule's JSON to its compiled form.
 
-use super::{Accepts, ComparisonType, Is, Operand, Operator, Pattern, Rule, Test, timestamp};
+use super::{Accepts, ChoiceTest, ComparisonType, Is, Operand, Operator, Test, Wildcard, timestamp};
 use crate::error::Problem;
 use crate::path::Path;
 use crate::value::{Map, Value};
@@ -36,7 +36,7 @@ const TESTS: [(&str, Is); 6] = [
 ];
 
 /// Compiles one rule.
-pub(super) fn rule(value: &Value) -> Result<Rule, Vec<Problem>> {
+pub(super) fn rule(value: &Value) -> Result<ChoiceTest, Vec<Problem>> {
     let mut problems = Vec::new();
     match compile(value, 0, &mut problems) {
         Some(rule) if problems.is_empty() => Ok(rule),
@@ -44,7 +44,7 @@ pub(super) fn rule(value: &Value) -> Result<Rule, Vec<Problem>> {
     }
 }
 
-fn compile(value: &Value, nesting: usize, problems: &mut Vec<Problem>) -> Option<Rule> {
+fn compile(value: &Value, nesting: usize, problems: &mut Vec<Problem>) -> Option<ChoiceTest> {
     let Some(fields) = value.as_object() else {
         problems.push(Problem::here("A choice rule must be an object"));
         return None;
@@ -61,14 +61,14 @@ fn compile(value: &Value, nesting: usize, problems: &mut Vec<Problem>) -> Option
     };
     let argument = fields.get(operator)?;
     match *operator {
-        "And" => several(operator, argument, nesting, problems).map(Rule::And),
-        "Or" => several(operator, argument, nesting, problems).map(Rule::Or),
+        "And" => several(operator, argument, nesting, problems).map(ChoiceTest::And),
+        "Or" => several(operator, argument, nesting, problems).map(ChoiceTest::Or),
         "Not" => below("Not", problems, |problems| compile(argument, nesting + 1, problems))
-            .map(|rule| Rule::Not(Box::new(rule))),
+            .map(|rule| ChoiceTest::Not(Box::new(rule))),
         name => {
             let variable = variable(fields, problems);
             let operator = below(name, problems, |problems| test(name, argument, problems));
-            Some(Rule::Test(Test { variable: variable?, operator: operator? }))
+            Some(ChoiceTest::Test(Test { variable: variable?, operator: operator? }))
         }
     }
 }
@@ -80,13 +80,18 @@ fn below<T>(step: &str, problems: &mut Vec<Problem>, compile: impl FnOnce(&mut V
     compiled
 }
 
-fn several(name: &str, argument: &Value, nesting: usize, problems: &mut Vec<Problem>) -> Option<Vec<Rule>> {
+fn several(
+    name: &str,
+    argument: &Value,
+    nesting: usize,
+    problems: &mut Vec<Problem>,
+) -> Option<Vec<ChoiceTest>> {
     let Some(items) = argument.as_array().filter(|items| !items.is_empty()) else {
         problems
             .push(Problem::at(format!("/{name}"), format!("'{name}' must be a non-empty array of rules")));
         return None;
     };
-    let rules: Vec<Option<Rule>> = items
+    let rules: Vec<Option<ChoiceTest>> = items
         .iter()
         .enumerate()
         .map(|(at, item)| {
@@ -124,7 +129,7 @@ fn test(name: &str, argument: &Value, problems: &mut Vec<Problem>) -> Option<Ope
     }
     if name == "StringMatches" {
         return match argument.as_str() {
-            Some(pattern) => Some(Operator::Matches(Pattern::new(pattern))),
+            Some(pattern) => Some(Operator::Matches(Wildcard::new(pattern))),
             None => {
                 problems.push(Problem::here("Value must be a string"));
                 None

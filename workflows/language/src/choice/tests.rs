@@ -3,11 +3,11 @@ use crate::dataflow::{Ambient, Context, Variables};
 
 fn check(rule: &str, input: &str) -> Result<bool, String> {
     let json = |text: &str| Value::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-    let rule = Rule::compile(&json(rule)).unwrap_or_else(|problems| panic!("{rule}: {problems:?}"));
+    let rule = ChoiceTest::compile(&json(rule)).unwrap_or_else(|problems| panic!("{rule}: {problems:?}"));
     let (input, context) = (json(input), Value::empty_object());
     let variables = Variables::of([("limit".into(), Value::from(10_i64))].into_iter().collect());
     let ambient = Ambient::new(0, 1);
-    let scope = Scope {
+    let scope = EvaluationScope {
         input: &input,
         result: None,
         error_output: None,
@@ -114,7 +114,7 @@ fn a_variable_that_is_missing_is_an_error() {
 #[test]
 fn problems_have_places() {
     let places = |rule: &str| {
-        let problems = Rule::compile(&Value::parse(rule).expect("valid JSON")).expect_err("refused");
+        let problems = ChoiceTest::compile(&Value::parse(rule).expect("valid JSON")).expect_err("refused");
         problems.into_iter().map(|problem| problem.location).collect::<Vec<_>>()
     };
     assert_eq!(places(r#"{"Variable":"x","StringEquals":1}"#), ["/Variable", "/StringEquals"]);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 /// A compiled pattern: literal parts with any text between them.
 #[derive(Clone, Debug)]
-pub(super) struct Pattern {
+pub(super) struct Wildcard {
     parts: Arc<[String]>,
 }
 
-impl Pattern {
+impl Wildcard {
     pub(super) fn new(source: &str) -> Self {
         let mut parts = vec![String::new()];
         let mut letters = source.chars();
@@ -63,9 +63,9 @@ mod tests {
             (r"a\\*", r"a\x", true),
             ("*é*", "caféteria", true),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(text), expected, "{pattern} {text}");
+            assert_eq!(Wildcard::new(pattern).matches(text), expected, "{pattern} {text}");
         }
         let (pattern, text) = ("*a".repeat(2000), "a".repeat(100_000) + "b");
-        assert!(!Pattern::new(&pattern).matches(&text));
+        assert!(!Wildcard::new(&pattern).matches(&text));
     }
 }

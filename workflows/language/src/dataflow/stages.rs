@@ -3,7 +3,7 @@
 //! JSONPath: `InputPath` → `Parameters` → the state → `ResultSelector` → `ResultPath` → `OutputPath`. JSONata:
 //! `Arguments` → the state → `Output`. `Assign` and `Output` both read the variables as they were before the state.
 
-use super::Scope;
+use super::EvaluationScope;
 use crate::definition::{PathField, ResultPath};
 use crate::error::{StateError, names};
 use crate::path::Root;
@@ -11,16 +11,16 @@ use crate::template::{Template, within_depth};
 use crate::value::{Map, Value};
 
 /// `InputPath`: the part of the input the state works on. `scope.input` is the raw input.
-pub fn effective_input(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+pub fn effective_input(field: &PathField, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
     select(field, scope)
 }
 
 /// `OutputPath`: selects the output. `scope.input` is the result of `ResultPath`.
-pub fn effective_output(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+pub fn effective_output(field: &PathField, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
     select(field, scope)
 }
 
-fn select(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+fn select(field: &PathField, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
     match field {
         PathField::Whole => Ok(scope.input.clone()),
         PathField::Nothing => Ok(Value::empty_object()),
@@ -36,14 +36,18 @@ fn select(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
 }
 
 /// `Parameters` or `Arguments`: the template's value; without one, what comes in. `field` is the field's name.
-pub fn parameters(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+pub fn parameters(
+    template: Option<&Template>,
+    scope: &EvaluationScope<'_>,
+    field: &str,
+) -> Result<Value, StateError> {
     template.map_or_else(|| Ok(scope.input.clone()), |template| template.evaluate(scope, field))
 }
 
 /// `ResultSelector`: the template over the result, `$` being the result; without one, the result.
 pub fn select_result(
     template: Option<&Template>,
-    scope: &Scope<'_>,
+    scope: &EvaluationScope<'_>,
     result: &Value,
 ) -> Result<Value, StateError> {
     template.map_or_else(
@@ -65,7 +69,7 @@ pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Res
 /// where it stands: `Output`, `Choices[0]/Output`, `Catch[0]/Output`.
 pub fn output(
     template: Option<&Template>,
-    scope: &Scope<'_>,
+    scope: &EvaluationScope<'_>,
     default: &Value,
     field: &str,
 ) -> Result<Value, StateError> {
@@ -83,7 +87,11 @@ pub const VARIABLES_BYTES_MAX: usize = 10 * 1024 * 1024;
 ///
 /// # Errors
 /// What the template fails with; `States.DataLimitExceeded` beyond [`ASSIGN_BYTES_MAX`] or [`VARIABLES_BYTES_MAX`].
-pub fn assign(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Result<Map, StateError> {
+pub fn assign(
+    template: Option<&Template>,
+    scope: &EvaluationScope<'_>,
+    field: &str,
+) -> Result<Map, StateError> {
     let Some(template) = template else { return Ok(Map::new()) };
     let assigned = match template.evaluate(scope, field)? {
         Value::Object(map) => std::sync::Arc::unwrap_or_clone(map),
@@ -118,11 +126,11 @@ mod tests {
     }
 
     /// Runs a check with a scope around `input`.
-    fn with_scope<T>(input: &str, check: impl FnOnce(&Scope<'_>) -> T) -> T {
+    fn with_scope<T>(input: &str, check: impl FnOnce(&EvaluationScope<'_>) -> T) -> T {
         let (input, context) = (json(input), json(r#"{"State":{"Name":"S"}}"#));
         let variables = Variables::of([("x".into(), json(r#"{"y":[1,2]}"#))].into_iter().collect());
         let ambient = Ambient::new(0, 1);
-        check(&Scope {
+        check(&EvaluationScope {
             input: &input,
             result: None,
             error_output: None,
@@ -206,7 +214,7 @@ mod tests {
         with_scope(
             r#"{"s":"some more than what is left of the ten megabytes after forty times nearly 256 KiB"}"#,
             |scope| {
-                let scope = Scope { variables: &full, ..*scope };
+                let scope = EvaluationScope { variables: &full, ..*scope };
                 assert!(assign(Some(&template(r#"{"v":1}"#)), &scope, "Assign").is_ok());
                 let long = format!(r#"{{"v":"{}"}}"#, "x".repeat(1000));
                 assert!(assign(Some(&template(&long)), &scope, "Assign").is_err());

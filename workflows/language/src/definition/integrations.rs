@@ -1,7 +1,7 @@
 //! The service integrations of AWS Step Functions, by name. Mayfly accepts all of them and implements some; AWS refuses
 //! those that are not listed.
 
-use super::Pattern;
+use super::IntegrationPattern;
 
 /// `service:action` of the optimised integrations, and whether `.sync`, `.sync:2`
 /// and `.waitForTaskToken` exist for it. Source: the developer guide's table of
@@ -44,15 +44,20 @@ const OPTIMIZED: &[(&str, &[&str], [bool; 3])] = &[
 ];
 
 /// Whether an optimised integration can be called this way.
-pub(super) fn optimized(service: &str, action: &str, pattern: Pattern, version: Option<u8>) -> bool {
+pub(super) fn optimized(
+    service: &str,
+    action: &str,
+    pattern: IntegrationPattern,
+    version: Option<u8>,
+) -> bool {
     OPTIMIZED.iter().any(|(name, actions, [sync, sync_2, token])| {
         *name == service
             && actions.contains(&action)
             && match (pattern, version) {
-                (Pattern::RequestResponse, _) => true,
-                (Pattern::Sync, None) => *sync,
-                (Pattern::Sync, Some(_)) => *sync_2,
-                (Pattern::WaitForTaskToken, _) => *token,
+                (IntegrationPattern::RequestResponse, _) => true,
+                (IntegrationPattern::Sync, None) => *sync,
+                (IntegrationPattern::Sync, Some(_)) => *sync_2,
+                (IntegrationPattern::WaitForTaskToken, _) => *token,
             }
     })
 }

@@ -5,7 +5,7 @@ use crate::value::Value;
 
 /// The parameters of one integration.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ParametersShape {
     /// Those that it cannot do without.
     pub required: &'static [&'static str],
     /// Those that are text.
@@ -15,14 +15,14 @@ pub struct Shape {
 }
 
 /// The request of Lambda's Invoke without what only a client sends.
-static INVOKE: Shape = Shape {
+static INVOKE: ParametersShape = ParametersShape {
     required: &["FunctionName"],
     texts: &["ClientContext", "FunctionName", "InvocationType", "LogType", "Qualifier"],
     values: &["Payload"],
 };
 
 /// The request of StartExecution.
-static START_EXECUTION: Shape = Shape {
+static START_EXECUTION: ParametersShape = ParametersShape {
     required: &["StateMachineArn"],
     texts: &["Name", "StateMachineArn", "TraceHeader"],
     values: &["Input"],
@@ -30,7 +30,7 @@ static START_EXECUTION: Shape = Shape {
 
 impl Resource {
     /// The parameters of this integration, where they are known.
-    pub fn parameters(&self) -> Option<&'static Shape> {
+    pub fn parameters(&self) -> Option<&'static ParametersShape> {
         match self {
             Resource::LambdaInvoke(_) => Some(&INVOKE),
             Resource::StartExecution { .. } => Some(&START_EXECUTION),
@@ -39,7 +39,7 @@ impl Resource {
     }
 }
 
-impl Shape {
+impl ParametersShape {
     /// Whether a parameter has this name.
     pub fn has(&self, name: &str) -> bool {
         self.texts.contains(&name) || self.values.contains(&name)

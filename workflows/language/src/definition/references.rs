@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{
-    Batcher, Catcher, Condition, DataFlow, Fail, ItemReader, Items, Map, PathField, Quantity, ResultWriter,
-    Rule, State, StateKind, StateMachine, Text, TimestampField, Wait,
+    Batcher, Catcher, ChoiceRule, Condition, DataFlow, FailState, ItemReader, Items, MapState, PathField,
+    Quantity, ResultWriter, State, StateKind, StateMachine, Text, TimestampField, WaitState,
 };
 use crate::jsonata::Expression;
 use crate::path::Path;
@@ -91,7 +91,7 @@ impl Mentions {
                 self.template(task.credentials.as_ref());
             }
             StateKind::Choice(choice) => {
-                for Rule { condition, assign, output, .. } in &choice.rules {
+                for ChoiceRule { condition, assign, output, .. } in &choice.rules {
                     match condition {
                         Condition::JsonPath(rule) => {
                             rule.variables(&mut |name| _ = self.names.insert(name.into()))
@@ -103,13 +103,13 @@ impl Mentions {
                     self.template(output.as_ref());
                 }
             }
-            StateKind::Wait(Wait::Seconds(seconds)) => self.quantity(Some(seconds)),
-            StateKind::Wait(Wait::Timestamp(TimestampField::Path(path))) => self.path(path),
-            StateKind::Wait(Wait::Timestamp(TimestampField::Expression(expression))) => {
+            StateKind::Wait(WaitState::Seconds(seconds)) => self.quantity(Some(seconds)),
+            StateKind::Wait(WaitState::Timestamp(TimestampField::Path(path))) => self.path(path),
+            StateKind::Wait(WaitState::Timestamp(TimestampField::Expression(expression))) => {
                 self.expression(expression)
             }
-            StateKind::Wait(Wait::Timestamp(TimestampField::Value(..))) => {}
-            StateKind::Fail(Fail { error, cause }) => {
+            StateKind::Wait(WaitState::Timestamp(TimestampField::Value(..))) => {}
+            StateKind::Fail(FailState { error, cause }) => {
                 for text in [error, cause].into_iter().flatten() {
                     match text {
                         Text::Literal(_) => {}
@@ -122,7 +122,7 @@ impl Mentions {
         }
     }
 
-    fn map(&mut self, map: &Map) {
+    fn map(&mut self, map: &MapState) {
         match &map.items {
             Items::Whole => {}
             Items::Path(path) => self.path(path),

@@ -11,16 +11,16 @@ pub enum Resource {
     /// A function's own ARN: called with the state's effective input, its answer is the result.
     Function(FunctionArn),
     /// `arn:aws:states:::lambda:invoke`: the arguments name the function and its payload.
-    LambdaInvoke(Pattern),
+    LambdaInvoke(IntegrationPattern),
     /// `arn:aws:states:<region>:<account>:activity:<name>`: a worker asks for it.
     Activity(Arc<str>),
     /// `arn:aws:states:::states:startExecution`. `parsed_output`: `.sync:2`, whose
     /// `Output` is JSON and not text.
-    StartExecution { pattern: Pattern, parsed_output: bool },
+    StartExecution { pattern: IntegrationPattern, parsed_output: bool },
     /// `arn:aws:states:::http:invoke`.
     HttpInvoke,
     /// `arn:aws:states:::job:run`, Mayfly's own: a Job in the cluster.
-    JobRun(Pattern),
+    JobRun(IntegrationPattern),
     /// `arn:aws:states:::mayfly:invoke`, Mayfly's own: an HTTP request to a function, which may wait until the
     /// function takes it. Asynchronous invocations consist of it.
     FunctionRequest,
@@ -29,7 +29,7 @@ pub enum Resource {
         service: Arc<str>,
         action: Arc<str>,
         kind: IntegrationKind,
-        pattern: Pattern,
+        pattern: IntegrationPattern,
         version: Option<u8>,
     },
     /// An ARN of a service the States Language's text names but AWS itself never
@@ -50,19 +50,19 @@ pub enum IntegrationKind {
 /// The end of a Task: the answer to the call, the end of the work that the call started, or a report with the task's
 /// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Pattern {
+pub enum IntegrationPattern {
     RequestResponse,
     Sync,
     WaitForTaskToken,
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for IntegrationPattern {
     /// The ending it has in a `Resource`, without the dot; nothing for the plain call.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Pattern::RequestResponse => "",
-            Pattern::Sync => "sync",
-            Pattern::WaitForTaskToken => "waitForTaskToken",
+            IntegrationPattern::RequestResponse => "",
+            IntegrationPattern::Sync => "sync",
+            IntegrationPattern::WaitForTaskToken => "waitForTaskToken",
         })
     }
 }
@@ -115,7 +115,7 @@ impl Resource {
     }
 
     /// The pattern of the task. Functions and activities are request and response.
-    pub fn pattern(&self) -> Pattern {
+    pub fn pattern(&self) -> IntegrationPattern {
         match self {
             Resource::LambdaInvoke(pattern)
             | Resource::JobRun(pattern)
@@ -125,7 +125,7 @@ impl Resource {
             | Resource::Activity(_)
             | Resource::HttpInvoke
             | Resource::FunctionRequest
-            | Resource::Foreign(_) => Pattern::RequestResponse,
+            | Resource::Foreign(_) => IntegrationPattern::RequestResponse,
         }
     }
 
@@ -133,8 +133,8 @@ impl Resource {
     /// (`"lambda"`, `"invoke.waitForTaskToken"`); none for functions and activities,
     /// whose events are of another kind.
     pub fn event_names(&self) -> Option<(String, String)> {
-        let named = |service: &str, action: &str, pattern: Pattern, ending: &str| {
-            let dot = if pattern == Pattern::RequestResponse { "" } else { "." };
+        let named = |service: &str, action: &str, pattern: IntegrationPattern, ending: &str| {
+            let dot = if pattern == IntegrationPattern::RequestResponse { "" } else { "." };
             Some((service.to_string(), format!("{action}{dot}{pattern}{ending}")))
         };
         match self {
@@ -143,9 +143,9 @@ impl Resource {
             Resource::StartExecution { pattern, parsed_output } => {
                 named("states", "startExecution", *pattern, if *parsed_output { ":2" } else { "" })
             }
-            Resource::HttpInvoke => named("http", "invoke", Pattern::RequestResponse, ""),
+            Resource::HttpInvoke => named("http", "invoke", IntegrationPattern::RequestResponse, ""),
             Resource::JobRun(pattern) => named("job", "run", *pattern, ""),
-            Resource::FunctionRequest => named("mayfly", "invoke", Pattern::RequestResponse, ""),
+            Resource::FunctionRequest => named("mayfly", "invoke", IntegrationPattern::RequestResponse, ""),
             Resource::Integration { service, action, kind, pattern, version } => {
                 let service = match kind {
                     IntegrationKind::AwsSdk => format!("aws-sdk:{service}"),
@@ -231,14 +231,14 @@ fn integration(rest: &str) -> Result<Resource, ResourceError> {
     let (action, ending) =
         call.split_once('.').map_or((call, None), |(action, ending)| (action, Some(ending)));
     let (pattern, version) = match ending {
-        None => (Pattern::RequestResponse, None),
-        Some("sync") => (Pattern::Sync, None),
-        Some("sync:2") => (Pattern::Sync, Some(2)),
-        Some("waitForTaskToken") => (Pattern::WaitForTaskToken, None),
+        None => (IntegrationPattern::RequestResponse, None),
+        Some("sync") => (IntegrationPattern::Sync, None),
+        Some("sync:2") => (IntegrationPattern::Sync, Some(2)),
+        Some("waitForTaskToken") => (IntegrationPattern::WaitForTaskToken, None),
         Some(_) => return Err(ResourceError::NotRecognized),
     };
     let known = match kind {
-        AwsSdk => integrations::aws_sdk(service, action) && pattern != Pattern::Sync,
+        AwsSdk => integrations::aws_sdk(service, action) && pattern != IntegrationPattern::Sync,
         Optimised => integrations::optimized(service, action, pattern, version),
     };
     if !known {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn integrations_and_their_patterns() {
-        use Pattern::{RequestResponse, Sync, WaitForTaskToken};
+        use IntegrationPattern::{RequestResponse, Sync, WaitForTaskToken};
         let states = |rest: &str| parsed(&format!("arn:aws:states:::{rest}"));
         assert_eq!(states("lambda:invoke"), Some(Resource::LambdaInvoke(RequestResponse)));
         assert_eq!(states("lambda:invoke.sync"), None);

@@ -94,14 +94,14 @@ pub enum ResultPath {
 /// The type of a state, with its fields.
 #[derive(Debug, Clone)]
 pub enum StateKind {
-    Task(Task),
-    Pass(Pass),
-    Choice(Choice),
-    Wait(Wait),
+    Task(TaskState),
+    Pass(PassState),
+    Choice(ChoiceState),
+    Wait(WaitState),
     Succeed,
-    Fail(Fail),
-    Parallel(Parallel),
-    Map(Box<Map>),
+    Fail(FailState),
+    Parallel(ParallelState),
+    Map(Box<MapState>),
 }
 
 impl StateKind {
@@ -121,7 +121,7 @@ impl StateKind {
 }
 
 #[derive(Debug, Clone)]
-pub struct Task {
+pub struct TaskState {
     pub resource: Resource,
     /// `Resource` as it is written.
     pub arn: Arc<str>,
@@ -144,20 +144,20 @@ pub enum Quantity<T> {
 }
 
 #[derive(Debug, Clone)]
-pub struct Pass {
+pub struct PassState {
     /// JSONPath only; JSONata states have `Output`.
     pub result: Option<Value>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Choice {
-    pub rules: Vec<Rule>,
+pub struct ChoiceState {
+    pub rules: Vec<ChoiceRule>,
     /// `None`: the state fails when no rule matches.
     pub default: Option<Transition>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Rule {
+pub struct ChoiceRule {
     pub condition: Condition,
     pub next: Transition,
     pub assign: Option<Template>,
@@ -168,14 +168,14 @@ pub struct Rule {
 
 #[derive(Debug, Clone)]
 pub enum Condition {
-    JsonPath(choice::Rule),
+    JsonPath(choice::ChoiceTest),
     Jsonata(Expression),
     /// JSONata's `"Condition": true` or `false`.
     Always(bool),
 }
 
 #[derive(Debug, Clone)]
-pub enum Wait {
+pub enum WaitState {
     Seconds(Quantity<u64>),
     Timestamp(TimestampField),
 }
@@ -189,7 +189,7 @@ pub enum TimestampField {
 }
 
 #[derive(Debug, Clone)]
-pub struct Fail {
+pub struct FailState {
     pub error: Option<Text>,
     pub cause: Option<Text>,
 }
@@ -204,12 +204,12 @@ pub enum Text {
 }
 
 #[derive(Debug, Clone)]
-pub struct Parallel {
+pub struct ParallelState {
     pub branches: Vec<FlowId>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Map {
+pub struct MapState {
     pub processor: FlowId,
     pub mode: MapMode,
     pub items: Items,

@@ -4,7 +4,7 @@ use crate::java_random::JavaRandom;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::{Failure, hash};
+use super::{IntrinsicError, hash};
 use crate::dataflow::Ambient;
 use crate::template::hash_order;
 use crate::value::{Map, Number, Value};
@@ -15,7 +15,7 @@ const ENCODED_CHARS_MAX: usize = 10_000;
 const RANGE_MAX: i64 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Function {
+pub(crate) enum IntrinsicFunction {
     Format,
     StringToJson,
     JsonToString,
@@ -37,30 +37,30 @@ pub(crate) enum Function {
 }
 
 /// Name, function, least and most arguments.
-const FUNCTIONS: [(&str, Function, usize, usize); 18] = [
-    ("States.Format", Function::Format, 1, usize::MAX),
-    ("States.StringToJson", Function::StringToJson, 1, 1),
-    ("States.JsonToString", Function::JsonToString, 1, 1),
-    ("States.Array", Function::Array, 0, usize::MAX),
-    ("States.ArrayPartition", Function::ArrayPartition, 2, 2),
-    ("States.ArrayContains", Function::ArrayContains, 2, 2),
-    ("States.ArrayRange", Function::ArrayRange, 3, 3),
-    ("States.ArrayGetItem", Function::ArrayGetItem, 2, 2),
-    ("States.ArrayLength", Function::ArrayLength, 1, 1),
-    ("States.ArrayUnique", Function::ArrayUnique, 1, 1),
-    ("States.Base64Encode", Function::Base64Encode, 1, 1),
-    ("States.Base64Decode", Function::Base64Decode, 1, 1),
-    ("States.Hash", Function::Hash, 2, 2),
-    ("States.JsonMerge", Function::JsonMerge, 3, 3),
-    ("States.MathRandom", Function::MathRandom, 2, 3),
-    ("States.MathAdd", Function::MathAdd, 2, 2),
-    ("States.StringSplit", Function::StringSplit, 2, 2),
-    ("States.UUID", Function::Uuid, 0, 0),
+const FUNCTIONS: [(&str, IntrinsicFunction, usize, usize); 18] = [
+    ("States.Format", IntrinsicFunction::Format, 1, usize::MAX),
+    ("States.StringToJson", IntrinsicFunction::StringToJson, 1, 1),
+    ("States.JsonToString", IntrinsicFunction::JsonToString, 1, 1),
+    ("States.Array", IntrinsicFunction::Array, 0, usize::MAX),
+    ("States.ArrayPartition", IntrinsicFunction::ArrayPartition, 2, 2),
+    ("States.ArrayContains", IntrinsicFunction::ArrayContains, 2, 2),
+    ("States.ArrayRange", IntrinsicFunction::ArrayRange, 3, 3),
+    ("States.ArrayGetItem", IntrinsicFunction::ArrayGetItem, 2, 2),
+    ("States.ArrayLength", IntrinsicFunction::ArrayLength, 1, 1),
+    ("States.ArrayUnique", IntrinsicFunction::ArrayUnique, 1, 1),
+    ("States.Base64Encode", IntrinsicFunction::Base64Encode, 1, 1),
+    ("States.Base64Decode", IntrinsicFunction::Base64Decode, 1, 1),
+    ("States.Hash", IntrinsicFunction::Hash, 2, 2),
+    ("States.JsonMerge", IntrinsicFunction::JsonMerge, 3, 3),
+    ("States.MathRandom", IntrinsicFunction::MathRandom, 2, 3),
+    ("States.MathAdd", IntrinsicFunction::MathAdd, 2, 2),
+    ("States.StringSplit", IntrinsicFunction::StringSplit, 2, 2),
+    ("States.UUID", IntrinsicFunction::Uuid, 0, 0),
 ];
 
-type IntrinsicResult = Result<Value, Failure>;
+type IntrinsicResult = Result<Value, IntrinsicError>;
 
-impl Function {
+impl IntrinsicFunction {
     pub(super) fn named(name: &str) -> Option<Self> {
         FUNCTIONS.iter().find(|(known, ..)| *known == name).map(|(_, function, ..)| *function)
     }
@@ -93,7 +93,7 @@ impl Function {
     pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
         let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
         match self {
-            Self::Format => Err(Failure::new("States.Format takes its template unevaluated")),
+            Self::Format => Err(IntrinsicError::new("States.Format takes its template unevaluated")),
             Self::StringToJson => string_to_json(argument(0)),
             Self::JsonToString => Ok(Value::from(argument(0).to_text())),
             Self::Array => Ok(Value::from(arguments.to_vec())),
@@ -117,18 +117,24 @@ impl Function {
     }
 }
 
-fn array(value: &Value, position: usize) -> Result<&[Value], Failure> {
-    value.as_array().ok_or_else(|| Failure::new(format!("Argument {position} is expected to be an array")))
+fn array(value: &Value, position: usize) -> Result<&[Value], IntrinsicError> {
+    value
+        .as_array()
+        .ok_or_else(|| IntrinsicError::new(format!("Argument {position} is expected to be an array")))
 }
 
-fn text(value: &Value, position: usize) -> Result<&str, Failure> {
-    value.as_str().ok_or_else(|| Failure::new(format!("Argument {position} is expected to be a string")))
+fn text(value: &Value, position: usize) -> Result<&str, IntrinsicError> {
+    value
+        .as_str()
+        .ok_or_else(|| IntrinsicError::new(format!("Argument {position} is expected to be a string")))
 }
 
-fn short_text(value: &Value) -> Result<&str, Failure> {
+fn short_text(value: &Value) -> Result<&str, IntrinsicError> {
     let text = text(value, 1)?;
     if text.chars().count() > ENCODED_CHARS_MAX {
-        return Err(Failure::new(format!("The input exceeds the limit of {ENCODED_CHARS_MAX} characters")));
+        return Err(IntrinsicError::new(format!(
+            "The input exceeds the limit of {ENCODED_CHARS_MAX} characters"
+        )));
     }
     Ok(text)
 }
@@ -138,11 +144,11 @@ fn short_text(value: &Value) -> Result<&str, Failure> {
     clippy::cast_possible_truncation,
     reason = "as in Java, what does not fit becomes the nearest bound"
 )]
-fn rounded(value: &Value, position: usize) -> Result<i64, Failure> {
+fn rounded(value: &Value, position: usize) -> Result<i64, IntrinsicError> {
     match value {
         Value::Number(Number::Int(whole)) => Ok(*whole),
         Value::Number(number) => Ok((number.to_f64() + 0.5).floor() as i64),
-        _ => Err(Failure::new(format!("Argument {position} is expected to be a number"))),
+        _ => Err(IntrinsicError::new(format!("Argument {position} is expected to be a number"))),
     }
 }
 
@@ -152,20 +158,20 @@ fn string_to_json(value: &Value) -> IntrinsicResult {
     if source.trim().is_empty() {
         return Ok(Value::Null);
     }
-    Value::parse(source).map_err(|_| Failure::new(format!("Invalid JSON: '{source}'")))
+    Value::parse(source).map_err(|_| IntrinsicError::new(format!("Invalid JSON: '{source}'")))
 }
 
 fn partition(list: &Value, size: &Value) -> IntrinsicResult {
     let list = array(list, 1)?;
     let size = usize::try_from(rounded(size, 2)?).ok().filter(|size| *size > 0);
-    let size = size.ok_or_else(|| Failure::new("The chunk size must be a positive number"))?;
+    let size = size.ok_or_else(|| IntrinsicError::new("The chunk size must be a positive number"))?;
     Ok(list.chunks(size).map(|chunk| Value::from(chunk.to_vec())).collect())
 }
 
 fn range(first: &Value, last: &Value, step: &Value) -> IntrinsicResult {
     let (first, last, step) = (rounded(first, 1)?, rounded(last, 2)?, rounded(step, 3)?);
     if step == 0 {
-        return Err(Failure::new("The increment of States.ArrayRange cannot be 0"));
+        return Err(IntrinsicError::new("The increment of States.ArrayRange cannot be 0"));
     }
     let (first, last, step) = (i128::from(first), i128::from(last), i128::from(step));
     let steps = (last - first) / step;
@@ -174,7 +180,7 @@ fn range(first: &Value, last: &Value, step: &Value) -> IntrinsicResult {
         return Ok(Value::from(Vec::new()));
     }
     if steps >= i128::from(RANGE_MAX) {
-        return Err(Failure::new(format!("States.ArrayRange gives at most {RANGE_MAX} elements")));
+        return Err(IntrinsicError::new(format!("States.ArrayRange gives at most {RANGE_MAX} elements")));
     }
     Ok((0..=steps).filter_map(|at| i64::try_from(first + at * step).ok()).map(Value::from).collect())
 }
@@ -183,7 +189,7 @@ fn item(list: &Value, index: &Value) -> IntrinsicResult {
     let list = array(list, 1)?;
     let index = rounded(index, 2)?;
     usize::try_from(index).ok().and_then(|at| list.get(at).cloned()).ok_or_else(|| {
-        Failure::new(format!("Index {index} is out of bounds for an array of length {}", list.len()))
+        IntrinsicError::new(format!("Index {index} is out of bounds for an array of length {}", list.len()))
     })
 }
 
@@ -217,8 +223,9 @@ fn encode(value: &Value) -> IntrinsicResult {
 }
 
 fn decode(value: &Value) -> IntrinsicResult {
-    let bytes =
-        STANDARD.decode(short_text(value)?).map_err(|_| Failure::new("The input is no valid Base64"))?;
+    let bytes = STANDARD
+        .decode(short_text(value)?)
+        .map_err(|_| IntrinsicError::new("The input is no valid Base64"))?;
     Ok(Value::from(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
@@ -228,22 +235,24 @@ fn digest(data: &Value, algorithm: &Value) -> IntrinsicResult {
         other => other.to_text(),
     };
     if data.chars().count() > ENCODED_CHARS_MAX {
-        return Err(Failure::new(format!("The input exceeds the limit of {ENCODED_CHARS_MAX} characters")));
+        return Err(IntrinsicError::new(format!(
+            "The input exceeds the limit of {ENCODED_CHARS_MAX} characters"
+        )));
     }
     let algorithm = text(algorithm, 2)?;
     hash::hex_digest(algorithm, data.as_bytes())
         .map(Value::from)
-        .ok_or_else(|| Failure::new(format!("Unsupported hash algorithm: {algorithm}")))
+        .ok_or_else(|| IntrinsicError::new(format!("Unsupported hash algorithm: {algorithm}")))
 }
 
 fn merge(first: &Value, second: &Value, deep: &Value) -> IntrinsicResult {
     match deep {
         Value::Bool(false) => {}
-        Value::Bool(true) => return Err(Failure::new("The deep merging mode is not supported")),
-        _ => return Err(Failure::new("Argument 3 is expected to be a boolean")),
+        Value::Bool(true) => return Err(IntrinsicError::new("The deep merging mode is not supported")),
+        _ => return Err(IntrinsicError::new("Argument 3 is expected to be a boolean")),
     }
     let (Some(first), Some(second)) = (first.as_object(), second.as_object()) else {
-        return Err(Failure::new("Arguments 1 and 2 are expected to be JSON objects"));
+        return Err(IntrinsicError::new("Arguments 1 and 2 are expected to be JSON objects"));
     };
     let mut merged = Map::clone(first);
     for (key, value) in second.iter() {
@@ -257,7 +266,7 @@ fn merge(first: &Value, second: &Value, deep: &Value) -> IntrinsicResult {
 fn random(arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
     let (first, last) = (rounded(&arguments[0], 1)?, rounded(&arguments[1], 2)?);
     if first >= last {
-        return Err(Failure::new("The start of the range must be less than its end"));
+        return Err(IntrinsicError::new("The start of the range must be less than its end"));
     }
     let mut generator = match arguments.get(2) {
         Some(seed) => JavaRandom::new(rounded(seed, 3)?),
@@ -276,7 +285,7 @@ fn add(first: &Value, second: &Value) -> IntrinsicResult {
     first
         .checked_add(second)
         .map(Value::from)
-        .ok_or_else(|| Failure::new("The sum exceeds the range of integers"))
+        .ok_or_else(|| IntrinsicError::new("The sum exceeds the range of integers"))
 }
 
 /// Any of the delimiter's characters splits; empty parts are left out.

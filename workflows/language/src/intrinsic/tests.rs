@@ -6,7 +6,7 @@ fn run(call: &str, input: &str) -> Result<String, String> {
     let input = Value::parse(input).expect("valid JSON");
     let (variables, ambient) = (Variables::new(), Ambient::new(0, 1));
     let context = Value::empty_object();
-    let scope = Scope {
+    let scope = EvaluationScope {
         input: &input,
         result: None,
         error_output: None,

@@ -10,15 +10,15 @@ use jsonata_core::value::JValue;
 
 use super::limits::{GRACE_MILLIS, LIGHT_MILLIS, MILLIS_MAX, SEQUENCE_MAX, STACK_DEPTH_MAX};
 use super::pool::{self, EvalError};
-use super::{Program, analysis, convert, functions, guard, wording};
-use crate::dataflow::{Ambient, Scope};
+use super::{JsonataProgram, analysis, convert, functions, guard, wording};
+use crate::dataflow::{Ambient, EvaluationScope};
 use crate::value::Value;
 
 /// The value, nothing when it is undefined, or the error's text.
 pub(super) type EvalResult = Result<Option<Value>, String>;
 
 /// Evaluates.
-pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> EvalResult {
+pub(super) fn run(program: &Arc<JsonataProgram>, scope: &EvaluationScope<'_>) -> EvalResult {
     if let Some(value) = program.fast.as_ref().and_then(|fast| fast.evaluate(scope)) {
         return Ok(value);
     }
@@ -41,7 +41,7 @@ pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> EvalResult {
 }
 
 /// Evaluates where it belongs, for so many milliseconds at most.
-fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> EvalResult {
+fn bounded(program: &Arc<JsonataProgram>, data: Data, millis_max: Option<u64>) -> EvalResult {
     if program.is_light {
         let light_max = millis_max.map(|_| LIGHT_MILLIS);
         let evaluate = || data.evaluate(program, &JValue::Undefined, bounds(light_max));
@@ -84,7 +84,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    pub(super) fn of(program: &Program, scope: &Scope<'_>) -> Self {
+    pub(super) fn of(program: &JsonataProgram, scope: &EvaluationScope<'_>) -> Self {
         let variables = program
             .uses
             .variables
@@ -112,7 +112,12 @@ impl Data {
     }
 
     /// `root` is what `$` and names at the top stand for: nothing, in a workflow.
-    pub(super) fn evaluate(&self, program: &Program, root: &JValue, bounds: EvaluatorOptions) -> EvalResult {
+    pub(super) fn evaluate(
+        &self,
+        program: &JsonataProgram,
+        root: &JValue,
+        bounds: EvaluatorOptions,
+    ) -> EvalResult {
         let mut context = Context::new();
         for (name, value) in &self.variables {
             context.bind(name.clone(), convert::to_jsonata(value));

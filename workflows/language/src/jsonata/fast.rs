@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use jsonata_core::ast::{AstNode, BinaryOp, PathStep};
 
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::value::{Map, Number, Value};
 
 /// The maximum nesting of such an expression; deeper ones are not plain.
@@ -42,7 +42,7 @@ impl Fast {
     }
 
     /// The value: `None` when it is not for us to say, `Some(None)` when it is undefined.
-    pub(super) fn evaluate(&self, scope: &Scope<'_>) -> Option<Option<Value>> {
+    pub(super) fn evaluate(&self, scope: &EvaluationScope<'_>) -> Option<Option<Value>> {
         match self {
             Self::Constant(value) => Some(Some(value.clone())),
             Self::Path(root, names) => path(root, names, scope),
@@ -157,7 +157,7 @@ fn compile_path(steps: &[PathStep]) -> Option<Fast> {
     Some(Fast::Path(root, names))
 }
 
-fn path(root: &PathRoot, names: &[Arc<str>], scope: &Scope<'_>) -> Option<Option<Value>> {
+fn path(root: &PathRoot, names: &[Arc<str>], scope: &EvaluationScope<'_>) -> Option<Option<Value>> {
     let context;
     let start = match root {
         PathRoot::Input => Some(scope.input),
@@ -241,7 +241,7 @@ mod tests {
     use jsonata_core::value::JValue;
     use proptest::prelude::*;
 
-    use super::super::{Program, evaluate::Data};
+    use super::super::{JsonataProgram, evaluate::Data};
     use super::*;
     use crate::dataflow::{Ambient, Context, Variables};
 
@@ -297,7 +297,7 @@ mod tests {
             let own = json(r#"{"n":4,"s":"text","o":{"a":{"b":2}},"l":[{"x":1}],"one":[[5]]}"#);
             let variables = Variables::of(own.as_object().expect("an object").clone());
             let ambient = Ambient::new(0, 1);
-            let scope = Scope {
+            let scope = EvaluationScope {
                 input: &input,
                 result: Some(&result),
                 error_output: None,
@@ -305,7 +305,7 @@ mod tests {
                 variables: &variables,
                 ambient: &ambient,
             };
-            let program = Program::compile(&source).expect("valid");
+            let program = JsonataProgram::compile(&source).expect("valid");
             if let Some(short) = program.fast.as_ref().and_then(|fast| fast.evaluate(&scope)) {
                 let data = Data::of(&program, &scope);
                 let long = data.evaluate(&program, &JValue::Undefined, EvaluatorOptions::default());

@@ -10,7 +10,7 @@ use jsonata_core::evaluator::EvaluatorOptions;
 use jsonata_core::value::JValue;
 
 use super::evaluate::Data;
-use super::{Program, convert};
+use super::{JsonataProgram, convert};
 use crate::dataflow::Ambient;
 use crate::value::Value;
 
@@ -65,7 +65,7 @@ fn check(folder: &Path, file: &Path, case: &Value) -> Result<(), String> {
         Some(name) => convert::to_jsonata(&read(&folder.join("datasets").join(format!("{name}.json")))),
         None => case.get("data").map_or(JValue::Undefined, convert::to_jsonata),
     };
-    let outcome = Program::compile(&source).and_then(|mut program| {
+    let outcome = JsonataProgram::compile(&source).and_then(|mut program| {
         // AWS takes it away; here it stays, so that its cases count.
         program.uses.functions.remove("eval");
         let bindings = case.get("bindings").and_then(Value::as_object);

@@ -23,7 +23,7 @@ fn evaluate(expression: &Expression, ambient: &Ambient) -> Result<String, String
             .collect(),
     );
     let (result, error_output) = (json(r#"{"r":9}"#), json(r#"{"Error":"E","Cause":"C"}"#));
-    let scope = Scope {
+    let scope = EvaluationScope {
         input: &input,
         result: Some(&result),
         error_output: Some(&error_output),

@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use crate::definition::QueryLanguage;
-use crate::validate::Report;
+use crate::validate::ProblemReport;
 
 /// A field and the language it belongs to; none for both.
 pub(super) type Field = (&'static str, Option<QueryLanguage>);
@@ -120,14 +120,14 @@ pub(super) const JSONATA_RULE: &[Field] = &[
 
 impl Fields<'_> {
     /// Refuses a field that a state of this type does not have.
-    pub(super) fn only_of_state(&self, kind: &str, report: &mut Report) {
+    pub(super) fn only_of_state(&self, kind: &str, report: &mut ProblemReport) {
         let known: Vec<Field> = groups(kind).concat();
         self.only(&known, report);
     }
 
     /// Refuses what is not in `known`, or in it for the other language. A `Comment`
     /// may stand anywhere.
-    pub(super) fn only(&self, known: &[Field], report: &mut Report) {
+    pub(super) fn only(&self, known: &[Field], report: &mut ProblemReport) {
         for field in self.names().filter(|name| &***name != "Comment") {
             match known.iter().find(|(name, _)| *name == &**field) {
                 None => report.schema(&self.at, format!("Field '{field}' is not supported")),

@@ -1,7 +1,7 @@
 //! Choice states.
 
 use crate::choice;
-use crate::definition::{Choice, Condition, QueryLanguage, Rule};
+use crate::definition::{ChoiceRule, ChoiceState, Condition, QueryLanguage};
 use crate::value::{Map, Value};
 
 use super::allowed::{self, foreign};
@@ -12,7 +12,7 @@ use super::flow::{Compiler, Here};
 const CONSEQUENCES: &[&str] = &["Next", "Assign", "Output", "Comment"];
 
 impl Compiler {
-    pub(super) fn choice(&mut self, fields: &Fields<'_>, here: Here) -> Option<Choice> {
+    pub(super) fn choice(&mut self, fields: &Fields<'_>, here: Here) -> Option<ChoiceState> {
         fields.required("Choices", &mut self.report)?;
         let choices = fields.array("Choices", &mut self.report)?;
         if choices.is_empty() {
@@ -28,10 +28,10 @@ impl Compiler {
         let default = fields
             .string("Default", &mut self.report)
             .map(|name| self.leads_to(here, name, fields.place("Default")));
-        (rules.len() == choices.len()).then_some(Choice { rules, default })
+        (rules.len() == choices.len()).then_some(ChoiceState { rules, default })
     }
 
-    fn rule(&mut self, fields: &Fields<'_>, here: Here) -> Option<Rule> {
+    fn rule(&mut self, fields: &Fields<'_>, here: Here) -> Option<ChoiceRule> {
         let condition = match fields.jsonata() {
             true => self.jsonata_condition(fields),
             false => self.json_path_condition(fields),
@@ -43,7 +43,7 @@ impl Compiler {
         let assign = fields.assign(&mut self.report);
         let output = if fields.jsonata() { fields.template("Output", &mut self.report) } else { None };
         let comment = fields.string("Comment", &mut self.report);
-        Some(Rule { condition: condition?, next: next?, assign, output, comment })
+        Some(ChoiceRule { condition: condition?, next: next?, assign, output, comment })
     }
 
     fn jsonata_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
@@ -80,7 +80,7 @@ impl Compiler {
             .filter(|name| !CONSEQUENCES.contains(&&***name))
             .filter_map(|name| Some((name.clone(), fields.get(name)?.clone())))
             .collect();
-        match choice::Rule::compile(&Value::from(condition)) {
+        match choice::ChoiceTest::compile(&Value::from(condition)) {
             Ok(rule) => Some(Condition::JsonPath(rule)),
             Err(problems) => {
                 for problem in problems {

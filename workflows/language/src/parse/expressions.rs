@@ -1,7 +1,7 @@
 //! JSONata expressions in a definition: how they are marked, and compiling them.
 
 use crate::jsonata::{Available, Delimited, Expression, delimited};
-use crate::validate::Report;
+use crate::validate::ProblemReport;
 
 /// AWS's sentence about a string that is only half an expression.
 pub(crate) const UNMARKED: &str = "JSONata string must start with {% and end with %}";
@@ -18,7 +18,12 @@ pub(crate) fn whole(text: &str) -> Result<Option<&str>, String> {
 }
 
 /// Compiles the inside of `{% … %}`.
-pub(crate) fn compile(body: &str, there: Available, at: &str, report: &mut Report) -> Option<Expression> {
+pub(crate) fn compile(
+    body: &str,
+    there: Available,
+    at: &str,
+    report: &mut ProblemReport,
+) -> Option<Expression> {
     match Expression::compile_for(body, there) {
         Ok(expression) => Some(expression),
         Err(problem) => {

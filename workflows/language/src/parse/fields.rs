@@ -7,7 +7,7 @@ use crate::definition::{Quantity, QueryLanguage, Text};
 use crate::jsonata::{Available, Expression};
 use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
-use crate::validate::Report;
+use crate::validate::ProblemReport;
 use crate::value::{Map, Number, Value};
 
 use super::expressions;
@@ -31,7 +31,7 @@ impl<'a> Fields<'a> {
         value: &'a Value,
         at: &str,
         language: QueryLanguage,
-        report: &mut Report,
+        report: &mut ProblemReport,
     ) -> Option<Fields<'a>> {
         match value.as_object() {
             Some(map) => Some(Fields::new(map, at, language)),
@@ -63,13 +63,13 @@ impl<'a> Fields<'a> {
     }
 
     /// The field, or a diagnostic that it is missing.
-    pub(crate) fn required(&self, name: &str, report: &mut Report) -> Option<&'a Value> {
+    pub(crate) fn required(&self, name: &str, report: &mut ProblemReport) -> Option<&'a Value> {
         self.require(&[name], report);
         self.get(name)
     }
 
     /// One diagnostic for all of the fields that are missing.
-    pub(crate) fn require(&self, names: &[&str], report: &mut Report) {
+    pub(crate) fn require(&self, names: &[&str], report: &mut ProblemReport) {
         let missing: Vec<&str> = names.iter().copied().filter(|name| !self.has(name)).collect();
         if !missing.is_empty() {
             report.schema(&self.at, format!("These fields are required: {}", list(&missing)));
@@ -77,7 +77,7 @@ impl<'a> Fields<'a> {
     }
 
     /// At most one of the fields may be there. Whether that holds.
-    pub(crate) fn exclusive(&self, names: &[&str], report: &mut Report) -> bool {
+    pub(crate) fn exclusive(&self, names: &[&str], report: &mut ProblemReport) -> bool {
         let sole = names.iter().filter(|name| self.has(name)).count() <= 1;
         if !sole {
             report.schema(
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Exactly one of the fields must be there; the one that is.
-    pub(crate) fn one_of<'n>(&self, names: &[&'n str], report: &mut Report) -> Option<&'n str> {
+    pub(crate) fn one_of<'n>(&self, names: &[&'n str], report: &mut ProblemReport) -> Option<&'n str> {
         let found = names.iter().find(|name| self.has(name)).copied();
         if found.is_none() {
             report.schema(&self.at, neither(names));
@@ -97,11 +97,11 @@ impl<'a> Fields<'a> {
         self.exclusive(names, report).then_some(found).flatten()
     }
 
-    pub(crate) fn object(&self, name: &str, report: &mut Report) -> Option<Fields<'a>> {
+    pub(crate) fn object(&self, name: &str, report: &mut ProblemReport) -> Option<Fields<'a>> {
         Fields::of(self.get(name)?, &self.place(name), self.language, report)
     }
 
-    pub(crate) fn array(&self, name: &str, report: &mut Report) -> Option<&'a [Value]> {
+    pub(crate) fn array(&self, name: &str, report: &mut ProblemReport) -> Option<&'a [Value]> {
         let value = self.get(name)?;
         if value.as_array().is_none() {
             report.schema(&self.place(name), "Expected value of type Array");
@@ -109,7 +109,7 @@ impl<'a> Fields<'a> {
         value.as_array()
     }
 
-    pub(crate) fn string(&self, name: &str, report: &mut Report) -> Option<Arc<str>> {
+    pub(crate) fn string(&self, name: &str, report: &mut ProblemReport) -> Option<Arc<str>> {
         match self.get(name)? {
             Value::String(text) => Some(text.clone()),
             _ => {
@@ -119,7 +119,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(crate) fn bool(&self, name: &str, report: &mut Report) -> Option<bool> {
+    pub(crate) fn bool(&self, name: &str, report: &mut ProblemReport) -> Option<bool> {
         let value = self.get(name)?;
         if value.as_bool().is_none() {
             report.schema(&self.place(name), "Expected value of type Boolean");
@@ -132,7 +132,7 @@ impl<'a> Fields<'a> {
         &self,
         name: &str,
         words: &[&'static str],
-        report: &mut Report,
+        report: &mut ProblemReport,
     ) -> Option<&'static str> {
         let text = self.string(name, report)?;
         let found = words.iter().find(|word| **word == &*text).copied();
@@ -147,7 +147,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer between `min` and `max`.
-    pub(crate) fn integer(&self, name: &str, min: u64, max: u64, report: &mut Report) -> Option<u64> {
+    pub(crate) fn integer(&self, name: &str, min: u64, max: u64, report: &mut ProblemReport) -> Option<u64> {
         let value = self.get(name)?;
         let whole = value.as_number().and_then(Number::to_i64);
         let Some(whole) = whole else {
@@ -168,7 +168,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A number not less than `min` (and not more than `max`).
-    pub(crate) fn number(&self, name: &str, min: f64, max: f64, report: &mut Report) -> Option<f64> {
+    pub(crate) fn number(&self, name: &str, min: f64, max: f64, report: &mut ProblemReport) -> Option<f64> {
         let value = self.get(name)?;
         let Some(number) = value.as_f64() else {
             report.schema(&self.place(name), "Expected value of type Number");
@@ -188,7 +188,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A path or an intrinsic call, as `ErrorPath` holds it.
-    pub(crate) fn path_or_intrinsic(&self, name: &str, report: &mut Report) -> Option<Text> {
+    pub(crate) fn path_or_intrinsic(&self, name: &str, report: &mut ProblemReport) -> Option<Text> {
         let text = self.string(name, report)?;
         match Template::compile_text(&text) {
             Ok(template) => Some(Text::Template(template)),
@@ -200,7 +200,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A path to one place: no wildcards, slices or filters.
-    pub(crate) fn reference_path(&self, name: &str, report: &mut Report) -> Option<ReferencePath> {
+    pub(crate) fn reference_path(&self, name: &str, report: &mut ProblemReport) -> Option<ReferencePath> {
         let text = self.string(name, report)?;
         match ReferencePath::parse(&text) {
             Ok(path) => Some(path),
@@ -217,7 +217,7 @@ impl<'a> Fields<'a> {
         name: &str,
         min: u64,
         max: u64,
-        report: &mut Report,
+        report: &mut ProblemReport,
     ) -> Option<Quantity<u64>> {
         self.any_quantity(name, report, |fields, report| fields.integer(name, min, max, report))
     }
@@ -228,7 +228,7 @@ impl<'a> Fields<'a> {
         name: &str,
         min: f64,
         max: f64,
-        report: &mut Report,
+        report: &mut ProblemReport,
     ) -> Option<Quantity<f64>> {
         self.any_quantity(name, report, |fields, report| fields.number(name, min, max, report))
     }
@@ -236,8 +236,8 @@ impl<'a> Fields<'a> {
     fn any_quantity<T>(
         &self,
         name: &str,
-        report: &mut Report,
-        literal: impl FnOnce(&Self, &mut Report) -> Option<T>,
+        report: &mut ProblemReport,
+        literal: impl FnOnce(&Self, &mut ProblemReport) -> Option<T>,
     ) -> Option<Quantity<T>> {
         let path_name = format!("{name}Path");
         if !self.jsonata() && !self.exclusive(&[name, &path_name], report) {
@@ -274,7 +274,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A string that is one JSONata expression.
-    pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
+    pub(crate) fn expression(&self, name: &str, report: &mut ProblemReport) -> Option<Expression> {
         let text = self.string(name, report)?;
         match expressions::whole(&text) {
             Ok(Some(body)) => expressions::compile(body, self.available(name), &self.place(name), report),

@@ -7,7 +7,7 @@ use crate::definition::{
     Flow, FlowId, Head, QueryLanguage, SECONDS_MAX, State, StateId, StateMachine, StateMachineType,
     Transition,
 };
-use crate::validate::{Code, Report};
+use crate::validate::{DiagnosticCode, ProblemReport};
 use crate::value::Value;
 
 use super::fields::{EMPTY, Fields, neither};
@@ -15,7 +15,7 @@ use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
 
 /// Makes one machine.
 pub(crate) struct Compiler {
-    pub(super) report: Report,
+    pub(super) report: ProblemReport,
     pub(super) machine_language: QueryLanguage,
     machine_type: StateMachineType,
     head: Option<Head>,
@@ -51,13 +51,13 @@ pub(crate) struct FlowDraft {
 /// A state in the graph.
 pub(crate) struct StateDraft {
     pub(crate) name: Arc<str>,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<NextTarget>,
     /// The execution can end here.
     pub(crate) terminal: bool,
 }
 
 /// A state named as the next one, and where.
-pub(crate) struct Target {
+pub(crate) struct NextTarget {
     pub(crate) name: Arc<str>,
     pub(crate) at: String,
 }
@@ -78,7 +78,11 @@ pub(super) struct Here {
 }
 
 impl Compiler {
-    pub(crate) fn new(machine_type: StateMachineType, language: QueryLanguage, report: Report) -> Compiler {
+    pub(crate) fn new(
+        machine_type: StateMachineType,
+        language: QueryLanguage,
+        report: ProblemReport,
+    ) -> Compiler {
         Compiler {
             report,
             machine_language: language,
@@ -150,7 +154,7 @@ impl Compiler {
     pub(super) fn flow(&mut self, value: &Value, place: FlowContext) -> Option<FlowId> {
         let fields = Fields::of(value, &place.at, self.machine_language, &mut self.report)?;
         if self.depth == FLOW_DEPTH_MAX {
-            self.report.error(Code::TooDeeplyNested, &place.at, "The states are too deeply nested");
+            self.report.error(DiagnosticCode::TooDeeplyNested, &place.at, "The states are too deeply nested");
             return None;
         }
         let id = FlowId(index(self.flows.len())?);
@@ -205,10 +209,14 @@ impl Compiler {
                     "State name '{name}' exceeds the {STATE_NAME_CHARS_MAX}-character limit allowed by the service"
                 ),
             };
-            self.report.error(Code::InvalidStateName, at, message);
+            self.report.error(DiagnosticCode::InvalidStateName, at, message);
         }
         if !self.names.insert(name.clone()) {
-            self.report.error(Code::DuplicateStateName, at, format!("Duplicate State name: {name}"));
+            self.report.error(
+                DiagnosticCode::DuplicateStateName,
+                at,
+                format!("Duplicate State name: {name}"),
+            );
         }
     }
 
@@ -218,7 +226,7 @@ impl Compiler {
         let known = flow.ids.get(&name).copied();
         if !(self.lone && here.flow == FlowId(0)) {
             let from = self.draft(here);
-            from.targets.push(Target { name: name.clone(), at });
+            from.targets.push(NextTarget { name: name.clone(), at });
         }
         match known {
             Some(_) if self.lone && here.flow == FlowId(0) => Transition::Outside(name),
@@ -261,7 +269,7 @@ impl Compiler {
     }
 
     /// The machine, when it is whole, and what is needed to check its graph.
-    pub(crate) fn finish(self) -> (Option<StateMachine>, Vec<FlowDraft>, Report) {
+    pub(crate) fn finish(self) -> (Option<StateMachine>, Vec<FlowDraft>, ProblemReport) {
         let Compiler { head, machine_type, flows: drafts, states, report, .. } = self;
         let states: Option<Vec<State>> = states.into_iter().collect();
         let flow = |(position, draft): (usize, &FlowDraft)| {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::definition::{
-    Batcher, FlowId, ItemReader, Items, Map, MapMode, Quantity, Resource, ResultWriter, StateMachineType,
+    Batcher, FlowId, ItemReader, Items, MapMode, MapState, Quantity, Resource, ResultWriter, StateMachineType,
 };
 use crate::path::Path;
-use crate::validate::Code;
+use crate::validate::DiagnosticCode;
 use crate::value::Value;
 
 use super::allowed;
@@ -21,7 +21,7 @@ const LABEL_CHARS_MAX: usize = 40;
 const DISTRIBUTED_ONLY: &[&str] = &["ItemReader", "ItemBatcher", "ResultWriter", "Label"];
 
 impl Compiler {
-    pub(super) fn map(&mut self, fields: &Fields<'_>, here: Here) -> Option<Map> {
+    pub(super) fn map(&mut self, fields: &Fields<'_>, here: Here) -> Option<MapState> {
         let name = fields.one_of(&["ItemProcessor", "Iterator"], &mut self.report);
         let mode = match name {
             Some(name) => self.mode(fields, name),
@@ -45,7 +45,7 @@ impl Compiler {
         let tolerated_failure_percentage = fields.fraction("ToleratedFailurePercentage", 0.0, 100.0, report);
         let label = self.label(fields);
         let processor = self.processor(fields, name?, mode, here)?;
-        Some(Map {
+        Some(MapState {
             processor,
             mode,
             items: items?,
@@ -143,7 +143,7 @@ impl Compiler {
         match fields.has("ItemSelector") {
             true => fields.object_template("ItemSelector", &mut self.report),
             // Reported as part of the data flow already.
-            false => fields.template("Parameters", &mut crate::validate::Report::default()),
+            false => fields.template("Parameters", &mut crate::validate::ProblemReport::default()),
         }
     }
 
@@ -250,7 +250,7 @@ impl Compiler {
     fn label(&mut self, fields: &Fields<'_>) -> Option<Arc<str>> {
         let label = fields.string("Label", &mut self.report)?;
         let at = fields.place("Label");
-        let mut refuse = |message: String| self.report.error(Code::InvalidLabelName, &at, message);
+        let mut refuse = |message: String| self.report.error(DiagnosticCode::InvalidLabelName, &at, message);
         if label.is_empty() {
             refuse("Label cannot be empty".to_string());
         } else if label.chars().count() > LABEL_CHARS_MAX {
@@ -259,7 +259,11 @@ impl Compiler {
             let shown = super::python_repr(letter.encode_utf8(&mut [0; 4]));
             refuse(format!("Label contains invalid character: {shown}"));
         } else if !self.labels.insert(label.clone()) {
-            self.report.error(Code::DuplicateLabelName, &at, format!("Duplicate Label name: {label}"));
+            self.report.error(
+                DiagnosticCode::DuplicateLabelName,
+                &at,
+                format!("Duplicate Label name: {label}"),
+            );
         }
         Some(label)
     }

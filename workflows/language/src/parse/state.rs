@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::definition::{
-    DataFlow, Fail, Parallel, Pass, PathField, QueryLanguage, ResultPath, SECONDS_MAX, State, StateKind,
-    Text, TimestampField, Transition, Wait,
+    DataFlow, FailState, ParallelState, PassState, PathField, QueryLanguage, ResultPath, SECONDS_MAX, State,
+    StateKind, Text, TimestampField, Transition, WaitState,
 };
 use crate::path::Path;
 use crate::value::Value;
@@ -44,7 +44,7 @@ impl Compiler {
         };
         let kind = match kind {
             "Task" => StateKind::Task(self.task(&fields)?),
-            "Pass" => StateKind::Pass(Pass { result: fields.get("Result").cloned() }),
+            "Pass" => StateKind::Pass(PassState { result: fields.get("Result").cloned() }),
             "Choice" => StateKind::Choice(self.choice(&fields, here)?),
             "Wait" => StateKind::Wait(self.wait(&fields)?),
             "Fail" => StateKind::Fail(self.fail(&fields)),
@@ -83,7 +83,7 @@ impl Compiler {
         own.unwrap_or(self.machine_language)
     }
 
-    fn wait(&mut self, fields: &Fields<'_>) -> Option<Wait> {
+    fn wait(&mut self, fields: &Fields<'_>) -> Option<WaitState> {
         let report = &mut self.report;
         let names: &[&str] = match fields.jsonata() {
             true => &["Seconds", "Timestamp"],
@@ -91,14 +91,14 @@ impl Compiler {
         };
         match fields.one_of(names, report)? {
             "Seconds" | "SecondsPath" => {
-                fields.quantity("Seconds", 0, SECONDS_MAX, report).map(Wait::Seconds)
+                fields.quantity("Seconds", 0, SECONDS_MAX, report).map(WaitState::Seconds)
             }
             "TimestampPath" => {
                 let text = fields.string("TimestampPath", report)?;
                 fields.reference_path("TimestampPath", report)?;
-                Path::parse(&text).ok().map(TimestampField::Path).map(Wait::Timestamp)
+                Path::parse(&text).ok().map(TimestampField::Path).map(WaitState::Timestamp)
             }
-            _ => self.timestamp(fields).map(Wait::Timestamp),
+            _ => self.timestamp(fields).map(WaitState::Timestamp),
         }
     }
 
@@ -114,8 +114,8 @@ impl Compiler {
         Some(TimestampField::Value(instant?, text))
     }
 
-    fn fail(&mut self, fields: &Fields<'_>) -> Fail {
-        Fail { error: self.text(fields, "Error"), cause: self.text(fields, "Cause") }
+    fn fail(&mut self, fields: &Fields<'_>) -> FailState {
+        FailState { error: self.text(fields, "Error"), cause: self.text(fields, "Cause") }
     }
 
     /// `name` as a literal string or a JSONata expression, or `<name>Path`.
@@ -139,7 +139,7 @@ impl Compiler {
         }
     }
 
-    fn parallel(&mut self, fields: &Fields<'_>, here: Here) -> Option<Parallel> {
+    fn parallel(&mut self, fields: &Fields<'_>, here: Here) -> Option<ParallelState> {
         fields.required("Branches", &mut self.report)?;
         let branches = fields.array("Branches", &mut self.report)?;
         if branches.is_empty() {
@@ -150,7 +150,7 @@ impl Compiler {
             let at = format!("{}[{position}]", fields.place("Branches"));
             flows.extend(self.flow(branch, FlowContext { at, parent: Some(here.state), more: &[] }));
         }
-        (flows.len() == branches.len()).then_some(Parallel { branches: flows })
+        (flows.len() == branches.len()).then_some(ParallelState { branches: flows })
     }
 
     /// A field another one forbids.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::definition::{Pattern, Quantity, Resource, SECONDS_MAX, Task, unsupported};
+use crate::definition::{IntegrationPattern, Quantity, Resource, SECONDS_MAX, TaskState, unsupported};
 use crate::template::Template;
 use crate::value::Value;
 
@@ -11,7 +11,7 @@ use super::fields::Fields;
 use super::flow::Compiler;
 
 impl Compiler {
-    pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {
+    pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<TaskState> {
         fields.required("Resource", &mut self.report)?;
         let (arn, resource) = match fields.get("Resource") {
             Some(value) if is_deployment_function(value) => {
@@ -40,7 +40,7 @@ impl Compiler {
         let resource = resource.ok()?;
         self.express_can(&resource, fields);
         self.arguments(&resource, &arn, fields);
-        Some(Task { resource, arn, timeout, heartbeat, credentials })
+        Some(TaskState { resource, arn, timeout, heartbeat, credentials })
     }
 
     /// Express executions do not wait for others.
@@ -54,7 +54,7 @@ impl Compiler {
             return;
         }
         match resource.pattern() {
-            Pattern::RequestResponse => {}
+            IntegrationPattern::RequestResponse => {}
             // The space at the end is AWS's.
             waiting => self.report.schema(
                 &at,

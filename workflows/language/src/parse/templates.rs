@@ -3,7 +3,7 @@
 use crate::definition::{DataFlow, PathField, QueryLanguage, ResultPath};
 use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
-use crate::validate::{Code, Report};
+use crate::validate::{DiagnosticCode, ProblemReport};
 use crate::value::{Map, Value};
 
 use super::expressions;
@@ -11,12 +11,12 @@ use super::fields::{Fields, NOT_A_PATH, NOT_IN_THE_INPUT, not_a_reference};
 
 impl Fields<'_> {
     /// The field as a template in the state's language.
-    pub(super) fn template(&self, name: &str, report: &mut Report) -> Option<Template> {
+    pub(super) fn template(&self, name: &str, report: &mut ProblemReport) -> Option<Template> {
         template(self, name, self.get(name)?, report)
     }
 
     /// The same, of an object only.
-    pub(super) fn object_template(&self, name: &str, report: &mut Report) -> Option<Template> {
+    pub(super) fn object_template(&self, name: &str, report: &mut ProblemReport) -> Option<Template> {
         let value = self.get(name)?;
         let whole_expression = self.jsonata() && value.is_string();
         if !value.is_object() && !whole_expression {
@@ -27,7 +27,7 @@ impl Fields<'_> {
     }
 
     /// `Assign`: an object whose keys are names of variables.
-    pub(super) fn assign(&self, report: &mut Report) -> Option<Template> {
+    pub(super) fn assign(&self, report: &mut ProblemReport) -> Option<Template> {
         let value = self.get("Assign")?;
         let Some(map) = value.as_object() else {
             report.schema(&self.place("Assign"), "Expected value of type Object");
@@ -43,7 +43,7 @@ impl Fields<'_> {
     }
 
     /// The stages of the data flow, `Parameters` included.
-    pub(super) fn data_flow(&self, report: &mut Report) -> DataFlow {
+    pub(super) fn data_flow(&self, report: &mut ProblemReport) -> DataFlow {
         if self.jsonata() {
             return DataFlow::Jsonata {
                 arguments: self.template("Arguments", report),
@@ -60,7 +60,7 @@ impl Fields<'_> {
     }
 
     /// `InputPath` or `OutputPath`.
-    fn path_field(&self, name: &str, report: &mut Report) -> PathField {
+    fn path_field(&self, name: &str, report: &mut ProblemReport) -> PathField {
         match self.get(name) {
             None => PathField::Whole,
             Some(Value::Null) => PathField::Nothing,
@@ -81,7 +81,7 @@ impl Fields<'_> {
 
     /// `ResultPath`: null, or a place in the input; not in the context object and not
     /// in a variable.
-    pub(super) fn result_path(&self, report: &mut Report) -> ResultPath {
+    pub(super) fn result_path(&self, report: &mut ProblemReport) -> ResultPath {
         match self.get("ResultPath") {
             None => ResultPath::Whole,
             Some(Value::Null) => ResultPath::Discard,
@@ -110,7 +110,7 @@ pub(super) fn template(
     fields: &Fields<'_>,
     name: &str,
     value: &Value,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) -> Option<Template> {
     let at = fields.place(name);
     let sound = match fields.language {
@@ -138,7 +138,7 @@ pub(super) fn template(
 }
 
 /// Whether every string of a JSONata template is marked properly.
-fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
+fn marks(value: &Value, at: &str, report: &mut ProblemReport) -> bool {
     match value {
         Value::String(text) => match expressions::whole(text) {
             Ok(_) => true,
@@ -152,7 +152,7 @@ fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
 }
 
 /// Whether no object of a JSONPath template has both `key` and `key.$`.
-fn distinct(value: &Value, at: &str, report: &mut Report) -> bool {
+fn distinct(value: &Value, at: &str, report: &mut ProblemReport) -> bool {
     let mut sound = true;
     for key in value.as_object().into_iter().flat_map(Map::keys) {
         if let Some(name) = key.strip_suffix(".$")
@@ -189,15 +189,16 @@ const VARIABLE_NAME_CHARS_MAX: usize = 80;
 
 /// A letter, then letters, digits and underscores, of any script; JSONata states may
 /// have hyphens too, though only an object's key can then be meant. `states` is taken.
-fn variable_name(name: &str, hyphens: bool) -> Result<(), (Code, String)> {
+fn variable_name(name: &str, hyphens: bool) -> Result<(), (DiagnosticCode, String)> {
     if name == "states" {
         return Err((
-            Code::ReservedVariableName,
+            DiagnosticCode::ReservedVariableName,
             "Cannot assign to reserved variable '$states'.".to_string(),
         ));
     }
-    let invalid =
-        |why: &str| Err((Code::InvalidVariableName, format!("Invalid variable name '{name}': {why}")));
+    let invalid = |why: &str| {
+        Err((DiagnosticCode::InvalidVariableName, format!("Invalid variable name '{name}': {why}")))
+    };
     let mut letters = name.chars();
     let follows = |letter: char| letter.is_alphanumeric() || letter == '_' || (hyphens && letter == '-');
     if !letters.next().is_some_and(char::is_alphabetic) || !letters.all(follows) {

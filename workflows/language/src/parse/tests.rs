@@ -328,10 +328,9 @@ fn flows_nest_up_to_the_limit() {
     for depth in [FLOW_DEPTH_MAX + 1, 90, 500] {
         let rejection = compile(&nested(depth), StateMachineType::Standard).expect_err("too deep");
         assert!(
-            rejection
-                .diagnostics
-                .iter()
-                .all(|error| { matches!(error.code, Code::TooDeeplyNested | Code::InvalidJsonDescription) }),
+            rejection.diagnostics.iter().all(|error| {
+                matches!(error.code, DiagnosticCode::TooDeeplyNested | DiagnosticCode::InvalidJsonDescription)
+            }),
             "{depth}: {rejection}"
         );
     }
@@ -417,5 +416,5 @@ fn missing_targets_are_found_beside_invalid_fields() {
     let found: Vec<_> = found.iter().map(|one| one.location.as_deref().unwrap_or_default()).collect();
     assert_eq!(found, ["/StartAt", "/States/A/Next", "/States/C/Branches[0]/States/D/Next"]);
     let fields = crate::validate::check(text, StateMachineType::Standard, |_| false);
-    assert!(fields.iter().all(|one| one.code == Code::SchemaValidationFailed), "{fields:?}");
+    assert!(fields.iter().all(|one| one.code == DiagnosticCode::SchemaValidationFailed), "{fields:?}");
 }

@@ -6,7 +6,7 @@ use crate::value::Value;
 
 /// A function of Jayway's that needs no arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Function {
+pub(crate) enum PathFunction {
     Length,
     Min,
     Max,
@@ -17,19 +17,19 @@ pub(crate) enum Function {
     Last,
 }
 
-const NAMES: [(&str, Function); 9] = [
-    ("length", Function::Length),
-    ("size", Function::Length),
-    ("min", Function::Min),
-    ("max", Function::Max),
-    ("avg", Function::Avg),
-    ("sum", Function::Sum),
-    ("keys", Function::Keys),
-    ("first", Function::First),
-    ("last", Function::Last),
+const NAMES: [(&str, PathFunction); 9] = [
+    ("length", PathFunction::Length),
+    ("size", PathFunction::Length),
+    ("min", PathFunction::Min),
+    ("max", PathFunction::Max),
+    ("avg", PathFunction::Avg),
+    ("sum", PathFunction::Sum),
+    ("keys", PathFunction::Keys),
+    ("first", PathFunction::First),
+    ("last", PathFunction::Last),
 ];
 
-impl Function {
+impl PathFunction {
     pub(super) fn named(name: &str) -> Option<Self> {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, function)| *function)
     }
@@ -50,7 +50,7 @@ impl Function {
     }
 }
 
-impl fmt::Display for Function {
+impl fmt::Display for PathFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(NAMES.iter().find(|(_, function)| function == self).map_or("", |(name, _)| name))
     }

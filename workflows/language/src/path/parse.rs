@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{PATH_CHARS_MAX, Path, PathSegment, Root, filter, function::Function};
+use super::{PATH_CHARS_MAX, Path, PathSegment, Root, filter, function::PathFunction};
 use crate::error::Problem;
 
 /// Reads a path from its text.
@@ -79,7 +79,7 @@ fn dotted(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     if cursor.peek() != Some('(') {
         return Ok(PathSegment::Property(name.into()));
     }
-    let Some(function) = Function::named(name) else {
+    let Some(function) = PathFunction::named(name) else {
         return Err(cursor.problem(&format!("Function of name: {name} cannot be created")));
     };
     cursor.eat('(');

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Path, PathError, PathSegment, Root};
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError, names};
 use crate::value::{Map, Value};
 
@@ -46,7 +46,7 @@ impl ReferencePath {
     }
 
     /// The value it points at.
-    pub fn get(&self, scope: &Scope<'_>) -> Result<Value, PathError> {
+    pub fn get(&self, scope: &EvaluationScope<'_>) -> Result<Value, PathError> {
         self.path.evaluate(scope)
     }
 

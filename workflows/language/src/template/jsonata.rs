@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use super::payload::{under, within};
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError};
 use crate::jsonata::{Available, Delimited, Expression, delimited};
 use crate::value::{Map, Value};
 
 #[derive(Clone, Debug)]
-pub(super) enum Node {
+pub(super) enum JsonataNode {
     Constant(Value),
     Expression(Expression),
-    Object(Vec<(Arc<str>, Node)>),
-    Array(Vec<Node>),
+    Object(Vec<(Arc<str>, JsonataNode)>),
+    Array(Vec<JsonataNode>),
 }
 
-impl Node {
+impl JsonataNode {
     pub(super) fn compile(value: &Value, there: Available, problems: &mut Vec<Problem>) -> Self {
         match value {
             Value::String(text) => match delimited(text) {
@@ -60,7 +60,7 @@ impl Node {
     }
 
     /// `field` is where this node stands, such as `Output/items[0]/name`.
-    pub(super) fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+    pub(super) fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         match self {
             Self::Constant(value) => Ok(value.clone()),
             Self::Expression(expression) => expression.evaluate(scope, field),

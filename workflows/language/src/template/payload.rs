@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use super::PathExpression;
 use super::hash_order;
-use crate::dataflow::Scope;
+use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError};
 use crate::value::{Map, Value};
 
 #[derive(Clone, Debug)]
-pub(super) enum Node {
+pub(super) enum PayloadNode {
     Constant(Value),
     Object(Vec<Member>),
-    Array(Vec<Node>),
+    Array(Vec<PayloadNode>),
 }
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Member {
 
 #[derive(Clone, Debug)]
 enum Content {
-    Node(Node),
+    Node(PayloadNode),
     /// Of `key.$`; `field` is the key as it is written.
     Dynamic {
         field: Arc<str>,
@@ -36,7 +36,7 @@ enum Content {
     },
 }
 
-impl Node {
+impl PayloadNode {
     pub(super) fn compile(value: &Value, problems: &mut Vec<Problem>) -> Self {
         match value {
             Value::Object(map) => {
@@ -63,7 +63,7 @@ impl Node {
         }
     }
 
-    pub(super) fn evaluate(&self, scope: &Scope<'_>) -> Result<Value, StateError> {
+    pub(super) fn evaluate(&self, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
         match self {
             Self::Constant(value) => Ok(value.clone()),
             Self::Array(nodes) => nodes.iter().map(|node| node.evaluate(scope)).collect(),
@@ -99,7 +99,7 @@ impl Node {
 
 fn member(key: &Arc<str>, value: &Value, problems: &mut Vec<Problem>) -> Option<Member> {
     let Some(plain) = key.strip_suffix(".$") else {
-        let node = under(key, problems, |problems| Node::compile(value, problems));
+        let node = under(key, problems, |problems| PayloadNode::compile(value, problems));
         return Some(Member { key: Arc::clone(key), value: Content::Node(node) });
     };
     let expression = value.as_str().map(PathExpression::parse);

@@ -11,7 +11,7 @@ fn run(template: &str, language: QueryLanguage, input: &str) -> Result<String, S
     let (input, context) = (json(input), json(r#"{"State":{"Name":"S"}}"#));
     let variables = Variables::of([("v".into(), json(r#"{"k":[1,2]}"#))].into_iter().collect());
     let ambient = Ambient::new(0, 1);
-    let scope = Scope {
+    let scope = EvaluationScope {
         input: &input,
         result: None,
         error_output: None,

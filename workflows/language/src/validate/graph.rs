@@ -2,28 +2,37 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Code, Report, Severity};
+use super::{DiagnosticCode, ProblemReport, Severity};
 use crate::parse::FlowDraft;
 
 /// Reports what is wrong with each flow, outer ones first.
-pub(crate) fn check(flows: &[FlowDraft], report: &mut Report) {
+pub(crate) fn check(flows: &[FlowDraft], report: &mut ProblemReport) {
     for flow in flows {
         targets(flow, report);
         if flow.states.iter().any(|state| state.terminal) {
             reachable(flow, report);
         } else {
             let at = Some(flow.at.clone()).filter(|at| !at.is_empty());
-            report.add(Severity::Error, Code::MissingEndState, "Workflow has no terminal state", at);
+            report.add(
+                Severity::Error,
+                DiagnosticCode::MissingEndState,
+                "Workflow has no terminal state",
+                at,
+            );
         }
     }
 }
 
 /// Reports the targets that do not exist. It may be called when fields are invalid, too.
-pub(crate) fn targets(flow: &FlowDraft, report: &mut Report) {
+pub(crate) fn targets(flow: &FlowDraft, report: &mut ProblemReport) {
     let known: HashSet<&str> = flow.states.iter().map(|state| &*state.name).collect();
     let mut missing = |name: &str, at: &str| {
         if !known.contains(name) {
-            report.error(Code::MissingTransitionTarget, at, format!("Missing 'Next' target: {name}"));
+            report.error(
+                DiagnosticCode::MissingTransitionTarget,
+                at,
+                format!("Missing 'Next' target: {name}"),
+            );
         }
     };
     if let Some(start_at) = &flow.start_at {
@@ -34,7 +43,7 @@ pub(crate) fn targets(flow: &FlowDraft, report: &mut Report) {
     }
 }
 
-fn reachable(flow: &FlowDraft, report: &mut Report) {
+fn reachable(flow: &FlowDraft, report: &mut ProblemReport) {
     let by_name: HashMap<&str, usize> =
         flow.states.iter().enumerate().map(|(position, state)| (&*state.name, position)).collect();
     let mut seen = vec![false; flow.states.len()];
@@ -49,7 +58,7 @@ fn reachable(flow: &FlowDraft, report: &mut Report) {
     for (state, _) in flow.states.iter().zip(seen).filter(|(_, seen)| !seen) {
         let at = format!("{}/States/{}", flow.at, state.name);
         report.error(
-            Code::MissingTransitionTarget,
+            DiagnosticCode::MissingTransitionTarget,
             &at,
             format!("State \"{}\" is not reachable.", state.name),
         );

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Code, Report};
+use super::{DiagnosticCode, ProblemReport};
 use crate::definition::{Flow, QueryLanguage, Resource, State, StateId, StateKind, StateMachine, Transition};
 use crate::parse::FlowDraft;
 use crate::value::Value;
 
 /// Reports doubts about every state; `drafts` know where the flows stand in the
 /// text, `root` is the text as a value.
-pub(crate) fn check(machine: &StateMachine, drafts: &[FlowDraft], root: &Value, report: &mut Report) {
+pub(crate) fn check(machine: &StateMachine, drafts: &[FlowDraft], root: &Value, report: &mut ProblemReport) {
     states(root, "", machine.query_language, report);
     for (flow, draft) in machine.flows().iter().zip(drafts) {
         for id in &flow.states {
@@ -24,7 +24,7 @@ fn place(draft: &FlowDraft, state: &State) -> String {
     format!("{}/States/{}", draft.at, state.name)
 }
 
-fn kind(kind: &StateKind, at: &str, report: &mut Report) {
+fn kind(kind: &StateKind, at: &str, report: &mut ProblemReport) {
     match kind {
         StateKind::Task(task) if !task.resource.is_supported() => {
             let message = match &task.resource {
@@ -39,14 +39,14 @@ fn kind(kind: &StateKind, at: &str, report: &mut Report) {
         }
         StateKind::Choice(choice) if choice.default.is_none() => {
             let message = "There is no 'Default': the state fails with States.Runtime when no choice matches";
-            report.warning(Code::MissingDefault, at, message);
+            report.warning(DiagnosticCode::MissingDefault, at, message);
         }
         _ => {}
     }
 }
 
 /// Walks the text's states, nested ones included.
-fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut Report) {
+fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut ProblemReport) {
     let Some(states) = flow.get("States").and_then(Value::as_object) else { return };
     for (name, state) in states.iter() {
         let at = format!("{at}/States/{name}");
@@ -69,7 +69,7 @@ fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut Report) 
 }
 
 /// An HTTP task's credentials are in a connection of EventBridge's, which is not looked up.
-fn connection(state: &Value, at: &str, report: &mut Report) {
+fn connection(state: &Value, at: &str, report: &mut ProblemReport) {
     if state.get("Resource").and_then(Value::as_str) != Some("arn:aws:states:::http:invoke") {
         return;
     }
@@ -77,17 +77,21 @@ fn connection(state: &Value, at: &str, report: &mut Report) {
         if state.get(field).and_then(|arguments| arguments.get("Authentication")).is_some() {
             let message =
                 "Connections are not there yet: the request is sent without the connection's credentials";
-            report.warning(Code::UnsupportedIntegration, &format!("{at}/{field}/Authentication"), message);
+            report.warning(
+                DiagnosticCode::UnsupportedIntegration,
+                &format!("{at}/{field}/Authentication"),
+                message,
+            );
         }
     }
 }
 
-fn json_path_state(state: &Value, at: &str, report: &mut Report) {
+fn json_path_state(state: &Value, at: &str, report: &mut ProblemReport) {
     for field in ["Parameters", "ResultSelector", "ItemSelector"] {
         if let Some(template) = state.get(field) {
             static_paths(template, &format!("{at}/{field}"), &mut |at| {
                 report.warning(
-                    Code::NoDollar,
+                    DiagnosticCode::NoDollar,
                     at,
                     "The value looks like a JSONPath or an intrinsic function, but the field name does not end with '.$'",
                 );
@@ -99,7 +103,7 @@ fn json_path_state(state: &Value, at: &str, report: &mut Report) {
     {
         dynamic_keys(result, &format!("{at}/Result"), &mut |at| {
             report.warning(
-                Code::PassResultIsStatic,
+                DiagnosticCode::PassResultIsStatic,
                 at,
                 "The 'Result' of a Pass state is static: paths in it are not evaluated",
             );
@@ -108,7 +112,7 @@ fn json_path_state(state: &Value, at: &str, report: &mut Report) {
     for field in ["Seconds", "Timestamp", "TimeoutSeconds", "HeartbeatSeconds", "Error", "Cause"] {
         if state.get(field).and_then(Value::as_str).is_some_and(|text| text.starts_with("$.")) {
             report.warning(
-                Code::NoPath,
+                DiagnosticCode::NoPath,
                 &format!("{at}/{field}"),
                 "The value looks like a path, but the field name does not end with 'Path'",
             );
@@ -166,7 +170,7 @@ fn dynamic_keys(value: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
 
 /// States from which no end can be reached any more: the execution goes round until
 /// something fails or stops it.
-fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut Report) {
+fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut ProblemReport) {
     let mut ends: Vec<StateId> =
         flow.states.iter().copied().filter(|id| is_end(machine.state(*id))).collect();
     let mut can_end: HashSet<StateId> = ends.iter().copied().collect();
@@ -186,7 +190,7 @@ fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut Re
     for id in flow.states.iter().filter(|id| !can_end.contains(id)) {
         let state = machine.state(*id);
         let message = format!("State \"{}\" cannot reach a terminal state", state.name);
-        report.warning(Code::EndlessLoop, &place(draft, state), message);
+        report.warning(DiagnosticCode::EndlessLoop, &place(draft, state), message);
     }
 }
 

@@ -5,15 +5,15 @@
 
 use std::collections::HashSet;
 
-use super::{Code, Report};
+use super::{DiagnosticCode, ProblemReport};
 use crate::value::Value;
 
 /// Reports names that were assigned further out, at the `Assign` that has them again.
-pub(crate) fn check(root: &Value, report: &mut Report) {
+pub(crate) fn check(root: &Value, report: &mut ProblemReport) {
     flow(root, "", &HashSet::new(), report);
 }
 
-fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut Report) {
+fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut ProblemReport) {
     let Some(states) = flow.get("States").and_then(Value::as_object) else { return };
     let mut visible = outer.clone();
     for (name, state) in states.iter() {
@@ -23,7 +23,7 @@ fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut Report) {
                 // The sentence is that of gabrielmoreira/tiny-asl-machine, which is checked against AWS.
                 let message =
                     format!("The variable name '{variable}' was already defined in a parent scope.");
-                report.error(Code::InvalidVariableName, at, message);
+                report.error(DiagnosticCode::InvalidVariableName, at, message);
             }
             visible.insert(variable);
         });

@@ -26,12 +26,12 @@ pub struct EventDetails {
     /// The member's name, such as `stateEnteredEventDetails`.
     pub member: &'static str,
     /// In order; absent ones are left out when made.
-    pub fields: Vec<(&'static str, Field)>,
+    pub fields: Vec<(&'static str, DetailField)>,
 }
 
 /// A value inside the details.
 #[derive(Debug, Clone)]
-pub enum Field {
+pub enum DetailField {
     /// A name, an ARN, an error.
     Text(Arc<str>),
     /// Execution data: omitted when the request excludes it; accompanied by `…Details: {"truncated": false}` when
@@ -54,7 +54,7 @@ impl EventDetails {
     /// Says one thing more.
     #[must_use]
     pub fn text(mut self, name: &'static str, text: impl Into<Arc<str>>) -> Self {
-        self.fields.push((name, Field::Text(text.into())));
+        self.fields.push((name, DetailField::Text(text.into())));
         self
     }
 
@@ -70,7 +70,7 @@ impl EventDetails {
     /// Adds a number.
     #[must_use]
     pub fn number(mut self, name: &'static str, number: u64) -> Self {
-        self.fields.push((name, Field::Number(number)));
+        self.fields.push((name, DetailField::Number(number)));
         self
     }
 
@@ -86,20 +86,20 @@ impl EventDetails {
     /// Adds execution data with its `…Details`.
     #[must_use]
     pub fn data(mut self, name: &'static str, text: impl Into<Arc<str>>) -> Self {
-        self.fields.push((name, Field::Data(text.into(), true)));
+        self.fields.push((name, DetailField::Data(text.into(), true)));
         self
     }
 
     /// Adds execution data that has no `…Details` (`parameters`).
     #[must_use]
     pub fn bare_data(mut self, name: &'static str, text: impl Into<Arc<str>>) -> Self {
-        self.fields.push((name, Field::Data(text.into(), false)));
+        self.fields.push((name, DetailField::Data(text.into(), false)));
         self
     }
 
     /// Adds any other field.
     #[must_use]
-    pub fn field(mut self, name: &'static str, field: Field) -> Self {
+    pub fn field(mut self, name: &'static str, field: DetailField) -> Self {
         self.fields.push((name, field));
         self
     }
@@ -108,13 +108,13 @@ impl EventDetails {
         let mut members = Json::new();
         for (name, field) in &self.fields {
             match field {
-                Field::Text(text) => {
+                DetailField::Text(text) => {
                     members.insert((*name).to_owned(), json!(&**text));
                 }
-                Field::Number(number) => {
+                DetailField::Number(number) => {
                     members.insert((*name).to_owned(), json!(number));
                 }
-                Field::Data(text, with_details) => {
+                DetailField::Data(text, with_details) => {
                     if include_data {
                         members.insert((*name).to_owned(), json!(&**text));
                     }
@@ -122,7 +122,7 @@ impl EventDetails {
                         members.insert(format!("{name}Details"), json!({"truncated": false}));
                     }
                 }
-                Field::Variables(variables) => {
+                DetailField::Variables(variables) => {
                     if include_data {
                         let texts =
                             variables.iter().map(|(name, value)| (name.to_string(), json!(value.to_text())));
@@ -130,7 +130,7 @@ impl EventDetails {
                         members.insert(format!("{name}Details"), json!({"truncated": false}));
                     }
                 }
-                Field::Object(value) => {
+                DetailField::Object(value) => {
                     members.insert((*name).to_owned(), value.to_serde());
                 }
             }

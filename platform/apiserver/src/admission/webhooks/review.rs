@@ -103,7 +103,7 @@ impl Review<'_> {
 
 /// A webhook's answer.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Verdict {
+pub(super) struct WebhookVerdict {
     /// Why the request is refused; `None` if it is allowed.
     pub(super) denied: Option<Denied>,
     pub(super) patch: Option<Value>,
@@ -118,7 +118,7 @@ pub(crate) struct Denied {
     pub(crate) message: String,
 }
 
-impl Verdict {
+impl WebhookVerdict {
     /// Reads the answer to the review `asked`.
     pub(super) fn parse(answer: &Value, asked: &Value) -> Result<Self, String> {
         if answer["apiVersion"] != asked["apiVersion"] || answer["kind"] != asked["kind"] {
@@ -193,9 +193,9 @@ mod tests {
     fn a_refusal_has_the_webhooks_status() {
         let response = json!({"uid": "u", "allowed": false, "warnings": ["w"],
             "status": {"code": 403, "reason": "Forbidden", "message": "no"}});
-        let verdict = Verdict::parse(&answer(response), &asked()).unwrap();
+        let verdict = WebhookVerdict::parse(&answer(response), &asked()).unwrap();
         let denied = Denied { code: 403, reason: "Forbidden".into(), message: "no".into() };
-        assert_eq!(verdict, Verdict { denied: Some(denied), patch: None, warnings: vec!["w".into()] });
+        assert_eq!(verdict, WebhookVerdict { denied: Some(denied), patch: None, warnings: vec!["w".into()] });
     }
 
     #[test]
@@ -203,15 +203,15 @@ mod tests {
         let patch = json!([{"op": "add", "path": "/data", "value": {"a": "b"}}]);
         let encoded = base64::engine::general_purpose::STANDARD.encode(patch.to_string());
         let response = json!({"uid": "u", "allowed": true, "patch": encoded, "patchType": "JSONPatch"});
-        let verdict = Verdict::parse(&answer(response.clone()), &asked()).unwrap();
+        let verdict = WebhookVerdict::parse(&answer(response.clone()), &asked()).unwrap();
         assert_eq!(verdict.patch, Some(patch));
         for (field, value) in [("patchType", json!("Other")), ("patch", json!("!")), ("uid", json!("v"))] {
             let mut response = response.clone();
             response[field] = value;
-            Verdict::parse(&answer(response), &asked()).unwrap_err();
+            WebhookVerdict::parse(&answer(response), &asked()).unwrap_err();
         }
-        Verdict::parse(&json!({}), &asked()).unwrap_err();
-        Verdict::parse(&answer(Value::Null), &asked()).unwrap_err();
+        WebhookVerdict::parse(&json!({}), &asked()).unwrap_err();
+        WebhookVerdict::parse(&answer(Value::Null), &asked()).unwrap_err();
     }
 
     #[test]

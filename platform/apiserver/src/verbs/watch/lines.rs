@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, stream};
-use mayfly_store::{Entry, Event, EventKind, Revision};
+use mayfly_store::{Entry, EventKind, Revision, WriteEvent};
 use rand::RngExt;
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -12,8 +12,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Beginning, Ended, Source, writer::LineWriter};
-use crate::{config::Clock, render::View, request::Query, selection::Selection, server::Inner};
+use super::{Beginning, WatchEnded, WatchSource, writer::LineWriter};
+use crate::{config::Clock, render::ObjectView, request::Query, selection::Selection, server::ServerState};
 
 /// Lines are gathered into one frame up to about this many bytes while more events are waiting.
 const FRAME_BYTES: usize = 64 << 10;
@@ -41,7 +41,7 @@ enum Wake<T> {
 }
 
 pub(super) struct Lines {
-    source: Source,
+    source: WatchSource,
     selection: Selection,
     writer: LineWriter,
     initial: std::vec::IntoIter<Arc<Entry>>,
@@ -51,7 +51,7 @@ pub(super) struct Lines {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Inner {
+impl ServerState {
     pub(super) fn rhythm(&self, query: &Query) -> Rhythm {
         let now = Instant::now();
         let lasts = match query.timeout_seconds {
@@ -104,7 +104,7 @@ impl Lines {
         beginning: Beginning,
         end_bookmark: bool,
         selection: Selection,
-        view: View,
+        view: ObjectView,
         rhythm: Rhythm,
         permit: OwnedSemaphorePermit,
     ) -> Self {
@@ -167,12 +167,12 @@ impl Lines {
         }
     }
 
-    fn event(&mut self, out: &mut Vec<u8>, event: Result<Arc<Event>, Ended>) {
+    fn event(&mut self, out: &mut Vec<u8>, event: Result<Arc<WriteEvent>, WatchEnded>) {
         let event = match event {
             Ok(event) => event,
             Err(ended) => {
                 self.ended = true;
-                if let Ended::Because(error) = ended {
+                if let WatchEnded::Because(error) = ended {
                     LineWriter::error(out, &error);
                 }
                 return;
@@ -195,7 +195,7 @@ impl Lines {
     }
 
     /// The type of an event for a watch with a selection, which objects enter and leave.
-    fn transition(&self, event: &Event) -> Option<&'static str> {
+    fn transition(&self, event: &WriteEvent) -> Option<&'static str> {
         let matches = |entry: &Entry| self.source.matches(&self.selection, entry);
         let before = event.previous.as_deref().is_some_and(matches);
         let after = event.kind != EventKind::Deleted && matches(&event.entry);

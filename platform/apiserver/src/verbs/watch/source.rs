@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mayfly_store::{Entry, Event, Revision, Watch, WatchClosed};
+use mayfly_store::{Entry, Revision, Watch, WatchClosed, WriteEvent};
 
 use crate::{event_objects::EventObjects, selection::Selection, status::ApiError, views::ViewEvents};
 
-pub(crate) enum Source {
+pub(crate) enum WatchSource {
     /// The store.
     Objects { watch: Watch, decoded: Arc<EventObjects> },
     /// A view, for kinds whose objects are kept elsewhere.
@@ -14,22 +14,22 @@ pub(crate) enum Source {
 }
 
 /// There will be no more events.
-pub(crate) enum Ended {
+pub(crate) enum WatchEnded {
     /// The stream just ends, and the client comes again.
     Quietly,
     /// The watch ends with this error.
     Because(ApiError),
 }
 
-impl Source {
+impl WatchSource {
     /// The next event. May be dropped while it waits without losing one.
-    pub(super) async fn next(&mut self) -> Result<Arc<Event>, Ended> {
+    pub(super) async fn next(&mut self) -> Result<Arc<WriteEvent>, WatchEnded> {
         match self {
             Self::Objects { watch, .. } => match watch.next().await {
                 Ok(event) => Ok(event),
-                Err(WatchClosed::Closed) => Err(Ended::Quietly),
+                Err(WatchClosed::Closed) => Err(WatchEnded::Quietly),
                 Err(WatchClosed::Lagged { oldest }) => {
-                    Err(Ended::Because(ApiError::expired(watch.progress().0, oldest.0)))
+                    Err(WatchEnded::Because(ApiError::expired(watch.progress().0, oldest.0)))
                 }
             },
             Self::View(events) => events.next().await,

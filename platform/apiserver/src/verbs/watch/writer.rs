@@ -3,19 +3,19 @@
 use mayfly_store::Revision;
 use serde_json::{Value, json};
 
-use crate::{config::Clock, negotiate::Representation, registry::Kind, render::View, status::ApiError};
+use crate::{config::Clock, negotiate::Representation, registry::Kind, render::ObjectView, status::ApiError};
 
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// Writes the lines of one watch.
 pub(super) struct LineWriter {
-    view: View,
+    view: ObjectView,
     clock: Clock,
     columns_sent: bool,
 }
 
 impl LineWriter {
-    pub(super) fn new(view: View, clock: Clock) -> Self {
+    pub(super) fn new(view: ObjectView, clock: Clock) -> Self {
         Self { view, clock, columns_sent: false }
     }
 

@@ -7,7 +7,7 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
-use mayfly_apiserver::{ApiServer, Config, Deps, User};
+use mayfly_apiserver::{ApiServer, ApiServerDeps, Config, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 use serde_json::{Value, json};
@@ -27,9 +27,9 @@ impl Fixture {
         Self::with(|_| {}, |_| {}).await
     }
 
-    pub async fn with(config: impl FnOnce(&mut Config), deps: impl FnOnce(&mut Deps)) -> Self {
+    pub async fn with(config: impl FnOnce(&mut Config), deps: impl FnOnce(&mut ApiServerDeps)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut own = Deps {
+        let mut own = ApiServerDeps {
             store: Store::in_memory().unwrap(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(Timestamp::now),

@@ -89,13 +89,13 @@ fn empty() -> Ordered {
 /// The answers for one state's tasks.
 #[derive(Debug)]
 pub(super) struct Mock {
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<ScriptedAnswer>,
     /// Whether the answers are a list: each is given once unless `times` is set.
     pub(super) listed: bool,
 }
 
 impl Mock {
-    pub(super) fn always(answer: Answer) -> Self {
+    pub(super) fn always(answer: ScriptedAnswer) -> Self {
         Self { answers: vec![answer], listed: false }
     }
 }
@@ -105,12 +105,12 @@ impl<'de> Deserialize<'de> for Mock {
         use serde::de::Error as _;
         // Parsed generically first, so that an error is about the intended form.
         let written = Ordered::deserialize(deserializer)?;
-        let answer = |written: &Ordered| -> Result<Answer, D::Error> {
+        let answer = |written: &Ordered| -> Result<ScriptedAnswer, D::Error> {
             if written.as_str() == Some("never") {
-                return Ok(Answer { never: true, ..Answer::default() });
+                return Ok(ScriptedAnswer { never: true, ..ScriptedAnswer::default() });
             }
             let text = serde_json::to_string(written).map_err(D::Error::custom)?;
-            let answer: Answer = serde_json::from_str(&text).map_err(|error| {
+            let answer: ScriptedAnswer = serde_json::from_str(&text).map_err(|error| {
                 // The place is one in our own text.
                 let told = error.to_string();
                 D::Error::custom(told.split(" at line ").next().unwrap_or_default())
@@ -133,7 +133,7 @@ impl<'de> Deserialize<'de> for Mock {
 /// One answer of a task's service; `never` alone is written for `{never: true}`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "never, or an answer such as {result: {ok: true}}")]
-pub(super) struct Answer {
+pub(super) struct ScriptedAnswer {
     /// The service's answer, as the state sees it.
     #[serde(default, deserialize_with = "there")]
     pub(super) result: Option<Ordered>,
@@ -161,7 +161,7 @@ fn there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ordered>, 
     Ordered::deserialize(deserializer).map(Some)
 }
 
-impl Answer {
+impl ScriptedAnswer {
     fn check(&self) -> Result<(), String> {
         let said = [self.result.is_some(), self.payload.is_some(), self.error.is_some(), self.never];
         if said.iter().filter(|said| **said).count() != 1 {

@@ -13,7 +13,7 @@ const VALUE_LETTERS_MAX: usize = 400;
 
 /// All files.
 #[derive(Default)]
-pub(super) struct Report {
+pub(super) struct TestReport {
     files: Vec<FileReport>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct CaseReport {
     differences: Vec<Difference>,
 }
 
-impl Report {
+impl TestReport {
     pub(super) fn add(&mut self, file: FileReport) {
         self.files.push(file);
     }

@@ -11,17 +11,17 @@ use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::engine::{
-    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-    InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness,
-    StartRequest,
+    Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
+    HttpTasks, InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, ObjectStore, Of,
+    Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
-use mayfly_workflows_machine::history::{Field, HistoryEvent};
+use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::file::{Case, TestFile};
-use super::script::Script;
+use super::script::MockScript;
 use super::subject::Subject;
 
 /// The default start time of executions.
@@ -58,7 +58,7 @@ pub(super) struct Ran {
 
 /// Runs one case to its end, or until it cannot continue.
 pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<Ran> {
-    let script = Script::new(file, case);
+    let script = MockScript::new(file, case);
     let start = match case.now.or(file.now) {
         Some(now) => now,
         None => START.parse().context("the start of tests")?,
@@ -81,8 +81,8 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
     Ok(ran)
 }
 
-async fn engine(file: &TestFile, start: Timestamp, script: Arc<Script>) -> anyhow::Result<Engine> {
-    let deps = Deps {
+async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> anyhow::Result<Engine> {
+    let deps = EngineDeps {
         functions: Arc::new(Nobody),
         http: Arc::new(Nobody),
         objects: Arc::new(Files::new(&file.files)),
@@ -98,7 +98,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<Script>) -> anyho
 }
 
 /// Waits for the end; what keeps it from coming is returned.
-async fn to_the_end(engine: &Engine, arn: &str, script: &Script) -> Option<String> {
+async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
@@ -140,7 +140,7 @@ fn endless_loop(ran: &Ran) -> Option<String> {
     ))
 }
 
-async fn outcome(engine: &Engine, arn: &str, script: &Script) -> anyhow::Result<Ran> {
+async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Result<Ran> {
     let described = engine.describe(arn).await?.context("the execution is gone")?;
     let events = engine.events(arn).await?.context("the execution is gone")?;
     let path =
@@ -184,7 +184,7 @@ pub(super) fn is_entry(event: &HistoryEvent) -> bool {
 pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
     let fields = event.details.iter().flat_map(|details| &details.fields);
     fields.filter(|(known, _)| *known == name).find_map(|(_, field)| match field {
-        Field::Text(text) | Field::Data(text, _) => Some(text.to_string()),
+        DetailField::Text(text) | DetailField::Data(text, _) => Some(text.to_string()),
         _ => None,
     })
 }
@@ -240,7 +240,7 @@ impl Files {
     }
 }
 
-impl Objects for Files {
+impl ObjectStore for Files {
     fn get(
         &self,
         bucket: &str,

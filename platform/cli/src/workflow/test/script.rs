@@ -7,17 +7,17 @@ use mayfly_workflows_engine::engine::{FunctionError, MockAnswer, MockCall, Mocks
 use serde_json::Value;
 
 use super::check::includes;
-use super::file::{self, Answer, Case, TestFile};
+use super::file::{self, Case, ScriptedAnswer, TestFile};
 
 /// The mocks of one case.
-pub(super) struct Script {
+pub(super) struct MockScript {
     /// By name; a case's own come before the file's.
     mocks: HashMap<String, Arc<[Scripted]>>,
     told: Mutex<Told>,
 }
 
 struct Scripted {
-    answer: Answer,
+    answer: ScriptedAnswer,
     /// The number of calls that it answers, if limited.
     times: Option<u32>,
 }
@@ -30,7 +30,7 @@ struct Told {
     problem: Option<String>,
 }
 
-impl Script {
+impl MockScript {
     pub(super) fn new(file: &TestFile, case: &Case) -> Arc<Self> {
         let mocks = file.mocks.iter().chain(&case.mocks);
         let mocks = mocks.map(|(name, mock)| (name.clone(), scripted(mock))).collect();
@@ -47,7 +47,7 @@ impl Script {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
     }
 
-    fn choose(&self, told: &mut Told, call: &MockCall) -> Result<Answer, String> {
+    fn choose(&self, told: &mut Told, call: &MockCall) -> Result<ScriptedAnswer, String> {
         let named = [&call.state, &call.resource].into_iter().find(|name| self.mocks.contains_key(*name));
         let Some(name) = named else {
             let state = &call.state;
@@ -76,14 +76,14 @@ impl Script {
 }
 
 fn scripted(mock: &file::Mock) -> Arc<[Scripted]> {
-    let one = |answer: &Answer| {
+    let one = |answer: &ScriptedAnswer| {
         let once = mock.listed && answer.when.is_none();
         Scripted { answer: answer.clone(), times: answer.times.or(once.then_some(1)) }
     };
     mock.answers.iter().map(one).collect()
 }
 
-impl Mocks for Script {
+impl Mocks for MockScript {
     fn answer(&self, call: MockCall) -> MockAnswer {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = self.choose(&mut told, &call);
@@ -99,7 +99,7 @@ impl Mocks for Script {
     }
 }
 
-fn in_the_engines_words(answer: Answer) -> MockAnswer {
+fn in_the_engines_words(answer: ScriptedAnswer) -> MockAnswer {
     let text = |value: &super::super::ordered::Ordered| serde_json::to_string(value).unwrap_or_default();
     let outcome = if let Some(result) = &answer.result {
         Some(Ok(text(result)))
@@ -125,12 +125,12 @@ mod tests {
 
     use super::*;
 
-    fn script(mocks: Value) -> Arc<Script> {
+    fn script(mocks: Value) -> Arc<MockScript> {
         let file = TestFile { mocks: serde_json::from_value(mocks).unwrap(), ..TestFile::default() };
-        Script::new(&file, &Case::default())
+        MockScript::new(&file, &Case::default())
     }
 
-    fn ask(script: &Script, state: &str, arguments: Value) -> Option<Result<String, String>> {
+    fn ask(script: &MockScript, state: &str, arguments: Value) -> Option<Result<String, String>> {
         let call = MockCall { state: state.into(), resource: "arn".into(), arguments, retries: 0 };
         script.answer(call).outcome.map(|outcome| outcome.map_err(|error| error.error_type))
     }

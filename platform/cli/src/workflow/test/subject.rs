@@ -6,7 +6,7 @@ use mayfly_api::{
     wellknown::NAMESPACE_DEFAULT,
     workflow::names::{ROLE, STATE_MACHINE_PREFIX},
 };
-use mayfly_workflows_engine::engine::StateMachine;
+use mayfly_workflows_engine::engine::StartedMachine;
 use mayfly_workflows_language::definition::{self, State, StateMachineType, Transition};
 use mayfly_workflows_language::{parse, validate};
 use serde_json::Value;
@@ -20,7 +20,7 @@ const EXPRESS_SECONDS_MAX: u64 = 300;
 
 /// A compiled definition.
 pub(super) struct Subject {
-    pub(super) machine: Arc<StateMachine>,
+    pub(super) machine: Arc<StartedMachine>,
 }
 
 impl Subject {
@@ -61,7 +61,7 @@ impl Subject {
             Ok(workflow) => workflow.within(namespace.unwrap_or(NAMESPACE_DEFAULT)).name().to_owned(),
             Err(_) => name,
         };
-        let machine = Arc::new(StateMachine {
+        let machine = Arc::new(StartedMachine {
             arn: format!("{STATE_MACHINE_PREFIX}{name}"),
             name,
             role_arn: ROLE.to_owned(),
@@ -96,7 +96,7 @@ impl Subject {
         }
     }
 
-    fn tasks(&self) -> impl Iterator<Item = (&str, &definition::Task)> {
+    fn tasks(&self) -> impl Iterator<Item = (&str, &definition::TaskState)> {
         self.states().iter().filter_map(|state| match &state.kind {
             definition::StateKind::Task(task) => Some((&*state.name, task)),
             _ => None,
@@ -117,7 +117,7 @@ impl Subject {
                 };
                 return Err(Failure::error(what, self.nearest(name)));
             }
-            let enveloped = |(_, task): (&str, &definition::Task)| {
+            let enveloped = |(_, task): (&str, &definition::TaskState)| {
                 matches!(task.resource, definition::Resource::LambdaInvoke(_))
             };
             if mock.answers.iter().any(|answer| answer.payload.is_some()) && !named.all(enveloped) {

@@ -20,7 +20,7 @@ use mayfly_api::{
         jiff::Timestamp,
     },
 };
-use mayfly_apiserver::{ApiServer, Deps, User};
+use mayfly_apiserver::{ApiServer, ApiServerDeps, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_controllers::{Config, Controllers};
 use mayfly_informer::{
@@ -62,7 +62,7 @@ impl Cluster {
     pub async fn quiet() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
-        let deps = Deps {
+        let deps = ApiServerDeps {
             store: Store::in_memory().unwrap(),
             artifacts: artifacts.clone(),
             clock: Arc::new(Timestamp::now),

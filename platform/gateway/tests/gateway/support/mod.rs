@@ -22,7 +22,7 @@ use hyper_util::{
 };
 use kube::Client;
 use mayfly_api::{Digest, ObjectKey};
-use mayfly_gateway::{Config, Deps, Drained, Gateway, GatewayHandle};
+use mayfly_gateway::{Config, Drained, Gateway, GatewayDeps, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{
     FunctionHost,
@@ -291,7 +291,7 @@ impl World {
         let (stop, informers_stop) = (CancellationToken::new(), CancellationToken::new());
         let informers = Informers::create(api.client(), informers_stop.clone());
         let mut registry = Registry::default();
-        let deps = Deps {
+        let deps = GatewayDeps {
             functions: informers.of(),
             revisions: informers.of(),
             pods: informers.of(),

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use mayfly_api::ObjectKey;
-use mayfly_gateway::{GatewayHandle, Refusal, refusal::Code};
+use mayfly_gateway::{GatewayHandle, Refusal, refusal::RefusalCode};
 use mayfly_runtime::Body;
 use mayfly_workflows_controller::invocations::FunctionCaller;
 use mayfly_workflows_engine::engine::{
@@ -155,16 +155,16 @@ impl GatewayFunctions {
 /// retriers and catchers have to see that.
 fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
     match refusal.code {
-        Code::ShuttingDown => true,
-        Code::NotReady => !routes_known || refusal.retry_after.is_some(),
-        Code::NotFound => !routes_known,
+        RefusalCode::ShuttingDown => true,
+        RefusalCode::NotReady => !routes_known || refusal.retry_after.is_some(),
+        RefusalCode::NotFound => !routes_known,
         _ => false,
     }
 }
 
 /// A refusal for want of room: an asynchronous invocation waits for it, as for Lambda's throttles.
 fn has_no_room(refusal: &Refusal) -> bool {
-    matches!(refusal.code, Code::QueueFull | Code::QueueTimeout | Code::Overloaded)
+    matches!(refusal.code, RefusalCode::QueueFull | RefusalCode::QueueTimeout | RefusalCode::Overloaded)
 }
 
 /// The request of a call: a POST of the event to the function.
@@ -209,8 +209,8 @@ fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
 /// The gateway's refusals under the names that people retry and catch on AWS.
 fn refused(function: &str, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
     let error_type = match refusal.code {
-        Code::BadRequest | Code::HeadTooLarge => "Lambda.InvalidParameterValueException",
-        Code::NotFound => {
+        RefusalCode::BadRequest | RefusalCode::HeadTooLarge => "Lambda.InvalidParameterValueException",
+        RefusalCode::NotFound => {
             let cause = format!(
                 "Function not found: {} (Service: Lambda, Status Code: 404, Request ID: {})",
                 arns.of(function),
@@ -218,15 +218,19 @@ fn refused(function: &str, arns: &FunctionArns, refusal: &Refusal) -> FunctionEr
             );
             return FunctionError::new("Lambda.ResourceNotFoundException", cause);
         }
-        Code::QueueFull | Code::QueueTimeout | Code::Overloaded => "Lambda.TooManyRequestsException",
-        Code::NotReady | Code::ComponentMissing | Code::ShuttingDown => "Lambda.ServiceException",
-        Code::TimedOut => "Sandbox.Timedout",
-        Code::OutOfMemory => "Runtime.OutOfMemory",
-        Code::Trapped | Code::NoAnswer | Code::GuestError => "Runtime.ExitError",
-        Code::ComponentInvalid => "Runtime.InvalidEntrypoint",
-        Code::RequestTooLarge => "Lambda.RequestTooLargeException",
-        Code::ResponseTooLarge => "Function.ResponseSizeTooLarge",
-        Code::Internal => "Lambda.Unknown",
+        RefusalCode::QueueFull | RefusalCode::QueueTimeout | RefusalCode::Overloaded => {
+            "Lambda.TooManyRequestsException"
+        }
+        RefusalCode::NotReady | RefusalCode::ComponentMissing | RefusalCode::ShuttingDown => {
+            "Lambda.ServiceException"
+        }
+        RefusalCode::TimedOut => "Sandbox.Timedout",
+        RefusalCode::OutOfMemory => "Runtime.OutOfMemory",
+        RefusalCode::Trapped | RefusalCode::NoAnswer | RefusalCode::GuestError => "Runtime.ExitError",
+        RefusalCode::ComponentInvalid => "Runtime.InvalidEntrypoint",
+        RefusalCode::RequestTooLarge => "Lambda.RequestTooLargeException",
+        RefusalCode::ResponseTooLarge => "Function.ResponseSizeTooLarge",
+        RefusalCode::Internal => "Lambda.Unknown",
     };
     failed(error_type, refusal)
 }
@@ -285,15 +289,15 @@ mod tests {
         let refusal = |code, retry_after| Refusal { code, message: "".into(), hint: "".into(), retry_after };
         let soon = Some(Duration::from_secs(1));
         for (code, retry_after, routes_known, passing) in [
-            (Code::NotReady, soon, false, true),
-            (Code::NotReady, soon, true, true),
-            (Code::NotReady, None, false, true),
-            (Code::NotReady, None, true, false),
-            (Code::NotFound, None, false, true),
-            (Code::NotFound, None, true, false),
-            (Code::ShuttingDown, None, true, true),
-            (Code::Trapped, None, false, false),
-            (Code::QueueFull, soon, true, false),
+            (RefusalCode::NotReady, soon, false, true),
+            (RefusalCode::NotReady, soon, true, true),
+            (RefusalCode::NotReady, None, false, true),
+            (RefusalCode::NotReady, None, true, false),
+            (RefusalCode::NotFound, None, false, true),
+            (RefusalCode::NotFound, None, true, false),
+            (RefusalCode::ShuttingDown, None, true, true),
+            (RefusalCode::Trapped, None, false, false),
+            (RefusalCode::QueueFull, soon, true, false),
         ] {
             assert_eq!(is_passing(&refusal(code, retry_after), routes_known), passing, "{code:?}");
         }

@@ -25,9 +25,9 @@ const PAGE_DEFAULT: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
 /// The queue behind the gateway.
-pub(super) struct Queue(pub(super) Arc<Invocations>);
+pub(super) struct DurableQueue(pub(super) Arc<Invocations>);
 
-impl InvocationQueue for Queue {
+impl InvocationQueue for DurableQueue {
     fn enqueue(
         &self,
         function: ObjectKey,

@@ -15,7 +15,7 @@ struct ChildStarts {
 }
 
 impl ChildStarts {
-    fn bind(world: &World) -> Arc<Self> {
+    fn bind(world: &TestEngine) -> Arc<Self> {
         let starts = Arc::new(Self { engine: world.engine.clone(), started: Mutex::default() });
         world.engine.bind_operations(starts.clone());
         starts
@@ -54,7 +54,7 @@ fn waits() -> serde_json::Value {
 }
 
 /// The children, as soon as each of them is waited for.
-async fn children(starts: &ChildStarts, world: &World, parent: &str, count: usize) -> Vec<String> {
+async fn children(starts: &ChildStarts, world: &TestEngine, parent: &str, count: usize) -> Vec<String> {
     let looked = async {
         loop {
             let submitted = world.lines(parent).await;
@@ -68,14 +68,14 @@ async fn children(starts: &ChildStarts, world: &World, parent: &str, count: usiz
     starts.started.lock().clone()
 }
 
-async fn ends_as(world: &World, arn: &str, status: RunStatus) {
+async fn ends_as(world: &TestEngine, arn: &str, status: RunStatus) {
     let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
     assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
 }
 
 #[tokio::test]
 async fn what_was_waited_for_is_stopped_with_who_waited() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let starts = ChildStarts::bind(&world);
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = world.start(&machine(alone, StateMachineType::Standard), "{}").await;
@@ -86,7 +86,7 @@ async fn what_was_waited_for_is_stopped_with_who_waited() {
 
 #[tokio::test]
 async fn what_was_waited_for_too_long_is_stopped() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let starts = ChildStarts::bind(&world);
     let short = with(waits(), json!({"TimeoutSeconds": 5, "End": true}));
     let definition = json!({"StartAt": "W", "States": {"W": short}});
@@ -118,7 +118,7 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
         (json!({"Type": "Parallel", "Branches": branches}), "{}"),
         (json!({"Type": "Map", "ItemProcessor": chosen}), "[0, 1]"),
     ] {
-        let world = World::new().await;
+        let world = TestEngine::new().await;
         let starts = ChildStarts::bind(&world);
         let definition = json!({"StartAt": "P", "States": {"P": with(state, catches.clone()),
             "Rest": {"Type": "Pass", "End": true}}});
@@ -138,7 +138,7 @@ async fn dying_world(
     journal: &Arc<dyn Journal>,
     dying: &Arc<AtomicBool>,
     dead: &Arc<tokio::sync::Notify>,
-) -> World {
+) -> TestEngine {
     let (is_dying, killed, ended) = (dying.clone(), dead.clone(), AtomicBool::new(false));
     let watched = Watched::new(journal.clone(), move |batch| {
         if ended.load(Ordering::Acquire) {
@@ -150,7 +150,7 @@ async fn dying_world(
         ended.store(ends && is_dying.load(Ordering::Acquire), Ordering::Release);
         Some(batch)
     });
-    World::on(Arc::new(watched), Arc::default()).await
+    TestEngine::on(Arc::new(watched), Arc::default()).await
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
     tokio::time::timeout(LONG, dead.notified()).await.expect("the child's end is on its way");
     drop((starts, first));
 
-    let second = World::on(journal, Arc::default()).await;
+    let second = TestEngine::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
     ends_as(&second, &children[0], RunStatus::Aborted).await;
     ends_as(&second, &parent, RunStatus::Aborted).await;
@@ -195,7 +195,7 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
     tokio::time::timeout(LONG, dead.notified()).await.expect("a child's end is on its way");
     drop(first);
 
-    let second = World::on(journal, Arc::default()).await;
+    let second = TestEngine::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 2, "both children were still running");
     for child in children {
         ends_as(&second, &child, RunStatus::Aborted).await;

@@ -20,7 +20,7 @@ fn counting(rounds: u64) -> serde_json::Value {
 }
 
 /// Runs until everything but the last call is done.
-async fn counted(world: &World, rounds: u64) -> String {
+async fn counted(world: &TestEngine, rounds: u64) -> String {
     let arn = world.start(&machine(counting(rounds), StateMachineType::Standard), "{}").await;
     let stops = || world.functions.calls.lock().last().is_some_and(|(name, _)| name == "never");
     until("the last function is called", stops).await;
@@ -32,12 +32,12 @@ async fn resumed(rounds: u64, checkpoint_records: u64) -> (u64, std::time::Durat
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
     let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&path).expect("opens"));
-    let first = World::checkpointing(journal.clone(), Arc::default(), checkpoint_records).await;
+    let first = TestEngine::checkpointing(journal.clone(), Arc::default(), checkpoint_records).await;
     counted(&first, rounds).await;
     first.engine.shutdown().await;
     drop(first);
     let watched = Arc::new(Watched::new(Arc::new(SqliteJournal::open(&path).expect("opens")), Some));
-    let second = World::checkpointing(watched.clone(), Arc::default(), checkpoint_records).await;
+    let second = TestEngine::checkpointing(watched.clone(), Arc::default(), checkpoint_records).await;
     let begun = std::time::Instant::now();
     assert_eq!(second.engine.resume().await.expect("resumes"), 1);
     (watched.records_read.load(Ordering::Relaxed), begun.elapsed())
@@ -59,7 +59,7 @@ async fn resuming_reads_no_more_than_what_came_after() {
 #[tokio::test]
 async fn a_checkpoint_is_the_machine() {
     let journal = Arc::new(MemoryJournal::default());
-    let world = World::checkpointing(journal.clone(), Arc::default(), 7).await;
+    let world = TestEngine::checkpointing(journal.clone(), Arc::default(), 7).await;
     let arn = counted(&world, 40).await;
     let row = journal.execution_by_arn(&arn).expect("read").expect("there");
     let (seq, _) = journal.checkpoint(row.id).expect("read").expect("there");
@@ -75,7 +75,7 @@ async fn a_checkpoint_is_the_machine() {
 #[tokio::test]
 async fn a_checkpoint_keeps_the_state_that_a_redrive_resumes() {
     let journal = Arc::new(MemoryJournal::default());
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let failing =
         json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "Next": "F"}, "F": {"Type": "Fail"}}});
     let arn = world.start(&machine(failing, StateMachineType::Standard), "{}").await;
@@ -97,7 +97,7 @@ async fn a_checkpoint_keeps_the_state_that_a_redrive_resumes() {
 #[tokio::test]
 async fn a_damaged_checkpoint_is_left_aside() {
     let journal = Arc::new(MemoryJournal::default());
-    let world = World::checkpointing(journal.clone(), Arc::default(), 7).await;
+    let world = TestEngine::checkpointing(journal.clone(), Arc::default(), 7).await;
     let arn = counted(&world, 20).await;
     let row = journal.execution_by_arn(&arn).expect("read").expect("there");
     let damaged = JournalChange::Checkpoint { execution: row.id, seq: 14, body: b"{\"form\":1".to_vec() };
@@ -112,7 +112,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
     let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&path).expect("opens"));
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let large = format!("\"{}\"", "x".repeat(5_000));
     let passing = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
@@ -149,8 +149,8 @@ async fn old_executions_are_forgotten_and_their_names_free() {
 #[tokio::test]
 async fn what_is_being_taken_up_again_is_not_forgotten() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let limits = Limits { retention: std::time::Duration::from_secs(60), ..Limits::default() };
-    let world = World::limited(journal.clone(), Arc::default(), limits).await;
+    let limits = EngineLimits { retention: std::time::Duration::from_secs(60), ..EngineLimits::default() };
+    let world = TestEngine::limited(journal.clone(), Arc::default(), limits).await;
     let never = machine(
         json!({"StartAt": "A", "States": {"A": with(task("never"), json!({"End": true}))}}),
         StateMachineType::Standard,

@@ -94,7 +94,7 @@ async fn killed_at_every_record_of_a_file_with_checkpoints() {
 }
 
 async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -> Arc<dyn Journal>) {
-    let whole = World::new().await;
+    let whole = TestEngine::new().await;
     let machine = machine(long_way(), StateMachineType::Standard);
     let arn = whole.start(&machine, "1").await;
     let expected = whole.engine.wait(&arn).await.expect("read").expect("there");
@@ -106,7 +106,7 @@ async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -
         let first_journal = journal(left);
         let dead = Arc::new(tokio::sync::Notify::new());
         let killed = killed(first_journal.clone(), left, dead.clone());
-        let first = World::checkpointing(Arc::new(killed), Arc::default(), checkpoint_records).await;
+        let first = TestEngine::checkpointing(Arc::new(killed), Arc::default(), checkpoint_records).await;
         let arn = first.start(&machine, "1").await;
         let survived = tokio::select! {
             () = dead.notified() => false,
@@ -118,7 +118,7 @@ async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -
             break;
         }
         kills += 1;
-        let second = World::checkpointing(journal(left), functions.clone(), checkpoint_records).await;
+        let second = TestEngine::checkpointing(journal(left), functions.clone(), checkpoint_records).await;
         second.engine.resume().await.expect("resumes");
         let ended = second.engine.wait(&arn).await.expect("read").expect("there");
         assert_eq!((ended.status, &ended.output), (expected.status, &expected.output), "killed after {left}");
@@ -132,7 +132,7 @@ async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -
 #[tokio::test]
 async fn a_batch_that_is_refused_is_not_acknowledged() {
     let journal = Arc::new(MemoryJournal::default());
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     journal.close();
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
     let refused =
@@ -153,8 +153,8 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
         *hold.lock() = Some(batch.done);
         None
     });
-    let limits = Limits { open_executions: 1, ..Limits::default() };
-    let world = World::limited(Arc::new(watched), Arc::default(), limits).await;
+    let limits = EngineLimits { open_executions: 1, ..EngineLimits::default() };
+    let world = TestEngine::limited(Arc::new(watched), Arc::default(), limits).await;
     let passes = machine(
         json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}}),
         StateMachineType::Standard,
@@ -191,7 +191,7 @@ async fn payloads_are_stored_once() {
         seen.lock().extend(digests);
         Some(batch)
     });
-    let world = World::on(Arc::new(journal), Arc::default()).await;
+    let world = TestEngine::on(Arc::new(journal), Arc::default()).await;
     let text = format!("\"{}\"", "x".repeat(5_000));
     let definition = json!({"StartAt": "A", "States": {
         "A": with(task("echo"), json!({"Next": "B"})), "B": with(task("echo"), json!({"End": true}))}});
@@ -211,7 +211,7 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
         holds.lock().push(batch);
         None
     });
-    let world = World::on(Arc::new(journal), Arc::default()).await;
+    let world = TestEngine::on(Arc::new(journal), Arc::default()).await;
     let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 60, "End": true}}});
     let machine = machine(waits, StateMachineType::Standard);
     let start = |name: &str| {
@@ -246,7 +246,7 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_clock_ended_is_not_evaluated_again() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let for_ever = "{% ($f := function($x) { $f($x + 1) }; $f(1)) %}";
     let caught = json!([{"ErrorEquals": ["States.QueryEvaluationError"], "Next": "Last"}]);
     let definition = |field: &str| {

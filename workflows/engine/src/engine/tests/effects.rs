@@ -4,9 +4,9 @@ use super::watched::Watched;
 use super::*;
 
 /// Two tasks at the same time with capacity for one: the second is queued.
-async fn one_in_line() -> (World, String) {
-    let limits = Limits { effects_per_execution: 1, ..Limits::default() };
-    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+async fn one_in_line() -> (TestEngine, String) {
+    let limits = EngineLimits { effects_per_execution: 1, ..EngineLimits::default() };
+    let world = TestEngine::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let branch =
         |name: &str| json!({"StartAt": name, "States": {name: with(task(name), json!({"End": true}))}});
     let definition = json!({"StartAt": "Both", "States": {
@@ -17,7 +17,7 @@ async fn one_in_line() -> (World, String) {
 }
 
 /// The functions that were called, after all work has settled.
-async fn called(world: &World) -> Vec<String> {
+async fn called(world: &TestEngine) -> Vec<String> {
     world.settled().await;
     world.functions.calls.lock().iter().map(|(name, _)| name.clone()).collect()
 }
@@ -47,7 +47,7 @@ async fn what_stood_in_line_at_a_shutdown_is_not_begun() {
 
 #[tokio::test]
 async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let caught = with(
         task("panics"),
         json!({"Catch": [{"ErrorEquals": ["States.ALL"], "Next": "Rest"}], "Next": "Rest"}),
@@ -66,8 +66,8 @@ async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
 
 #[tokio::test]
 async fn a_function_that_cannot_be_called_yet_is_called_later() {
-    let limits = Limits { effects: 1, ..Limits::default() };
-    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+    let limits = EngineLimits { effects: 1, ..EngineLimits::default() };
+    let world = TestEngine::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let definition = json!({"StartAt": "T", "States": {"T": with(task("late"), json!({"End": true}))}});
     let (ended, lines) = world.run(definition, "{}").await;
     assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("null")), "{lines:?}");
@@ -80,7 +80,7 @@ async fn a_function_that_cannot_be_called_yet_is_called_later() {
 #[tokio::test]
 async fn a_failure_during_a_stop_is_no_outcome() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let first = World::on(journal.clone(), Arc::default()).await;
+    let first = TestEngine::on(journal.clone(), Arc::default()).await;
     let definition =
         json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
     let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
@@ -88,7 +88,7 @@ async fn a_failure_during_a_stop_is_no_outcome() {
     first.engine.begin_shutdown();
     first.functions.interrupt.notify_one();
     first.settled().await;
-    let second = World::on(journal, first.functions.clone()).await;
+    let second = TestEngine::on(journal, first.functions.clone()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
@@ -97,7 +97,7 @@ async fn a_failure_during_a_stop_is_no_outcome() {
 #[tokio::test]
 async fn an_execution_that_is_needed_while_others_are_read_is_taken_up_once() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let first = World::on(journal.clone(), Arc::default()).await;
+    let first = TestEngine::on(journal.clone(), Arc::default()).await;
     let calls = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
     let worker = "arn:aws:states:us-east-1:000000000000:activity:a";
     let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Task", "Resource": worker, "End": true}}});
@@ -107,7 +107,7 @@ async fn an_execution_that_is_needed_while_others_are_read_is_taken_up_once() {
     first.engine.begin_shutdown();
     first.functions.interrupt.notify_one();
     first.settled().await;
-    let second = World::on(journal, first.functions.clone()).await;
+    let second = TestEngine::on(journal, first.functions.clone()).await;
     assert_eq!(second.engine.begin_resume().await.expect("resumes"), 2);
     let ended = second.engine.wait(&calling).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
@@ -122,7 +122,7 @@ async fn an_execution_that_is_needed_while_others_are_read_is_taken_up_once() {
 #[tokio::test]
 async fn an_execution_that_a_request_is_reading_while_others_are_read_is_taken_up() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let first = World::on(journal.clone(), Arc::default()).await;
+    let first = TestEngine::on(journal.clone(), Arc::default()).await;
     let calls = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
     let calling = first.start(&machine(calls, StateMachineType::Standard), "{}").await;
     // Read after `calling`, because it was started after it.
@@ -133,7 +133,7 @@ async fn an_execution_that_a_request_is_reading_while_others_are_read_is_taken_u
     first.engine.begin_shutdown();
     first.functions.interrupt.notify_one();
     first.settled().await;
-    let second = World::on(journal.clone(), first.functions.clone()).await;
+    let second = TestEngine::on(journal.clone(), first.functions.clone()).await;
     assert_eq!(second.engine.begin_resume().await.expect("resumes"), 2);
     let (has_read, read) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
@@ -174,7 +174,7 @@ impl Integrations for QuickJobs {
 
 #[tokio::test]
 async fn a_job_that_has_begun_is_told() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     world.engine.bind_integrations(Arc::new(QuickJobs));
     let definition = json!({"StartAt": "A", "States": {"A": {
         "Type": "Task", "Resource": "arn:aws:states:::job:run.sync",
@@ -191,7 +191,7 @@ async fn a_job_that_has_begun_is_told() {
 #[tokio::test]
 async fn work_that_was_taken_before_a_crash_owes_its_heartbeats() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let first = World::on(journal.clone(), Arc::default()).await;
+    let first = TestEngine::on(journal.clone(), Arc::default()).await;
     // The clock of the process that crashes stands still.
     let _awake = first.engine.inner.busy();
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
@@ -200,7 +200,7 @@ async fn work_that_was_taken_before_a_crash_owes_its_heartbeats() {
     let definition = json!({"StartAt": "A", "States": {"A": state}});
     let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
     first.engine.get_activity_task(activity, None).await.expect("work");
-    let second = World::on(journal, Arc::default()).await;
+    let second = TestEngine::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.error.as_deref(), Some("States.Timeout"));

@@ -25,7 +25,7 @@ async fn endless_expressions_do_not_delay_other_executions() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal: Arc<dyn Journal> =
         Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("a journal"));
-    let deps = Deps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
     let engine = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
     let alone = with(endless(""), json!({"QueryLanguage": "JSONata"}));
     let alone = machine(alone, StateMachineType::Standard);
@@ -64,8 +64,8 @@ async fn endless_expressions_do_not_delay_other_executions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_instant() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let deps = Deps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
-    let limits = Limits { idle_in_memory: Duration::ZERO, ..Limits::default() };
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let limits = EngineLimits { idle_in_memory: Duration::ZERO, ..EngineLimits::default() };
     let engine = Engine::with_journal(Config { limits, ..Config::default() }, deps, journal).await;
     let engine = engine.expect("opens");
     // Timestamps count in whole seconds.

@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::inner::Busy;
 
 /// An execution that sleeps, and what keeps the virtual clock from jumping to its timer.
-async fn evicted(world: &World, definition: serde_json::Value) -> (String, Busy) {
+async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (String, Busy) {
     let awake = world.engine.inner.busy();
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
     let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
@@ -39,7 +39,7 @@ fn token() -> serde_json::Value {
 
 #[tokio::test]
 async fn a_timer_wakes() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let (arn, awake) = evicted(&world, waits(3_600)).await;
     assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, RunStatus::Running);
     drop(awake);
@@ -51,7 +51,7 @@ async fn a_timer_wakes() {
 #[tokio::test]
 async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(watched.clone(), Arc::default()).await;
+    let world = TestEngine::on(watched.clone(), Arc::default()).await;
     let (arn, awake) = evicted(&world, waits(3_600)).await;
     watched.refused_reads.store(1, Ordering::Release);
     let engine = world.engine.clone();
@@ -73,7 +73,7 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
 
 #[tokio::test]
 async fn who_stopped_waiting_keeps_nobody_awake() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let _awake = world.engine.inner.busy();
     let arn = world.start(&machine(waits(3_600), StateMachineType::Standard), "{}").await;
     {
@@ -89,7 +89,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
 
 #[tokio::test]
 async fn a_token_wakes() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let (arn, _awake) = evicted(&world, token()).await;
     let token: String = serde_json::from_str(&world.functions.calls.lock()[0].1).expect("a token");
     world.engine.send_task_heartbeat(&token).await.expect("alive");
@@ -101,7 +101,7 @@ async fn a_token_wakes() {
 
 #[tokio::test]
 async fn a_worker_wakes() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
@@ -113,7 +113,7 @@ async fn a_worker_wakes() {
 
 #[tokio::test]
 async fn a_stop_wakes() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let (arn, _awake) = evicted(&world, waits(3_600)).await;
     world.engine.stop(&arn, None, None).await.expect("stops");
     assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, RunStatus::Aborted);
@@ -123,7 +123,7 @@ async fn a_stop_wakes() {
 #[tokio::test]
 async fn who_reads_it_too_late_does_not_bring_it_back() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let (arn, _awake) = evicted(&world, waits(3_600)).await;
     let (has_read, read) = mpsc::channel();
     let (has_stopped, stopped) = mpsc::channel();
@@ -146,7 +146,7 @@ async fn who_reads_it_too_late_does_not_bring_it_back() {
 
 #[tokio::test]
 async fn a_start_with_a_sleepers_name_finds_it() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let (arn, _awake) = evicted(&world, waits(3_600)).await;
     let name = arn.rsplit(':').next().map(str::to_owned);
     let again =
@@ -157,7 +157,7 @@ async fn a_start_with_a_sleepers_name_finds_it() {
 #[tokio::test]
 async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let (arn, awake) = evicted(&world, waits(3_600)).await;
     let (has_read, read) = mpsc::channel();
     let (may_go_on, goes_on) = mpsc::channel();
@@ -186,7 +186,7 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
 
 #[tokio::test]
 async fn who_lets_go_late_lets_go_of_his_own() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let _awake = world.engine.inner.busy();
     let arn = world.start(&machine(waits(3_600), StateMachineType::Standard), "{}").await;
     let before = world.engine.inner.live.by_arn(&arn).expect("in memory");
@@ -200,7 +200,7 @@ async fn who_lets_go_late_lets_go_of_his_own() {
 #[tokio::test]
 async fn work_comes_back_when_it_could_not_be_given_out() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
@@ -228,7 +228,7 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
 #[tokio::test]
 async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let (arn, awake) = evicted(&world, waits(3_600)).await;
     journal.refused_reads.store(2, Ordering::Relaxed);
     drop(awake);
@@ -240,7 +240,7 @@ async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
 #[tokio::test]
 async fn executions_whose_timers_are_due_together_are_read_together() {
     let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
-    let world = World::on(watched.clone(), Arc::default()).await;
+    let world = TestEngine::on(watched.clone(), Arc::default()).await;
     let awake = world.engine.inner.busy();
     let at = json!({"Type": "Wait", "Timestamp": "2024-06-01T00:00:00Z", "End": true});
     let definition = json!({"StartAt": "A", "States": {"A": at}});

@@ -9,7 +9,7 @@ async fn items(
     reader: serde_json::Value,
     files: &[(&str, bytes::Bytes)],
 ) -> Result<serde_json::Value, String> {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     for (name, body) in files {
         world.files.0.lock().insert((*name).to_owned(), body.clone());
     }

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn express_executions() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let mut states = serde_json::Map::new();
     for n in 0..10 {
         states.insert(format!("S{n}"), json!({"Type": "Pass", "Next": format!("S{}", n + 1)}));
@@ -29,7 +29,8 @@ async fn express_executions() {
 async fn durable_executions() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
-    let deps = Deps { clock: Arc::new(crate::timers::SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let deps =
+        EngineDeps { clock: Arc::new(crate::timers::SystemClock), ..deps(Arc::default(), Arc::default()) };
     let engine = Engine::open(config, deps).await.expect("opens");
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
@@ -52,7 +53,7 @@ async fn durable_executions() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleepers_cost_no_task() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": 60, "End": true}}}),
         StateMachineType::Standard,
@@ -81,8 +82,8 @@ fn each_of(items: serde_json::Value) -> serde_json::Value {
 #[tokio::test]
 async fn children_wait_for_a_place_and_do_not_fail_for_want_of_one() {
     // The parent has the only place.
-    let limits = Limits { open_executions: 1, ..Limits::default() };
-    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+    let limits = EngineLimits { open_executions: 1, ..EngineLimits::default() };
+    let world = TestEngine::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let (ended, _) = world.run(each_of(json!([1, 2, 3, 4])), "{}").await;
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2,3,4]"), None));
     assert_eq!(world.engine.inner.open.load(std::sync::atomic::Ordering::Acquire), 0);
@@ -109,11 +110,11 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
         }
         Some(batch)
     });
-    let first = World::on(Arc::new(watched), Arc::default()).await;
+    let first = TestEngine::on(Arc::new(watched), Arc::default()).await;
     assert!(engine.set(first.engine.clone()).is_ok());
     let arn = first.start(&machine(each_of(json!([1, 2])), StateMachineType::Standard), "{}").await;
     first.settled().await;
-    let second = World::on(journal, Arc::default()).await;
+    let second = TestEngine::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2]"), None));

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_function_is_called() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, lines) = world.run(definition, "21").await;
     assert_eq!(ended.status, RunStatus::Succeeded);
@@ -26,7 +26,7 @@ async fn a_function_is_called() {
 #[tokio::test]
 async fn an_answer_is_told_alike_whenever_it_is_told() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let world = TestEngine::on(journal.clone(), Arc::default()).await;
     let invoke = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true,
         "Parameters": {"FunctionName": "echo", "Payload.$": "$"}});
     let definition = json!({"StartAt": "A", "States": {"A": invoke}});
@@ -43,7 +43,7 @@ async fn an_answer_is_told_alike_whenever_it_is_told() {
     let bytes = records.iter().map(|record| record.body.len()).sum::<usize>();
     assert!(records.len() == 1 && bytes < 100, "{bytes} bytes in {records:?}");
     // In the history too, and by a process that has only the journal.
-    for world in [world, World::on(journal, Arc::default()).await] {
+    for world in [world, TestEngine::on(journal, Arc::default()).await] {
         let all = HistoryQuery { reverse: false, include_data: true, limit: 100, from: None };
         let history = world.engine.history(&arn, all).await.expect("read").expect("there");
         assert_eq!(history.items[4]["taskSucceededEventDetails"]["output"], *output);
@@ -53,7 +53,7 @@ async fn an_answer_is_told_alike_whenever_it_is_told() {
 
 #[tokio::test]
 async fn waiting_takes_no_time() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Wait", "Seconds": 86_400, "Next": "B"}, "B": {"Type": "Succeed"}}});
     let (ended, lines) = world.run(definition, "{}").await;
@@ -65,7 +65,7 @@ async fn waiting_takes_no_time() {
 
 #[tokio::test]
 async fn errors_are_retried_and_caught() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": with(task("fail"), json!({
             "Retry": [{"ErrorEquals": ["Broken"], "MaxAttempts": 2, "IntervalSeconds": 3}],
@@ -86,7 +86,7 @@ async fn errors_are_retried_and_caught() {
 
 #[tokio::test]
 async fn a_task_runs_out_of_time() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": with(task("never"), json!({"TimeoutSeconds": 5, "End": true,}))}});
     // A function that is being called keeps a virtual clock from jumping: it is moved by hand.
@@ -99,7 +99,7 @@ async fn a_task_runs_out_of_time() {
 
 #[tokio::test]
 async fn branches_run_side_by_side() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let branch =
         |name: &str| json!({"StartAt": name, "States": {name: with(task("echo"), json!({"End": true}))}});
     let definition = json!({"StartAt": "P", "States": {
@@ -113,7 +113,7 @@ async fn branches_run_side_by_side() {
 
 #[tokio::test]
 async fn a_map_keeps_the_order_of_its_items() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "MaxConcurrency": 2,
         "ItemProcessor": {"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}}, "End": true}}});
     let (ended, _) = world.run(definition, "[1,2,3,4,5]").await;
@@ -122,7 +122,7 @@ async fn a_map_keeps_the_order_of_its_items() {
 
 #[tokio::test]
 async fn an_empty_map_ends_at_once() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map",
         "ItemProcessor": {"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}}, "End": true}}});
     let (ended, lines) = world.run(definition, "[]").await;
@@ -139,7 +139,7 @@ fn distributed(more: serde_json::Value) -> serde_json::Value {
 
 #[tokio::test]
 async fn a_distributed_map_runs_children() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let arn = world
         .start(&machine(distributed(json!({"Label": "L"})), StateMachineType::Standard), "[1,2,3]")
         .await;
@@ -165,7 +165,7 @@ async fn a_distributed_map_runs_children() {
 
 #[tokio::test]
 async fn items_come_from_files_in_batches_and_results_go_to_files() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     world.files.0.lock().insert("b/in.csv".to_owned(), "id,name\n1,x\n2,y\n3,z\n".into());
     let definition = distributed(json!({
         "ItemReader": {"Resource": "arn:aws:states:::s3:getObject",
@@ -186,7 +186,7 @@ async fn items_come_from_files_in_batches_and_results_go_to_files() {
 
 #[tokio::test]
 async fn a_header_stands_once_in_a_file() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     world.files.0.lock().insert("b/in.csv".to_owned(), "id,name,id\n1,x,2\n".into());
     let definition = distributed(json!({"ItemReader": {"Resource": "arn:aws:states:::s3:getObject",
         "ReaderConfig": {"InputType": "CSV", "CSVHeaderLocation": "FIRST_ROW"},
@@ -198,7 +198,7 @@ async fn a_header_stands_once_in_a_file() {
 
 #[tokio::test]
 async fn failures_are_tolerated_up_to_a_number() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = |tolerated| {
         json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true, "ToleratedFailureCount": tolerated,
             "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
@@ -215,7 +215,7 @@ async fn failures_are_tolerated_up_to_a_number() {
 
 #[tokio::test]
 async fn a_bad_number_of_items_to_read_fails_the_map_run() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true,
         "ItemReader": {"Resource": "arn:aws:states:::s3:getObject", "ReaderConfig": {"InputType": "JSON",
             "MaxItemsPath": "$.most"}, "Parameters": {"Bucket": "b", "Key": "k"}},
@@ -232,7 +232,7 @@ async fn a_bad_number_of_items_to_read_fails_the_map_run() {
 
 #[tokio::test]
 async fn a_worker_takes_an_activity() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
     let execution = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
@@ -250,7 +250,7 @@ async fn a_worker_takes_an_activity() {
 
 #[tokio::test]
 async fn an_activity_that_is_not_there_is_a_runtime_error() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let arn = "arn:aws:states:us-east-1:000000000000:activity:missing";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
     let (ended, lines) = world.run(definition, "{}").await;
@@ -267,7 +267,7 @@ async fn an_activity_that_is_not_there_is_a_runtime_error() {
 
 #[tokio::test]
 async fn a_heartbeat_that_stays_away_ends_a_task() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "End": true, "HeartbeatSeconds": 9,
         "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
         "Parameters": {"FunctionName": "echo", "Payload": {"t.$": "$$.Task.Token"}}}}});
@@ -282,7 +282,7 @@ async fn a_heartbeat_that_stays_away_ends_a_task() {
 /// Heartbeats are due from a worker: before a worker takes the task, only its timeout runs.
 #[tokio::test]
 async fn an_activity_owes_heartbeats_once_it_is_taken() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true,
         "TimeoutSeconds": 60, "HeartbeatSeconds": 9}}});
@@ -302,7 +302,7 @@ async fn an_activity_owes_heartbeats_once_it_is_taken() {
 
 #[tokio::test]
 async fn executions_are_counted_by_type_and_end() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let ends = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
     let fails = json!({"StartAt": "A", "States": {"A": {"Type": "Fail"}}});
     for (definition, kind) in [
@@ -330,7 +330,7 @@ async fn executions_are_counted_by_type_and_end() {
 /// The event has one name and catchers accept both; a task that is late is no missed heartbeat.
 #[tokio::test]
 async fn a_missed_heartbeat_has_two_names() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     for (limit, name, caught) in [
         ("HeartbeatSeconds", "States.HeartbeatTimeout", true),
         ("HeartbeatSeconds", "States.Timeout", true),
@@ -349,7 +349,7 @@ async fn a_missed_heartbeat_has_two_names() {
 
 #[tokio::test]
 async fn an_execution_is_stopped_and_redriven() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Next": "B"}, "B": with(task("fail"), json!({"End": true}))}});
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
@@ -366,7 +366,7 @@ async fn an_execution_is_stopped_and_redriven() {
 
 #[tokio::test]
 async fn the_same_redrive_twice_is_one_redrive() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("fail"), json!({"End": true}))}});
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     let mut dates = Vec::new();
@@ -385,7 +385,7 @@ async fn the_same_redrive_twice_is_one_redrive() {
 
 #[tokio::test]
 async fn the_same_start_twice_is_one_start() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let machine = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}}),
@@ -404,7 +404,7 @@ async fn the_same_start_twice_is_one_start() {
 
 #[tokio::test]
 async fn express_runs_to_its_end() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let ended = world
         .engine
@@ -417,7 +417,7 @@ async fn express_runs_to_its_end() {
 
 #[tokio::test]
 async fn express_executions_take_five_minutes_at_most() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let waits = |seconds: u32| json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": seconds, "End": true}}});
     for (definition, status, seconds) in [
         (waits(299), RunStatus::Succeeded, 299),
@@ -442,7 +442,7 @@ async fn express_executions_take_five_minutes_at_most() {
 
 #[tokio::test]
 async fn an_endless_loop_leaves_turns_to_others() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Next": "B"},
         "B": {"Type": "Choice", "Choices": [{"Variable": "$.stop", "IsPresent": true, "Next": "C"}], "Default": "A"},
@@ -457,7 +457,7 @@ async fn an_endless_loop_leaves_turns_to_others() {
 
 #[tokio::test]
 async fn an_integration_that_is_not_there_can_be_caught() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Task", "Resource": "arn:aws:states:::sqs:sendMessage", "Parameters": {"QueueUrl": "q", "MessageBody": "m"},
             "Catch": [{"ErrorEquals": ["Mayfly.IntegrationNotSupported"], "Next": "B"}], "End": true},

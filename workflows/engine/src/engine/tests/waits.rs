@@ -10,7 +10,7 @@ fn wait(field: &str, value: serde_json::Value) -> serde_json::Value {
 
 #[tokio::test]
 async fn an_execution_that_would_wait_for_more_than_a_year_times_out() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let start = 1_700_000_000;
     let at = |seconds: i64| json!(jiff::Timestamp::from_second(start + seconds).expect("a time").to_string());
     let looped = json!({"StartAt": "A", "States": {
@@ -46,14 +46,14 @@ async fn an_execution_that_would_wait_for_more_than_a_year_times_out() {
 
 #[tokio::test]
 async fn a_wait_of_exactly_a_year_is_over_then() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let (ended, _) = world.run(wait("Seconds", json!(YEAR_SECONDS)), "{}").await;
     assert_eq!(ended.status, RunStatus::Succeeded);
 }
 
 #[tokio::test]
 async fn a_timestamp_counts_in_whole_seconds() {
-    let world = World::new().await;
+    let world = TestEngine::new().await;
     let awake = world.engine.inner.busy();
     let arn = world
         .start(

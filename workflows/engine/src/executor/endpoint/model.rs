@@ -10,7 +10,7 @@ use serde::Deserialize;
 /// A service's operations by name.
 pub(super) type Model = IndexMap<String, Operation>;
 /// The members of a structure, as the model names them.
-pub(super) type Members = IndexMap<String, Shape>;
+pub(super) type Members = IndexMap<String, MemberShape>;
 
 pub(super) static S3: LazyLock<Model> = LazyLock::new(|| read(include_str!("s3.json")));
 pub(super) static SNS: LazyLock<Model> = LazyLock::new(|| read(include_str!("sns.json")));
@@ -39,7 +39,7 @@ pub(super) struct Operation {
 /// A member's type and its location in the request or response.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Shape {
+pub(super) struct MemberShape {
     #[serde(rename = "type", default)]
     pub(super) kind: ShapeType,
     #[serde(rename = "in")]
@@ -51,9 +51,9 @@ pub(super) struct Shape {
     pub(super) format: Option<Format>,
     #[serde(default)]
     pub(super) members: Members,
-    pub(super) item: Option<Box<Shape>>,
-    pub(super) key: Option<Box<Shape>>,
-    pub(super) value: Option<Box<Shape>>,
+    pub(super) item: Option<Box<MemberShape>>,
+    pub(super) key: Option<Box<MemberShape>>,
+    pub(super) value: Option<Box<MemberShape>>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -92,7 +92,7 @@ pub(super) enum Format {
     Iso8601,
 }
 
-impl Shape {
+impl MemberShape {
     /// The name on the wire of the member `member`.
     pub(super) fn wire_name<'a>(&'a self, member: &'a str) -> &'a str {
         self.name.as_deref().unwrap_or(member)

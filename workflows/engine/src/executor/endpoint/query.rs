@@ -5,7 +5,7 @@ use http::{Method, Request, Uri, header};
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::escaped;
-use super::model::{Members, Operation, Shape, ShapeType, argument};
+use super::model::{MemberShape, Members, Operation, ShapeType, argument};
 use super::xml::{self, plain};
 
 /// The request of one operation.
@@ -35,7 +35,7 @@ fn members(pairs: &mut Vec<String>, prefix: &str, shapes: &Members, given: &Map)
     }
 }
 
-fn add(pairs: &mut Vec<String>, name: String, given: &Value, shape: &Shape) {
+fn add(pairs: &mut Vec<String>, name: String, given: &Value, shape: &MemberShape) {
     match (given, shape.kind, &shape.item, &shape.key, &shape.value) {
         (Value::Object(given), ShapeType::Structure, ..) => {
             members(pairs, &format!("{name}."), &shape.members, given);

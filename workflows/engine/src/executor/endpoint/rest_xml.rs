@@ -10,7 +10,7 @@ use mayfly_workflows_language::value::{Map, Value};
 use md5::{Digest as _, Md5};
 
 use super::escaped;
-use super::model::{Format, MemberLocation, Operation, Shape, ShapeType, argument, sdk_spelling};
+use super::model::{Format, MemberLocation, MemberShape, Operation, ShapeType, argument, sdk_spelling};
 use super::xml::{self, plain};
 
 const NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
@@ -100,7 +100,7 @@ fn in_host(url: &Uri, bucket: &str) -> bool {
 }
 
 /// A member in a header or a query.
-fn worded(value: &Value, shape: &Shape, usual: Format) -> String {
+fn worded(value: &Value, shape: &MemberShape, usual: Format) -> String {
     match value {
         Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
         value if shape.kind == ShapeType::Timestamp && shape.format.unwrap_or(usual) == Format::Rfc822 => {
@@ -117,7 +117,7 @@ fn worded(value: &Value, shape: &Shape, usual: Format) -> String {
 /// An answer as a task's result.
 pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -> Result<Value, String> {
     let is_blob =
-        |shape: &Shape| shape.place == Some(MemberLocation::Payload) && shape.kind == ShapeType::Blob;
+        |shape: &MemberShape| shape.place == Some(MemberLocation::Payload) && shape.kind == ShapeType::Blob;
     let mut members = Vec::new();
     let text = std::str::from_utf8(body).map_err(|_| "the object is not UTF-8 text".to_owned())?;
     if let Some((name, _)) = operation.output.iter().find(|(_, shape)| is_blob(shape)) {
@@ -145,7 +145,7 @@ pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -
     Ok(Value::object(members))
 }
 
-fn in_headers(headers: &HeaderMap, name: &str, shape: &Shape) -> Option<Value> {
+fn in_headers(headers: &HeaderMap, name: &str, shape: &MemberShape) -> Option<Value> {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     match shape.place {
         Some(MemberLocation::Header) => {

@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 use super::model::{self, Operation};
 use super::{ANSWER_MAX, Client, failing, rest_xml, services};
 use crate::engine::{
-    Config, Deps, ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects, Streamed,
+    Config, EngineDeps, ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore, Streamed,
 };
 
 /// The longest answer in XML that is read; a page of a listing has a thousand keys of a kilobyte at most.
@@ -26,7 +26,7 @@ pub(crate) struct S3 {
 
 impl S3 {
     /// `None` when no endpoint was given.
-    pub(crate) fn at_endpoint(config: &Config, deps: &Deps) -> Option<Self> {
+    pub(crate) fn at_endpoint(config: &Config, deps: &EngineDeps) -> Option<Self> {
         Client::of(config, deps, services::named("s3")?).map(|client| Self { client })
     }
 
@@ -92,7 +92,7 @@ fn arguments<'a>(members: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) 
     given.collect()
 }
 
-impl Objects for S3 {
+impl ObjectStore for S3 {
     fn get(
         &self,
         bucket: &str,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use mayfly_workflows_language::value::{Map, Value};
 use roxmltree::Node;
 
-use super::model::{MemberLocation, Members, Shape, ShapeType, argument, sdk_spelling};
+use super::model::{MemberLocation, MemberShape, Members, ShapeType, argument, sdk_spelling};
 
 /// The values of elements among a parent's children, by their names.
 pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, Value)> {
-    let in_body = |shape: &Shape| matches!(shape.place, None | Some(MemberLocation::Attribute));
+    let in_body = |shape: &MemberShape| matches!(shape.place, None | Some(MemberLocation::Attribute));
     let found = shapes.iter().filter(|(_, shape)| in_body(shape)).filter_map(|(name, shape)| {
         let value = member(parent, shape.wire_name(name), shape)?;
         Some((sdk_spelling(name).into(), value))
@@ -17,7 +17,7 @@ pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, 
     found.collect()
 }
 
-fn member(parent: Node<'_, '_>, name: &str, shape: &Shape) -> Option<Value> {
+fn member(parent: Node<'_, '_>, name: &str, shape: &MemberShape) -> Option<Value> {
     let of_name = |node: &Node<'_, '_>, name: &str| node.is_element() && node.tag_name().name() == name;
     match (shape.kind, &shape.item) {
         _ if shape.place == Some(MemberLocation::Attribute) => {
@@ -33,7 +33,7 @@ fn member(parent: Node<'_, '_>, name: &str, shape: &Shape) -> Option<Value> {
 }
 
 /// The value of an element.
-pub(super) fn value(node: Node<'_, '_>, shape: &Shape) -> Value {
+pub(super) fn value(node: Node<'_, '_>, shape: &MemberShape) -> Value {
     let elements = || node.children().filter(Node::is_element);
     match (shape.kind, &shape.item, &shape.key, &shape.value) {
         (ShapeType::Structure, ..) => {
@@ -71,14 +71,14 @@ pub(super) fn scalar(text: &str, kind: ShapeType) -> Value {
 }
 
 /// Writes a value as an element.
-pub(super) fn write(out: &mut String, name: &str, given: &Value, shape: &Shape) {
+pub(super) fn write(out: &mut String, name: &str, given: &Value, shape: &MemberShape) {
     out.push_str(&format!("<{name}{}>", attributes(given, shape)));
     write_inside(out, given, shape);
     out.push_str(&format!("</{name}>"));
 }
 
 /// Writes the content between an element's tags.
-pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
+pub(super) fn write_inside(out: &mut String, given: &Value, shape: &MemberShape) {
     match (given, shape.kind, &shape.item) {
         (Value::Object(given), ShapeType::Structure, _) => {
             for (name, shape) in shape.members.iter().filter(|(_, shape)| shape.place.is_none()) {
@@ -99,7 +99,7 @@ pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
 }
 
 /// Attributes have names with the prefix of a namespace that is declared beside them.
-fn attributes(given: &Value, shape: &Shape) -> String {
+fn attributes(given: &Value, shape: &MemberShape) -> String {
     let Some(given) = given.as_object() else { return String::new() };
     let there = shape.members.iter().filter(|(_, shape)| shape.place == Some(MemberLocation::Attribute));
     let told = there.filter_map(|(name, shape)| {

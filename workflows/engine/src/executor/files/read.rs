@@ -5,7 +5,7 @@ use mayfly_workflows_language::definition::{ItemReader, StateId, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use super::records::{RecordFormat, Records, Unpacked};
-use crate::engine::{ObjectEntry, ObjectError, Objects, Reporter};
+use crate::engine::{ObjectEntry, ObjectError, ObjectStore, Reporter};
 
 /// Reads the items a Map's `ItemReader` names: an array.
 pub(crate) async fn read_items(
@@ -41,7 +41,7 @@ fn argument<'a>(arguments: &'a Value, name: &str) -> Result<&'a str, String> {
 
 /// The items so far.
 struct Reading<'a> {
-    objects: &'a dyn Objects,
+    objects: &'a dyn ObjectStore,
     reader: &'a ItemReader,
     items: Vec<Value>,
     items_max: usize,
@@ -216,7 +216,7 @@ mod tests {
     /// Buckets of one object without an end: `row` again and again.
     struct Endless(&'static str);
 
-    impl Objects for Endless {
+    impl ObjectStore for Endless {
         fn get(&self, _: &str, _: &str, _: Option<&str>) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
             let row = Bytes::from_static(self.0.as_bytes());
             Box::pin(async { Ok(futures::stream::repeat_with(move || Ok(row.clone())).boxed()) })

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::definition::{
-    Jitter, MapMode, Quantity, Resource, StateKind, StateMachineType, TimestampField, Wait,
+    Jitter, MapMode, Quantity, Resource, StateKind, StateMachineType, TimestampField, WaitState,
 };
 
 #[test]
@@ -35,7 +35,8 @@ fn waits() {
     );
     jsonata(r#"{"Type":"Wait","Seconds":"{% 1 + 1 %}","End":true}"#, &[]);
     let machine = compiled(&around(r#"{"Type":"Wait","Timestamp":"1970-01-01T00:00:01Z","End":true}"#));
-    let StateKind::Wait(Wait::Timestamp(TimestampField::Value(instant, text))) = &machine.states()[0].kind
+    let StateKind::Wait(WaitState::Timestamp(TimestampField::Value(instant, text))) =
+        &machine.states()[0].kind
     else {
         panic!("a timestamp");
     };
