@@ -1,5 +1,16 @@
 //! The runtime on real containerd, runc and CNI plugins. Needs root; without them each test is skipped by name.
 
+macro_rules! fixture_or_skip {
+    ($name:literal) => {
+        match fixture($name).await {
+            Some(fixture) => fixture,
+            None => return,
+        }
+    };
+}
+
+#[path = "containerd/conformance.rs"]
+mod conformance;
 #[path = "containerd/pulls.rs"]
 mod pulls;
 
@@ -65,15 +76,6 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
     let imported = runtime.images().unwrap().import(&archive).await.unwrap();
     assert_eq!(imported[0].reference, "docker.io/library/busybox:local");
     Some(ContainerdFixture { runtime, folder, config })
-}
-
-macro_rules! fixture_or_skip {
-    ($name:literal) => {
-        match fixture($name).await {
-            Some(fixture) => fixture,
-            None => return,
-        }
-    };
 }
 
 /// `target/debug/examples/log_shim`, beside this program's `deps`; or what `MAYFLY_LOG_SHIM` names.

@@ -54,6 +54,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("workflows/controller", 4),
     ("platform/server", 5),
     ("tests/recorded", 1),
+    ("tests/runtime-conformance", 2),
     ("tests/csi-driver", 3),
     ("tests/e2e", 6),
     ("tests/sim", 6),

@@ -5,6 +5,7 @@
 mod support;
 
 mod cache;
+mod conformance;
 mod failures;
 mod functions;
 mod isolation;

@@ -1,0 +1,111 @@
+//! A pod under test.
+
+use std::time::Duration;
+
+use mayfly_runtime::{
+    ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, SandboxSpec, SandboxStatus,
+};
+use tokio::time::timeout;
+
+use crate::{PATIENCE, RuntimeFixture, TestProgram};
+
+/// The end of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ContainerEnd {
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
+}
+
+/// A pod with one container.
+pub(crate) struct TestPod<'a> {
+    pub(crate) runtime: &'a dyn Runtime,
+    pub(crate) sandbox: SandboxSpec,
+    pub(crate) container: ContainerSpec,
+}
+
+impl<'a> TestPod<'a> {
+    /// A pod that does not exist in the runtime yet.
+    pub(crate) async fn new(fixture: &'a dyn RuntimeFixture, name: &str, program: TestProgram) -> Self {
+        let (sandbox, container) = fixture.pod(name, program).await;
+        assert_eq!(sandbox.uid, container.id.pod, "the fixture's container is in its pod");
+        Self { runtime: fixture.runtime(), sandbox, container }
+    }
+
+    /// A pod whose container was started.
+    pub(crate) async fn started(fixture: &'a dyn RuntimeFixture, name: &str, program: TestProgram) -> Self {
+        let pod = Self::new(fixture, name, program).await;
+        pod.create().await;
+        pod.start().await;
+        pod
+    }
+
+    pub(crate) fn uid(&self) -> &PodUid {
+        &self.sandbox.uid
+    }
+
+    pub(crate) fn id(&self) -> &ContainerId {
+        &self.container.id
+    }
+
+    pub(crate) async fn create(&self) -> SandboxStatus {
+        self.runtime.create_sandbox(self.sandbox.clone()).await.expect("the sandbox is created")
+    }
+
+    pub(crate) async fn start(&self) {
+        self.runtime.start_container(self.container.clone()).await.expect("the container starts");
+    }
+
+    pub(crate) async fn stop(&self, grace: Duration) {
+        let stopped = self.runtime.stop_container(self.id(), grace);
+        timeout(PATIENCE + grace, stopped).await.expect("the stop returns").expect("the container stops");
+    }
+
+    pub(crate) async fn remove(&self) {
+        let removed = self.runtime.remove_sandbox(self.uid());
+        timeout(PATIENCE, removed).await.expect("the removal returns").expect("the sandbox is removed");
+    }
+
+    /// The state of a container of the pod; `None` if the runtime does not know it.
+    pub(crate) fn state_of(&self, id: &ContainerId) -> Option<ContainerState> {
+        let mut known = self.runtime.containers(self.uid()).into_iter();
+        known.find(|(container, _)| container == id).map(|(_, state)| state)
+    }
+
+    pub(crate) fn state(&self) -> Option<ContainerState> {
+        self.state_of(self.id())
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.state(), Some(ContainerState::Running { .. }))
+    }
+
+    pub(crate) fn is_listed(&self) -> bool {
+        self.runtime.sandboxes().contains(self.uid())
+    }
+
+    pub(crate) fn has_usage(&self) -> bool {
+        self.runtime.usage().iter().any(|(id, _)| id == self.id())
+    }
+
+    /// The end of the container as it is known now.
+    pub(crate) fn end_now(&self) -> Option<ContainerEnd> {
+        match self.state()? {
+            ContainerState::Running { .. } => None,
+            ContainerState::Exited { started, finished, exit_code, reason, .. } => {
+                assert!(started <= finished, "{started} is after {finished}");
+                Some(ContainerEnd { exit_code, reason })
+            }
+        }
+    }
+
+    /// Waits for the end of the container, woken by the runtime's announcements only.
+    pub(crate) async fn end(&self) -> ContainerEnd {
+        let mut changes = self.runtime.changes();
+        loop {
+            if let Some(end) = self.end_now() {
+                return end;
+            }
+            timeout(PATIENCE, changes.changed()).await.expect("the end is announced").expect("a runtime");
+        }
+    }
+}
