@@ -19,10 +19,9 @@ impl Api {
         let name = text(params, "name").to_owned();
         check_name(&name)?;
         let publish = publication(params)?;
-        let kind = match optional(params, "type") {
-            Some("EXPRESS") => StateMachineType::Express,
-            _ => StateMachineType::Standard,
-        };
+        let kind = optional(params, "type")
+            .and_then(StateMachineType::from_word)
+            .unwrap_or(StateMachineType::Standard);
         let revision = MachineRevision::new(
             text(params, "definition"),
             &role(text(params, "roleArn"))?,

@@ -11,10 +11,8 @@ use super::params::{ResponseFields, optional, text};
 const DIAGNOSTICS_MAX: usize = 100;
 
 pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> bool) -> Answer {
-    let machine_type = match optional(params, "type") {
-        Some("EXPRESS") => StateMachineType::Express,
-        _ => StateMachineType::Standard,
-    };
+    let machine_type =
+        optional(params, "type").and_then(StateMachineType::from_word).unwrap_or(StateMachineType::Standard);
     let found = check(text(params, "definition"), machine_type, is_reached);
     let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
     // Without a severity AWS tells errors only.

@@ -48,6 +48,12 @@ impl StateMachineType {
             StateMachineType::Express => "EXPRESS",
         }
     }
+
+    /// The type of a word of the API, in any case; `None` for other words.
+    pub fn from_word(word: &str) -> Option<Self> {
+        let types = [StateMachineType::Standard, StateMachineType::Express];
+        types.into_iter().find(|it| it.as_str().eq_ignore_ascii_case(word))
+    }
 }
 
 /// The language a state's expressions are written in.

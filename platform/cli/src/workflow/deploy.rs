@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use mayfly_api::{names::dns_label, wellknown::NAMESPACE_DEFAULT, workflow::names::ROLE};
 use mayfly_workflows_language::{definition::StateMachineType, validate};
 use serde::Serialize;
@@ -32,24 +35,14 @@ pub(super) struct WorkflowDeployArgs {
     name: Option<Workflow>,
     /// Standard workflows survive everything; express ones answer at once and keep nothing [default:
     /// standard, or what the workflow is]
-    #[arg(long = "type", value_name = "TYPE", value_enum, ignore_case = true)]
-    kind: Option<Kind>,
+    #[arg(long = "type", value_name = "TYPE", value_parser = types(), ignore_case = true)]
+    kind: Option<StateMachineType>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    Standard,
-    Express,
-}
-
-impl Kind {
-    /// The type's name in the API.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Standard => "STANDARD",
-            Self::Express => "EXPRESS",
-        }
-    }
+/// The values of `--type`.
+fn types() -> impl TypedValueParser<Value = StateMachineType> {
+    PossibleValuesParser::new(["standard", "express"])
+        .try_map(|word| StateMachineType::from_word(&word).ok_or("not a type of state machines"))
 }
 
 /// The result of a deployment.
@@ -71,7 +64,7 @@ pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Ses
     let definition = components::upload(definition, &args.file, session).await?;
     let there = client.workflow(&workflow.arn()).await?;
     let type_there = there.as_ref().and_then(|there| there["type"].as_str());
-    let kind = match (args.kind.map(Kind::name), type_there) {
+    let kind = match (args.kind.map(StateMachineType::as_str), type_there) {
         (Some(asked), Some(is)) if asked != is => {
             let name = workflow.name();
             return Err(Failure::error(
@@ -79,7 +72,7 @@ pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Ses
                 format!("delete it first (mayfly workflow delete {name}), or give another --name"),
             ));
         }
-        (asked, is) => asked.or(is).unwrap_or(Kind::Standard.name()).to_owned(),
+        (asked, is) => asked.or(is).unwrap_or(StateMachineType::Standard.as_str()).to_owned(),
     };
     let source = definition::source(&args.file);
     check(client, &definition, &kind, &source).await?;
@@ -183,7 +176,7 @@ async fn check(client: &Client, definition: &str, kind: &str, source: &str) -> a
 
 /// The transitions to states that do not exist, in the API's form.
 fn missing_targets(definition: &str, kind: &str) -> serde_json::Result<Vec<Value>> {
-    let machine_type = if kind == "EXPRESS" { StateMachineType::Express } else { StateMachineType::Standard };
+    let machine_type = StateMachineType::from_word(kind).unwrap_or(StateMachineType::Standard);
     validate::missing_targets(definition, machine_type).iter().map(serde_json::to_value).collect()
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use jiff::{Span, SpanRelativeTo, Timestamp};
+use mayfly_workflows_language::definition::StateMachineType;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -33,7 +34,7 @@ pub(super) struct TestFile {
     pub(super) definition: Option<PathBuf>,
     /// Standard by default.
     #[serde(rename = "type")]
-    pub(super) kind: Option<MachineKind>,
+    pub(super) kind: Option<StateMachineType>,
     /// When executions start.
     pub(super) now: Option<Timestamp>,
     /// For all cases.
@@ -45,13 +46,6 @@ pub(super) struct TestFile {
     /// In order.
     #[serde(default)]
     pub(super) cases: Vec<Case>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "UPPERCASE")]
-pub(super) enum MachineKind {
-    Standard,
-    Express,
 }
 
 /// One execution and its expected result.

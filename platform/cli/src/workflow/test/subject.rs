@@ -12,7 +12,7 @@ use mayfly_workflows_language::{parse, validate};
 use serde_json::Value;
 
 use super::super::{definition as text, reference::Workflow};
-use super::file::{MachineKind, Mocks};
+use super::file::Mocks;
 use crate::failure::Failure;
 
 /// The longest duration of an express execution on AWS.
@@ -27,15 +27,12 @@ impl Subject {
     /// Reads and compiles a definition; all that is wrong with it is in the error.
     pub(super) fn load(
         path: &Path,
-        kind: Option<MachineKind>,
+        kind: Option<StateMachineType>,
         namespace: Option<&str>,
     ) -> anyhow::Result<Self> {
         let source = text::source(path);
         let text = text::read(path)?;
-        let machine_type = match kind {
-            Some(MachineKind::Express) => StateMachineType::Express,
-            _ => StateMachineType::Standard,
-        };
+        let machine_type = kind.unwrap_or(StateMachineType::Standard);
         let mut compiled = parse::compile(&text, machine_type).map_err(|rejection| {
             let mut found = rejection.diagnostics;
             for missing in validate::missing_targets(&text, machine_type) {
@@ -52,7 +49,7 @@ impl Subject {
                 .collect();
             Failure::new(format!("{source} is no valid state machine"), problems.join("\n"))
         })?;
-        if kind == Some(MachineKind::Express) {
+        if machine_type == StateMachineType::Express {
             let given = compiled.timeout_seconds.unwrap_or(u64::MAX);
             compiled.timeout_seconds = Some(given.min(EXPRESS_SECONDS_MAX));
         }
