@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use bytes::Bytes;
 use clap::{Args, Subcommand};
 use http::Method;
 use jiff::Timestamp;
@@ -11,6 +10,7 @@ use mayfly_api::Digest;
 use serde_json::Value;
 
 use super::{
+    component,
     failure::Failure,
     format, output,
     server::{Server, is_not_found},
@@ -118,8 +118,8 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
         let todo = "name a file; a folder is pushed as a tar (tar -cf)";
         Failure::error(format!("cannot read {}: {error}", file.display()), todo)
     })?;
+    let content = component::of_content(content, file)?;
     let is_component = Content::of(&content) == Content::Component;
-    let content = Bytes::from(content);
     let digest = Digest::of(&content);
     let uploaded = upload::upload(server, &digest, content).await;
     match uploaded.with_context(|| format!("{} was not uploaded", file.display()))? {

@@ -1,11 +1,25 @@
-//! Checks a component before it is uploaded: whether this host can run it as a function.
+//! Components in files: reads them before they are uploaded, and checks whether this host can run them.
 
 use std::path::Path;
 
 use bytes::Bytes;
 use mayfly_runtime::component::{ComponentReport, inspect};
 
-use super::failure::Failure;
+use super::{failure::Failure, guest::componentize::component_of};
+
+/// The component of a file's content: of a core module the component that is made of it; other content stays.
+///
+/// # Errors
+/// A [`Failure`] that names the file, for a core module that cannot become a component.
+pub(crate) fn of_content(content: Vec<u8>, path: &Path) -> anyhow::Result<Bytes> {
+    let component = component_of(content).map_err(|error| {
+        Failure::error(
+            format!("{} is a core module, and no component can be made of it: {error:#}", path.display()),
+            "build it for WASI 0.1 (wasm32-wasip1), or make a component of it (wasm32-wasip2)",
+        )
+    })?;
+    Ok(component.into())
+}
 
 /// Reads a component. Refuses a file that cannot be a function, with the reason.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Bytes> {
@@ -15,6 +29,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Bytes> {
             "name a project's directory or a .wasm file",
         )
     })?;
+    let content = of_content(content, path)?;
     let report = inspect(&content).map_err(|refused| {
         let todo = "deploy a component that exports wasi:http; mayfly build makes one of a project";
         Failure::error(format!("{} cannot be deployed: {refused}", path.display()), todo)
@@ -22,7 +37,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Bytes> {
     if report.http().is_none() {
         return Err(job(path, &report));
     }
-    Ok(content.into())
+    Ok(content)
 }
 
 fn job(path: &Path, report: &ComponentReport) -> anyhow::Error {

@@ -8,7 +8,7 @@
 
 pub(crate) mod build;
 mod cargo;
-mod componentize;
+pub(crate) mod componentize;
 mod exit_codes;
 mod javascript;
 mod packages;

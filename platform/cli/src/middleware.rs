@@ -9,7 +9,7 @@ use mayfly_runtime::component::inspect;
 use wasm_compose::graph::{Component, CompositionGraph, EncodeOptions, ExportIndex, InstanceId};
 use wasmparser::{Validator, WasmFeatures};
 
-use super::failure::Failure;
+use super::{component, failure::Failure};
 
 /// Components in one function, beside the handler: each adds its memory to every instance.
 const MIDDLEWARE_MAX: usize = 16;
@@ -35,7 +35,7 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
             let what = format!("cannot read {}: {error}", path.display());
             Failure::error(what, "name the .wasm file of a middleware component")
         })?;
-        chain.push((path.as_path(), content.into()));
+        chain.push((path.as_path(), component::of_content(content, path)?));
     }
     let linked = compose(&handler, &chain)?;
     inspect(&linked).map_err(|refused| {

@@ -71,9 +71,8 @@ pub enum ComponentRefused {
     #[error("not a wasm file: it starts with {starts_with}")]
     NotWasm { starts_with: String },
     #[error(
-        "a core module, not a component: build it for the target wasm32-wasip2, or turn it into a component \
-         with `wasm-tools component new module.wasm --adapt wasi_snapshot_preview1.reactor.wasm` \
-         (`mayfly build` does it for you)"
+        "a core module, not a component: `mayfly deploy` and `mayfly artifact push` make a component of one; other \
+         clients build for the target wasm32-wasip2, or use `wasm-tools component new`"
     )]
     CoreModule,
     #[error("not a valid component: {0}")]

@@ -5,6 +5,7 @@ use wasi_preview1_component_adapter_provider::{
     WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
     WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
 };
+use wasmparser::{Parser, Payload};
 use wit_component::ComponentEncoder;
 
 use super::exit_codes::with_exit_codes;
@@ -49,9 +50,52 @@ pub(super) fn componentize(wasm: Vec<u8>, shape: ModuleShape) -> Result<Vec<u8>>
         .context("cannot make a component of the module")
 }
 
+/// Makes a component of a core module, as the tool chains of most languages write one; other content stays as it is.
+/// A module with a `_start` becomes a program, another one a library with the interfaces it says it exports.
+///
+/// # Errors
+/// The reason why the module cannot be a component: an import that no adapter provides, for example.
+pub(crate) fn component_of(content: Vec<u8>) -> Result<Vec<u8>> {
+    if !content.starts_with(&MODULE) {
+        return Ok(content);
+    }
+    let shape = if has_start(&content)? { ModuleShape::Program } else { ModuleShape::Library };
+    componentize(content, shape)
+}
+
+fn has_start(module: &[u8]) -> Result<bool> {
+    for payload in Parser::new(0).parse_all(module) {
+        if let Payload::ExportSection(exports) = payload.context("cannot read the module")? {
+            for export in exports {
+                if export.context("cannot read the module's exports")?.name == "_start" {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_module_with_a_start_becomes_a_program() {
+        // (module (func) (export "_start" (func 0)))
+        let mut module = MODULE.to_vec();
+        module.extend([1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0, 7, 10, 1, 6]);
+        module.extend(b"_start");
+        module.extend([0, 0, 10, 4, 1, 2, 0, 0x0b]);
+        assert!(has_start(&module).unwrap());
+        let component = component_of(module).unwrap();
+        let report = mayfly_runtime::component::inspect(&component).unwrap();
+        assert_eq!(report.worlds.iter().map(ToString::to_string).collect::<Vec<_>>(), ["wasi:cli/run@0.2"]);
+        // A component and other content stay.
+        assert_eq!(component_of(component.clone()).unwrap(), component);
+        assert_eq!(component_of(b"text".to_vec()).unwrap(), b"text");
+        assert!(component_of([&MODULE[..], &[7, 100]].concat()).is_err());
+    }
 
     #[test]
     fn a_module_becomes_a_component_and_stays_one() {

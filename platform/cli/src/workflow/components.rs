@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use mayfly_runtime::component::inspect;
 use serde_json::Value;
 
-use crate::{artifact, failure::Failure, session::Session};
+use crate::{artifact, component, failure::Failure, session::Session};
 
 /// Tasks whose `Component` is uploaded.
 const JOB_RUN: &str = "arn:aws:states:::job:run";
@@ -33,15 +33,16 @@ pub(super) async fn upload(definition: String, file: &Path, session: &Session) -
 }
 
 /// Refuses a missing file, and one that cannot run as a job: its task would fail when it is reached.
-fn check(component: &Path) -> anyhow::Result<()> {
-    let shown = component.display();
-    if !component.is_file() {
+fn check(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    if !path.is_file() {
         return Err(Failure::error(
             format!("the definition names the component {shown}, which is not there"),
             "build it first: mayfly build",
         ));
     }
-    let content = std::fs::read(component).with_context(|| format!("cannot read {shown}"))?;
+    let content = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+    let content = component::of_content(content, path)?;
     let report = inspect(&content).map_err(|refused| {
         Failure::new(
             format!("{shown} cannot run as a job: {refused}"),

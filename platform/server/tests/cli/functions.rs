@@ -129,7 +129,8 @@ async fn a_component_that_cannot_run_is_told_with_its_reason() {
 async fn what_is_no_component_is_never_sent() {
     let fake = platform().await;
     for (name, content, expected) in [
-        ("core.wasm", &b"\0asm\x01\0\0\0"[..], "a core module, not a component"),
+        ("core.wasm", &b"\0asm\x01\0\0\0"[..], "it exports nothing"),
+        ("damaged.wasm", b"\0asm\x01\0\0\0\x07\x64", "is a core module, and no component can be made of it"),
         ("script.wasm", b"#!/bin/sh", "not a wasm file"),
         ("job.wasm", JOB, "is a job (wasi:cli/run@0.2), it answers no requests"),
         ("Bad Name!.wasm", COMPONENT, "cannot be a function's name"),

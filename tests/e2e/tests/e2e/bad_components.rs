@@ -1,6 +1,8 @@
 //! Uploads that must be refused: each with a clear message and the right status, and nothing kept.
 
-use anyhow::{Result, ensure};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures::StreamExt;
 use http::Method;
@@ -190,5 +192,67 @@ async fn the_compiler_ends_alone_by_what_it_cannot_compile() -> Result<()> {
     ensure!(!matches!(starved.code, Some(0 | 3)), "not the component's fault: {starved:?}");
     let by_hand = up.cli().fails(&["compile", "hello.wasm"]).await?;
     ensure!(by_hand.contains("for the server's own use"), "{by_hand}");
+    Ok(())
+}
+
+/// The folder of the server's artifacts: `…/sha256`, below the data directory.
+fn contents_folder(data: &Path, digest: &str) -> Result<PathBuf> {
+    let hex = digest.trim_start_matches("sha256:");
+    let found = walk(data)?.into_iter().find(|path| path.file_name().is_some_and(|name| name == hex));
+    let content = found.with_context(|| format!("no file {hex} below {}", data.display()))?;
+    Ok(content.parent().context("a file has a folder")?.to_owned())
+}
+
+/// All files and folders below a folder.
+fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(walk(&path)?);
+        }
+        found.push(path);
+    }
+    Ok(found)
+}
+
+/// The store is damaged in three ways; the errors that clients and objects get name no path of the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_the_artifact_store_name_no_path_of_the_host() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let data = up.data().to_string_lossy().into_owned();
+    let digest = up.upload("hello").await?;
+    let contents = contents_folder(up.data(), &digest)?;
+    let content = contents.join(digest.trim_start_matches("sha256:"));
+    let path = format!("/artifacts/{digest}");
+
+    // A content that cannot be read.
+    std::fs::remove_file(&content)?;
+    std::fs::create_dir(&content)?;
+    let function = mayfly_e2e::function("hello", &digest, serde_json::json!({}));
+    let created = up.api()?.post("/apis/mayfly.dev/v1/namespaces/default/functions", &function).await?;
+    ensure!(created.status == 201, "{created:?}");
+    let is_told = |object: &Value| {
+        let conditions = object["status"]["conditions"].as_array();
+        conditions.into_iter().flatten().any(|it| it["status"] == "False" && it["message"] != "")
+    };
+    let object = up.wait_until_function("hello", "says that it is not ready", is_told).await?;
+    ensure!(!object.to_string().contains(&data), "{object}");
+    let answer = up.http().get("/fn/default/hello/").await?;
+    ensure!(answer.status.is_server_error() && !answer.text().contains(&data), "{answer:?}");
+    let read = up.api()?.get(&path).await?;
+    ensure!(read.status >= 400 && !format!("{read:?}").contains(&data), "{read:?}");
+
+    // A folder that takes no content.
+    std::fs::remove_dir(&content)?;
+    std::fs::remove_dir_all(&contents)?;
+    std::fs::write(&contents, "no folder")?;
+    let bytes = std::fs::read(mayfly_e2e::guest("hello").map_err(anyhow::Error::msg)?)?;
+    let refused = put(&up, bytes, &digest).await?;
+    ensure!(refused.status == 500 && !format!("{refused:?}").contains(&data), "{refused:?}");
+    ensure!(refused.message().contains("its log says more"), "{refused:?}");
+    let list = up.api()?.get("/artifacts").await?;
+    ensure!(list.status >= 400 && !format!("{list:?}").contains(&data), "{list:?}");
     Ok(())
 }

@@ -92,6 +92,10 @@ async def handle(event):
         case "spin":
             while True:
                 pass
+        case "grow":
+            kept = []
+            while True:
+                kept.append(bytearray(1 << 20))
         case "fetch":
             return fetch(event["url"]).text()
     logging.info("greeting", extra={"person": event["name"]})
@@ -170,6 +174,7 @@ export async function handle(event: Event): Promise<unknown> {
     case "function": return () => 1;
     case "missing": return (event as any).a.b;
     case "spin": for (;;);
+    case "grow": for (const kept: Uint8Array[] = [];;) kept.push(new Uint8Array(1 << 20).fill(1));
     case "fetch": return (await fetch(event.url!)).text();
   }
   log.info("greeting", { name: event.name });
