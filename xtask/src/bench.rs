@@ -6,7 +6,6 @@
 mod api;
 mod functions;
 mod gpu;
-mod image;
 mod languages;
 mod load;
 mod neighbours;

@@ -25,6 +25,8 @@ pub(crate) struct Cleanup {
 
 #[derive(Default)]
 struct Things {
+    /// Run before the processes are stopped, and only if they still are there.
+    commands: Vec<Command>,
     children: Vec<Child>,
     folders: Vec<PathBuf>,
 }
@@ -56,6 +58,12 @@ impl Cleanup {
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         things.folders.push(folder.clone());
         Ok(folder)
+    }
+
+    /// Runs a command before the processes are stopped: to remove what a process would leave, as a server leaves its
+    /// containers.
+    pub(crate) fn run_before_stop(&self, command: Command) {
+        lock(&self.things).commands.push(command);
     }
 
     /// Starts a process with nothing on stdin; gives its id.
@@ -105,6 +113,9 @@ impl Drop for Cleanup {
 
 impl Things {
     fn clear(&mut self) {
+        for mut command in self.commands.drain(..) {
+            let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
         stop(std::mem::take(&mut self.children));
         for folder in self.folders.drain(..) {
             let _ = std::fs::remove_dir_all(folder);

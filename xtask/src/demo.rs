@@ -1,5 +1,7 @@
 //! The main job, start to end, on the real binary, as a person would do it.
 
+mod containers;
+
 use std::{
     collections::BTreeMap,
     process::Command,
@@ -23,7 +25,9 @@ use crate::{
 pub(crate) const HELP: &str = "\
 Builds the binary and the examples, starts `mayfly up` in a temporary directory on free ports, deploys
 functions, calls them cold and warm, with an event, split over two revisions, lets one sleep and wakes it,
-shows a denied outbound call and the logs. Leaves nothing behind, also on Ctrl-C.
+shows a denied outbound call and the logs. As root, with containerd: a Deployment from the built-in
+registry behind a Service and an Ingress, a rolling update, a Job with files. Leaves nothing behind, also
+on Ctrl-C.
 
   cargo xtask demo [--release]";
 
@@ -57,7 +61,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     })?;
 
     let scope = Cleanup::new()?;
-    let server = ServerProcess::start(&scope, &workspace.mayfly(profile), &[])?;
+    let binary = workspace.mayfly(profile);
+    let server = ServerProcess::start(&scope, &binary, &["--containers", "off"])?;
     let demo = Demo { server: &server, guests: &guests };
     demo.title(&format!("mayfly up: ready in {}", ms(server.ready_after.as_secs_f64() * 1e3)));
     demo.say(&format!("functions on http://{}, build profile {profile}", server.http));
@@ -66,9 +71,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         return Err(error.context("the demo failed"));
     }
     server.stop(&scope);
+    match containers::missing() {
+        Some(reason) => demo_skipped(&reason),
+        None => containers::run(&scope, &binary, &guests)?,
+    }
     drop(scope);
     println!("\nDone: everything worked, and nothing is left behind.");
     Ok(())
+}
+
+fn demo_skipped(reason: &str) {
+    println!("\n━━ Containers\n   left out: {reason}");
 }
 
 struct Demo<'s> {

@@ -133,9 +133,10 @@ fn line(stream: &mut impl BufRead) -> Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// The address in `http://127.0.0.1:8080`.
+/// The address in `http://127.0.0.1:8080` or `https://127.0.0.1:8443`.
 pub(crate) fn address_of(url: &str) -> Result<SocketAddr> {
-    let rest = url.strip_prefix("http://").with_context(|| format!("{url} is no http:// URL"))?;
+    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let rest = rest.with_context(|| format!("{url} is no http:// or https:// URL"))?;
     rest.trim_end_matches('/').parse().with_context(|| format!("{url} names no address and port"))
 }
 
@@ -168,6 +169,7 @@ mod tests {
     #[test]
     fn addresses_come_from_urls() {
         assert_eq!(address_of("http://127.0.0.1:80/").unwrap().port(), 80);
-        assert!(address_of("https://127.0.0.1:80").is_err());
+        assert_eq!(address_of("https://127.0.0.1:81").unwrap().port(), 81);
+        assert!(address_of("ftp://127.0.0.1:80").is_err());
     }
 }

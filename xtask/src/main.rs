@@ -16,6 +16,7 @@ mod demo;
 mod floors;
 mod guests;
 mod http;
+mod image;
 mod lint;
 mod server;
 mod suite;

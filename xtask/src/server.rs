@@ -29,6 +29,8 @@ pub(crate) struct ServerProcess {
     pub(crate) id: u32,
     /// The address of the functions.
     pub(crate) http: SocketAddr,
+    /// The same with TLS, where the server was started with it.
+    pub(crate) https: Option<SocketAddr>,
     /// The Step Functions API.
     pub(crate) workflows: SocketAddr,
     /// Health and metrics.
@@ -57,7 +59,8 @@ impl ServerProcess {
         let ready_after = started.elapsed();
         let address = |name: &str| http::address_of(endpoints[name].as_str().unwrap_or_default());
         let (http, workflows, admin) = (address("http")?, address("workflows")?, address("admin")?);
-        Ok(Self { binary: binary.into(), folder, data, id, http, workflows, admin, ready_after })
+        let https = endpoints["https"].as_str().map(http::address_of).transpose()?;
+        Ok(Self { binary: binary.into(), folder, data, id, http, https, workflows, admin, ready_after })
     }
 
     /// Stops it and removes its data.
@@ -82,6 +85,11 @@ impl ServerProcess {
     /// Runs a command; gives its stdout.
     pub(crate) fn cli(&self, arguments: &[&str]) -> Result<String> {
         command::output(&mut self.command(arguments))
+    }
+
+    /// Runs kubectl on this server; gives its stdout.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        command::output(Command::new("kubectl").arg("--kubeconfig").arg(self.kubeconfig()).args(arguments))
     }
 
     /// Applies manifests, given as text.

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Options, image,
+    Options,
     load::{self, Load},
     pods::{self, PodWatch},
     turns,
@@ -19,6 +19,7 @@ use crate::{
     command::{self, cargo},
     guests,
     http::Connection,
+    image,
     server::{ServerProcess, wait_for},
     table::{Table, median, ms, percentile},
     workspace::Workspace,
@@ -136,7 +137,7 @@ fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
         ensure!(load.errors == 0, "{name} failed {} times", load.errors);
         warm.push((name, load));
     }
-    pods::kubectl(&server, &["delete", "pods", "--all", "--grace-period=1", "--wait=true"])?;
+    server.kubectl(&["delete", "pods", "--all", "--grace-period=1", "--wait=true"])?;
     drop(watch);
     server.stop(&scope);
     let mut table = Table::new(&["a function of an image", "p50", "p99"]);

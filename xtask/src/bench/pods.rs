@@ -13,10 +13,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Options, image};
+use super::Options;
 use crate::{
     cleanup::Cleanup,
-    command,
+    command, image,
     server::ServerProcess,
     table::{Table, median, ms, percentile},
     workspace::Workspace,
@@ -35,7 +35,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let archive = image::busybox(&scope.temporary_folder("image")?, IMAGE)?;
     server.cli(&["image", "import", &archive.to_string_lossy()])?;
     let mut watch = PodWatch::start(&server)?;
-    let kubectl = |arguments: &[&str]| kubectl(&server, arguments);
+    let kubectl = |arguments: &[&str]| server.kubectl(arguments);
     // The first pod starts what is started once: containerd, the bridge.
     watch.round(&server, &[sleeping("warm")])?;
     let mut alone = Vec::new();
@@ -83,10 +83,6 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-pub(super) fn kubectl(server: &ServerProcess, arguments: &[&str]) -> Result<String> {
-    command::output(Command::new("kubectl").arg("--kubeconfig").arg(server.kubeconfig()).args(arguments))
-}
-
 /// A `kubectl get --watch`, whose lines are stamped when they come.
 pub(super) struct PodWatch {
     kubectl: Child,
@@ -123,7 +119,7 @@ impl PodWatch {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
         let file = server.folder().join("pods.json");
         fs::write(&file, list.to_string()).context("cannot write a manifest")?;
-        kubectl(server, &["create", "-f", &file.to_string_lossy()])?;
+        server.kubectl(&["create", "-f", &file.to_string_lossy()])?;
         let mut bound: HashMap<String, Instant> = HashMap::new();
         let mut took = HashMap::new();
         let deadline = Instant::now() + ROUND_TIMEOUT;

@@ -1,4 +1,4 @@
-//! Images for the benchmarks, as `docker save` writes them.
+//! Images for the demo and the benchmarks, as `docker save` writes them.
 
 use std::{
     fs,
@@ -12,18 +12,18 @@ use serde_json::json;
 use crate::command;
 
 /// An image of the host's static busybox.
-pub(super) fn busybox(folder: &Path, name: &str) -> Result<PathBuf> {
+pub(crate) fn busybox(folder: &Path, name: &str) -> Result<PathBuf> {
     let bin = folder.join("rootfs/bin");
     fs::create_dir_all(&bin)?;
     fs::copy("/bin/busybox", bin.join("busybox")).context("no static busybox at /bin/busybox")?;
-    for applet in ["sleep", "true"] {
+    for applet in ["sh", "sleep", "true", "wget"] {
         std::os::unix::fs::symlink("busybox", bin.join(applet))?;
     }
     archive(folder, name, &["/bin/sleep", "1d"])
 }
 
 /// An image of the HTTP server in `hello_server.rs`, linked statically.
-pub(super) fn hello_server(folder: &Path, source: &Path, name: &str) -> Result<PathBuf> {
+pub(crate) fn hello_server(folder: &Path, source: &Path, name: &str) -> Result<PathBuf> {
     let bin = folder.join("rootfs/bin");
     fs::create_dir_all(&bin)?;
     let mut rustc = Command::new("rustc");
