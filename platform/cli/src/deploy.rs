@@ -234,7 +234,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
 }
 
 /// The Spin application that a path names. A folder that is a project of Mayfly's, too, is deployed as that.
-fn spin_manifest(path: &Path) -> Option<PathBuf> {
+pub(crate) fn spin_manifest(path: &Path) -> Option<PathBuf> {
     spin::named_by(path).filter(|_| !Project::has_manifest(path))
 }
 

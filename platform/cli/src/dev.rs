@@ -2,6 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,6 +24,7 @@ use super::{
     failure, format, logs, output,
     server::is_unanswered,
     session::Session,
+    spin::{self, AppSources, SpinValues},
 };
 use crate::guest::project::Project;
 
@@ -27,13 +32,17 @@ use crate::guest::project::Project;
 #[command(after_help = "Example:
   mayfly dev
   mayfly dev handler.py
-  mayfly dev ./hello --env GREETING=hi")]
+  mayfly dev ./hello --env GREETING=hi
+  mayfly dev spin.toml --variable token=secret")]
 pub(crate) struct DevArgs {
-    /// The project: a folder, or a script with a handler
-    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]")]
+    /// The project: a folder, a script with a handler, or the manifest of a Spin application, whose build commands are
+    /// run
+    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]|spin.toml")]
     directory: PathBuf,
     #[command(flatten)]
     settings: Settings,
+    #[command(flatten)]
+    spin: SpinValues,
     /// How long to wait until the function is ready
     #[arg(long, default_value = "60s", value_name = "DURATION")]
     wait_timeout: Span,
@@ -50,45 +59,126 @@ const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
-    let directory = Project::folder(&args.directory).map_err(|error| {
-        failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
-    })?;
-    // Saving a file cannot make a project of the folder.
-    if !directory.join("Cargo.toml").is_file() {
-        Project::load(&args.directory)?;
-    }
+    let manifest = deploy::spin_manifest(&args.directory);
+    let watched = match &manifest {
+        Some(manifest) => Watched::app(manifest)?,
+        None => Watched::project(&args)?,
+    };
     // One place is enough: a further change while one is waiting to be built starts the same build.
     let (saved, mut saves) = mpsc::channel(1);
-    let _watcher = watcher(&directory, saved)?;
-    output::note(format_args!("watching {}; Ctrl-C ends it", directory.display()));
+    let (folder, is_building) = (watched.folder.clone(), watched.is_building.clone());
+    let _watcher = watcher(watched, saved)?;
+    output::note(format_args!("watching {}; Ctrl-C ends it", folder.display()));
     let (deployed, known) = watch::channel(None);
     tokio::select! {
-        never = rebuild(&args.directory, &args, session, &deployed, &mut saves) => never,
+        never = rebuild(manifest.as_deref(), &args, session, &deployed, &mut saves, &is_building) => never,
         never = follow(session, known) => never,
         signal = tokio::signal::ctrl_c() => signal.context("cannot hear Ctrl-C")?,
     }
     let deployed = deployed.borrow();
     match deployed.as_ref() {
-        Some(Deployed { name, namespace, .. }) => output::note(format_args!(
-            "\nfunction {name} stays deployed; remove it with: mayfly delete function {name} -n {namespace}"
-        )),
+        Some(LiveFunctions { what, removal, .. }) => {
+            output::note(format_args!("\n{what} stays deployed; remove it with: {removal}"));
+        }
         None => output::note("\nnothing was deployed"),
     }
     Ok(())
 }
 
+/// The functions that the last deployment made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LiveFunctions {
+    /// `function hello`, `application shop`.
+    what: String,
+    namespace: String,
+    names: Vec<String>,
+    /// The command that removes them.
+    removal: String,
+}
+
+/// A folder, and the changes below it that matter.
+struct Watched {
+    folder: PathBuf,
+    /// Of a Spin application.
+    app: Option<(PathBuf, AppSources)>,
+    /// Build commands run: files that change are their products.
+    is_building: Arc<AtomicBool>,
+}
+
+impl Watched {
+    fn project(args: &DevArgs) -> anyhow::Result<Self> {
+        if args.spin.is_used() {
+            let todo = "leave out --variable and --host, or name a spin.toml";
+            return Err(failure::Failure::error("these options are for Spin applications", todo));
+        }
+        let folder = Self::project_folder(&args.directory)?;
+        Ok(Self { folder, app: None, is_building: Arc::default() })
+    }
+
+    fn app(manifest: &Path) -> anyhow::Result<Self> {
+        let sources = spin::app_sources(manifest)?;
+        let manifest =
+            manifest.canonicalize().with_context(|| format!("cannot read {}", manifest.display()))?;
+        let folder = manifest.parent().unwrap_or(Path::new("/")).to_owned();
+        Ok(Self { folder, app: Some((manifest, sources)), is_building: Arc::default() })
+    }
+
+    fn project_folder(directory: &Path) -> anyhow::Result<PathBuf> {
+        let folder = Project::folder(directory).map_err(|error| {
+            failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
+        })?;
+        // Saving a file cannot make a project of the folder.
+        if !folder.join("Cargo.toml").is_file() {
+            Project::load(directory)?;
+        }
+        Ok(folder)
+    }
+
+    /// Whether a change of this path calls for a deployment. A changed manifest of an application changes its sources,
+    /// too.
+    fn is_source(&mut self, path: &Path) -> bool {
+        let is_code = is_source(&self.folder, path);
+        let Some((manifest, sources)) = &mut self.app else { return is_code };
+        if path == manifest {
+            // While the manifest cannot be read its former sources count; the deployment tells the error.
+            if let Ok(changed) = spin::app_sources(manifest) {
+                *sources = changed;
+            }
+            return true;
+        }
+        let is_code = is_code && !self.is_building.load(Ordering::Relaxed);
+        path.strip_prefix(&self.folder).is_ok_and(|inner| sources.contain(inner, is_code))
+    }
+}
+
 /// Builds and deploys, at once and after every save.
 async fn rebuild(
-    directory: &Path,
+    manifest: Option<&Path>,
     args: &DevArgs,
     session: &Session,
-    deployed: &watch::Sender<Option<Deployed>>,
+    deployed: &watch::Sender<Option<LiveFunctions>>,
     saves: &mut mpsc::Receiver<()>,
+    is_building: &AtomicBool,
 ) -> ! {
     loop {
-        match round(directory, args, session).await {
+        let round = match manifest {
+            Some(manifest) => {
+                is_building.store(true, Ordering::Relaxed);
+                let round = app_round(manifest, args, session).await;
+                // Changes are reported a moment after they were made.
+                sleep(QUIET).await;
+                is_building.store(false, Ordering::Relaxed);
+                round
+            }
+            None => project_round(&args.directory, args, session).await,
+        };
+        match round {
             Ok(now) => {
-                deployed.send_replace(Some(now));
+                deployed.send_if_modified(|before| {
+                    let is_new = before.as_ref() != Some(&now);
+                    *before = Some(now);
+                    is_new
+                });
             }
             Err(error) => {
                 let is_away = is_away(&error);
@@ -123,8 +213,23 @@ async fn until_it_answers(session: &Session) {
     }
 }
 
-/// One build and deployment. Contacts the server first, which fails sooner than a build.
-async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<Deployed> {
+/// One build and deployment of a Spin application.
+async fn app_round(manifest: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<LiveFunctions> {
+    let started = Instant::now();
+    let patience = Some(args.wait_timeout.0);
+    let app = spin::deploy_app(session, manifest, &args.spin, true, &args.settings, patience).await?;
+    let took = format::seconds(started.elapsed().as_secs_f64());
+    output::note(format_args!("{}built and deployed in {took}", app.summary()));
+    Ok(LiveFunctions {
+        what: format!("application {}", app.name),
+        removal: app.removal(),
+        namespace: app.namespace,
+        names: app.functions,
+    })
+}
+
+/// One build and deployment of a project. Contacts the server first, which fails sooner than a build.
+async fn project_round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<LiveFunctions> {
     let started = Instant::now();
     let source = directory.to_owned();
     deploy::answers(session, &Project::load(directory)?.manifest).await?;
@@ -140,18 +245,36 @@ async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::R
         seconds(built_in),
         seconds(started.elapsed() - built_in)
     ));
-    Ok(deployed)
+    let Deployed { name, namespace, .. } = deployed;
+    let removal = format!("mayfly delete function {name} -n {namespace}");
+    Ok(LiveFunctions { what: format!("function {name}"), namespace, names: vec![name], removal })
 }
 
-/// Prints the function's log, over all revisions, as soon as there is one. A log that breaks off is requested again.
-async fn follow(session: &Session, mut known: watch::Receiver<Option<Deployed>>) -> ! {
-    let path = match known.wait_for(Option::is_some).await {
-        Ok(deployed) => {
-            deployed.as_ref().map(|d| logs::follow_path(&d.namespace, &d.name)).unwrap_or_default()
+/// Prints the logs of the deployed functions, over all revisions, as soon as there are some; anew when a deployment
+/// has other functions.
+async fn follow(session: &Session, mut known: watch::Receiver<Option<LiveFunctions>>) -> ! {
+    loop {
+        let live = known.borrow_and_update().clone();
+        let paths = live.iter().flat_map(|live| {
+            live.names.iter().map(|name| logs::follow_path(&live.namespace, name)).collect::<Vec<_>>()
+        });
+        let followed = futures::future::join_all(paths.map(|path| follow_one(session, path)));
+        let changed = known.changed();
+        tokio::select! {
+            // Without functions it ends at once.
+            () = async { followed.await; std::future::pending().await } => {}
+            changed = changed => {
+                if changed.is_err() {
+                    // The sender lives as long as the command.
+                    std::future::pending().await
+                }
+            }
         }
-        // The sender lives as long as the command.
-        Err(_) => std::future::pending().await,
-    };
+    }
+}
+
+/// Prints one log. A log that breaks off is requested again.
+async fn follow_one(session: &Session, path: String) {
     loop {
         if let Err(error) = logs::copy(session, &path).await {
             output::note(format_args!("logs: {}", failure::text(&session.explain(error))));
@@ -167,13 +290,13 @@ async fn settle(saves: &mut mpsc::Receiver<()>) {
 }
 
 /// Tells of changes below a directory, builds' own products excepted.
-fn watcher(directory: &Path, saved: mpsc::Sender<()>) -> anyhow::Result<notify::RecommendedWatcher> {
-    let root = directory.to_owned();
+fn watcher(mut watched: Watched, saved: mpsc::Sender<()>) -> anyhow::Result<notify::RecommendedWatcher> {
+    let directory = watched.folder.clone();
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let matters = match event {
             Ok(event) => {
                 !matches!(event.kind, EventKind::Access(_))
-                    && event.paths.iter().any(|path| is_source(&root, path))
+                    && event.paths.iter().any(|path| watched.is_source(path))
             }
             // Events were lost: something may have changed.
             Err(_) => true,
@@ -184,7 +307,7 @@ fn watcher(directory: &Path, saved: mpsc::Sender<()>) -> anyhow::Result<notify::
         }
     })
     .context("cannot watch files")?;
-    watcher.watch(directory, RecursiveMode::Recursive).map_err(|error| {
+    watcher.watch(&directory, RecursiveMode::Recursive).map_err(|error| {
         failure::Failure::error(
             format!("cannot watch {}: {error}", directory.display()),
             "too many watched files? raise fs.inotify.max_user_watches",
@@ -240,7 +363,8 @@ mod tests {
         let root = folder.path().canonicalize().unwrap();
         std::fs::create_dir(root.join("target")).unwrap();
         let (saved, mut saves) = mpsc::channel(1);
-        let _watcher = watcher(&root, saved).unwrap();
+        let watched = Watched { folder: root.clone(), app: None, is_building: Arc::default() };
+        let _watcher = watcher(watched, saved).unwrap();
         std::fs::write(root.join("target/x"), "1").unwrap();
         std::fs::write(root.join("lib.rs"), "1").unwrap();
         timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
@@ -258,7 +382,8 @@ mod tests {
         std::fs::write(root.join("one.rs"), "").unwrap();
         std::fs::write(root.join("two.rs"), "").unwrap();
         let (saved, mut saves) = mpsc::channel(64);
-        let _watcher = watcher(&root, saved).unwrap();
+        let watched = Watched { folder: root.clone(), app: None, is_building: Arc::default() };
+        let _watcher = watcher(watched, saved).unwrap();
         for content in ["1", "2", "3"] {
             std::fs::write(root.join("target/x"), content).unwrap();
         }

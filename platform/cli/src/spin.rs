@@ -5,7 +5,7 @@
 //! that, purely; here they are sent to the server: the Secret, the functions, then what leads to them. Objects that an
 //! earlier deployment of the application made, and this one does not, are deleted.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use http::Method;
 use mayfly_api::{Digest, wellknown};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use crate::{
     deploy::{self, DeploymentOrigin, DeploymentSource, Settings},
@@ -30,32 +31,49 @@ mod glob;
 mod manifest;
 mod outbound;
 mod plan;
+mod sources;
 mod variables;
 
 pub(crate) use manifest::named_by;
 use manifest::{ComponentSource, SpinApp, SpinComponent};
 use plan::{LABEL_APPLICATION, PlanSettings, PlannedFunction, SpinPlan};
+pub(crate) use sources::AppSources;
 use variables::VariableValues;
 
 /// The options of `mayfly deploy` that are for Spin applications.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Spin applications (spin.toml)")]
 pub(crate) struct SpinArgs {
+    #[command(flatten)]
+    pub(crate) values: SpinValues,
+    /// Run the build commands of the components first
+    #[arg(long)]
+    build: bool,
+}
+
+/// The values that a Spin application gets from outside.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Spin applications (spin.toml)")]
+pub(crate) struct SpinValues {
     /// The value of a variable, as NAME=VALUE; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = deploy::variable)]
     variable: Vec<(String, String)>,
     /// The host that the routes are for [default: APPLICATION.NAMESPACE.fn.localhost]
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
-    /// Run the build commands of the components first
-    #[arg(long)]
-    build: bool,
 }
 
 impl SpinArgs {
     /// Whether any of them is given.
     pub(crate) fn is_used(&self) -> bool {
-        !self.variable.is_empty() || self.host.is_some() || self.build
+        self.values.is_used() || self.build
+    }
+}
+
+impl SpinValues {
+    /// Whether any of them is given.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.variable.is_empty() || self.host.is_some()
     }
 }
 
@@ -75,14 +93,14 @@ fn collection(kind: &str, namespace: &str) -> String {
 /// An application after its deployment.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct DeployedApp {
-    name: String,
-    namespace: String,
+pub(crate) struct DeployedApp {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
     /// Where its routes are, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     routes: Vec<DeployedRoute>,
-    functions: Vec<String>,
+    pub(crate) functions: Vec<String>,
     ready: bool,
 }
 
@@ -93,7 +111,7 @@ struct DeployedRoute {
     function: String,
 }
 
-/// Deploys the application of a manifest. With `patience`, waits that long for each function.
+/// Deploys the application of a manifest and prints where it is. With `patience`, waits that long for each function.
 pub(crate) async fn deploy(
     session: &Session,
     path: &Path,
@@ -101,13 +119,36 @@ pub(crate) async fn deploy(
     settings: &Settings,
     patience: Option<std::time::Duration>,
 ) -> anyhow::Result<()> {
+    let deployed = deploy_app(session, path, &args.values, args.build, settings, patience).await?;
+    output::result(session.format(), &deployed, || deployed.summary())
+}
+
+/// The sources of the application of a manifest.
+pub(crate) fn app_sources(path: &Path) -> anyhow::Result<AppSources> {
+    AppSources::of(&read(path)?, path)
+}
+
+fn read(path: &Path) -> anyhow::Result<SpinApp> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    manifest::parse(&text, &path.display().to_string())
+}
+
+/// Deploys the application of a manifest, with `builds` after the build commands of its components. With `patience`,
+/// waits that long for each function.
+pub(crate) async fn deploy_app(
+    session: &Session,
+    path: &Path,
+    args: &SpinValues,
+    builds: bool,
+    settings: &Settings,
+    patience: Option<std::time::Duration>,
+) -> anyhow::Result<DeployedApp> {
     if settings.has_middleware() {
         let todo = "deploy the component's file with its middleware: mayfly deploy FILE.wasm --middleware …";
         return Err(Failure::error("middleware is linked to one component, not to an application", todo));
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let place = path.display().to_string();
-    let mut app = manifest::parse(&text, &place)?;
+    let mut app = read(path)?;
     app.name = settings.name.clone().unwrap_or(app.name);
     for unused in &app.unused {
         output::note(format_args!("component {unused} is not deployed: no trigger names it"));
@@ -123,9 +164,9 @@ pub(crate) async fn deploy(
     let planned =
         plan::plan(&app, &values, &PlanSettings { namespace: &namespace, host: &host, files: digests })
             .with_context(|| place.clone())?;
-    if args.build {
+    if builds {
         for component in &app.components {
-            build(component, folder)?;
+            build(component, folder).await?;
         }
     }
     let sources = sources(&app, folder).await?;
@@ -153,8 +194,7 @@ pub(crate) async fn deploy(
     for function in planned.functions.iter().filter(|_| patience.is_some()) {
         wait::ready(server, &namespace, &function.name, patience.unwrap_or_default()).await?;
     }
-    let deployed = deployed(server, &app, &planned, namespace, &host, patience.is_some());
-    output::result(session.format(), &deployed, || summary(&deployed))
+    Ok(deployed(server, &app, &planned, namespace, &host, patience.is_some()))
 }
 
 /// The archives of the components' files, by component.
@@ -215,12 +255,14 @@ fn not_built(component: &SpinComponent, file: &Path) -> anyhow::Error {
 }
 
 /// Runs a component's build command, as `spin build` does.
-fn build(component: &SpinComponent, folder: &Path) -> anyhow::Result<()> {
+async fn build(component: &SpinComponent, folder: &Path) -> anyhow::Result<()> {
     let Some(build) = &component.build else { return Ok(()) };
     output::note(format_args!("building {}: {}", component.id, build.command));
     let workdir = build.workdir.as_ref().map_or_else(|| folder.to_owned(), |workdir| folder.join(workdir));
-    let status = Command::new("sh").args(["-c", &build.command]).current_dir(&workdir).status();
-    let status = status.with_context(|| format!("cannot run the build command in {}", workdir.display()))?;
+    let status =
+        Command::new("sh").args(["-c", &build.command]).current_dir(&workdir).kill_on_drop(true).status();
+    let status =
+        status.await.with_context(|| format!("cannot run the build command in {}", workdir.display()))?;
     match status.success() {
         true => Ok(()),
         false => {
@@ -304,24 +346,30 @@ fn deployed(
     }
 }
 
-fn summary(app: &DeployedApp) -> String {
-    let state = if app.ready { "is ready" } else { "was accepted" };
-    let mut text = format!("application {} {state}\n", app.name);
-    for DeployedRoute { route, function } in &app.routes {
-        let url = app.url.as_deref().unwrap_or_default();
-        text.push_str(&format!("  {url}{route}  {function}\n"));
+impl DeployedApp {
+    pub(crate) fn summary(&self) -> String {
+        let state = if self.ready { "is ready" } else { "was accepted" };
+        let mut text = format!("application {} {state}\n", self.name);
+        for DeployedRoute { route, function } in &self.routes {
+            let url = self.url.as_deref().unwrap_or_default();
+            text.push_str(&format!("  {url}{route}  {function}\n"));
+        }
+        let has_route = |name: &String| self.routes.iter().any(|route| route.function == *name);
+        for function in self.functions.iter().filter(|name| !has_route(name)) {
+            text.push_str(&format!(
+                "  {function} (private): http://{function}.{}.svc.cluster.local\n",
+                self.namespace
+            ));
+        }
+        text.push_str(&format!("remove it with: {}\n", self.removal()));
+        text
     }
-    for function in
-        app.functions.iter().filter(|name| app.routes.iter().all(|route| route.function != **name))
-    {
-        text.push_str(&format!(
-            "  {function} (private): http://{function}.{}.svc.cluster.local\n",
-            app.namespace
-        ));
+
+    /// The command that removes all its objects.
+    pub(crate) fn removal(&self) -> String {
+        format!(
+            "mayfly delete function,service,ingress,secret -n {} -l {LABEL_APPLICATION}={}",
+            self.namespace, self.name
+        )
     }
-    text.push_str(&format!(
-        "remove it with: mayfly delete function,service,ingress,secret -n {} -l {LABEL_APPLICATION}={}\n",
-        app.namespace, app.name
-    ));
-    text
 }

@@ -77,6 +77,9 @@ pub(crate) struct BuildCommand {
     #[serde(deserialize_with = "lines")]
     pub(crate) command: String,
     pub(crate) workdir: Option<PathBuf>,
+    /// Patterns of the sources, relative to the working directory.
+    #[serde(default)]
+    pub(crate) watch: Vec<String>,
 }
 
 /// One command, or several in turn.

@@ -1,6 +1,6 @@
 //! Spin applications: `mayfly deploy spin.toml`.
 
-use std::{net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path, process::Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
@@ -141,6 +141,48 @@ async fn an_application_is_deployed_called_and_changed() -> Result<()> {
     .await?;
     let services = up.cli().ok(&["get", "services", "-o", "json"]).await?;
     ensure!(!services.contains("shop-stock"), "{services}");
+    Ok(())
+}
+
+/// Waits until the application's page is this.
+async fn serves(up: &Up, page: &str) -> Result<()> {
+    until("the application serves what was saved", || async {
+        Ok((ask(up, "/static/index.html").await?.text() == page).then_some(()))
+    })
+    .await
+}
+
+/// `mayfly dev` of an application: a saved file is served, a build command runs before each deployment, and its products
+/// start none.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_save_of_an_application_is_deployed() -> Result<()> {
+    let component = guest_or_skip!("storefront");
+    let up = Up::start().await?;
+    let folder = folder(&component)?;
+    let text = manifest(&component)?;
+    let command = text.lines().find(|line| line.starts_with("command = ")).context("no build command")?;
+    let builds = folder.path().join("builds.txt");
+    std::fs::write(
+        folder.path().join("spin.toml"),
+        text.replace(command, "command = \"echo one >> builds.txt\""),
+    )?;
+    let mut dev = up.cli().command(&["dev", "spin.toml", "--variable", "token=t"])?;
+    let mut dev = dev
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    serves(&up, "<h1>Shop</h1>\n").await?;
+    for page in ["second\n", "third\n"] {
+        let before = std::fs::read_to_string(&builds)?.lines().count();
+        std::fs::write(folder.path().join("assets/index.html"), page)?;
+        serves(&up, page).await?;
+        let after = std::fs::read_to_string(&builds)?.lines().count();
+        // One for each component.
+        ensure!(after == before + 3, "{before} builds became {after} by one save");
+    }
+    dev.kill().await?;
     Ok(())
 }
 
