@@ -10,6 +10,7 @@ mod languages;
 mod load;
 mod neighbours;
 mod network;
+mod open_files;
 mod peer;
 mod pods;
 mod restate;

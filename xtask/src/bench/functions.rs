@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use super::{
     Options,
     load::{self, Load},
+    open_files,
     peer::{self, PeerServer},
 };
 use crate::{
@@ -48,7 +49,7 @@ const BATCH: usize = 500;
 const SETTLE: Duration = Duration::from_secs(600);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
-    let open_files = raise_open_files()?;
+    let open_files = open_files::raise(BURST_REQUESTS + 4 * OPEN_FILES_KEPT)?;
     load::ensure()?;
     let guests = guests::build(workspace)?;
     let hello = guests.join("hello.wasm");
@@ -373,23 +374,6 @@ impl Watched {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.thread.join().unwrap_or(0)
     }
-}
-
-/// The limit on open files is inherited: starts again with the highest one that is allowed, and gives it.
-pub(super) fn raise_open_files() -> Result<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
-    let numbers: Vec<usize> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-    let [soft, hard] = numbers[..] else { return Ok(usize::MAX) };
-    let wanted = hard.min(BURST_REQUESTS + 4 * OPEN_FILES_KEPT);
-    if soft >= wanted {
-        return Ok(soft);
-    }
-    let mut again = Command::new("sh");
-    again.args(["-c", &format!("ulimit -S -n {wanted} && exec \"$@\""), "sh"]);
-    again.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
-    let status = again.status().context("cannot start again with more open files")?;
-    std::process::exit(status.code().unwrap_or(1))
 }
 
 #[cfg(test)]
