@@ -39,17 +39,22 @@ pub fn references(variables: &[EnvVar]) -> impl Iterator<Item = Reference<'_>> {
     })
 }
 
-/// Resolves a list of variables in order; later ones win and may refer to earlier ones by `$(NAME)`.
+/// Resolves a list of variables in order; later ones win and may refer to earlier ones by `$(NAME)`, and to those of
+/// `known`, which are not in the result.
 pub fn resolve(
     namespace: &str,
     variables: &[EnvVar],
+    known: &[(String, String)],
     sources: &impl EnvSources,
 ) -> Result<Vec<(String, String)>, EnvError> {
     let mut resolved: BTreeMap<&str, String> = BTreeMap::new();
     let mut order = Vec::new();
     for variable in variables {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(value), _) => Some(expand(value, |name| resolved.get(name).cloned())),
+            (Some(value), _) => Some(expand(value, |name| {
+                let before = || known.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+                resolved.get(name).cloned().or_else(before)
+            })),
             (None, None) => Some(String::new()),
             (None, Some(_)) => referenced(namespace, variable, sources)?,
         };
@@ -203,15 +208,16 @@ mod tests {
     fn literals_references_and_expansion() {
         let variables = [
             literal("A", "1"),
-            literal("B", "$(A)-$(NONE)-$$(A)-$"),
+            literal("B", "$(A)-$(NONE)-$$(A)-$-$(K)"),
             from_map("M", "settings", "mode", false),
             from_map("GONE", "nothing", "x", true),
             from_secret("S", "keys", "k"),
             literal("A", "2"),
         ];
-        let pairs = resolve("default", &variables, &Two).unwrap();
+        let known = [("A", "0"), ("K", "9")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let pairs = resolve("default", &variables, &known, &Two).unwrap();
         let text: Vec<_> = pairs.iter().map(|(k, v)| format!("{k}={v}")).collect();
-        assert_eq!(text, ["A=2", "B=1-$(NONE)-$(A)-$", "M=fast", "S=s"]);
+        assert_eq!(text, ["A=2", "B=1-$(NONE)-$(A)-$-9", "M=fast", "S=s"]);
     }
 
     #[test]
@@ -237,7 +243,7 @@ mod tests {
             ),
             (from_secret("S", "keys", "raw"), "value of key raw in secret default/keys is not UTF-8 (env S)"),
         ] {
-            assert_eq!(resolve("default", &[variable], &Two).unwrap_err().to_string(), expected);
+            assert_eq!(resolve("default", &[variable], &[], &Two).unwrap_err().to_string(), expected);
         }
     }
 }

@@ -200,6 +200,7 @@ impl Kubelet {
             events,
             pods: pods.clone(),
             sources: EnvObjects::create(informers),
+            services: informers.of(),
             runtimes,
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),

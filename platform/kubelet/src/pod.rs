@@ -25,6 +25,7 @@ mod options;
 pub(crate) mod plan;
 mod pulling;
 mod qos;
+mod service_links;
 mod starting;
 pub(crate) mod status;
 mod stopping;

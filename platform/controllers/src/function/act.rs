@@ -284,7 +284,7 @@ impl Reconciler {
         if env::references(&revision.spec.env).next().is_some() {
             self.sources.follow().await;
         }
-        let environment = env::resolve(&key.namespace, &revision.spec.env, &self.sources).map(drop);
+        let environment = env::resolve(&key.namespace, &revision.spec.env, &[], &self.sources).map(drop);
         let readiness = plan::readiness(&revision, present, missing_files, environment, &pods);
         Ok(RevisionState { revision, replica_set, readiness })
     }

@@ -330,6 +330,8 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
         containers: vec![container],
         runtime_class_name: runtime_class,
         automount_service_account_token: Some(false),
+        // As Knative does: Services that come and go must not make two replicas of one revision different.
+        enable_service_links: Some(false),
         termination_grace_period_seconds: Some(whole_seconds(spec.limits.timeout.0)),
         ..PodSpec::default()
     };

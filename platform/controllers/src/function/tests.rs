@@ -228,6 +228,7 @@ fn a_replica_set_runs_the_component() {
     let pod = spec.template.as_ref().unwrap().spec.as_ref().unwrap();
     assert_eq!(pod.termination_grace_period_seconds, Some(2));
     assert_eq!(pod.automount_service_account_token, Some(false));
+    assert_eq!(pod.enable_service_links, Some(false));
     let limits = pod.containers[0].resources.as_ref().unwrap().limits.as_ref().unwrap();
     assert_eq!(limits["memory"].0, "32Mi");
     assert_eq!(

@@ -156,7 +156,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
     Ok(HostedSpec {
         function: spec.function.clone(),
         component,
-        env: env::resolve(&key.namespace, &spec.env, sources)
+        env: env::resolve(&key.namespace, &spec.env, &[], sources)
             .map_err(|why| Unhosted::Environment(not_ready(&why.to_string())))?,
         memory_bytes_max: quantity::whole(&spec.limits.memory).map_err(|why| invalid(why.to_string()))?,
         timeout: spec.limits.timeout.0,

@@ -36,16 +36,25 @@ pub(crate) fn names_sources(container: &Container) -> bool {
         || env::references(variables).next().is_some()
 }
 
+/// The values that the environment of a pod's containers is made from, beside the pod itself.
+pub(crate) struct EnvironmentSources<'a, S> {
+    pub(crate) objects: &'a S,
+    pub(crate) node: NodeView<'a>,
+    /// The pod's address.
+    pub(crate) address: Option<std::net::IpAddr>,
+    /// The variables of Services, which all others are stronger than.
+    pub(crate) services: Vec<(String, String)>,
+}
+
 /// Resolves one container. Fails when its environment names something that is not there.
 pub(crate) fn resolve(
     pod: &Pod,
     container: &Container,
     attempt: u32,
-    address: Option<std::net::IpAddr>,
-    node: NodeView<'_>,
-    sources: &impl EnvSources,
+    sources: EnvironmentSources<'_, impl EnvSources>,
     logs: &LogLayout,
 ) -> Result<ContainerSpec, EnvError> {
+    let EnvironmentSources { objects, node, address, services } = sources;
     let key = ObjectKey::of(pod);
     let pod_fields = |variable: &EnvVar| field(pod, container, variable, address, node);
     let variables: Vec<EnvVar> = container
@@ -54,11 +63,10 @@ pub(crate) fn resolve(
         .flatten()
         .map(|variable| pod_fields(variable).unwrap_or_else(|| variable.clone()))
         .collect();
-    let mut resolved = env_from(&key, container, sources)?;
-    for (name, value) in env::resolve(&key.namespace, &variables, sources)? {
-        resolved.retain(|(known, _)| *known != name);
-        resolved.push((name, value));
-    }
+    let mut resolved = services;
+    override_with(&mut resolved, env_from(&key, container, objects)?);
+    let own = env::resolve(&key.namespace, &variables, &resolved, objects)?;
+    override_with(&mut resolved, own);
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     let limit = |name: &str| limits.and_then(|limits| limits.get(name));
     let id = ContainerId {
@@ -89,6 +97,12 @@ pub(crate) fn resolve(
         process: options::process(pod, container, Vec::new(), memory_bytes()),
         id,
     })
+}
+
+/// Adds variables, which replace those of the same name.
+fn override_with(variables: &mut Vec<(String, String)>, stronger: Vec<(String, String)>) {
+    variables.retain(|(name, _)| stronger.iter().all(|(other, _)| other != name));
+    variables.extend(stronger);
 }
 
 /// The memory of this machine.

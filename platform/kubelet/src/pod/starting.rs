@@ -16,11 +16,12 @@ use mayfly_runtime::{
 use tokio::time::Instant;
 
 use super::{
-    container, devices,
+    container::{self, EnvironmentSources},
+    devices,
     fields::NodeView,
     hooks::{Hook, LifecycleMoment},
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
-    plan,
+    plan, service_links,
     worker::Worker,
 };
 use crate::{
@@ -52,8 +53,15 @@ impl Worker {
         if container::names_sources(spec) || volumes::names_sources(pod) {
             self.sources.follow().await;
         }
-        let resolved =
-            container::resolve(pod, spec, attempt, local.address, self.view(), &self.sources, &self.logs);
+        self.services.synced().await;
+        let services = self.services.list();
+        let sources = EnvironmentSources {
+            objects: &self.sources,
+            node: self.view(),
+            address: local.address,
+            services: service_links::variables(pod, services.iter().map(|service| &**service)),
+        };
+        let resolved = container::resolve(pod, spec, attempt, sources, &self.logs);
         let resolved = match resolved {
             Ok(resolved) => match self.with_volumes(pod, spec, local, resolved).await {
                 Ok(resolved) => self.with_files(pod, local, resolved).await,

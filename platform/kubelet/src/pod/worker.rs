@@ -8,7 +8,10 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey,
-    k8s::{api::core::v1::Pod, jiff::Timestamp},
+    k8s::{
+        api::core::v1::{Pod, Service},
+        jiff::Timestamp,
+    },
     resources::Amounts,
 };
 use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
@@ -47,6 +50,7 @@ pub(crate) struct Worker {
     pub(crate) client: Client,
     pub(crate) pods: Informer<Pod>,
     pub(crate) sources: EnvObjects,
+    pub(crate) services: Informer<Service>,
     pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,

@@ -106,6 +106,52 @@ async fn the_environment_is_of_fields_objects_and_other_variables() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_environment_names_the_services_that_are_there() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let service = |name: &str, spec: Value| json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec});
+    let ports = json!([{"name": "web", "port": 8765, "targetPort": 8080}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
+    for (name, spec) in [
+        ("foo-service", json!({"ports": ports})),
+        ("headless", json!({"clusterIP": "None", "ports": [{"port": 80}]})),
+    ] {
+        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &service(name, spec))?]).await?;
+    }
+    let ip = |name: &str| {
+        let arguments = ["get", "service", name, "-o", "jsonpath={.spec.clusterIP}"].map(str::to_owned);
+        let kubectl = &node.kubectl;
+        async move { kubectl.ok(&arguments.each_ref().map(String::as_str)).await }
+    };
+    let (foo, api) = (ip("foo-service").await?, ip("kubernetes").await?);
+    let own = json!({"env": [{"name": "FOO_SERVICE_SERVICE_PORT_WEB", "value": "own"},
+        {"name": "URL", "value": "http://$(FOO_SERVICE_SERVICE_HOST):$(FOO_SERVICE_SERVICE_PORT)"}]});
+    let says = "echo $(KUBERNETES_SERVICE_HOST) > /said; exec sleep 1d";
+    node.create(&pod("linked", says, own.clone(), json!({}))).await?;
+    node.create(&pod("unlinked", says, own, json!({"enableServiceLinks": false}))).await?;
+    let script =
+        "cat /said; busybox env | busybox grep -E '^(FOO|HEADLESS|KUBERNETES_SERVICE|URL)' | busybox sort";
+    let of_the_api = format!(
+        "KUBERNETES_SERVICE_HOST={api}\nKUBERNETES_SERVICE_PORT=443\nKUBERNETES_SERVICE_PORT_HTTPS=443\n"
+    );
+    node.ready("linked").await?;
+    let said = node.exec("linked", script).await?;
+    let expected = format!(
+        "{api}\nFOO_SERVICE_PORT=tcp://{foo}:8765\nFOO_SERVICE_PORT_53_UDP=udp://{foo}:53\nFOO_SERVICE_PORT_53_UDP_ADDR={foo}\n\
+         FOO_SERVICE_PORT_53_UDP_PORT=53\nFOO_SERVICE_PORT_53_UDP_PROTO=udp\nFOO_SERVICE_PORT_8765_TCP=tcp://{foo}:8765\n\
+         FOO_SERVICE_PORT_8765_TCP_ADDR={foo}\nFOO_SERVICE_PORT_8765_TCP_PORT=8765\nFOO_SERVICE_PORT_8765_TCP_PROTO=tcp\n\
+         FOO_SERVICE_SERVICE_HOST={foo}\nFOO_SERVICE_SERVICE_PORT=8765\nFOO_SERVICE_SERVICE_PORT_DNS=53\n\
+         FOO_SERVICE_SERVICE_PORT_WEB=own\n{of_the_api}URL=http://{foo}:8765\n"
+    );
+    ensure!(said == expected, "{said}, expected {expected}");
+    node.ready("unlinked").await?;
+    let said = node.exec("unlinked", script).await?;
+    let unknown = "http://$(FOO_SERVICE_SERVICE_HOST):$(FOO_SERVICE_SERVICE_PORT)";
+    let expected = format!("{api}\nFOO_SERVICE_SERVICE_PORT_WEB=own\n{of_the_api}URL={unknown}\n");
+    ensure!(said == expected, "{said}, expected {expected}");
+    node.delete_all().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_image_says_what_runs_unless_the_container_does() -> Result<()> {
     containers_or_skip!();
     let node = ContainerNode::start().await?;
