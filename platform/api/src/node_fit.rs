@@ -8,7 +8,7 @@ use crate::{
         Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PreferredSchedulingTerm,
         Taint, Toleration,
     },
-    wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
+    wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_CLASS_WASM, RUNTIME_OCI},
 };
 
 /// The facts about a node that change only with the Node object.
@@ -130,8 +130,8 @@ impl NodeFacts {
             }
         }
         match &wanted.runtime_class {
-            Some(class) if !self.has_runtime(class) => return Some(Misfit::Runtime { class: class.clone() }),
-            None if self.says_its_runtimes() && !self.has_runtime(RUNTIME_OCI) => return Some(Misfit::Oci),
+            Some(class) if !self.may_run(class) => return Some(Misfit::Runtime { class: class.clone() }),
+            None if !self.runs_containers() => return Some(Misfit::Oci),
             _ => {}
         }
         if let Some(taint) = self.untolerated(wanted) {
@@ -156,9 +156,15 @@ impl NodeFacts {
         self.labels.contains_key(&format!("{LABEL_RUNTIME_PREFIX}{class}"))
     }
 
-    /// A node that names none is not ours: upstream's run containers.
-    fn says_its_runtimes(&self) -> bool {
-        self.labels.keys().any(|key| key.starts_with(LABEL_RUNTIME_PREFIX))
+    /// Whether pods of this class may run here. A class without a runtime of its own name is one of containers, whose
+    /// RuntimeClass names the handler: only the node itself knows whether it has that (as upstream).
+    fn may_run(&self, class: &str) -> bool {
+        self.has_runtime(class) || class != RUNTIME_CLASS_WASM && self.runs_containers()
+    }
+
+    /// A node that names no runtime is not ours: upstream's run containers.
+    fn runs_containers(&self) -> bool {
+        self.has_runtime(RUNTIME_OCI) || !self.labels.keys().any(|key| key.starts_with(LABEL_RUNTIME_PREFIX))
     }
 
     /// A term without requirements matches nothing, as upstream.

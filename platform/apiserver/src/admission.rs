@@ -10,6 +10,7 @@ mod pods;
 mod policies;
 mod quota;
 mod quota_status;
+mod runtime_class;
 mod webhooks;
 
 pub(crate) use self::{

@@ -1,11 +1,6 @@
 //! The kubelet: the node's object, and a worker for each pod that is bound to it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::Router;
 use futures::future::join_all;
@@ -36,6 +31,7 @@ use crate::{
     pod::{dns::ClusterDnsServer, evicting::EVICTED, worker::Worker},
     pressure::{self, PressureSignal},
     probe::ProbeTasks,
+    runtimes::NodeRuntimes,
     static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
@@ -179,10 +175,9 @@ impl Kubelet {
             informers.of(),
             shortages.subscribe(),
         );
+        let runtimes = NodeRuntimes::new(runtimes, informers.of());
         let streams = PodStreams::new(config.node_name.clone(), informers.of(), runtimes.clone());
-        let runtimes: HashMap<_, _> =
-            runtimes.into_iter().map(|runtime| (runtime.class().to_owned(), runtime)).collect();
-        let classes: Vec<_> = runtimes.keys().cloned().collect();
+        let classes: Vec<_> = runtimes.names().map(str::to_owned).collect();
         let pods = informers.of::<Pod>();
         let events = EventRecorder::start(
             client.clone(),
@@ -292,6 +287,7 @@ impl Kubelet {
         let worker = self.worker.clone();
         let ready = async {
             worker.pods.synced().await;
+            worker.runtimes.synced().await;
         };
         let (queue, workers_max) = (self.queue.clone(), self.config.workers_max);
         let reconcile = |key| {
@@ -309,7 +305,7 @@ impl Kubelet {
                 () = ready => {}
                 () = stop.cancelled() => return,
             }
-            let hosts = worker.runtimes.values();
+            let hosts = worker.runtimes.all();
             let changes = hosts.map(|host| wake_on_changes(host.clone(), &worker, &queue, &stop));
             tokio::join!(
                 reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),

@@ -27,6 +27,7 @@ mod pod;
 mod pressure;
 mod probe;
 pub mod process;
+mod runtimes;
 mod static_pods;
 mod streams;
 mod usage;

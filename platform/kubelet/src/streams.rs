@@ -24,6 +24,8 @@ use tokio_tungstenite::{
     tungstenite::protocol::{Role, WebSocketConfig},
 };
 
+use crate::runtimes::{NodeRuntimes, class_of};
+
 mod channels;
 mod forward;
 pub(crate) mod proxy;
@@ -46,7 +48,7 @@ type WebSocket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 pub(crate) struct PodStreams {
     pub(crate) node: String,
     pub(crate) pods: Informer<Pod>,
-    pub(crate) runtimes: Vec<Arc<dyn Runtime>>,
+    pub(crate) runtimes: NodeRuntimes,
     permits: Arc<Semaphore>,
     proxied: Arc<Semaphore>,
 }
@@ -55,7 +57,7 @@ pub(crate) struct PodStreams {
 pub(crate) type HttpRefusal = (StatusCode, String);
 
 impl PodStreams {
-    pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+    pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: NodeRuntimes) -> Self {
         let (permits, proxied) = (Semaphore::new(STREAMS_MAX), Semaphore::new(PROXIED_MAX));
         Self { node, pods, runtimes, permits: Arc::new(permits), proxied: Arc::new(proxied) }
     }
@@ -69,10 +71,9 @@ impl PodStreams {
     }
 
     fn runtime(&self, pod: &Pod) -> Result<Arc<dyn Runtime>, HttpRefusal> {
-        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
-        let runtime = self.runtimes.iter().find(|runtime| runtime.class() == class);
-        let runtime = runtime.filter(|runtime| runtime.streams().is_some()).cloned();
+        let runtime = self.runtimes.of_pod(pod).filter(|runtime| runtime.streams().is_some()).cloned();
         let refusal = || {
+            let class = class_of(pod);
             let message = format!(
                 "pods of runtime class {class:?} have no shell, no terminal and no port that could be reached: kubectl \
                  logs shows what they write"

@@ -5,6 +5,7 @@ use std::fmt;
 use mayfly_api::{
     ObjectKey,
     k8s::api::core::v1::{Pod, Service},
+    wellknown::RUNTIME_CLASS_WASM,
 };
 
 /// Services that every cluster has, used by pods of containers only.
@@ -36,9 +37,10 @@ pub fn demand<'a>(
     node: &str,
 ) -> Option<Demand> {
     let mut pods = pods.into_iter().filter(|pod| {
-        pod.spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.as_deref() == Some(node) && spec.runtime_class_name.is_none())
+        pod.spec.as_ref().is_some_and(|spec| {
+            spec.node_name.as_deref() == Some(node)
+                && spec.runtime_class_name.as_deref() != Some(RUNTIME_CLASS_WASM)
+        })
     });
     let mut services = services.into_iter().filter(|service| {
         let key = ObjectKey::of(*service);

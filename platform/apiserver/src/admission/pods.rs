@@ -1,13 +1,10 @@
-//! Completes a new pod from other objects: service account, priority, runtime class and default tolerations.
+//! Completes a new pod from other objects: service account, priority and default tolerations; its runtime class is in
+//! [`super::runtime_class`].
 
 use serde_json::{Map, Value, json};
 
 use crate::{
-    object::{Object, map_at},
-    registry::rename_aliases,
-    server::ServerState,
-    status::ApiError,
-    verbs::WriteRequest,
+    object::Object, registry::rename_aliases, server::ServerState, status::ApiError, verbs::WriteRequest,
 };
 
 /// The mount path of the token of a pod's service account.
@@ -24,9 +21,8 @@ impl ServerState {
         rename_aliases(pod.map_mut("spec"));
         self.service_account(request, pod)?;
         self.priority(request, pod)?;
-        self.runtime_class(request, pod)?;
         default_tolerations(pod);
-        Ok(())
+        self.apply_runtime_class(request, pod)
     }
 
     fn service_account(&self, request: &WriteRequest, pod: &mut Object) -> Result<(), ApiError> {
@@ -110,58 +106,6 @@ impl ServerState {
         let mut classes = self.objects("scheduling.k8s.io", "priorityclasses", "");
         classes.retain(|class| class.0.get("globalDefault") == Some(&Value::Bool(true)));
         classes.into_iter().min_by_key(|class| class.at(&["value"]).and_then(Value::as_i64))
-    }
-
-    fn runtime_class(&self, request: &WriteRequest, pod: &mut Object) -> Result<(), ApiError> {
-        let rejected = |pod: &Object, why: &str| {
-            Err(ApiError::forbidden(request.kind, pod.name(), &format!("pod rejected: {why}")))
-        };
-        let name = pod.str_at(&["spec", "runtimeClassName"]).to_owned();
-        let given = pod.at(&["spec", "overhead"]).and_then(Value::as_object).cloned().unwrap_or_default();
-        let overhead_alone = "Pod Overhead set without corresponding RuntimeClass defined Overhead";
-        if name.is_empty() {
-            return if given.is_empty() { Ok(()) } else { rejected(pod, overhead_alone) };
-        }
-        let Some(class) = self.object("node.k8s.io", "runtimeclasses", "", &name) else {
-            return rejected(pod, &format!("RuntimeClass {name:?} not found"));
-        };
-        let overhead = class.at(&["overhead", "podFixed"]).cloned();
-        match overhead {
-            Some(overhead) => {
-                if !given.is_empty() && Value::Object(given) != overhead {
-                    let why = "Pod's Overhead doesn't match RuntimeClass's defined Overhead";
-                    return rejected(pod, why);
-                }
-                pod.map_mut("spec").insert("overhead".into(), overhead);
-            }
-            None if !given.is_empty() => return rejected(pod, overhead_alone),
-            None => {}
-        }
-        let selector = class.at(&["scheduling", "nodeSelector"]).and_then(Value::as_object).cloned();
-        for (key, value) in selector.unwrap_or_default() {
-            let own = map_at(pod.map_mut("spec"), "nodeSelector");
-            if own.get(&key).is_some_and(|own| *own != value) {
-                let why = format!(
-                    "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {}; pod.spec.nodeSelector[{key}] = {}",
-                    value.as_str().unwrap_or(""),
-                    own[&key].as_str().unwrap_or("")
-                );
-                return rejected(pod, &why);
-            }
-            own.insert(key, value);
-        }
-        let added = class.at(&["scheduling", "tolerations"]).and_then(Value::as_array).cloned();
-        if let Some(added) = added {
-            let own = pod.map_mut("spec").entry("tolerations").or_insert_with(|| json!([]));
-            if let Some(own) = own.as_array_mut() {
-                for one in added {
-                    if !own.contains(&one) {
-                        own.push(one);
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 }
 

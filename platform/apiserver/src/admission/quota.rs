@@ -223,26 +223,46 @@ pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
     usage
 }
 
-/// The larger of the sum over containers and the largest init container, for each resource.
+/// A pod's effective requests or limits (`side`) for each resource (upstream: `component-helpers/resource`): the sum of
+/// its containers and sidecars, or its largest init container with the sidecars that start before it where that is
+/// more, and the overhead, which raises a limit but makes none.
 fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
-    let mut total = QuotaUsage::new();
     let containers =
-        |list: &str| pod.at(&["spec", list]).and_then(Value::as_array).cloned().unwrap_or_default();
+        |list: &str| pod.at(&["spec", list]).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let of = |container: &Value| amounts(container["resources"][side].as_object());
+    let (mut total, mut sidecars, mut largest) = (QuotaUsage::new(), QuotaUsage::new(), QuotaUsage::new());
     for container in containers("containers") {
-        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
-            *total.entry(name.clone()).or_default() += millis(amount);
-        }
+        add(&mut total, &of(container));
     }
     for container in containers("initContainers") {
-        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
-            let own = total.entry(name.clone()).or_default();
-            *own = millis(amount).max(*own);
+        let mut needed = of(container);
+        if container["restartPolicy"] == "Always" {
+            add(&mut total, &needed);
+            add(&mut sidecars, &needed);
+            needed = sidecars.clone();
+        } else {
+            add(&mut needed, &sidecars);
         }
+        raise(&mut largest, needed);
     }
-    for (name, amount) in pod.at(&["spec", "overhead"]).and_then(Value::as_object).into_iter().flatten() {
-        *total.entry(name.clone()).or_default() += millis(amount);
-    }
+    raise(&mut total, largest);
+    let mut overhead = amounts(pod.at(&["spec", "overhead"]).and_then(Value::as_object));
+    overhead.retain(|name, _| side == "requests" || total.get(name).is_some_and(|amount| *amount > 0));
+    add(&mut total, &overhead);
     total
+}
+
+/// A resource list in thousandths.
+fn amounts(list: Option<&serde_json::Map<String, Value>>) -> QuotaUsage {
+    list.into_iter().flatten().map(|(name, amount)| (name.clone(), millis(amount))).collect()
+}
+
+/// The larger amount of each resource.
+fn raise(total: &mut QuotaUsage, other: QuotaUsage) {
+    for (name, amount) in other {
+        let own = total.entry(name).or_default();
+        *own = amount.max(*own);
+    }
 }
 
 /// The names of the containers without this amount, in order.
@@ -292,6 +312,16 @@ mod tests {
         assert!(!counts(kind, "requests.storage") && !counts(kind, "count/secrets"));
         assert_eq!(shown("limits.memory", usage["limits.memory"]), "2Gi");
         assert_eq!(containers_without(&pod, "limits.memory"), Vec::<&str>::new());
+        // Sidecars run beside the containers, and the overhead raises the limits that there are.
+        let mut more = pod.0.clone();
+        let mut sidecar = container("s", "500m");
+        sidecar["restartPolicy"] = json!("Always");
+        more["spec"]["initContainers"] = json!([sidecar, container("c", "1")]);
+        more["spec"]["overhead"] = json!({"cpu": "250m", "memory": "1Mi"});
+        let usage = usage_of(kind, &Object(more));
+        assert_eq!((usage["requests.cpu"], usage["requests.memory"]), (1850, 1000 << 20));
+        assert_eq!(usage["limits.memory"], (3 * 1024 + 1) * (1000 << 20));
+        assert!(!usage.contains_key("limits.cpu"), "{usage:?}");
         assert_eq!(containers_without(&pod, "limits.cpu"), ["a", "b", "c"]);
         let quota = |scopes: Value| {
             Object(json!({"spec": {"scopes": scopes, "hard": {"pods": "1"}}}).as_object().unwrap().clone())

@@ -135,7 +135,7 @@ impl Worker {
         let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
         let old = self.local.lock().get(key).filter(|local| uid != Some(local.uid.0.as_str())).cloned();
         let Some(old) = old else { return };
-        for runtime in self.runtimes.values() {
+        for runtime in self.runtimes.all() {
             if runtime.sandboxes().contains(&old.uid)
                 && let Err(error) = runtime.remove_sandbox(&old.uid).await
             {
@@ -201,7 +201,7 @@ impl Worker {
         if let Some(devices) = &self.devices {
             devices.retain(&known());
         }
-        for runtime in self.runtimes.values() {
+        for runtime in self.runtimes.all() {
             let sandboxes = runtime.sandboxes();
             let known = known();
             for uid in sandboxes.iter().filter(|uid| !known.contains(&uid.0)) {

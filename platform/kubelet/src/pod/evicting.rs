@@ -22,7 +22,7 @@ impl Worker {
     /// Measures the local storage of the pods that run here.
     pub(crate) async fn measure_storage(&self) {
         let mut layers: HashMap<PodUid, Vec<_>> = HashMap::new();
-        for runtime in self.runtimes.values() {
+        for runtime in self.runtimes.all() {
             for (id, usage) in runtime.layer_usage().await {
                 layers.entry(id.pod).or_default().push((id.name, usage));
             }
@@ -75,7 +75,7 @@ impl Worker {
     /// Ends one pod because the node's memory is short.
     pub(crate) fn evict_for_memory(&self, queue: &WorkQueue<ObjectKey>, shortage: &Shortage) {
         let mut used: HashMap<PodUid, Vec<(String, u64)>> = HashMap::new();
-        for (id, usage) in self.runtimes.values().flat_map(|runtime| runtime.usage()) {
+        for (id, usage) in self.runtimes.all().flat_map(|runtime| runtime.usage()) {
             used.entry(id.pod).or_default().push((id.name, usage.memory_bytes));
         }
         let used = |uid: &PodUid| {

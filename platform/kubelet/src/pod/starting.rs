@@ -291,20 +291,7 @@ impl Worker {
 
     /// No runtime of this node can run the pod: reports it, and releases the pod when it is deleted.
     pub(super) async fn no_runtime(&self, pod: &Pod) -> kube::Result<Outcome> {
-        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
-        let have: Vec<_> = self.runtimes.keys().map(String::as_str).collect();
-        let message = if class.is_empty() {
-            format!(
-                "Failed to create pod sandbox: this node runs no OCI containers (its runtime classes: {}): \
-                 mayfly up --containers on says what they need; spec.runtimeClassName: wasm is for a wasm component",
-                have.join(", ")
-            )
-        } else {
-            format!(
-                "Failed to create pod sandbox: no runtime for {class:?} is configured (there are: {})",
-                have.join(", ")
-            )
-        };
+        let message = format!("Failed to create pod sandbox: {}", self.runtimes.refusal(pod));
         if pod.metadata.deletion_timestamp.is_some() {
             self.remove_object(pod).await?;
             return Ok(Outcome::Done);

@@ -36,6 +36,7 @@ use crate::{
     job::JobFiles,
     local_storage::MeasuredStorage,
     probe::ProbeTasks,
+    runtimes::NodeRuntimes,
     volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
 
@@ -51,7 +52,7 @@ pub(crate) struct Worker {
     pub(crate) pods: Informer<Pod>,
     pub(crate) sources: EnvObjects,
     pub(crate) services: Informer<Service>,
-    pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
+    pub(crate) runtimes: NodeRuntimes,
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,
     pub(crate) volumes: Option<Volumes>,
@@ -76,7 +77,7 @@ impl Worker {
         let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
         self.forget_replaced(&key, pod.as_deref()).await;
         let Some(mut pod) = pod else { return Ok(Outcome::Done) };
-        let Some(runtime) = self.runtime(&pod) else { return self.no_runtime(&pod).await };
+        let Some(runtime) = self.runtimes.of_pod(&pod).cloned() else { return self.no_runtime(&pod).await };
         let mut local = self.local_of(&key, &pod, &*runtime);
         for _ in 0..STEPS_MAX {
             local.observe(&runtime.containers(&local.uid));
@@ -109,11 +110,6 @@ impl Worker {
 
     pub(crate) fn is_mine(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(self.node.as_str())
-    }
-
-    fn runtime(&self, pod: &Pod) -> Option<Arc<dyn Runtime>> {
-        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
-        self.runtimes.get(class).cloned()
     }
 
     pub(super) fn keep(&self, key: &ObjectKey, local: &LocalPod) {

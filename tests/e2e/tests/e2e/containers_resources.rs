@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     containers::{ContainerNode, containers_or_skip},
-    containers_lifecycle::pod,
+    containers_lifecycle::{extend, pod},
 };
 
 /// The cgroup of a pod of this class for a controller, in either version of cgroups.
@@ -76,6 +76,90 @@ async fn pods_have_the_cgroup_and_the_scores_of_their_class() -> Result<()> {
     let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
     ensure!(left.is_empty(), "{left:?}");
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_class_adds_its_overhead_and_its_constraints() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let name = node.kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]).await?;
+    node.kubectl.ok(&["label", "node", &name, "pool=heavy"]).await?;
+    node.kubectl.ok(&["taint", "node", &name, "pool=heavy:NoSchedule"]).await?;
+    let toleration = json!({"key": "pool", "operator": "Equal", "value": "heavy", "effect": "NoSchedule"});
+    let class = |name: &str, handler: &str| {
+        json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler,
+            "overhead": {"podFixed": {"cpu": "120m", "memory": "8Mi"}},
+            "scheduling": {"nodeSelector": {"pool": "heavy"}, "tolerations": [toleration]}})
+    };
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
+        "spec": {"hard": {"requests.cpu": "400m", "requests.memory": "1Gi", "limits.cpu": "4", "limits.memory": "1Gi"}}});
+    for (name, object) in
+        [("heavy", class("heavy", "runc")), ("foreign", class("foreign", "gvisor")), ("q", quota)]
+    {
+        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &object)?]).await?;
+    }
+    let resources = json!({"resources": {"requests": {"cpu": "50m", "memory": "16Mi"},
+        "limits": {"cpu": "100m", "memory": "32Mi"}}});
+    let of_class = |name: &str, more: Value| {
+        let mut spec = json!({"runtimeClassName": "heavy"});
+        extend(&mut spec, more);
+        pod(name, "exec sleep 1d", resources.clone(), spec)
+    };
+    // should schedule a Pod requesting a RuntimeClass and initialize its Overhead
+    node.create(&of_class("heavy", json!({}))).await?;
+    node.ready("heavy").await?;
+    ensure!(node.exec("heavy", "echo runs").await? == "runs\n");
+    let constraints =
+        node.field("heavy", "{.spec.overhead.cpu} {.spec.overhead.memory} {.spec.nodeSelector.pool}").await?;
+    ensure!(constraints == "120m 8Mi heavy", "{constraints}");
+    // The overhead is part of the cgroup's limits, the node's sum and the quota's use.
+    let uid = node.field("heavy", "{.metadata.uid}").await?;
+    let memory = value(&group("memory", "burstable", &uid), ["memory.limit_in_bytes", "memory.max"]);
+    ensure!(memory == (40 * MIB).to_string(), "{memory}");
+    let described = node.kubectl.ok(&["describe", "node", &name]).await?;
+    let line =
+        described.lines().find(|line| line.trim_start().starts_with("default") && line.contains("heavy"));
+    let line = line.with_context(|| described.clone())?;
+    ensure!(["170m", "220m", "24Mi", "40Mi"].iter().all(|amount| line.contains(amount)), "{line}");
+    let used = ["get", "quota", "q", "-o", "jsonpath={.status.used['requests\\.cpu','limits\\.memory']}"];
+    wait::until("the quota counts the overhead", || async {
+        Ok((node.kubectl.ok(&used).await? == "170m 40Mi").then_some(()))
+    })
+    .await?;
+    // A class whose handler the node has not; without the overhead it would fit into the quota beside a third one.
+    node.create(&of_class("unhandled", json!({"runtimeClassName": "foreign"}))).await?;
+    node.until_event("unhandled", "no runtime for \"gvisor\" is configured").await?;
+    for (name, more, why) in [
+        (
+            "third",
+            json!({}),
+            "exceeded quota: q, requested: requests.cpu=170m, used: requests.cpu=340m, limited: requests.cpu=400m",
+        ),
+        ("unknown", json!({"runtimeClassName": "none"}), "pod rejected: RuntimeClass \"none\" not found"),
+        (
+            "other",
+            json!({"overhead": {"cpu": "1"}}),
+            "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
+        ),
+        (
+            "without",
+            json!({"runtimeClassName": null, "overhead": {"cpu": "1"}}),
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+        ),
+        (
+            "elsewhere",
+            json!({"nodeSelector": {"pool": "light"}}),
+            "conflict: runtimeClass.scheduling.nodeSelector[pool] = heavy; pod.spec.nodeSelector[pool] = light",
+        ),
+    ] {
+        let file = node.kubectl.file(name, &of_class(name, more))?;
+        let refused = node.kubectl.run(&["create", "-f", &file]).await?;
+        ensure!(refused.code != Some(0) && refused.stderr.contains(why), "{refused:?}, expected {why}");
+    }
+    // A pod without the class is kept away by the taint.
+    node.create(&pod("plain", "exec sleep 1d", json!({"resources": {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"cpu": "1m", "memory": "1Mi"}}}), json!({}))).await?;
+    node.until_event("plain", "untolerated taint").await?;
+    node.delete_all().await
 }
 
 const MIB: u64 = 1 << 20;
