@@ -1,7 +1,7 @@
 //! `pods/x/exec`, `pods/x/attach`, `pods/x/portforward` and `nodes/x/proxy`: passed on to the node.
 //!
 //! The request goes to the node's HTTP API together with its connection's upgrade, so the node speaks the protocol
-//! (WebSocket) with the client, and nothing is translated here.
+//! (WebSocket, SPDY) with the client, and nothing is translated here.
 
 use std::sync::Arc;
 
@@ -25,13 +25,14 @@ use crate::{
 };
 
 /// Headers of a handshake that the node needs.
-const HANDSHAKE: [HeaderName; 7] = [
+const HANDSHAKE: [HeaderName; 8] = [
     header::CONNECTION,
     header::UPGRADE,
     header::SEC_WEBSOCKET_KEY,
     header::SEC_WEBSOCKET_VERSION,
     header::SEC_WEBSOCKET_PROTOCOL,
     header::SEC_WEBSOCKET_EXTENSIONS,
+    HeaderName::from_static("x-stream-protocol-version"),
     header::CONTENT_TYPE,
 ];
 /// The maximum number of bytes of a node's error that are shown.
@@ -179,7 +180,9 @@ async fn pass_on(
         .await
         .map_err(|error| ApiError::unavailable(format!("node {node:?} cannot be reached: {error}")))?;
     let code = answer.status();
-    if code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS {
+    // A refused protocol comes with the headers that name the others.
+    let is_refused_protocol = code == StatusCode::FORBIDDEN;
+    if code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS || is_refused_protocol {
         return Ok(answer.into_response());
     }
     let text = match Limited::new(answer.into_body(), ERROR_BYTES_MAX).collect().await {

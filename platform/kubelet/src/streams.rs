@@ -1,47 +1,38 @@
 //! Exec, attach, port-forward and proxied requests: the node's end of the streams that the API server passes on.
 //!
-//! The requests of exec, attach and port-forward come with their connection's upgrade to WebSocket; the answer switches
-//! protocols, and a task of this module then owns the connection. [`channels`] speaks the protocol of exec and attach,
-//! [`forward`] both protocols of port-forward. [`proxy`] passes HTTP on.
+//! The requests of exec, attach and port-forward come with their connection's upgrade to WebSocket or SPDY ([`upgrade`]);
+//! the answer switches protocols, and a task of this module then owns the connection. [`channels`] speaks the protocol of
+//! exec and attach over WebSocket, [`process`] the one over SPDY, [`forward`] the protocols of port-forward. [`proxy`]
+//! passes HTTP on.
 
 use std::sync::Arc;
 
 use axum::{
-    body::Body,
     extract::{Path, Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
-    response::{IntoResponse as _, Response},
+    http::StatusCode,
+    response::Response,
 };
-use base64::Engine as _;
-use hyper_util::rt::TokioIo;
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_informer::Informer;
 use mayfly_runtime::{ContainerId, PodUid, Runtime, StreamOptions};
-use sha1::{Digest as _, Sha1};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_tungstenite::{
-    WebSocketStream,
-    tungstenite::protocol::{Role, WebSocketConfig},
-};
 
+use self::upgrade::{Protocols, Upgraded, upgrade};
 use crate::runtimes::{NodeRuntimes, class_of};
 
 mod channels;
 mod forward;
+mod process;
 pub(crate) mod proxy;
 mod spdy;
+mod upgrade;
 
 /// The largest number of streams of one node: each holds some buffers and a connection.
 const STREAMS_MAX: usize = 1000;
 /// The largest number of proxied requests of one node: pods that never answer hold these, and no stream.
 const PROXIED_MAX: usize = 1000;
-/// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// The constant that is hashed with the key of a WebSocket handshake (RFC 6455, section 1.3).
-const HANDSHAKE_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-
-/// A connection that speaks WebSocket.
-type WebSocket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
+/// The protocols of exec and attach.
+const PROCESS_PROTOCOLS: Protocols = Protocols { websocket: &channels::PROTOCOLS, spdy: &process::PROTOCOLS };
 
 /// The dependencies of a node's streams.
 #[derive(Clone)]
@@ -164,14 +155,19 @@ fn open_process(
     }
     let id = container_id(&pod, container);
     let permit = streams.permit()?;
-    upgrade(request, &channels::PROTOCOLS, move |socket, protocol| async move {
+    upgrade(request, &PROCESS_PROTOCOLS, move |connection| async move {
         let _permit = permit;
         let Some(streams) = runtime.streams() else { return };
-        let opened = match is_exec {
-            true => streams.exec(&id, command, options).await,
-            false => streams.attach(&id, options).await,
+        let open = async {
+            match is_exec {
+                true => streams.exec(&id, command, options).await,
+                false => streams.attach(&id, options).await,
+            }
         };
-        channels::run(socket, &protocol, opened).await;
+        match connection {
+            Upgraded::WebSocket(socket, protocol) => channels::run(*socket, protocol, open.await).await,
+            Upgraded::Spdy(connection, protocol) => process::run(connection, protocol, options, open).await,
+        }
     })
 }
 
@@ -190,9 +186,9 @@ fn open_forward(
         .flat_map(|(_, list)| list.split(',').map(str::parse::<u16>).collect::<Vec<_>>())
         .collect::<Result<Vec<_>, _>>()
         .map_err(|_| (StatusCode::BAD_REQUEST, "ports: not a list of port numbers".to_owned()))?;
-    upgrade(request, &forward::PROTOCOLS, move |socket, protocol| async move {
+    upgrade(request, &forward::PROTOCOLS, move |connection| async move {
         let _permit = permit;
-        forward::run(socket, &protocol, runtime, uid, ports).await;
+        forward::run(connection, runtime, uid, ports).await;
     })
 }
 
@@ -217,75 +213,9 @@ fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     url::form_urlencoded::parse(query.as_bytes()).map(|(name, value)| (name.into_owned(), value.into_owned()))
 }
 
-/// Switches to WebSocket, with the first of `protocols` that the client offers, and gives the connection to `run`.
-fn upgrade<F: Future<Output = ()> + Send + 'static>(
-    mut request: Request,
-    protocols: &[&str],
-    run: impl FnOnce(WebSocket, String) -> F + Send + 'static,
-) -> Result<Response, HttpRefusal> {
-    let refuse = |message: &str| (StatusCode::BAD_REQUEST, message.to_owned());
-    let headers = request.headers();
-    if !has_token(headers, header::UPGRADE, "websocket") {
-        return Err(refuse("unable to upgrade: only WebSocket is spoken here; a newer client does, too"));
-    }
-    let key = headers.get(header::SEC_WEBSOCKET_KEY).ok_or_else(|| refuse("no Sec-WebSocket-Key"))?;
-    let accept = accept_key(key.as_bytes());
-    let protocol = protocols
-        .iter()
-        .find(|protocol| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, protocol))
-        .map(|protocol| (*protocol).to_owned())
-        .ok_or_else(|| {
-            (
-                StatusCode::FORBIDDEN,
-                format!("unable to negotiate a protocol: there are {}", protocols.join(", ")),
-            )
-        })?;
-    let on_upgrade = hyper::upgrade::on(&mut request);
-    let spoken = protocol.clone();
-    tokio::spawn(async move {
-        let upgraded = match on_upgrade.await {
-            Ok(upgraded) => upgraded,
-            Err(error) => return tracing::debug!(%error, "a connection was not upgraded"),
-        };
-        let config = WebSocketConfig::default()
-            .max_message_size(Some(MESSAGE_BYTES_MAX))
-            .max_frame_size(Some(MESSAGE_BYTES_MAX));
-        let socket =
-            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
-        run(socket, spoken).await;
-    });
-    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
-    *response.body_mut() = Body::empty();
-    let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    for (name, value) in [(header::SEC_WEBSOCKET_ACCEPT, accept), (header::SEC_WEBSOCKET_PROTOCOL, protocol)]
-    {
-        let value = HeaderValue::try_from(value).map_err(|error| refuse(&error.to_string()))?;
-        headers.insert(name, value);
-    }
-    Ok(response)
-}
-
-fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool {
-    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(token))
-}
-
-fn accept_key(key: &[u8]) -> String {
-    let digest = Sha1::new().chain_update(key).chain_update(HANDSHAKE_GUID).finalize();
-    base64::engine::general_purpose::STANDARD.encode(digest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The example of RFC 6455, section 1.3.
-    #[test]
-    fn the_handshakes_key_is_accepted() {
-        assert_eq!(accept_key(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-    }
 
     #[test]
     fn parameters_of_exec() {

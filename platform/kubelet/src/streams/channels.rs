@@ -16,7 +16,7 @@ use tokio_tungstenite::tungstenite::{
     protocol::{CloseFrame, frame::coding::CloseCode},
 };
 
-use super::WebSocket;
+use super::upgrade::WebSocket;
 
 /// The newer one first.
 pub(super) const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
@@ -32,11 +32,12 @@ const CHUNK_BYTES: usize = 32 << 10;
 /// Messages that wait for a slow client; then the process waits.
 const MESSAGES_MAX: usize = 16;
 
+/// A size of the terminal as clients send it.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Size {
-    width: u16,
-    height: u16,
+pub(super) struct Size {
+    pub(super) width: u16,
+    pub(super) height: u16,
 }
 
 /// The last message of a session. Clients treat a close frame without the normal code as a broken connection, and
@@ -140,7 +141,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
 }
 
 /// The end of the process in upstream's form (`k8s.io/apimachinery/pkg/util/remotecommand`).
-fn outcome(exit_code: i32) -> Value {
+pub(super) fn outcome(exit_code: i32) -> Value {
     if exit_code == 0 {
         return json!({"metadata": {}, "status": "Success"});
     }
@@ -153,7 +154,8 @@ fn outcome(exit_code: i32) -> Value {
     })
 }
 
-fn failure(error: &RuntimeError) -> Value {
+/// The status of a process that could not be run.
+pub(super) fn failure(error: &RuntimeError) -> Value {
     json!({"metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500, "message": error.to_string()})
 }
 

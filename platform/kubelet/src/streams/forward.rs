@@ -1,64 +1,51 @@
-//! Port-forward: TCP connections into a pod over one WebSocket, in two protocols.
+//! Port-forward: TCP connections into a pod over one connection of the client, in two protocols.
 //!
-//! kubectl tunnels SPDY/3.1 in the messages (`SPDY/3.1+portforward.k8s.io`): two streams for each connection, one for
-//! its data and one for what went wrong. Other clients use channels (`v4.channel.k8s.io`): for the n-th port of the
+//! kubectl speaks SPDY/3.1, with two streams for each connection, one for its data and one for what went wrong: newer
+//! ones in the messages of a WebSocket (`SPDY/3.1+portforward.k8s.io`), older ones on the connection itself
+//! (`portforward.k8s.io`). Other clients use channels of a WebSocket (`v4.channel.k8s.io`): for the n-th port of the
 //! query channel 2n carries the data of one connection and 2n+1 its error; both begin with the port's number.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-use futures::{SinkExt as _, StreamExt as _, stream::SplitSink};
+use futures::{SinkExt as _, Stream, StreamExt as _, stream::SplitSink};
 use mayfly_runtime::{PodUid, Runtime};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
-    task::JoinSet,
 };
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::{
-    WebSocket,
-    spdy::{self, Codec, Frame, SpdyError},
+    spdy::{self, transport},
+    upgrade::{Protocols, Upgraded, WebSocket},
 };
+
+mod connections;
 
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 /// kubectl's first.
-pub(super) const PROTOCOLS: [&str; 4] =
-    [TUNNEL, "v4.channel.k8s.io", "portforward.k8s.io", "v5.channel.k8s.io"];
+pub(super) const PROTOCOLS: Protocols = Protocols {
+    websocket: &[TUNNEL, "v4.channel.k8s.io", "portforward.k8s.io", "v5.channel.k8s.io"],
+    spdy: &["portforward.k8s.io"],
+};
 
 /// Messages that wait for a slow client; then the pod's connections wait.
 const MESSAGES_MAX: usize = 32;
 /// Pieces of one connection that wait for the pod.
 const PIECES_MAX: usize = 16;
-/// The largest number of connections of one client.
-const CONNECTIONS_MAX: usize = 256;
 
-/// The encoding of a connection's bytes for the client.
+/// The encoding of a connection's bytes for the client: frames of SPDY, or messages of channels.
 trait Framing: Send + Sync + 'static {
-    fn data(&self, bytes: &[u8]) -> Message;
-    fn end(&self) -> Option<Message>;
-    fn error(&self, text: &str) -> Message;
-    fn error_end(&self) -> Option<Message>;
-}
-
-/// Two SPDY streams.
-struct SpdyPair {
-    data: u32,
-    error: u32,
-}
-
-impl Framing for SpdyPair {
-    fn data(&self, bytes: &[u8]) -> Message {
-        Message::Binary(spdy::data(self.data, bytes, false))
-    }
-    fn end(&self) -> Option<Message> {
-        Some(Message::Binary(spdy::data(self.data, &[], true)))
-    }
-    fn error(&self, text: &str) -> Message {
-        Message::Binary(spdy::data(self.error, text.as_bytes(), false))
-    }
-    fn error_end(&self) -> Option<Message> {
-        Some(Message::Binary(spdy::data(self.error, &[], true)))
-    }
+    /// Waits until data may be sent, and returns how many bytes of `wanted`; `None` when the client takes no more.
+    fn reserve(&self, wanted: usize) -> impl Future<Output = Option<usize>> + Send;
+    fn data(&self, bytes: &[u8]) -> Bytes;
+    fn end(&self) -> Option<Bytes>;
+    fn error(&self, text: &str) -> Bytes;
+    fn error_end(&self) -> Option<Bytes>;
+    /// Tells the client that the pod has taken this many bytes.
+    fn consumed(&self, bytes: usize) -> Option<Bytes>;
+    /// Returns when the client has given the connection up.
+    fn closed(&self) -> impl Future<Output = ()> + Send;
 }
 
 /// Two channels.
@@ -67,23 +54,32 @@ struct ChannelPair {
 }
 
 impl ChannelPair {
-    fn message(channel: u8, bytes: &[u8]) -> Message {
-        Message::Binary([&[channel], bytes].concat().into())
+    fn message(channel: u8, bytes: &[u8]) -> Bytes {
+        [&[channel], bytes].concat().into()
     }
 }
 
 impl Framing for ChannelPair {
-    fn data(&self, bytes: &[u8]) -> Message {
+    async fn reserve(&self, wanted: usize) -> Option<usize> {
+        Some(wanted)
+    }
+    fn data(&self, bytes: &[u8]) -> Bytes {
         Self::message(self.data, bytes)
     }
-    fn end(&self) -> Option<Message> {
+    fn end(&self) -> Option<Bytes> {
         None
     }
-    fn error(&self, text: &str) -> Message {
+    fn error(&self, text: &str) -> Bytes {
         Self::message(self.data + 1, text.as_bytes())
     }
-    fn error_end(&self) -> Option<Message> {
+    fn error_end(&self) -> Option<Bytes> {
         None
+    }
+    fn consumed(&self, _: usize) -> Option<Bytes> {
+        None
+    }
+    async fn closed(&self) {
+        std::future::pending().await
     }
 }
 
@@ -92,7 +88,7 @@ impl Framing for ChannelPair {
 struct ForwardTarget {
     runtime: Arc<dyn Runtime>,
     uid: PodUid,
-    messages: mpsc::Sender<Message>,
+    messages: mpsc::Sender<Bytes>,
 }
 
 impl ForwardTarget {
@@ -128,6 +124,11 @@ impl ForwardTarget {
                 if writer.write_all(&piece).await.is_err() {
                     break;
                 }
+                if let Some(message) = framing.consumed(piece.len())
+                    && self.messages.send(message).await.is_err()
+                {
+                    break;
+                }
             }
             // The client has sent everything; answers still come.
             let _ = writer.shutdown().await;
@@ -138,8 +139,14 @@ impl ForwardTarget {
                 match reader.read(&mut buffer).await {
                     Ok(0) => return Ok(()),
                     Ok(read) => {
-                        if self.messages.send(framing.data(&buffer[..read])).await.is_err() {
-                            return Ok(());
+                        let mut bytes = &buffer[..read];
+                        while !bytes.is_empty() {
+                            let Some(taken) = framing.reserve(bytes.len()).await else { return Ok(()) };
+                            let (now, later) = bytes.split_at(taken);
+                            if self.messages.send(framing.data(now)).await.is_err() {
+                                return Ok(());
+                            }
+                            bytes = later;
                         }
                     }
                     Err(error) => return Err(error.to_string()),
@@ -149,175 +156,71 @@ impl ForwardTarget {
         let mut from_pod = std::pin::pin!(from_pod);
         tokio::select! {
             biased;
-            result = &mut from_pod => result,
-            () = to_pod => from_pod.await,
+            result = &mut from_pod => return result,
+            () = framing.closed() => return Ok(()),
+            () = to_pod => {}
+        }
+        tokio::select! {
+            result = from_pod => result,
+            () = framing.closed() => Ok(()),
         }
     }
 }
 
 /// Forwards until the client disconnects.
-pub(super) async fn run(
-    socket: WebSocket,
-    protocol: &str,
-    runtime: Arc<dyn Runtime>,
-    uid: PodUid,
-    ports: Vec<u16>,
-) {
-    let (sink, source) = socket.split();
+pub(super) async fn run(connection: Upgraded, runtime: Arc<dyn Runtime>, uid: PodUid, ports: Vec<u16>) {
     let (messages, queue) = mpsc::channel(MESSAGES_MAX);
     let target = ForwardTarget { runtime, uid, messages };
-    let received = source
-        .take_while(|message| std::future::ready(!matches!(message, Err(_) | Ok(Message::Close(_)))))
-        .filter_map(|message| {
-            std::future::ready(match message {
-                Ok(Message::Binary(bytes)) => Some(bytes),
-                _ => None,
-            })
-        });
-    let serve = async {
-        let mut received = std::pin::pin!(received);
-        match protocol == TUNNEL {
-            true => {
-                if let Err(error) = tunnel(&target, &mut received).await {
-                    tracing::debug!(%error, "a port-forward ended");
-                }
+    match connection {
+        Upgraded::Spdy(connection, _) => {
+            let (reader, writer) = tokio::io::split(connection);
+            tokio::select! {
+                () = serve_spdy(&target, transport::received(reader)) => {}
+                // The client went.
+                _ = transport::send(writer, queue) => {}
             }
-            false => channels(&target, &ports, &mut received).await,
         }
-    };
-    tokio::select! {
-        () = serve => {}
-        () = write(sink, queue) => {}
+        Upgraded::WebSocket(socket, protocol) => {
+            let (sink, source) = (*socket).split();
+            let received = source
+                .take_while(|message| std::future::ready(!matches!(message, Err(_) | Ok(Message::Close(_)))))
+                .filter_map(|message| {
+                    std::future::ready(match message {
+                        Ok(Message::Binary(bytes)) => Some(bytes),
+                        _ => None,
+                    })
+                });
+            let serve = async {
+                match protocol == TUNNEL {
+                    true => serve_spdy(&target, received).await,
+                    false => channels(&target, &ports, &mut std::pin::pin!(received)).await,
+                }
+            };
+            tokio::select! {
+                () = serve => {}
+                () = write(sink, queue) => {}
+            }
+        }
     }
 }
 
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>) {
+async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Bytes>) {
     while let Some(message) = queue.recv().await {
-        if sink.send(message).await.is_err() {
+        if sink.send(Message::Binary(message)).await.is_err() {
             return;
         }
     }
 }
 
-/// The connections of a SPDY tunnel.
-#[derive(Default)]
-struct Tunnel {
-    /// Error streams whose data stream has not been opened yet, by request.
-    waiting: HashMap<String, u32>,
-    /// The receivers of streams' data.
-    open: HashMap<u32, mpsc::Sender<Bytes>>,
-}
-
-async fn tunnel(
-    target: &ForwardTarget,
-    received: &mut (impl futures::Stream<Item = Bytes> + Unpin),
-) -> Result<(), SpdyError> {
-    let (mut codec, mut tunnel) = (Codec::new()?, Tunnel::default());
-    // Tasks, so that one connection does not wait for another's queue; dropped with the tunnel.
-    let mut running = JoinSet::new();
-    loop {
-        let bytes = tokio::select! {
-            bytes = received.next() => bytes,
-            Some(ended) = running.join_next() => {
-                if let Ok(stream) = ended {
-                    tunnel.open.remove(&stream);
-                }
-                continue;
-            }
-        };
-        let Some(bytes) = bytes else { return Ok(()) };
-        codec.push(&bytes);
-        while let Some(frame) = codec.next_frame()? {
-            let answer = match frame {
-                Frame::Open { stream, headers, .. } => {
-                    let reply = codec.reply(stream)?;
-                    match tunnel.opened(stream, &headers, running.len()) {
-                        Opening::Wait => Some(reply),
-                        Opening::Refuse => Some(spdy::reset(stream)),
-                        Opening::Connect { port, error } => {
-                            let (sender, pieces) = mpsc::channel(PIECES_MAX);
-                            tunnel.open.insert(stream, sender);
-                            let connection =
-                                target.clone().forward(port, SpdyPair { data: stream, error }, pieces);
-                            running.spawn(async move {
-                                connection.await;
-                                stream
-                            });
-                            Some(reply)
-                        }
-                    }
-                }
-                Frame::Data { stream, bytes, fin } => {
-                    if let Some(sender) = tunnel.open.get(&stream)
-                        && !bytes.is_empty()
-                    {
-                        let _ = sender.send(bytes).await;
-                    }
-                    if fin {
-                        tunnel.open.remove(&stream);
-                    }
-                    None
-                }
-                Frame::Reset { stream } => {
-                    tunnel.open.remove(&stream);
-                    None
-                }
-                Frame::Ping { id } => Some(spdy::ping(id)),
-                Frame::GoAway => return Ok(()),
-            };
-            if let Some(answer) = answer
-                && target.messages.send(Message::Binary(answer)).await.is_err()
-            {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// The handling of a stream that the client opens.
-#[derive(Debug, PartialEq, Eq)]
-enum Opening {
-    /// An error stream; the data stream of the same request follows.
-    Wait,
-    Connect {
-        port: u16,
-        error: u32,
-    },
-    Refuse,
-}
-
-impl Tunnel {
-    fn opened(&mut self, stream: u32, headers: &[(String, String)], running: usize) -> Opening {
-        let header = |name: &str| {
-            headers
-                .iter()
-                .find(|(known, _)| known.eq_ignore_ascii_case(name))
-                .map(|(_, value)| value.as_str())
-        };
-        let request = header("requestid").unwrap_or_default().to_owned();
-        match header("streamtype") {
-            Some("error") if self.waiting.len() < CONNECTIONS_MAX => {
-                self.waiting.insert(request, stream);
-                Opening::Wait
-            }
-            Some("data") if running < CONNECTIONS_MAX => {
-                let port = header("port").and_then(|port| port.parse().ok());
-                match (port, self.waiting.remove(&request)) {
-                    (Some(port), Some(error)) => Opening::Connect { port, error },
-                    _ => Opening::Refuse,
-                }
-            }
-            _ => Opening::Refuse,
-        }
+async fn serve_spdy(target: &ForwardTarget, received: impl Stream<Item = Bytes>) {
+    let mut received = std::pin::pin!(received);
+    if let Err(error) = connections::serve(target, &mut received).await {
+        tracing::debug!(%error, "a port-forward ended");
     }
 }
 
 /// The protocol of channels: one connection for each port of the query.
-async fn channels(
-    target: &ForwardTarget,
-    ports: &[u16],
-    received: &mut (impl futures::Stream<Item = Bytes> + Unpin),
-) {
+async fn channels(target: &ForwardTarget, ports: &[u16], received: &mut (impl Stream<Item = Bytes> + Unpin)) {
     let mut senders = Vec::new();
     let mut connections = Vec::new();
     for (at, port) in ports.iter().take(usize::from(u8::MAX / 2)).enumerate() {
@@ -345,29 +248,5 @@ async fn channels(
     tokio::select! {
         () = input => {}
         _ = futures::future::join_all(connections) => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn headers(kind: &str, port: &str, request: &str) -> Vec<(String, String)> {
-        [("streamtype", kind), ("port", port), ("requestid", request)]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .to_vec()
-    }
-
-    #[test]
-    fn a_connection_is_two_streams_of_one_request() {
-        let mut tunnel = Tunnel::default();
-        assert_eq!(tunnel.opened(1, &headers("error", "80", "0"), 0), Opening::Wait);
-        assert_eq!(tunnel.opened(3, &headers("data", "80", "0"), 0), Opening::Connect { port: 80, error: 1 });
-        assert_eq!(tunnel.opened(5, &headers("data", "80", "0"), 0), Opening::Refuse, "no error stream");
-        assert_eq!(tunnel.opened(7, &headers("other", "80", "1"), 0), Opening::Refuse);
-        assert_eq!(tunnel.opened(9, &headers("error", "x", "2"), 0), Opening::Wait);
-        assert_eq!(tunnel.opened(11, &headers("data", "x", "2"), 0), Opening::Refuse, "no port");
-        tunnel.opened(13, &headers("error", "80", "3"), 0);
-        assert_eq!(tunnel.opened(15, &headers("data", "80", "3"), CONNECTIONS_MAX), Opening::Refuse);
     }
 }

@@ -1,6 +1,10 @@
 //! One node, its API server and a client, in this process.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
@@ -15,7 +19,7 @@ use mayfly_api::{
         node::v1::RuntimeClass,
     },
 };
-use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, User};
+use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, NodeConnector, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
 use mayfly_kubelet::{Config, JobFiles, Kubelet};
@@ -29,6 +33,17 @@ use tower::ServiceExt as _;
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// The way from the API server to the node.
+fn connector(node: Arc<OnceLock<axum::Router>>) -> NodeConnector {
+    Arc::new(move |_, request| {
+        let node = node.get().cloned();
+        Box::pin(async move {
+            let node = node.ok_or("no node")?;
+            Ok(node.oneshot(request).await.unwrap_or_else(|never| match never {}))
+        })
+    })
+}
+
 pub(crate) struct Cluster {
     pub(crate) informers: Informers,
     pub(crate) client: Client,
@@ -36,8 +51,10 @@ pub(crate) struct Cluster {
     pub(crate) logs: LogLayout,
     pub(crate) router: axum::Router,
     pub(crate) stop: CancellationToken,
+    pub(crate) api: ApiServer,
+    /// The node's HTTP API, once it runs.
+    node: Arc<OnceLock<axum::Router>>,
     _folder: tempfile::TempDir,
-    _api: ApiServer,
 }
 
 impl Cluster {
@@ -69,17 +86,20 @@ impl Cluster {
 
     fn run_config(&self, config: Config, runtime: Arc<dyn mayfly_runtime::Runtime>) {
         let kubelet = Kubelet::create(config, self.client.clone(), &self.informers, vec![runtime]);
+        // The first of several nodes is the one that the API server reaches.
+        let _ = self.node.set(kubelet.router());
         tokio::spawn(kubelet.run(self.stop.clone()));
     }
 
     /// With a node that does not run yet.
     pub(crate) async fn stopped() -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let node = Arc::<OnceLock<axum::Router>>::default();
         let deps = ApiServerDeps {
             store: Store::in_memory().unwrap(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(jiff::Timestamp::now),
-            nodes: Arc::new(|_, _| Box::pin(async { Err("no node".into()) })),
+            nodes: connector(node.clone()),
             inspector: Arc::new(|_| Ok(Value::Null)),
         };
         let api = ApiServer::create(ApiConfig::new("token"), deps, &mut Default::default()).await.unwrap();
@@ -91,7 +111,7 @@ impl Cluster {
         let config = Config::of_this_machine("n1", logs.clone(), "v0");
         let kubelet = Kubelet::create(config, client.clone(), &informers, vec![runtime.clone()]);
         let router = kubelet.router();
-        Self { informers, client, runtime, logs, router, stop, _folder: folder, _api: api }
+        Self { informers, client, runtime, logs, router, stop, api, node, _folder: folder }
     }
 
     pub(crate) fn pods(&self) -> Api<Pod> {

@@ -14,6 +14,7 @@ mod containers;
 mod containers_conformance;
 mod containers_lifecycle;
 mod containers_resources;
+mod containers_spdy;
 mod csi_volumes;
 mod custom_resources;
 mod dual_stack;
