@@ -417,7 +417,7 @@ async fn exit_of(inner: Arc<OciHost>, id: ContainerId) -> Result<i32, RuntimeErr
     let mut changes = inner.changes();
     loop {
         match inner.state(&id) {
-            Some(ContainerState::Running { .. }) => {}
+            Some(ContainerState::Running { .. } | ContainerState::Waiting { .. }) => {}
             Some(ContainerState::Exited { exit_code, .. }) => return Ok(exit_code),
             None => return Err(RuntimeError::NoSandbox(id.pod)),
         }

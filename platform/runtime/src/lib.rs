@@ -29,7 +29,7 @@ pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
 pub use network::{ClusterHost, ClusterHosts, LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, DiskUsage, Mount, MountPropagation,
-    PodCgroup, PodUid, PortMapping, ProcessOptions, QosClass, Runtime, RuntimeError, SandboxHost,
-    SandboxSpec, SandboxStatus, SeccompProfile, SecurityOptions, Usage,
+    PodCgroup, PodUid, PortMapping, ProcessOptions, QosClass, REASON_NODE_FAIL, REASON_PREEMPTED, Runtime,
+    RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SeccompProfile, SecurityOptions, Usage,
 };
 pub use streams::{ContainerStreams, ProcessSession, StreamOptions, TerminalSize};

@@ -136,7 +136,7 @@ pub struct ContainerSpec {
     pub process: ProcessOptions,
 }
 
-/// The configuration of a container's process. A runtime without kernel namespaces ignores it.
+/// The configuration of a container's process. A runtime without kernel namespaces ignores what it cannot carry out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessOptions {
     pub pull: PullPolicy,
@@ -153,6 +153,12 @@ pub struct ProcessOptions {
     pub security: SecurityOptions,
     /// The request for processor time, in thousandths of a core: the weight against other containers.
     pub cpu_millis_request: u64,
+    /// The request for memory, in bytes; 0: none.
+    pub memory_bytes_request: u64,
+    /// Counts of devices by resource name, such as `nvidia.com/gpu`.
+    pub extended_resources: BTreeMap<String, u32>,
+    /// The longest time that the pod may take.
+    pub active_deadline: Option<Duration>,
     /// Upstream's score for the kernel's out-of-memory killer: -997 (guaranteed) to 1000 (best effort).
     pub oom_score_adj: i32,
     /// The file in the container whose content becomes the termination message.
@@ -230,9 +236,20 @@ pub enum MountPropagation {
     Bidirectional,
 }
 
+/// Reasons of an end that the program did not cause: its machine failed, or something else took its place. The pod then
+/// has upstream's condition `DisruptionTarget`, which a Job's `podFailurePolicy` may ignore.
+pub const REASON_NODE_FAIL: &str = "NodeFail";
+pub const REASON_PREEMPTED: &str = "Preempted";
+
 /// The status of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContainerState {
+    /// Accepted, and started by the host itself when it has room: a batch system's queue.
+    Waiting {
+        /// What `kubectl get pods` shows.
+        reason: String,
+        message: String,
+    },
     Running {
         started: jiff::Timestamp,
     },
@@ -300,7 +317,8 @@ pub enum RuntimeError {
     Internal(String),
 }
 
-/// A host that runs pods. Implemented by the wasm host, by containerd's, and by [`crate::simulated`].
+/// A host that runs pods. Implemented by the wasm host, by containerd's, by Slurm's, and by
+/// [`crate::simulated`].
 ///
 /// All calls are idempotent by their ids, so that a kubelet that lost its memory may simply repeat them.
 #[async_trait]
@@ -315,7 +333,8 @@ pub trait Runtime: Send + Sync + 'static {
 
     async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError>;
 
-    /// Returns when the container runs (for a function: when its component is loaded and can answer).
+    /// Returns when the container runs (for a function: when its component is loaded and can answer), or when a host with
+    /// a queue has accepted it ([`ContainerState::Waiting`]).
     async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError>;
 
     /// Asks the container to end, and ends it after `grace`. Returns when it has ended.

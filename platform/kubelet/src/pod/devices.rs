@@ -1,5 +1,7 @@
 //! The devices that a pod requests, and their effect on a container. Pure.
 
+use std::collections::BTreeMap;
+
 use mayfly_api::{
     ObjectKey,
     k8s::api::core::v1::{Container, Pod},
@@ -33,13 +35,18 @@ pub(crate) fn claims(pod: &Pod) -> Option<PodDeviceClaims> {
 }
 
 fn claim(container: &Container, role: ContainerRole) -> DeviceClaim {
+    DeviceClaim { container: container.name.clone(), role, resources: requested(container) }
+}
+
+/// The devices that a container requests: counts by resource name.
+pub(crate) fn requested(container: &Container) -> BTreeMap<String, u32> {
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     let resources =
         limits.into_iter().flatten().filter(|(name, _)| is_extended(name)).filter_map(|(name, count)| {
             let count = u32::try_from(quantity::whole(count).ok()?).ok()?;
             (count > 0).then(|| (name.clone(), count))
         });
-    DeviceClaim { container: container.name.clone(), role, resources: resources.collect() }
+    resources.collect()
 }
 
 /// Whether plugins serve the resource: it has a domain, which is not Kubernetes' own.

@@ -89,6 +89,8 @@ pub(crate) struct LocalContainer {
     /// The number of the current attempt, which is also the restart count.
     pub(crate) attempt: u32,
     pub(crate) probes: ProbeVerdicts,
+    /// The runtime has accepted the current attempt and starts it by itself, when its queue has room.
+    pub(crate) queued: bool,
     /// The current attempt is ended because of a probe.
     pub(crate) killed_by_probe: bool,
     /// Ends (or failed starts) in a row, for the pause.
@@ -122,7 +124,16 @@ impl Default for LocalContainer {
     fn default() -> Self {
         let now = Now::Waiting { reason: "ContainerCreating".into(), message: String::new() };
         let probes = ProbeVerdicts::default();
-        Self { now, last: None, attempt: 0, probes, killed_by_probe: false, failures: 0, not_before: None }
+        Self {
+            now,
+            last: None,
+            attempt: 0,
+            probes,
+            queued: false,
+            killed_by_probe: false,
+            failures: 0,
+            not_before: None,
+        }
     }
 }
 
@@ -218,6 +229,19 @@ impl LocalPod {
         }
     }
 
+    /// Records the states that the runtime reports. Returns the containers that left the runtime's queue by it.
+    pub(crate) fn observe_starts(&mut self, observed: &[(ContainerId, ContainerState)]) -> Vec<String> {
+        let is_queued = |known: &LocalContainer| known.queued && matches!(known.now, Now::Waiting { .. });
+        let queued: Vec<String> = self
+            .containers
+            .iter()
+            .filter(|(_, known)| is_queued(known))
+            .map(|(name, _)| name.clone())
+            .collect();
+        self.observe(observed);
+        queued.into_iter().filter(|name| matches!(self.container(name).now, Now::Running { .. })).collect()
+    }
+
     /// Records the states that the runtime reports.
     pub(crate) fn observe(&mut self, observed: &[(ContainerId, ContainerState)]) {
         for (id, state) in observed {
@@ -271,6 +295,11 @@ impl LocalContainer {
             (Now::Running { started: known }, ContainerState::Running { started }) => known == started,
             (Now::Exited(_), ContainerState::Exited { .. }) => true,
             (Now::Waiting { .. }, ContainerState::Exited { .. }) => self.not_before.is_some(),
+            (Now::Waiting { reason: known, message: why }, ContainerState::Waiting { reason, message }) => {
+                self.queued && known == reason && why == message
+            }
+            // A container that ran does not wait again in the same attempt.
+            (_, ContainerState::Waiting { .. }) => true,
             _ => false,
         };
         attempt == self.attempt && !known
@@ -278,6 +307,13 @@ impl LocalContainer {
 
     fn observe(&mut self, state: &ContainerState) {
         match state {
+            ContainerState::Waiting { reason, message } => {
+                if matches!(self.now, Now::Waiting { .. }) {
+                    self.queued = true;
+                    self.not_before = None;
+                    self.now = Now::Waiting { reason: reason.clone(), message: message.clone() };
+                }
+            }
             ContainerState::Running { started } => self.now = Now::Running { started: *started },
             ContainerState::Exited { started, finished, exit_code, reason, message } => {
                 if matches!(self.now, Now::Exited(_)) || self.not_before.is_some() {
@@ -309,6 +345,7 @@ impl LocalContainer {
         self.not_before = Some(now.steady + pause.saturating_sub(rested));
         self.last = Some(exit);
         self.attempt += 1;
+        self.queued = false;
         self.probes = ProbeVerdicts::default();
         self.killed_by_probe = false;
         let span = mayfly_api::duration::Span(pause);

@@ -1,5 +1,7 @@
 //! From a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure.
 
+use std::time::Duration;
+
 use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
     resources::Amounts,
@@ -9,6 +11,7 @@ use mayfly_runtime::{
 };
 
 use super::{
+    devices,
     dns::{self, ClusterDnsServer},
     qos,
 };
@@ -78,6 +81,7 @@ pub(crate) fn process(
 ) -> ProcessOptions {
     let policy = container.termination_message_policy.as_deref();
     let path = container.termination_message_path.as_deref();
+    let amounts = Amounts::of_container(container);
     ProcessOptions {
         pull: pull_policy(container),
         working_dir: container.working_dir.clone(),
@@ -88,7 +92,15 @@ pub(crate) fn process(
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
         security: security(pod, container),
-        cpu_millis_request: Amounts::of_container(container).get("cpu"),
+        cpu_millis_request: amounts.get("cpu"),
+        memory_bytes_request: amounts.get("memory"),
+        extended_resources: devices::requested(container),
+        active_deadline: pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.active_deadline_seconds)
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs),
         oom_score_adj: qos::oom_score(pod, container, memory_bytes),
         termination_message_path: path.unwrap_or("/dev/termination-log").to_owned(),
         termination_message_from_log: policy == Some("FallbackToLogsOnError"),

@@ -329,7 +329,11 @@ pub(crate) fn ephemeral_containers(spec: &PodSpec) -> impl Iterator<Item = Conta
 }
 
 fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
-    match rest(local.container(&container.name).not_before, now) {
+    let known = local.container(&container.name);
+    if known.queued {
+        return Step::Wait(None);
+    }
+    match rest(known.not_before, now) {
         Some(rest) => Step::Wait(Some(rest)),
         None => Step::Start(Box::new(container.clone())),
     }
@@ -360,6 +364,7 @@ fn active_for(pod: &Pod, now: Timestamp) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_runtime::{ContainerId, ContainerState};
     use serde_json::{Value, json};
 
     use super::*;
@@ -391,6 +396,28 @@ mod tests {
             assert_eq!(plan(&pod, &local, after(4)), Step::Wait(Some(Duration::from_secs(6))), "{set_secs}");
             assert!(matches!(plan(&pod, &local, after(10)), Step::Start(_)), "{set_secs}");
         }
+    }
+
+    #[test]
+    fn a_container_in_the_runtimes_queue_is_not_started_again() {
+        let (pod, now) = (pod(json!({"name": "p"})), Moment::now());
+        let mut local = LocalPod::learn(&pod, &[]);
+        local.sandbox_made();
+        assert!(matches!(plan(&pod, &local, now), Step::Start(_)));
+        let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
+        let waiting = |message: &str| {
+            let (reason, message) = ("Queued".into(), message.into());
+            [(id.clone(), ContainerState::Waiting { reason, message })]
+        };
+        assert!(local.is_news(&waiting("a")));
+        assert!(local.observe_starts(&waiting("a")).is_empty());
+        assert_eq!(plan(&pod, &local, now), Step::Wait(None));
+        assert!(!local.is_news(&waiting("a")) && local.is_news(&waiting("b")));
+        let running = [(id.clone(), ContainerState::Running { started: now.wall })];
+        assert!(local.is_news(&running));
+        assert_eq!(local.observe_starts(&running), ["main"]);
+        assert!(local.observe_starts(&running).is_empty(), "it starts once");
+        assert!(!local.is_news(&waiting("a")), "it does not wait again");
     }
 
     #[test]

@@ -91,8 +91,17 @@ impl Worker {
                 None => return,
                 Some(Ok(())) => {
                     self.events.normal(pod, "Created", format!("Created container: {}", spec.name));
-                    self.events.normal(pod, "Started", format!("Started container {}", spec.name));
                     let id = ContainerId { pod: local.uid.clone(), name: spec.name.clone(), attempt };
+                    let known = runtime.containers(&local.uid);
+                    let is_queued = |(of, state): &(ContainerId, ContainerState)| {
+                        *of == id && matches!(state, ContainerState::Waiting { .. })
+                    };
+                    if known.iter().any(is_queued) {
+                        // The runtime reports its start, which hooks cannot follow: such a host runs no commands.
+                        local.observe(&known);
+                        return;
+                    }
+                    self.events.normal(pod, "Started", format!("Started container {}", spec.name));
                     Box::pin(self.post_start(spec, pod, local, runtime, id)).await;
                     local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
                     return;

@@ -8,6 +8,7 @@ use mayfly_api::k8s::{
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::Timestamp,
 };
+use mayfly_runtime::{REASON_NODE_FAIL, REASON_PREEMPTED};
 
 use super::{
     evicting::EVICTED,
@@ -48,10 +49,15 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         .filter(|container| !plan::is_ready(container, &local.container(&container.name)))
         .map(|container| container.name.as_str())
         .collect();
-    let lost = local
-        .containers
-        .values()
-        .any(|container| matches!(&container.now, Now::Exited(exit) if exit.reason == REASON_LOST));
+    let lost = local.containers.values().find_map(|container| match &container.now {
+        Now::Exited(exit) if exit.reason == REASON_LOST => {
+            Some("The pod was lost when the node's agent started again")
+        }
+        Now::Exited(exit) if [REASON_NODE_FAIL, REASON_PREEMPTED].contains(&exit.reason.as_str()) => {
+            Some(exit.message.as_str())
+        }
+        _ => None,
+    });
     let address = local.address.filter(|_| local.sandbox || over).map(|address| address.to_string());
     let (reason, message) = match &local.ended {
         Some((reason, message)) => (Some((*reason).to_owned()), Some(message.clone())),
@@ -59,7 +65,7 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     };
     let disruption = match &local.ended {
         Some((EVICTED, message)) if message.starts_with(LOW_RESOURCE) => Some(message.as_str()),
-        _ => lost.then_some("The pod was lost when the node's agent started again"),
+        _ => lost,
     };
     let facts = Facts { phase, initialised, unready: &unready, disruption, gates: missing_gates(spec, &old) };
     let ephemeral: Vec<Container> = ephemeral_containers(spec).collect();
@@ -265,5 +271,36 @@ fn terminated(exit: &Exit) -> ContainerState {
             ..ContainerStateTerminated::default()
         }),
         ..ContainerState::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_runtime::{ContainerId, ContainerState};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_end_that_the_program_did_not_cause_is_a_disruption() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"},
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "main"}]}}))
+        .unwrap();
+        let at = Timestamp::UNIX_EPOCH;
+        for (reason, disrupted) in [(REASON_NODE_FAIL, true), (REASON_PREEMPTED, true), ("Error", false)] {
+            let mut local = LocalPod::learn(&pod, &[]);
+            let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
+            let (reason, message) = (reason.to_owned(), "Slurm job 7".to_owned());
+            let exit = ContainerState::Exited { started: at, finished: at, exit_code: 137, reason, message };
+            local.observe(&[(id, exit)]);
+            let status = status(&pod, &local, at);
+            assert_eq!(status.phase.as_deref(), Some("Failed"));
+            let conditions = status.conditions.unwrap();
+            let found = conditions.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
+            assert_eq!(found.is_some(), disrupted);
+            if let Some(found) = found {
+                assert_eq!(found.message.as_deref(), Some("Slurm job 7"));
+            }
+        }
     }
 }

@@ -102,7 +102,7 @@ impl Worker {
         let ends = Instant::now() + grace;
         let running = runtime.containers(&local.uid).into_iter();
         let running: Vec<ContainerId> = running
-            .filter(|(_, state)| matches!(state, ContainerState::Running { .. }))
+            .filter(|(_, state)| !matches!(state, ContainerState::Exited { .. }))
             .map(|(id, _)| id)
             .collect();
         let groups = stop_groups(pod.spec.as_ref(), &running);

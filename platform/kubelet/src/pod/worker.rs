@@ -80,7 +80,9 @@ impl Worker {
         let Some(runtime) = self.runtimes.of_pod(&pod).cloned() else { return self.no_runtime(&pod).await };
         let mut local = self.local_of(&key, &pod, &*runtime);
         for _ in 0..STEPS_MAX {
-            local.observe(&runtime.containers(&local.uid));
+            for started in local.observe_starts(&runtime.containers(&local.uid)) {
+                self.events.normal(&*pod, "Started", format!("Started container {started}"));
+            }
             local.observe_probes(self.probes.verdicts(&local.uid));
             self.probes.sync(&pod, &local, &runtime);
             let now = Moment::now();
