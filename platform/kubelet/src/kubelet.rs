@@ -91,6 +91,9 @@ pub struct Config {
     pub devices: Option<Arc<dyn NodeDevices>>,
     /// The name server of pods with the DNS policy `ClusterFirst`; without it they have the host's.
     pub cluster_dns: Option<ClusterDnsServer>,
+    /// Whether pods use this machine, so that they are evicted when its memory or disk is short. They do not on a node
+    /// that stands for another system's machines.
+    pub evicts: bool,
 }
 
 impl Config {
@@ -127,6 +130,7 @@ impl Config {
             labels: BTreeMap::new(),
             devices: None,
             cluster_dns: None,
+            evicts: true,
         }
     }
 }
@@ -313,7 +317,11 @@ impl Kubelet {
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
                 watch_storage(&worker, &queue, &stop),
-                watch_pressure(&worker, &queue, &self.shortages, &stop),
+                async {
+                    if self.config.evicts {
+                        watch_pressure(&worker, &queue, &self.shortages, &stop).await;
+                    }
+                },
                 join_all(changes),
             );
         };
