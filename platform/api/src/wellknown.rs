@@ -30,6 +30,8 @@ pub const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-co
 
 /// `spec.runtimeClassName` of pods for the wasm host.
 pub const RUNTIME_CLASS_WASM: &str = "wasm";
+/// `spec.runtimeClassName` of pods whose containers are batch jobs of a Slurm cluster.
+pub const RUNTIME_CLASS_SLURM: &str = "slurm";
 /// A wasm pod's container image names its component: this, then the digest without `sha256:`. The digest alone is
 /// understood, too (`Digest::of_image`).
 pub const COMPONENT_IMAGE_PREFIX: &str = "component.mayfly.dev/sha256@sha256:";

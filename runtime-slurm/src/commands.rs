@@ -1,0 +1,202 @@
+//! The calls of Slurm's commands: `sbatch`, `squeue`, `sacct`, `scontrol`, `scancel`. The reading of their output is in
+//! [`crate::output`].
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    process::{Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use tokio::{process::Command, sync::Semaphore};
+
+use crate::{
+    output::{self, SlurmQueueEntry},
+    state::{JobEnd, JobPhase, SlurmJobId},
+};
+
+/// The commands that run at the same time: each is a request to Slurm's controller, which has other clients.
+const COMMANDS_MAX: usize = 4;
+/// The time that a command may take. Slurm's own limit for one message is 10 s by default, and commands repeat some.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Ids in one call: more would make the list of arguments long.
+const IDS_MAX: usize = 200;
+/// The longest message that is kept of a command, in bytes.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Why a command did not do its work.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SlurmError {
+    /// Slurm refused, in its own words; the same call fails again.
+    #[error("{command}: {message}")]
+    Refused { command: &'static str, message: String },
+    /// Slurm's controller did not answer, or the command is missing. What it was asked for may have happened.
+    #[error("{command}: {message}")]
+    Unanswered { command: &'static str, message: String },
+}
+
+/// Where Slurm's commands are, and the environment that they run in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlurmClient {
+    /// The folder of the commands; `None`: those on the `PATH` of `environment`.
+    pub folder: Option<PathBuf>,
+    /// All variables that the commands see, and that batch jobs inherit.
+    pub environment: Vec<(String, String)>,
+}
+
+/// Calls Slurm's commands, a bounded number at the same time.
+pub struct SlurmCommands {
+    client: SlurmClient,
+    permits: Semaphore,
+    /// Whether `sacct` has anything: off in a cluster without accounting.
+    has_accounting: AtomicBool,
+}
+
+impl SlurmCommands {
+    pub fn new(client: SlurmClient) -> Self {
+        Self { client, permits: Semaphore::new(COMMANDS_MAX), has_accounting: AtomicBool::new(true) }
+    }
+
+    /// Submits a batch job with these arguments of `sbatch`.
+    ///
+    /// # Errors
+    /// After [`SlurmError::Unanswered`] the job may have been accepted, or be accepted a moment later.
+    pub async fn submit(&self, arguments: &[String]) -> Result<SlurmJobId, SlurmError> {
+        const COMMAND: &str = "sbatch";
+        let printed = self.run(COMMAND, arguments).await?;
+        output::submitted(&printed).ok_or_else(|| SlurmError::Unanswered {
+            command: COMMAND,
+            message: format!("expected the id of a job, got {printed:?}"),
+        })
+    }
+
+    /// All jobs of this user that wait, run, or ended within the cluster's `MinJobAge`; of one name, where that is given.
+    pub async fn queue(&self, name: Option<&str>) -> Result<Vec<SlurmQueueEntry>, SlurmError> {
+        let fixed = ["--me", "--all", "--states=all", "--noheader"].map(str::to_owned);
+        let format = format!("--format={}", output::QUEUE_FORMAT);
+        let name = name.map(|name| format!("--name={name}"));
+        let arguments: Vec<String> = fixed.into_iter().chain([format]).chain(name).collect();
+        Ok(output::queue(&self.run("squeue", &arguments).await?))
+    }
+
+    /// How these jobs ended; one that Slurm does not know, or that has not ended, is left out. Asks the accounting where
+    /// there is one, and the controller about the rest.
+    pub async fn ends(&self, ids: &[SlurmJobId]) -> Result<HashMap<SlurmJobId, JobEnd>, SlurmError> {
+        let mut ends = HashMap::new();
+        if self.has_accounting.load(Ordering::Relaxed) {
+            for ids in ids.chunks(IDS_MAX) {
+                match self.accounting(ids).await {
+                    Ok(known) => ends.extend(known),
+                    Err(error) => {
+                        if error.to_string().contains("accounting storage is disabled") {
+                            tracing::info!("this cluster has no accounting: ended jobs are read by scontrol");
+                            self.has_accounting.store(false, Ordering::Relaxed);
+                        } else {
+                            tracing::warn!(%error, "cannot read Slurm's accounting");
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        for id in ids {
+            if !ends.contains_key(id)
+                && let Some(end) = self.shown(*id).await?
+            {
+                ends.insert(*id, end);
+            }
+        }
+        Ok(ends)
+    }
+
+    async fn accounting(&self, ids: &[SlurmJobId]) -> Result<Vec<(SlurmJobId, JobEnd)>, SlurmError> {
+        let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+        let arguments = [
+            "--allocations".to_owned(),
+            "--noheader".to_owned(),
+            "--parsable2".to_owned(),
+            format!("--format={}", output::ACCOUNTING_FIELDS),
+            format!("--jobs={}", ids.join(",")),
+        ];
+        let jobs = output::accounting(&self.run("sacct", &arguments).await?);
+        Ok(jobs.into_iter().filter(|(_, end)| end.state.phase() == JobPhase::Ended).collect())
+    }
+
+    async fn shown(&self, id: SlurmJobId) -> Result<Option<JobEnd>, SlurmError> {
+        let arguments = ["--oneliner", "show", "job", &id.to_string()].map(str::to_owned);
+        let shown = match self.run("scontrol", &arguments).await {
+            Ok(shown) => shown,
+            Err(SlurmError::Refused { message, .. }) if message.contains("Invalid job id") => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let job = output::shown_job(&shown);
+        let job = job.filter(|(known, end)| *known == id && end.state.phase() == JobPhase::Ended);
+        Ok(job.map(|(_, end)| end))
+    }
+
+    /// Sends a signal, by its name without `SIG`, to all processes of a running job. A job that has ended ignores it.
+    pub async fn signal(&self, id: SlurmJobId, signal: &str) -> Result<(), SlurmError> {
+        // Without --full only job steps would get it, not the batch script's own processes.
+        let arguments = ["--full".to_owned(), format!("--signal={signal}"), id.to_string()];
+        self.run("scancel", &arguments).await.map(drop).or_else(unless_ended)
+    }
+
+    /// Ends a job, or removes it from the queue. A job that has ended stays as it is.
+    pub async fn cancel(&self, id: SlurmJobId) -> Result<(), SlurmError> {
+        self.run("scancel", &[id.to_string()]).await.map(drop).or_else(unless_ended)
+    }
+
+    /// Runs a command to its end and returns its stdout.
+    async fn run(&self, command: &'static str, arguments: &[String]) -> Result<String, SlurmError> {
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await;
+        let program = match &self.client.folder {
+            Some(folder) => folder.join(command),
+            None => PathBuf::from(command),
+        };
+        let unanswered = |message: String| SlurmError::Unanswered { command, message };
+        let mut process = Command::new(&program);
+        process
+            .args(arguments)
+            .env_clear()
+            .envs(self.client.environment.iter().map(|(name, value)| (name, value)))
+            .env("SLURM_TIME_FORMAT", "%s")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let ran = match tokio::time::timeout(COMMAND_TIMEOUT, process.output()).await {
+            Ok(ran) => ran,
+            Err(_) => return Err(unanswered(format!("no answer within {} s", COMMAND_TIMEOUT.as_secs()))),
+        };
+        let Output { status, stdout, stderr } = ran.map_err(|error| {
+            unanswered(format!(
+                "cannot run {}: {error}; Slurm's commands are needed on the machine of Mayfly (Debian: slurm-client)",
+                program.display()
+            ))
+        })?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&stdout).into_owned());
+        }
+        let mut message = output::error_message(&String::from_utf8_lossy(&stderr));
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        Err(match output::is_refusal(&message) {
+            true => SlurmError::Refused { command, message },
+            false if message.is_empty() => unanswered(status.to_string()),
+            false => unanswered(message),
+        })
+    }
+}
+
+/// A job that has ended needs no signal.
+fn unless_ended(error: SlurmError) -> Result<(), SlurmError> {
+    match &error {
+        SlurmError::Refused { message, .. }
+            if message.contains("Invalid job id") || message.contains("already completing or completed") =>
+        {
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
