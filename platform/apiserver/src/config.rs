@@ -48,6 +48,8 @@ pub struct Config {
     /// Refuses pods whose service account does not exist. For servers with a controller that creates the account
     /// `default` in every namespace.
     pub service_accounts_required: bool,
+    /// RuntimeClasses that are created beside the one of wasm components, each with a handler of its name.
+    pub runtime_classes: Vec<String>,
     /// Pods get a volume with a token of their service account: for nodes that can mount it.
     pub service_account_token_volumes: bool,
     /// The networks of cluster IPs.
@@ -76,6 +78,7 @@ impl Config {
             client_authority: None,
             audit: None,
             service_accounts_required: false,
+            runtime_classes: Vec::new(),
             service_account_token_volumes: false,
             service_networks: ServiceNetworks::DEFAULT,
         }

@@ -30,6 +30,8 @@ mod pod_fields;
 mod pod_print;
 mod pod_resources;
 mod pod_rules;
+mod pod_runtime;
+mod pod_slurm;
 mod pod_updates;
 mod pod_volumes;
 mod pod_wasm;

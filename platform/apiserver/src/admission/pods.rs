@@ -1,6 +1,7 @@
 //! Completes a new pod from other objects: service account, priority and default tolerations; its runtime class is in
 //! [`super::runtime_class`].
 
+use mayfly_api::wellknown::{RUNTIME_CLASS_SLURM, RUNTIME_CLASS_WASM};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -52,9 +53,9 @@ impl ServerState {
         let mounts =
             |map: &Map<String, Value>| map.get("automountServiceAccountToken").and_then(Value::as_bool);
         let wanted = mounts(&*spec).or_else(|| mounts(&account.0)).unwrap_or(true);
-        // A component gets no token: the API is not among its destinations.
-        let has_volumes = spec.get("runtimeClassName").and_then(Value::as_str)
-            != Some(mayfly_api::wellknown::RUNTIME_CLASS_WASM);
+        // A component gets no token: the API is not among its destinations. Nor does a batch job, which has no volumes.
+        let class = spec.get("runtimeClassName").and_then(Value::as_str);
+        let has_volumes = !matches!(class, Some(RUNTIME_CLASS_WASM | RUNTIME_CLASS_SLURM));
         if wanted && has_volumes && self.config.service_account_token_volumes {
             mount_token(spec);
         }

@@ -1,6 +1,7 @@
 //! The objects that exist from the start: upstream's default roles and bindings, those of Mayfly's own parts, the
-//! system's priority classes, the runtime class of wasm components, and the Service of the API.
+//! system's priority classes, the runtime classes, and the Service of the API.
 
+use mayfly_api::wellknown::RUNTIME_CLASS_WASM;
 use mayfly_store::{Write, WriteError};
 use serde_json::{Map, Value, json};
 
@@ -13,8 +14,8 @@ const ROLES: &str = include_str!("bootstrap_roles.json");
 /// The port of the API in the Service `kubernetes`.
 const API_PORT: u16 = 443;
 
-/// The objects with their group, version and plural.
-fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
+/// The objects with their group, version and plural; `runtime_classes` are those beside the one of wasm components.
+fn objects(service_ip: &str, runtime_classes: &[String]) -> Vec<(&'static str, &'static str, Value)> {
     let roles: Vec<Value> = serde_json::from_str(ROLES).expect("the embedded file is JSON");
     let mut all: Vec<_> = roles
         .into_iter()
@@ -38,7 +39,9 @@ fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
         let class = json!({"metadata": {"name": name}, "value": value, "description": description});
         all.push(("scheduling.k8s.io", "priorityclasses", class));
     }
-    all.push(("node.k8s.io", "runtimeclasses", json!({"metadata": {"name": "wasm"}, "handler": "wasm"})));
+    for class in std::iter::once(RUNTIME_CLASS_WASM).chain(runtime_classes.iter().map(String::as_str)) {
+        all.push(("node.k8s.io", "runtimeclasses", json!({"metadata": {"name": class}, "handler": class})));
+    }
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     all.push((
         "",
@@ -56,7 +59,7 @@ impl ServerState {
     pub(crate) async fn make_bootstrap_objects(&self) -> Result<(), WriteError> {
         let ip = self.config.service_networks.primary.first().to_string();
         let mut writes = Vec::new();
-        for (group, plural, value) in objects(&ip) {
+        for (group, plural, value) in objects(&ip, &self.config.runtime_classes) {
             let kind = registry().find(group, "v1", plural).expect("the row is there");
             let Value::Object(map) = value else { continue };
             let mut object = Object(with_type(map, &kind.api_version(), kind.kind));
@@ -89,7 +92,7 @@ mod tests {
 
     #[test]
     fn every_binding_has_its_role_and_every_object_is_valid() {
-        let all = objects("10.96.0.1");
+        let all = objects("10.96.0.1", &["slurm".to_owned()]);
         for (group, plural, value) in &all {
             let kind = registry().find(group, "v1", plural).unwrap();
             let mut object = Object(value.as_object().unwrap().clone());

@@ -42,7 +42,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             object.0.insert("status".into(), json!({"replicas": 0}));
         },
         validate,
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         ..Kind::built_in::<ReplicaSet>("replicaset")
     }]
 }

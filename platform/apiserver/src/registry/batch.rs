@@ -57,7 +57,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             }
         },
         validate,
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         ..Kind::built_in::<Job>("job")
     }]
 }

@@ -73,7 +73,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         // Before the validation, which takes a list without them for one from which they were removed.
         on_update: |new, _| crate::admission::default_tolerations(new),
         validate,
-        warn: super::pod_wasm::of_pod,
+        warn: super::pod_runtime::of_pod,
         grace: Some(grace),
         ..Kind::built_in::<Pod>("pod")
     }]

@@ -4,7 +4,7 @@
 use mayfly_api::{Digest, wellknown};
 use serde_json::{Map, Value};
 
-use crate::object::Object;
+use super::pod_runtime::{is_set, set_fields};
 
 /// Fields of a pod's spec without an effect.
 const POD_FIELDS: [&str; 12] = [
@@ -35,41 +35,27 @@ const COMMANDS: [&[&str]; 5] = [
 /// Limits without an effect; memory has one.
 const LIMITS: [&str; 2] = ["cpu", "ephemeral-storage"];
 
-/// The warnings for a pod.
-pub(super) fn of_pod(object: &Object) -> Vec<String> {
-    warnings(object, &["spec"], "spec")
-}
-
-/// The warnings for whatever makes pods from `spec.template`.
-pub(super) fn of_template(object: &Object) -> Vec<String> {
-    warnings(object, &["spec", "template", "spec"], "spec.template.spec")
-}
-
-fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
-    let spec = object.at(at).and_then(Value::as_object);
-    let wasm = |spec: &&Map<String, Value>| {
-        spec.get("runtimeClassName").and_then(Value::as_str) == Some(wellknown::RUNTIME_CLASS_WASM)
-    };
-    let Some(spec) = spec.filter(wasm) else { return Vec::new() };
-    let mut idle = named(spec, &POD_FIELDS, path);
+/// The warnings for the spec of such a pod, which lies at `path`.
+pub(super) fn warnings(spec: &Map<String, Value>, path: &str) -> Vec<String> {
+    let mut idle = set_fields(spec, &POD_FIELDS, path);
     let mut warnings = Vec::new();
     for list in ["initContainers", "containers"] {
         let containers = spec.get(list).and_then(Value::as_array).into_iter().flatten();
         for (index, container) in containers.enumerate() {
             let Some(container) = container.as_object() else { continue };
             let path = format!("{path}.{list}[{index}]");
-            idle.extend(named(container, &CONTAINER_FIELDS, &path));
+            idle.extend(set_fields(container, &CONTAINER_FIELDS, &path));
             for command in COMMANDS {
                 let at = |value, field: &&str| Value::get(value, *field);
                 let value =
                     command[1..].iter().try_fold(container.get(command[0]).unwrap_or(&Value::Null), at);
-                if says(value) {
+                if is_set(value) {
                     idle.push(format!("{path}.{}", command.join(".")));
                 }
             }
             let limits = container.get("resources").and_then(|resources| resources.get("limits"));
             if let Some(limits) = limits.and_then(Value::as_object) {
-                idle.extend(named(limits, &LIMITS, &format!("{path}.resources.limits")));
+                idle.extend(set_fields(limits, &LIMITS, &format!("{path}.resources.limits")));
             }
             if let Some(image) = container.get("image").and_then(Value::as_str)
                 && Digest::of_image(image).is_none()
@@ -79,7 +65,7 @@ fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
                      without: write sha256:<64 hexadecimal digits>, which mayfly artifact push prints"
                 ));
             }
-            if says(container.get("command")) {
+            if is_set(container.get("command")) {
                 warnings.push(format!(
                     "{path}.command: names no program in a pod of runtimeClassName wasm: its component runs, and \
                      sees this before its args"
@@ -100,28 +86,15 @@ fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
     warnings
 }
 
-/// The paths of the fields that are set.
-fn named(map: &Map<String, Value>, fields: &[&str], path: &str) -> Vec<String> {
-    let there = fields.iter().filter(|field| says(map.get(**field)));
-    there.map(|field| format!("{path}.{field}")).collect()
-}
-
-/// Whether a value is set to something other than its default.
-fn says(value: Option<&Value>) -> bool {
-    match value {
-        None | Some(Value::Null | Value::Bool(false)) => false,
-        Some(Value::String(text)) => !text.is_empty(),
-        Some(Value::Array(list)) => !list.is_empty(),
-        Some(Value::Object(map)) => !map.is_empty(),
-        Some(Value::Bool(true) | Value::Number(_)) => true,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::{
+        super::pod_runtime::{of_pod, of_template},
+        *,
+    };
+    use crate::object::Object;
 
     const COMPONENT: &str = "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
@@ -172,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_no_component_is_named() {
+    fn an_image_that_is_no_component_is_set_fields() {
         let of =
             |image: &str| json!({"runtimeClassName": "wasm", "containers": [{"name": "a", "image": image}]});
         check(of(COMPONENT), &[]);

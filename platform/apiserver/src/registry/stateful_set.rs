@@ -84,7 +84,7 @@ fn stateful_set() -> Kind {
             object.0.insert("status".into(), json!({"replicas": 0, "availableReplicas": 0}));
         },
         validate: validate_stateful_set,
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         valid_name: names::dns_label,
         ..Kind::built_in::<StatefulSet>("statefulset")
     }

@@ -91,7 +91,7 @@ fn deployment() -> Kind {
             template(spec, &["template"]);
         },
         validate: validate_deployment,
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         ..Kind::built_in::<Deployment>("deployment")
     }
 }
@@ -325,7 +325,7 @@ fn daemon_set() -> Kind {
             immutable_selector(new, old, &mut errors);
             errors
         },
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         ..Kind::built_in::<DaemonSet>("daemonset")
     }
 }
@@ -433,7 +433,7 @@ fn replication_controller() -> Kind {
             always_restarts(new, "replicationcontroller", &mut errors);
             errors
         },
-        warn: super::pod_wasm::of_template,
+        warn: super::pod_runtime::of_template,
         ..Kind::built_in::<ReplicationController>("replicationcontroller")
     }
 }
