@@ -23,6 +23,8 @@ const ANNOTATION_AWAITED: &str = "mayfly.dev/awaited";
 const TTL_SECONDS_DEFAULT: i64 = 7 * 24 * 3600;
 /// The one container.
 const CONTAINER: &str = "job";
+/// The image of a container whose runtime class takes none.
+const IMAGE_NONE: &str = "none";
 
 /// The task's arguments, as they are written.
 #[derive(Debug, Deserialize)]
@@ -30,6 +32,7 @@ const CONTAINER: &str = "job";
 struct Written {
     component: Option<String>,
     image: Option<String>,
+    runtime_class: Option<String>,
     namespace: Option<String>,
     #[serde(default)]
     command: Vec<String>,
@@ -65,7 +68,11 @@ enum WrittenArtifact {
 #[derive(Debug, PartialEq)]
 pub(super) enum Program {
     Component(Digest),
-    Image(String),
+    /// With the runtime class, where the task names one.
+    Image {
+        image: String,
+        runtime_class: Option<String>,
+    },
 }
 
 /// The task's arguments, understood.
@@ -86,12 +93,19 @@ impl Arguments {
     /// In words: what is wrong with the arguments.
     pub(super) fn parse(arguments: &Value) -> Result<Self, String> {
         let written = Written::deserialize(arguments).map_err(|error| error.to_string())?;
-        let program = match (&written.component, &written.image) {
-            (Some(digest), None) => Program::Component(digest.parse().map_err(|error| {
+        let program = match (&written.component, &written.image, &written.runtime_class) {
+            (Some(digest), None, None) => Program::Component(digest.parse().map_err(|error| {
                 format!("Component: {error}; mayfly artifact push FILE prints it, and mayfly workflow deploy takes \
                          the path of a .wasm file in its place")
             })?),
-            (None, Some(image)) => Program::Image(image.clone()),
+            (None, image, Some(class)) => {
+                names::dns_subdomain(class).map_err(|why| format!("RuntimeClass {class:?}: {why}"))?;
+                // A batch system's jobs need no image, and the API wants a name.
+                let image = image.clone().unwrap_or_else(|| IMAGE_NONE.to_owned());
+                Program::Image { image, runtime_class: Some(class.clone()) }
+            }
+            (None, Some(image), None) => Program::Image { image: image.clone(), runtime_class: None },
+            (Some(_), None, Some(_)) => return Err("RuntimeClass: a Component runs in the class wasm".into()),
             _ => return Err("one of Component and Image is required".into()),
         };
         let namespace = written.namespace.clone().unwrap_or_else(|| wellknown::NAMESPACE_DEFAULT.into());
@@ -118,10 +132,14 @@ impl Arguments {
     /// The Job's object. `task` is the idempotency key; `awaited`: the task waits for the Job's end.
     pub(super) fn manifest(&self, key: &ObjectKey, inputs: &str, task: &str, awaited: bool) -> Value {
         let mut pod = json!({"restartPolicy": "Never", "containers": [self.container]});
-        if matches!(self.program, Program::Component(_)) {
-            pod["runtimeClassName"] = json!(wellknown::RUNTIME_CLASS_WASM);
-            // There are no signals in a component, so waiting for it to end by itself is in vain.
-            pod["terminationGracePeriodSeconds"] = json!(1);
+        match &self.program {
+            Program::Component(_) => {
+                pod["runtimeClassName"] = json!(wellknown::RUNTIME_CLASS_WASM);
+                // There are no signals in a component, so waiting for it to end by itself is in vain.
+                pod["terminationGracePeriodSeconds"] = json!(1);
+            }
+            Program::Image { runtime_class: Some(class), .. } => pod["runtimeClassName"] = json!(class),
+            Program::Image { runtime_class: None, .. } => {}
         }
         let mut annotations = json!({ANNOTATION_INPUTS: inputs});
         if !self.egress.is_empty() {
@@ -183,7 +201,7 @@ fn container(written: &Written, program: &Program) -> Value {
     let text = mayfly_api::job_io::text_of;
     let image = match program {
         Program::Component(digest) => format!("{}{}", wellknown::COMPONENT_IMAGE_PREFIX, digest.hex()),
-        Program::Image(image) => image.clone(),
+        Program::Image { image, .. } => image.clone(),
     };
     let env: Vec<_> =
         written.env.iter().map(|(name, value)| json!({"name": name, "value": text(value)})).collect();
@@ -252,11 +270,31 @@ mod tests {
     }
 
     #[test]
+    fn a_runtime_class_is_the_pods_and_needs_no_image() {
+        let key = ObjectKey::new("default", "n");
+        let pod = |arguments: Value| {
+            let job = Arguments::parse(&arguments).unwrap().manifest(&key, "{}", TASK, true);
+            job["spec"]["template"]["spec"].clone()
+        };
+        let batch = pod(json!({"RuntimeClass": "slurm", "Command": ["hostname"]}));
+        assert_eq!(batch["runtimeClassName"], "slurm");
+        assert_eq!(batch["containers"][0]["image"], "none");
+        let image = pod(json!({"RuntimeClass": "other", "Image": "x"}));
+        assert_eq!(
+            (&image["runtimeClassName"], &image["containers"][0]["image"]),
+            (&json!("other"), &json!("x"))
+        );
+        assert_eq!(pod(json!({"Image": "x"}))["runtimeClassName"], Value::Null);
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         let digest = Digest::of(b"c");
         for (arguments, why) in [
             (json!({}), "one of Component and Image"),
             (json!({"Component": digest, "Image": "x"}), "one of Component and Image"),
+            (json!({"Component": digest, "RuntimeClass": "slurm"}), "RuntimeClass"),
+            (json!({"Image": "x", "RuntimeClass": "No"}), "RuntimeClass"),
             (json!({"Component": "extract.wasm"}), "mayfly artifact push"),
             (json!({"Component": digest, "Paramters": {}}), "unknown field"),
             (json!({"Component": digest, "Parameters": {"a/b": 1}}), "is no name"),
