@@ -22,6 +22,7 @@ use serde::Deserialize;
 use crate::{
     aws_credentials::{self, FoundCredentials},
     image_config::{ImageFile, ImageOptions, ImageSettings},
+    slurm_config::{SlurmFile, SlurmOptions, SlurmSettings},
 };
 
 /// Default addresses: all loopback.
@@ -107,6 +108,8 @@ pub(crate) struct UpArgs {
     containers: Option<String>,
     #[command(flatten)]
     images: ImageOptions,
+    #[command(flatten)]
+    slurm: SlurmOptions,
     /// Instances of functions that exist at the same time [default: one for 8Mi of this machine's memory, at most 2000]
     #[arg(long, env = "MAYFLY_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     instances: Option<u32>,
@@ -203,6 +206,7 @@ struct ConfigFile {
     load_balancer_pool: Option<String>,
     containers: Option<String>,
     images: ImageFile,
+    slurm: SlurmFile,
     instances: Option<u32>,
     function_instances: Option<u32>,
     gpus: Option<GpuMode>,
@@ -247,6 +251,8 @@ pub(crate) struct UpConfig {
     pub(crate) load_balancer_pool: Option<Ipv4Net>,
     pub(crate) containers: ContainersMode,
     pub(crate) images: ImageSettings,
+    /// `None`: no Slurm cluster is used.
+    pub(crate) slurm: Option<SlurmSettings>,
     /// `None`: by the machine's memory.
     pub(crate) instances_max: Option<u32>,
     /// `None`: as many as are free for others.
@@ -292,6 +298,8 @@ impl UpArgs {
                 )
             })
         };
+        let environment: &dyn Fn(&str) -> Option<String> =
+            &|name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let simulated_nodes = self.simulated_nodes.or(file.simulated_nodes);
         let simulated_nodes = simulated_nodes.map(|text| self::simulated_nodes(&text)).transpose()?;
         let containers_default = match simulated_nodes {
@@ -328,7 +336,7 @@ impl UpArgs {
                 &self.task_endpoint,
                 self.task_access_key_id.or(file.task_access_key_id),
                 self.task_secret_access_key.or(file.task_secret_access_key),
-                &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
+                environment,
             )?,
             trust_forwarded: self.trust_forwarded.or(file.trust_forwarded).unwrap_or(false),
             artifact_bytes_max: bytes(
@@ -363,6 +371,7 @@ impl UpArgs {
                 .transpose()?
                 .unwrap_or(containers_default),
             images: self.images.resolve(file.images)?,
+            slurm: self.slurm.resolve(file.slurm, environment)?,
             instances_max: self.instances.or(file.instances),
             function_instances_max: self.function_instances.or(file.function_instances),
             gpus: self.gpus.or(file.gpus).unwrap_or_default(),

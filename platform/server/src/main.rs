@@ -13,6 +13,7 @@ mod config;
 mod image_config;
 mod logging;
 mod roles;
+mod slurm_config;
 
 /// Gives memory back to the system when a burst is over, which the C library's allocator does not.
 #[global_allocator]

@@ -16,6 +16,7 @@ mod nodes;
 mod open_files;
 mod runtimes;
 mod signals;
+mod slurm;
 mod tasks;
 pub(crate) mod up;
 mod workflows;

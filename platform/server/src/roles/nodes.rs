@@ -1,29 +1,29 @@
 //! The connection from the API server to the kubelets: in one process, a call of the router.
 
-use std::sync::{Arc, OnceLock};
+use std::{collections::HashMap, sync::Arc};
 
 use axum::{Router, body::Body};
 use mayfly_apiserver::NodeConnector;
+use parking_lot::Mutex;
 use tower::ServiceExt as _;
 
-/// The nodes of this process. The API server is created before the kubelet that it calls, so the router
-/// arrives later.
+/// The nodes of this process: this machine, and the one that stands for a Slurm cluster. The API server is created before
+/// the kubelets that it calls, so the routers arrive later.
 #[derive(Clone, Default)]
 pub(crate) struct LocalNodes {
-    local: Arc<OnceLock<(String, Router)>>,
+    routers: Arc<Mutex<HashMap<String, Router>>>,
 }
 
 impl LocalNodes {
-    /// Makes this process's node reachable under its name. Once.
+    /// Makes a node of this process reachable under its name.
     pub(crate) fn attach(&self, name: &str, router: Router) {
-        // A second attachment would be a second kubelet in this process, which `up` never starts.
-        let _ = self.local.set((name.to_owned(), router));
+        self.routers.lock().insert(name.to_owned(), router);
     }
 
     pub(crate) fn connector(&self) -> NodeConnector {
-        let local = self.local.clone();
+        let routers = self.routers.clone();
         Arc::new(move |node: String, request: http::Request<Body>| {
-            let router = local.get().filter(|(name, _)| *name == node).map(|(_, router)| router.clone());
+            let router = routers.lock().get(&node).cloned();
             Box::pin(async move {
                 let Some(router) = router else {
                     return Err(format!("node {node:?} is not reachable from here").into());

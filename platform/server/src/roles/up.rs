@@ -8,7 +8,7 @@
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use mayfly_api::Revision;
+use mayfly_api::{Revision, wellknown::RUNTIME_CLASS_SLURM};
 use mayfly_apiserver::{ApiServer, Audit, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
@@ -46,6 +46,7 @@ use super::{
     open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
     signals::StopSignals,
+    slurm::{self, SlurmDeps},
     tasks::Tasks,
     workflows::{Cluster, JobsDeps, WorkflowSettings, Workflows},
 };
@@ -95,6 +96,8 @@ struct Up {
     controllers: Controllers,
     scheduler: Scheduler,
     kubelet: Kubelet,
+    /// Of the node that stands for a Slurm cluster.
+    slurm: Option<Kubelet>,
     simulated: Option<SimulatedNodes>,
     network: NodeNetwork,
     /// Reserves the network of Services.
@@ -198,7 +201,7 @@ impl Up {
         let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
-        let jobs = JobFiles::new(artifacts, data_dir.jobs());
+        let jobs = JobFiles::new(artifacts.clone(), data_dir.jobs());
         let (node_client, compile_client) = (client(&node), client(&node));
         let (rules_written, service_rules) = watch::channel(false);
         let service_rules = networking.has_kernel_rules().then_some(service_rules);
@@ -218,6 +221,24 @@ impl Up {
         kubelet_config.cluster_dns = networking.dns_server();
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
+        let slurm = match &config.slurm {
+            Some(settings) => {
+                anyhow::ensure!(
+                    config.node_name != slurm::NODE,
+                    "--node-name slurm is the name of Slurm's node"
+                );
+                let deps = SlurmDeps {
+                    data_dir: &data_dir,
+                    artifacts: artifacts.clone(),
+                    client: client(&format!("system:node:{}", slurm::NODE)),
+                    informers: &informers,
+                    nodes: &nodes,
+                    version: KUBERNETES_VERSION,
+                };
+                Some(slurm::create(settings, deps).await?)
+            }
+            None => None,
+        };
         let simulated = config.simulated_nodes.map(|nodes| {
             let nodes = mayfly_simulated::Config { version: KUBERNETES_VERSION.into(), ..nodes };
             SimulatedNodes::create(nodes, client("system:node:simulated"), &informers)
@@ -247,6 +268,7 @@ impl Up {
             controllers,
             scheduler,
             kubelet,
+            slurm,
             simulated,
             network,
             networking,
@@ -292,6 +314,10 @@ impl Up {
         inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
         inside.run("kubelet", kubelet.run(stop));
+        if let Some(kubelet) = self.slurm {
+            let stop = inside.token();
+            inside.run("kubelet of Slurm's node", kubelet.run(stop));
+        }
         if let Some(simulated) = self.simulated {
             let stop = inside.token();
             inside.run("simulated nodes", simulated.run(stop));
@@ -521,6 +547,9 @@ fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) -> mayfly_a
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     api_config.client_authority = Some(identity.client_authority());
     api_config.service_account_token_volumes = true;
+    if config.slurm.is_some() {
+        api_config.runtime_classes.push(RUNTIME_CLASS_SLURM.into());
+    }
     api_config
 }
 

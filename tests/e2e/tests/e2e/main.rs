@@ -45,6 +45,7 @@ mod restarts;
 mod rolling_updates;
 mod scaling;
 mod scheduling;
+mod slurm;
 mod spin_apps;
 mod stand_in_s3;
 mod starting;
