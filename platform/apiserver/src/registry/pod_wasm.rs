@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_no_component_is_set_fields() {
+    fn an_image_that_is_no_component_is_named() {
         let of =
             |image: &str| json!({"runtimeClassName": "wasm", "containers": [{"name": "a", "image": image}]});
         check(of(COMPONENT), &[]);
