@@ -27,6 +27,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/store", 1),
     ("platform/artifacts", 1),
     ("platform/distribution", 1),
+    ("platform/sigv4", 1),
     ("platform/runtime", 1),
     ("platform/accept", 1),
     ("platform/csi", 1),

@@ -1,7 +1,7 @@
 //! Service integrations at configured endpoints, in AWS's own protocols.
 //!
 //! [`services`] is the table of supported services, [`wire`] makes a task's arguments a request and an answer a result,
-//! [`failing`] gives errors the names that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions at an
+//! [`failing`] gives errors the names that Step Functions gives them, [`mayfly_sigv4`] signs, [`lambda`] calls functions at an
 //! endpoint, [`s3`] has buckets. Services with XML protocols are driven by a [`model`] of their operations:
 //! [`rest_xml`] and [`query`] over [`xml`]. Not here: the endpoints of services (the configuration), `.sync`, which on
 //! AWS waits for events that other services send.
@@ -13,7 +13,6 @@ mod query;
 mod rest_xml;
 mod s3;
 mod services;
-mod sign;
 mod wire;
 mod xml;
 
@@ -23,6 +22,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
+pub use mayfly_sigv4::Credentials;
 use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern};
 use mayfly_workflows_language::value::{Map, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -44,25 +44,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Default)]
 pub struct AwsEndpoints {
     urls: HashMap<&'static str, Uri>,
+    /// Without credentials requests go out unsigned.
     credentials: Option<Credentials>,
     region: Option<String>,
-}
-
-/// Signs requests. Without credentials they go out unsigned.
-#[derive(Clone)]
-pub struct Credentials {
-    /// The key's name.
-    pub access_key_id: String,
-    /// The key.
-    pub secret_access_key: String,
-    /// The session token of temporary credentials.
-    pub session_token: Option<String>,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Credentials({})", self.access_key_id)
-    }
 }
 
 /// An endpoint that cannot be used.
@@ -158,12 +142,12 @@ impl Client {
         in_time(self.http.open(self.signed(request))).await
     }
 
-    fn signed(&self, mut request: Request<Bytes>) -> Request<Bytes> {
-        if let Some(credentials) = &self.credentials {
-            let now_ms = self.clock.now_ms();
-            sign::sign(&mut request, credentials, &self.region, self.service.signing, now_ms);
-        }
-        request
+    fn signed(&self, request: Request<Bytes>) -> Request<Bytes> {
+        let Some(credentials) = &self.credentials else { return request };
+        let (mut head, body) = request.into_parts();
+        let (hash, now_ms) = (mayfly_sigv4::body_sha256(&body), self.clock.now_ms());
+        mayfly_sigv4::sign(&mut head, &hash, credentials, &self.region, self.service.signing, now_ms);
+        Request::from_parts(head, body)
     }
 }
 

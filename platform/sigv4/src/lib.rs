@@ -1,19 +1,49 @@
-//! Signature version 4, for requests whose whole body is in memory. Source: AWS's public description; the test is its
-//! example.
+//! AWS's signature version 4 of HTTP requests.
+//!
+//! **Belongs here:** the headers that sign a request, for both of its users: tasks of workflows that call services at
+//! endpoints, and nodes that fetch and store artifacts of jobs. Source: AWS's public description; the tests are its
+//! examples. Start reading at [`sign`].
+//!
+//! **Does not belong here:** the operations of services, the sending of requests, the places of credentials.
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Request, header};
+#![warn(missing_docs)]
+
+use http::{HeaderName, HeaderValue, header, request::Parts};
 use jiff::tz::TimeZone;
 use sha2::{Digest as _, Sha256};
-
-use super::Credentials;
 
 /// A block of SHA-256, in bytes.
 const BLOCK: usize = 64;
 
-/// Adds `Host`, `X-Amz-Date` and `Authorization`.
-pub(super) fn sign(
-    request: &mut Request<Bytes>,
+/// The key that signs requests.
+#[derive(Clone)]
+pub struct Credentials {
+    /// The key's name.
+    pub access_key_id: String,
+    /// The key.
+    pub secret_access_key: String,
+    /// The session token of temporary credentials.
+    pub session_token: Option<String>,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Credentials({})", self.access_key_id)
+    }
+}
+
+/// The SHA-256 of a body that is in memory, as [`sign`] takes it.
+pub fn body_sha256(body: &[u8]) -> String {
+    hex::encode(Sha256::digest(body))
+}
+
+/// Adds `Host`, `X-Amz-Date` and `Authorization`; for S3 `X-Amz-Content-Sha256` too.
+///
+/// `hash` is the SHA-256 of the body, as 64 hexadecimal digits; `now_ms` the time since 1970 in milliseconds, from
+/// which the service's clock may differ by a quarter of an hour.
+pub fn sign(
+    request: &mut Parts,
+    hash: &str,
     credentials: &Credentials,
     region: &str,
     service: &str,
@@ -21,17 +51,16 @@ pub(super) fn sign(
 ) {
     let now = jiff::Timestamp::from_millisecond(now_ms).unwrap_or_default().to_zoned(TimeZone::UTC);
     let (date, moment) = (now.strftime("%Y%m%d").to_string(), now.strftime("%Y%m%dT%H%M%SZ").to_string());
-    let host = request.uri().authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+    let host = request.uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
     set(request, header::HOST, &host);
     set(request, HeaderName::from_static("x-amz-date"), &moment);
     if let Some(token) = &credentials.session_token {
         set(request, HeaderName::from_static("x-amz-security-token"), token);
     }
-    let hash = hex::encode(Sha256::digest(request.body()));
     if service == "s3" {
-        set(request, HeaderName::from_static("x-amz-content-sha256"), &hash);
+        set(request, HeaderName::from_static("x-amz-content-sha256"), hash);
     }
-    let (canonical, signed) = canonical(request, &hash, service == "s3");
+    let (canonical, signed) = canonical(request, hash, service == "s3");
     let scope = format!("{date}/{region}/{service}/aws4_request");
     let to_sign = format!("AWS4-HMAC-SHA256\n{moment}\n{scope}\n{}", hex::encode(Sha256::digest(canonical)));
     let mut key = hmac(format!("AWS4{}", credentials.secret_access_key).as_bytes(), date.as_bytes());
@@ -45,19 +74,19 @@ pub(super) fn sign(
     set(request, header::AUTHORIZATION, &authorization);
 }
 
-fn set(request: &mut Request<Bytes>, name: HeaderName, value: &str) {
+fn set(request: &mut Parts, name: HeaderName, value: &str) {
     // Only what an operator configured can be no header's value; then the service refuses the request.
     if let Ok(value) = HeaderValue::from_str(value) {
-        request.headers_mut().insert(name, value);
+        request.headers.insert(name, value);
     }
 }
 
 /// The text that is hashed, and the names of the headers in it.
-fn canonical(request: &Request<Bytes>, hash: &str, is_s3: bool) -> (String, String) {
+fn canonical(request: &Parts, hash: &str, is_s3: bool) -> (String, String) {
     let one_space =
         |text: &str| text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let mut headers: Vec<(&str, String)> = request
-        .headers()
+        .headers
         .iter()
         .filter_map(|(name, value)| Some((name.as_str(), one_space(value.to_str().ok()?))))
         .collect();
@@ -65,14 +94,14 @@ fn canonical(request: &Request<Bytes>, hash: &str, is_s3: bool) -> (String, Stri
     let signed: Vec<_> = headers.iter().map(|(name, _)| *name).collect();
     let signed = signed.join(";");
     let lines: String = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
-    let query = request.uri().query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    let query = request.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     let mut query: Vec<_> = query.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
     query.sort_unstable();
     let query: Vec<_> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     // Every service but S3 encodes the path a second time.
-    let path = request.uri().path();
+    let path = request.uri.path();
     let path = if is_s3 { path.to_owned() } else { path.replace('%', "%25") };
-    let text = format!("{}\n{path}\n{}\n{lines}\n{signed}\n{hash}", request.method(), query.join("&"));
+    let text = format!("{}\n{path}\n{}\n{lines}\n{signed}\n{hash}", request.method, query.join("&"));
     (text, signed)
 }
 
@@ -90,14 +119,17 @@ fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use http::Request;
+
     use super::*;
 
     fn signature(request: Request<&'static str>, key: (&str, &str), service: &str, now_ms: i64) -> String {
         let credentials =
             Credentials { access_key_id: key.0.into(), secret_access_key: key.1.into(), session_token: None };
-        let mut request = request.map(Bytes::from);
-        sign(&mut request, &credentials, "us-east-1", service, now_ms);
-        request.headers()["authorization"].to_str().expect("text").to_owned()
+        let (mut request, body) = request.into_parts();
+        let hash = body_sha256(body.as_bytes());
+        sign(&mut request, &hash, &credentials, "us-east-1", service, now_ms);
+        request.headers["authorization"].to_str().expect("text").to_owned()
     }
 
     #[test]
@@ -164,10 +196,10 @@ mod tests {
             secret_access_key: "s".into(),
             session_token: Some("t".into()),
         };
-        let mut request = Request::get("http://h/").body(Bytes::new()).expect("a request");
-        sign(&mut request, &credentials, "us-east-1", "sqs", 0);
-        assert_eq!(request.headers()["x-amz-security-token"], "t");
-        let told = request.headers()["authorization"].to_str().expect("text");
+        let (mut request, ()) = Request::get("http://h/").body(()).expect("a request").into_parts();
+        sign(&mut request, &body_sha256(b""), &credentials, "us-east-1", "sqs", 0);
+        assert_eq!(request.headers["x-amz-security-token"], "t");
+        let told = request.headers["authorization"].to_str().expect("text");
         assert!(told.contains("SignedHeaders=host;x-amz-date;x-amz-security-token"), "{told}");
     }
 }
