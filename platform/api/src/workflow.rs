@@ -1,7 +1,8 @@
 //! `Workflow`: a state machine as an object, with its triggers; `Execution`: one run of it, read-only.
 //!
 //! A Workflow and the state machine of the same name in the Step Functions API are two views of one thing. Its
-//! definition is an object or the text that was uploaded; [`definition`] compares definitions.
+//! definition is an object or the text that was uploaded; [`definition`] compares definitions. In place of a definition
+//! there may be `tasks` with dependencies, which the workflow language compiles to one.
 
 pub mod definition;
 pub mod names;
@@ -45,9 +46,15 @@ pub struct WorkflowSpec {
     /// It never changes.
     #[serde(rename = "type", default)]
     pub kind: WorkflowType,
-    /// The state machine in the Amazon States Language: an object, or its JSON text.
+    /// The state machine in the Amazon States Language: an object, or its JSON text. Either this or `tasks`.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
     #[schemars(schema_with = "anything")]
     pub definition: Value,
+    /// A graph of tasks by name, each with its `dependencies`, which is compiled to a state machine. Either this or
+    /// `definition`.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    #[schemars(schema_with = "anything")]
+    pub tasks: Value,
     /// The state machine's name (or ARN) where it is not the one that follows from the object's: `name` in the
     /// namespace default, `namespace.name` elsewhere. It never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -21,6 +21,7 @@
 
 mod act;
 mod changes;
+mod definitions;
 mod plan;
 
 pub use act::{WorkflowObjects, scope};

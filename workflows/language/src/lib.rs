@@ -4,7 +4,8 @@
 //! What belongs here: JSON values that keep their order, AWS's dialects of
 //! JSONPath and JSONata, intrinsic functions, payload templates, choice rules,
 //! the compiled model of a state machine, its parser and its validation with
-//! AWS's wording. Everything is compiled once; nothing is parsed at run time.
+//! AWS's wording; graphs of tasks, which become definitions ([`tasks`]).
+//! Everything is compiled once; nothing is parsed at run time.
 //! What does not belong here: time, randomness (both come in from outside),
 //! tasks, journals, HTTP. No IO of any kind.
 //!
@@ -23,6 +24,7 @@ mod java_random;
 pub mod jsonata;
 pub mod parse;
 pub mod path;
+pub mod tasks;
 pub mod template;
 pub mod validate;
 pub mod value;

@@ -9,6 +9,7 @@ use mayfly_api::{
 };
 use mayfly_workflows_language::{
     definition::StateMachineType,
+    tasks,
     validate::{Diagnostic, Severity, check},
 };
 use serde_json::{Value, json};
@@ -112,14 +113,37 @@ fn execution() -> Kind {
     }
 }
 
-/// Everything that is wrong with a definition, each with its code and its place.
+/// Everything that is wrong with a definition or with tasks, each with its place, and its code where it has one.
 fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
+    if !workflow.spec.tasks.is_null() {
+        return tasks_errors(workflow);
+    }
     let path = "spec.definition";
     if !workflow.spec.definition.is_object() && !workflow.spec.definition.is_string() {
         let detail = "a state machine in the Amazon States Language: an object with StartAt and States, or its JSON text";
         return vec![FieldError::invalid(path, "\"\"", detail)];
     }
-    diagnostics(workflow, Severity::Error)
+    language_errors(workflow, path, &definition::text(&workflow.spec.definition))
+}
+
+fn tasks_errors(workflow: &Workflow) -> Vec<FieldError> {
+    if !workflow.spec.definition.is_null() {
+        let detail = "there is a definition already: a workflow has one of definition and tasks";
+        return vec![FieldError::forbidden("spec.tasks", detail)];
+    }
+    match tasks::definition_text(&workflow.spec.tasks) {
+        Ok(text) => language_errors(workflow, "spec.tasks", &text),
+        Err(problems) => {
+            let field = |place: &str| format!("spec{}", place.replace('/', "."));
+            let errors = problems.into_iter().take(PROBLEMS_MAX);
+            errors.map(|problem| FieldError::invalid(field(&problem.location), "", problem.message)).collect()
+        }
+    }
+}
+
+/// The errors of a definition's text, which the field `path` has or is compiled to.
+fn language_errors(workflow: &Workflow, path: &str, text: &str) -> Vec<FieldError> {
+    diagnostics(workflow, text, Severity::Error)
         .map(|problem| {
             let place = json!(problem.location.as_deref().unwrap_or("/"));
             FieldError::invalid(path, place, format!("{}: {}", problem.code.as_str(), problem.message))
@@ -129,25 +153,34 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
 
 /// Warnings about a definition: unreachable states, a choice without a default, an unsupported integration.
 fn definition_warnings(workflow: &Workflow) -> Vec<String> {
-    diagnostics(workflow, Severity::Warning)
+    let (path, text) = match workflow.spec.tasks.is_null() {
+        true => ("spec.definition", definition::text(&workflow.spec.definition)),
+        // Errors are told as such.
+        false => ("spec.tasks", tasks::definition_text(&workflow.spec.tasks).unwrap_or_default()),
+    };
+    diagnostics(workflow, &text, Severity::Warning)
         .map(|problem| {
             let place = problem.location.as_deref().unwrap_or("/");
-            format!("spec.definition{place}: {} ({})", problem.message, problem.code.as_str())
+            format!("{path}{place}: {} ({})", problem.message, problem.code.as_str())
         })
         .collect()
 }
 
-fn diagnostics(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = Diagnostic> + use<> {
+fn diagnostics(
+    workflow: &Workflow,
+    text: &str,
+    severity: Severity,
+) -> impl Iterator<Item = Diagnostic> + use<> {
     let kind = match workflow.spec.kind {
         WorkflowType::Standard => StateMachineType::Standard,
         WorkflowType::Express => StateMachineType::Express,
     };
     // Which endpoints the server calls is not known here.
-    let found = check(&definition::text(&workflow.spec.definition), kind, |_| false);
+    let found = check(text, kind, |_| false);
     found.into_iter().filter(move |problem| problem.severity == severity).take(PROBLEMS_MAX)
 }
 
-/// Replaces the definition by the one in kubectl's last-applied annotation when that is new. `kubectl apply` drops
+/// Replaces the definition, or the tasks, by those in kubectl's last-applied annotation when that is new. `kubectl apply` drops
 /// nulls from the objects that it creates (`ResultPath: null` has a meaning), and later sends JSON merge patches, in
 /// which a null deletes and which merge a definition into the stored one. The annotation has the whole applied
 /// object.
@@ -159,11 +192,17 @@ fn take_what_was_applied(new: &mut Object, old: &Object) {
             .map(str::to_owned)
     };
     let Some(applied) = note(new).filter(|applied| note(old).as_ref() != Some(applied)) else { return };
-    let definition =
-        serde_json::from_str::<Value>(&applied).ok().map(|applied| applied["spec"]["definition"].clone());
-    if let Some(definition) = definition.filter(|definition| !definition.is_null()) {
-        new.map_mut("spec").insert("definition".into(), definition);
-    }
+    let Ok(applied) = serde_json::from_str::<Value>(&applied) else { return };
+    let form = |field: &str| applied["spec"].get(field).filter(|value| !value.is_null()).cloned();
+    // A definition that came from the Step Functions API does not stay beside tasks that are applied, nor the reverse.
+    let (field, other, value) = match (form("definition"), form("tasks")) {
+        (Some(definition), None) => ("definition", "tasks", definition),
+        (None, Some(tasks)) => ("tasks", "definition", tasks),
+        _ => return,
+    };
+    let spec = new.map_mut("spec");
+    spec.insert(field.into(), value);
+    spec.remove(other);
 }
 
 /// `nightly: 0 3 * * *, paid: event`.

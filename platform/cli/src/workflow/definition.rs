@@ -1,8 +1,9 @@
-//! Definitions: Amazon States Language as people keep it in files, JSON or YAML.
+//! Definitions: Amazon States Language as people keep it in files, JSON or YAML; or tasks, which are compiled to it.
 
 use std::{io::Read as _, path::Path};
 
 use anyhow::Context as _;
+use mayfly_workflows_language::{tasks, value::Value};
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::ordered::Ordered;
@@ -18,7 +19,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     if path.as_os_str() == "-" {
         std::io::stdin().take(FILE_BYTES_MAX).read_to_string(&mut text).context("cannot read stdin")?;
-        return to_json(&text, &source);
+        return compiled(to_json(&text, &source)?, &source);
     }
     let unreadable = |error: std::io::Error| {
         let what = format!("cannot read {source}: {error}");
@@ -31,7 +32,27 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
         return Err(Failure::error(what, "the largest definition is 1 MiB"));
     }
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
-    to_json(&text, &source)
+    compiled(to_json(&text, &source)?, &source)
+}
+
+/// The definition that a document of tasks is compiled to; any other text stays as it is.
+fn compiled(json: String, source: &str) -> anyhow::Result<String> {
+    if !Value::parse(&json).is_ok_and(|document| tasks::is_tasks(&document)) {
+        return Ok(json);
+    }
+    // Names of tasks differ: of two equal ones, one would be lost.
+    let document = Value::parse_strict(&json).map_err(|error| {
+        Failure::error(format!("{source} cannot be read: {error}"), "nothing was sent to the server")
+    })?;
+    let definition = tasks::compile(&document).map_err(|problems| {
+        let problems: Vec<_> =
+            problems.iter().map(|one| format!("  {}: {}", one.location, one.message)).collect();
+        Failure::error(
+            format!("the tasks of {source} cannot be compiled:\n{}", problems.join("\n")),
+            "nothing was sent to the server",
+        )
+    })?;
+    Ok(serde_json::to_string_pretty(&definition)?)
 }
 
 /// A folder is no definition, though a function is deployed by one.
@@ -133,6 +154,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = read(folder.path()).unwrap_err().to_string();
         assert!(error.contains("is a folder"), "{error}");
+    }
+
+    #[test]
+    fn tasks_become_states() {
+        let yaml = "tasks:\n  b: {function: g, dependencies: [a]}\n  a: {function: f}\n";
+        let json = compiled(to_json(yaml, "f.yaml").unwrap(), "f.yaml").unwrap();
+        let definition: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(definition["States"]["a"]["Next"], "b");
+        for (text, expected) in [
+            (
+                "tasks: {a: {function: f, dependencies: [b]}}",
+                "/tasks/a/dependencies[0]: there is no task \"b\"",
+            ),
+            (r#"{"tasks": {"a": {"function": "f"}, "a": {"function": "g"}}}"#, "Duplicate field 'a'"),
+        ] {
+            let error = compiled(to_json(text, "f").unwrap(), "f").unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(compiled("{ \"StartAt\": 1}".into(), "f").unwrap(), "{ \"StartAt\": 1}");
     }
 
     #[test]

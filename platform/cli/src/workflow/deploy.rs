@@ -27,7 +27,7 @@ use crate::{
 
 Where a job:run task names a .wasm file as its Component, the file is uploaded.")]
 pub(super) struct WorkflowDeployArgs {
-    /// A state machine in the Amazon States Language, as JSON or YAML; - reads stdin
+    /// A state machine in the Amazon States Language, or tasks with dependencies, as JSON or YAML; - reads stdin
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
     /// The workflow's name [default: the file's]

@@ -54,5 +54,6 @@ mod triggers;
 mod volumes;
 mod workflow_examples;
 mod workflow_objects;
+mod workflow_tasks;
 mod workflows;
 mod workloads_kubectl;

@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AGREED, Directory, FINALIZER,
     changes::DefinitionChanges,
+    definitions::{definition_of_machine, definition_of_object},
     plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
 };
 
@@ -174,7 +175,7 @@ impl Reconciler {
             Step::CreateMachine => return self.create_machine(object, arn).await,
             Step::UpdateMachine => {
                 let Some(seen) = machine else { return Ok(Outcome::Done) };
-                let definition = definition::text(&object.spec.definition);
+                let definition = definition::text(&definition_of_object(&object.spec));
                 let seen = SeenRevision::of(&seen.machine);
                 let (created, (_, changed_ms)) = (seen.created, self.written.of(object));
                 let answer = Box::pin(self.api.update_definition(arn, &definition, seen)).await;
@@ -255,7 +256,7 @@ impl Reconciler {
     async fn create_machine(&self, object: &Workflow, arn: &str) -> Result<Outcome, Error> {
         let request = json!({
             "name": arn.rsplit(':').next().unwrap_or_default(),
-            "definition": definition::text(&object.spec.definition),
+            "definition": definition::text(&definition_of_object(&object.spec)),
             "roleArn": names::ROLE,
             "type": object.spec.kind.as_str(),
         });
@@ -335,7 +336,8 @@ impl Reconciler {
         let (key, state_machine) = self.directory.place(arn);
         let spec = WorkflowSpec {
             kind: kind_of(machine.kind),
-            definition: definition_of(machine),
+            definition: definition_of_machine(machine),
+            tasks: Value::Null,
             state_machine,
             triggers: Vec::new(),
         };
@@ -352,8 +354,10 @@ impl Reconciler {
         let mut new = object.clone();
         new.spec.definition = match object.spec.definition {
             Value::String(_) => Value::String(machine.revision.definition.to_string()),
-            _ => definition_of(machine),
+            _ => definition_of_machine(machine),
         };
+        // The state machine is no longer what they are compiled to.
+        new.spec.tasks = Value::Null;
         let annotations = new.metadata.annotations.get_or_insert_default();
         // A definition that came from elsewhere is not what was applied.
         annotations.remove(wellknown::ANNOTATION_LAST_APPLIED);
@@ -449,7 +453,7 @@ fn facts(object: &Workflow, (generation, changed_ms): (i64, i64)) -> ObjectFacts
         leaving: object.metadata.deletion_timestamp.is_some(),
         held: finalizers.into_iter().any(|finalizer| finalizer == FINALIZER),
         kind: object.spec.kind,
-        digest: definition::digest(&object.spec.definition).to_string(),
+        digest: definition::digest(&definition_of_object(&object.spec)).to_string(),
         agreed: agreement(object),
         generation,
         changed_ms,
@@ -488,12 +492,6 @@ fn kind_of(kind: StateMachineType) -> WorkflowType {
         StateMachineType::Standard => WorkflowType::Standard,
         StateMachineType::Express => WorkflowType::Express,
     }
-}
-
-/// The definition as an object; as its text where it is none.
-fn definition_of(machine: &MachineRecord) -> Value {
-    let text = Value::String(machine.revision.definition.to_string());
-    definition::value(&text).unwrap_or(text)
 }
 
 /// Region and account of an ARN.

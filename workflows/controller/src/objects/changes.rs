@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use mayfly_api::{Workflow, workflow::definition};
 use parking_lot::Mutex;
 
+use super::definitions::definition_of_object;
+
 /// When the definition of each object was last changed, as the informer saw it: timestamps of objects have whole
 /// seconds, too coarse to tell which of two writes was the later one.
 #[derive(Default)]
@@ -22,7 +24,7 @@ impl DefinitionChanges {
     pub(super) fn see(&self, object: &Workflow) {
         let Some(uid) = object.metadata.uid.clone() else { return };
         let mut times = self.0.lock();
-        let digest = definition::digest(&object.spec.definition).to_string();
+        let digest = definition::digest(&definition_of_object(&object.spec)).to_string();
         let at_ms = Timestamp::now().as_millisecond();
         let generation = match times.get(&uid) {
             Some(known) if known.digest == digest => return,

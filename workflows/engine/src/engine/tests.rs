@@ -25,6 +25,7 @@ mod eviction;
 mod items;
 mod load;
 mod states;
+mod tasks;
 mod waits;
 mod watched;
 
