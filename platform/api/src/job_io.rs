@@ -3,7 +3,8 @@
 //! **Inputs.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. The annotation's value is an [`Inputs`] as
 //! JSON (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
 //! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a tar)
-//! is unpacked. All parameters together are one JSON object on stdin. The files are read-only.
+//! is unpacked. All parameters together are one JSON object on stdin. The files are read-only. An artifact may also come
+//! from elsewhere, and outputs may be sent elsewhere ([`InputArtifact`], [`ArtifactTarget`]).
 //!
 //! **Outputs.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
 //! artifact; stdout is the result. Text that is valid JSON is read as JSON. The node collects the outputs from the
@@ -16,7 +17,14 @@
 //! Artifacts are content-addressed. A folder is stored as a tar with sorted entries, without times and owners: equal
 //! folders have equal digests. Symbolic and hard links in it are left out.
 
+mod sources;
+
 use std::collections::{BTreeMap, HashSet};
+
+pub use sources::{
+    ArtifactSource, ArtifactTarget, GitLocation, HttpLocation, InputArtifact, S3Location,
+    TRANSFER_SECONDS_DEFAULT, TRANSFER_SECONDS_MAX,
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -57,7 +65,10 @@ pub struct Inputs {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, Value>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub artifacts: BTreeMap<String, ArtifactRef>,
+    pub artifacts: BTreeMap<String, InputArtifact>,
+    /// Where output artifacts are sent, by their names, when the program has ended with code 0.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub targets: BTreeMap<String, ArtifactTarget>,
 }
 
 /// A file or a folder in the artifact store.
@@ -107,7 +118,7 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// Names become files of one folder, so they are file names and differ.
+    /// Names become files of one folder, so they are file names and differ. Each artifact has one source.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = HashSet::new();
         for name in self.parameters.keys().chain(self.artifacts.keys()) {
@@ -120,8 +131,20 @@ impl Inputs {
                 return Err(format!("{name:?} names a parameter and an artifact"));
             }
         }
-        if self.parameters.len() > NAMES_MAX || self.artifacts.len() > NAMES_MAX {
-            return Err(format!("there are more than {NAMES_MAX} parameters or artifacts"));
+        if [self.parameters.len(), self.artifacts.len(), self.targets.len()]
+            .iter()
+            .any(|count| *count > NAMES_MAX)
+        {
+            return Err(format!("there are more than {NAMES_MAX} parameters, artifacts or targets"));
+        }
+        for (name, artifact) in &self.artifacts {
+            artifact.source().map_err(|why| format!("artifact {name:?}: {why}"))?;
+        }
+        for (name, target) in &self.targets {
+            if !is_name(name) {
+                return Err(format!("target {name:?}: it is no name of an output"));
+            }
+            target.check().map_err(|why| format!("target {name:?}: {why}"))?;
         }
         let large =
             self.parameters.iter().find(|(_, value)| text_of(value).len() as u64 > PARAMETER_BYTES_MAX);
@@ -236,6 +259,9 @@ mod tests {
                 "and an artifact",
             ),
             (json!({"artifacts": {"data": {"digest": "x"}}}), "not a digest"),
+            (json!({"artifacts": {"data": {}}}), "artifact \"data\": one of digest"),
+            (json!({"targets": {"data": {}}}), "target \"data\": one of http"),
+            (json!({"targets": {"../x": {"http": {"url": "https://example.com"}}}}), "no name of an output"),
             (json!({"paramters": {}}), "unknown field"),
             (json!({"parameters": {"x": "y".repeat(1 << 21)}}), "make an artifact"),
         ] {

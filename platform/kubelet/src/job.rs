@@ -1,6 +1,7 @@
 //! What jobs read and leave (`mayfly_api::job_io`): the node's side of the contract.
 //!
 //! ```text
+//! DIR/<pod uid>/fetched/<name>        artifacts from other places, until they are staged
 //! DIR/<pod uid>/in/<name>             staged before the first container starts; read only
 //! DIR/<pod uid>/out/<name>            the container's; collected after its end, whatever that was
 //! DIR/<pod uid>/out/artifacts/<name>
@@ -10,6 +11,7 @@
 //! A pod's folder goes when its outputs are named on its object, or when the object is gone.
 
 mod collect;
+mod remote;
 mod stage;
 mod tree;
 
@@ -21,13 +23,15 @@ use std::{
 
 use mayfly_api::{
     Digest,
+    env::EnvSources,
     job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, ARTIFACTS, FOLDER_IN, FOLDER_OUT, InputsSource},
     k8s::api::core::v1::Pod,
 };
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{ContainerFiles, Mount, PodUid};
 
-pub(crate) use collect::{ContainerResult, collect};
+pub(crate) use collect::{ContainerResult, StoredOutputs, UNSENT, collect};
+pub(crate) use remote::{Remote, TransferError};
 
 /// The folders of jobs' inputs and outputs.
 #[derive(Clone)]
@@ -39,6 +43,9 @@ pub struct JobFiles {
     pub artifact_bytes_max: u64,
     /// The maximum size of one pod's outputs on the node's disk, in bytes; a pod that exceeds it is ended.
     pub out_bytes_max: u64,
+    /// Protocols of Git repositories besides `http` and `https`: `ssh` with the keys of the node's user, `file` with
+    /// the repositories on its disk.
+    pub git_protocols: Vec<String>,
 }
 
 impl fmt::Debug for JobFiles {
@@ -60,6 +67,7 @@ impl JobFiles {
             folder: folder.into(),
             artifact_bytes_max: Self::ARTIFACT_BYTES_MAX_DEFAULT,
             out_bytes_max: Self::OUT_BYTES_MAX_DEFAULT,
+            git_protocols: Vec::new(),
         }
     }
 
@@ -81,19 +89,36 @@ impl JobFiles {
     /// Creates the pod's folder with its inputs; existing files are kept. `afresh` removes the outputs of an earlier
     /// attempt of the container.
     ///
+    /// `secrets` are those of the pod's namespace, for artifacts from other places.
+    ///
     /// # Errors
-    /// For the pod's status: an input that is not in the store, a full disk.
+    /// For the pod's status: an input that is not in the store or cannot be fetched, a full disk.
     pub(crate) async fn stage(
         &self,
         pod: &Pod,
         uid: &PodUid,
         afresh: bool,
-    ) -> Result<ContainerFiles, String> {
-        let text = annotation(pod, ANNOTATION_INPUTS).unwrap_or_default();
-        let source = InputsSource::parse(text).map_err(|why| format!("{ANNOTATION_INPUTS}: {why}"))?;
+        secrets: &(impl EnvSources + Sync),
+    ) -> Result<ContainerFiles, TransferError> {
+        let source = inputs_of(pod).map_err(TransferError::Transient)?;
         let (files, folder) = (self.clone(), self.of(uid));
-        blocking(move || stage::stage(&files, &folder, source, afresh)).await??;
+        let begun = blocking(move || stage::begin(&files, &folder, source, afresh)).await;
+        if let Some(inputs) = begun.and_then(|begun| begun).map_err(TransferError::Transient)? {
+            let remote = self.remote(pod, secrets)?;
+            stage::fetch(&remote, &self.of(uid), &inputs).await?;
+            let (files, folder) = (self.clone(), self.of(uid));
+            let staged = blocking(move || stage::stage(&files, &folder, inputs)).await;
+            staged.and_then(|staged| staged).map_err(TransferError::Transient)?;
+        }
         Ok(self.of(uid).container_files())
+    }
+
+    fn remote<'a, S: EnvSources + Sync>(
+        &'a self,
+        pod: &'a Pod,
+        secrets: &'a S,
+    ) -> Result<Remote<'a, S>, TransferError> {
+        Remote::new(pod, secrets, self.artifact_bytes_max, &self.git_protocols)
     }
 
     /// Removes a pod's folder, if there is one.
@@ -136,6 +161,9 @@ impl PodFolder {
     fn inputs(&self) -> PathBuf {
         self.0.join("in")
     }
+    fn fetched(&self) -> PathBuf {
+        self.0.join("fetched")
+    }
     fn out(&self) -> PathBuf {
         self.0.join("out")
     }
@@ -166,6 +194,12 @@ impl PodFolder {
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// The location of a job's inputs.
+fn inputs_of(pod: &Pod) -> Result<InputsSource, String> {
+    let text = annotation(pod, ANNOTATION_INPUTS).unwrap_or_default();
+    InputsSource::parse(text).map_err(|why| format!("{ANNOTATION_INPUTS}: {why}"))
 }
 
 /// Whether the pod takes part in the contract.

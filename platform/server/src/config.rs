@@ -137,6 +137,10 @@ pub(crate) struct UpArgs {
     /// [default: /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
     #[arg(long, env = "MAYFLY_VOLUME_PLUGIN_DIR", value_name = "DIR")]
     volume_plugin_dir: Option<PathBuf>,
+    /// Protocols by which jobs' inputs may come from Git repositories, besides http and https: ssh (with the keys of this
+    /// user), file (with the repositories on this machine)
+    #[arg(long, env = "MAYFLY_GIT_PROTOCOLS", value_name = "PROTOCOL", value_delimiter = ',')]
+    git_protocols: Vec<String>,
     /// The folder in which CSI drivers register and are given paths; those made for Kubernetes expect /var/lib/kubelet
     /// [default: kubelet in the data directory]
     #[arg(long, env = "MAYFLY_KUBELET_DIR", value_name = "DIR")]
@@ -215,6 +219,7 @@ struct ConfigFile {
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
     volume_plugin_dir: Option<PathBuf>,
+    git_protocols: Option<Vec<String>>,
     kubelet_dir: Option<PathBuf>,
     audit_policy_file: Option<PathBuf>,
     audit_log_path: Option<PathBuf>,
@@ -265,6 +270,8 @@ pub(crate) struct UpConfig {
     pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) gpu_libraries_dir: Option<PathBuf>,
     pub(crate) volume_plugin_dir: Option<PathBuf>,
+    /// Protocols of Git besides http and https.
+    pub(crate) git_protocols: Vec<String>,
     pub(crate) kubelet_dir: Option<PathBuf>,
     /// The policy of the audit log; `None`: no audit log.
     pub(crate) audit_policy_file: Option<PathBuf>,
@@ -385,6 +392,10 @@ impl UpArgs {
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
             volume_plugin_dir: self.volume_plugin_dir.or(file.volume_plugin_dir),
+            git_protocols: match self.git_protocols.is_empty() {
+                true => file.git_protocols.unwrap_or_default(),
+                false => self.git_protocols,
+            },
             kubelet_dir: self.kubelet_dir.or(file.kubelet_dir),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),

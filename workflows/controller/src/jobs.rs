@@ -179,9 +179,12 @@ impl Jobs {
             format!("{what} {digest} is not in the store: mayfly artifact push FILE")
         };
         for (name, artifact) in &arguments.inputs.artifacts {
-            if self.deps.artifacts.path(&artifact.digest).is_none() {
+            // Those from elsewhere are fetched by the node.
+            if let Some(digest) = &artifact.digest
+                && self.deps.artifacts.path(digest).is_none()
+            {
                 let what = format!("the artifact {name:?},");
-                return Err(failed("Job.ArtifactNotFound", missing(&what, &artifact.digest)));
+                return Err(failed("Job.ArtifactNotFound", missing(&what, digest)));
             }
         }
         let Program::Component(digest) = &arguments.program else { return Ok(()) };

@@ -92,6 +92,7 @@ impl GpuJobPlan {
     /// # Errors
     /// A source's name that cannot be a file of the container.
     pub(super) fn manifest(&self, artifacts: BTreeMap<String, ArtifactRef>) -> anyhow::Result<Value> {
+        let artifacts = artifacts.into_iter().map(|(name, artifact)| (name, artifact.into())).collect();
         let inputs = Inputs { artifacts, ..Inputs::default() };
         inputs.check().map_err(|why| Failure::error(why, "rename the source"))?;
         let mut metadata = match &self.name {
@@ -201,7 +202,7 @@ mod tests {
         assert_eq!(job["metadata"]["labels"]["mayfly.dev/queue"], "q");
         let template = &job["spec"]["template"];
         let inputs = template["metadata"]["annotations"][ANNOTATION_INPUTS].as_str().unwrap();
-        assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source);
+        assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source.into());
         let command = template["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(command[3..], ["train", "make", "run"]);
         plan.manifest(BTreeMap::from([(".hidden".to_owned(), source)])).expect_err("no file name");

@@ -10,15 +10,19 @@ use bytes::Bytes;
 use futures::stream;
 use mayfly_api::{
     Digest,
+    env::EnvSources,
     job_io::{ARTIFACTS, ArtifactRef, Collected, NAMES_MAX, Outputs, PARAMETER_BYTES_MAX, is_name, value_of},
-    k8s::jiff::Timestamp,
+    k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_artifacts::{Stored, UploadError};
 use mayfly_runtime::PodUid;
 use serde_json::Value;
 use tokio_util::io::ReaderStream;
 
-use super::{JobFiles, PodFolder, blocking, io_message, tree};
+use super::{JobFiles, PodFolder, TransferError, blocking, io_message, stage, tree};
+
+/// The reason of a pod whose outputs did not reach their destination.
+pub(crate) const UNSENT: &str = "ArtifactNotSent";
 
 /// The result of the container.
 pub(crate) struct ContainerResult {
@@ -40,15 +44,25 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// Stores all outputs of a pod. What cannot be stored is listed in the outputs' problems.
+/// What was stored, and the reason that the pod has failed, though its container has not: an output did not reach its
+/// destination.
+pub(crate) struct StoredOutputs {
+    pub(crate) collected: Collected,
+    pub(crate) unsent: Option<String>,
+}
+
+/// Stores all outputs of a pod, and sends those with a destination there if the container has ended well. What cannot
+/// be stored is listed in the outputs' problems.
 ///
 /// # Errors
 /// A message: nothing can be stored now (a full disk). The files stay for another attempt.
 pub(crate) async fn collect(
     files: &JobFiles,
+    pod: &Pod,
     uid: &PodUid,
-    ended: ContainerResult,
-) -> Result<Collected, String> {
+    mut ended: ContainerResult,
+    secrets: &(impl EnvSources + Sync),
+) -> Result<StoredOutputs, String> {
     let folder = files.of(uid);
     let mut found = blocking({
         let folder = folder.clone();
@@ -65,6 +79,14 @@ pub(crate) async fn collect(
             Err(Refused::Now(why)) => return Err(why),
             Err(Refused::Ever(why)) => found.problems.push(format!("artifact {name:?} was not kept: {why}")),
         }
+    }
+    let mut unsent = None;
+    if ended.exit_code == 0
+        && let Err(why) = send(files, pod, &artifacts, secrets).await
+    {
+        found.problems.push(why.clone());
+        (ended.reason, ended.message) = (UNSENT.to_owned(), why.clone());
+        unsent = Some(why);
     }
     let named: Vec<Digest> = artifacts.values().map(|artifact| artifact.digest).collect();
     let outputs = Outputs {
@@ -85,7 +107,31 @@ pub(crate) async fn collect(
     let document = serde_json::to_vec(&outputs).map_err(|error| error.to_string())?;
     let content = stream::iter([Ok::<_, std::io::Error>(Bytes::from(document))]);
     let stored = files.artifacts.upload(None, u64::MAX, content).await.map_err(|error| error.to_string())?;
-    Ok(Collected { document: stored.digest, artifacts: named })
+    Ok(StoredOutputs { collected: Collected { document: stored.digest, artifacts: named }, unsent })
+}
+
+/// Sends the stored artifacts that have a destination.
+async fn send(
+    files: &JobFiles,
+    pod: &Pod,
+    artifacts: &BTreeMap<String, ArtifactRef>,
+    secrets: &(impl EnvSources + Sync),
+) -> Result<(), String> {
+    let (loading, source) = (files.clone(), super::inputs_of(pod)?);
+    let inputs = blocking(move || stage::load(&loading, source)).await??;
+    if inputs.targets.is_empty() {
+        return Ok(());
+    }
+    let remote = files.remote(pod, secrets).map_err(TransferError::message)?;
+    for (name, target) in &inputs.targets {
+        let Some(artifact) = artifacts.get(name) else {
+            return Err(format!("the artifact {name:?} cannot be sent: the job has not left it"));
+        };
+        let file = files.path(&artifact.digest)?;
+        let sent = remote.send(name, target, &file, &artifact.digest.hex()).await;
+        sent.map_err(TransferError::message)?;
+    }
+    Ok(())
 }
 
 /// Why an artifact was not stored.

@@ -1,18 +1,29 @@
-//! Before a job starts: its inputs become files. Blocks.
+//! Before a job starts: its inputs become files. Blocks, but for what comes from other places.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use mayfly_api::job_io::{Inputs, InputsSource, text_of};
+use mayfly_api::{
+    env::EnvSources,
+    job_io::{ArtifactSource, InputArtifact, Inputs, InputsSource, text_of},
+};
 use serde_json::Value;
 
-use super::{JobFiles, PodFolder, io_message, tree};
+use super::{
+    JobFiles, PodFolder, blocking, io_message,
+    remote::{Remote, TransferError},
+    tree,
+};
 
-pub(super) fn stage(
+/// Makes the folders of a pod's outputs. Returns the inputs, if they are not staged yet.
+pub(super) fn begin(
     files: &JobFiles,
     folder: &PodFolder,
     source: InputsSource,
     afresh: bool,
-) -> Result<(), String> {
+) -> Result<Option<Inputs>, String> {
     if afresh {
         // A failed attempt's outputs are not those of the next.
         for path in [folder.out(), folder.capture()] {
@@ -22,34 +33,82 @@ pub(super) fn stage(
     for path in [folder.artifacts(), folder.capture()] {
         fs::create_dir_all(&path).map_err(|error| io_message("make", &path, &error))?;
     }
+    match folder.inputs().exists() {
+        true => Ok(None),
+        false => load(files, source).map(Some),
+    }
+}
+
+/// Fetches the artifacts that come from other places into the pod's folder.
+pub(super) async fn fetch(
+    remote: &Remote<'_, impl EnvSources + Sync>,
+    folder: &PodFolder,
+    inputs: &Inputs,
+) -> Result<(), TransferError> {
+    let fetched = folder.fetched();
+    let empty = move || {
+        remove(&fetched)?;
+        fs::create_dir_all(&fetched).map_err(|error| io_message("make", &fetched, &error))
+    };
+    blocking(empty).await.and_then(|made| made).map_err(TransferError::Transient)?;
+    for (name, artifact) in &inputs.artifacts {
+        remote.fetch(name, artifact, &folder.fetched().join(name)).await?;
+    }
+    Ok(())
+}
+
+/// Writes the inputs.
+pub(super) fn stage(files: &JobFiles, folder: &PodFolder, wanted: Inputs) -> Result<(), String> {
     // Written under another name first, so that a folder with the final name is complete.
     let (inputs, draft) = (folder.inputs(), folder.path().join("in.draft"));
-    if inputs.exists() {
-        return Ok(());
-    }
     remove(&draft)?;
     fs::create_dir_all(&draft).map_err(|error| io_message("make", &draft, &error))?;
-    let wanted = load(files, source)?;
     for (name, value) in &wanted.parameters {
         write(&draft.join(name), text_of(value).as_bytes())?;
     }
     for (name, artifact) in &wanted.artifacts {
-        let (from, to) = (files.path(&artifact.digest)?, draft.join(name));
-        if artifact.directory {
-            tree::unpack(&from, &to, files.artifact_bytes_max).map_err(|error| {
-                format!("artifact {name:?} ({}) cannot be unpacked: {error}", artifact.digest)
-            })?;
-        } else if fs::hard_link(&from, &to).is_err() {
-            // Another file system, or one without links.
-            fs::copy(&from, &to).map_err(|error| io_message("write", &to, &error))?;
-        }
+        place(files, folder, name, artifact, &draft.join(name))?;
     }
     let stdin = Value::Object(wanted.parameters.into_iter().collect());
     write(&folder.stdin(), stdin.to_string().as_bytes())?;
-    fs::rename(&draft, &inputs).map_err(|error| io_message("make", &inputs, &error))
+    fs::rename(&draft, &inputs).map_err(|error| io_message("make", &inputs, &error))?;
+    remove(&folder.fetched())
 }
 
-fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
+fn place(
+    files: &JobFiles,
+    folder: &PodFolder,
+    name: &str,
+    artifact: &InputArtifact,
+    to: &Path,
+) -> Result<(), String> {
+    let unpacked = |from: PathBuf| {
+        tree::unpack(&from, to, files.artifact_bytes_max)
+            .map_err(|error| format!("artifact {name:?} cannot be unpacked: {error}"))
+    };
+    let moved = |from: PathBuf| fs::rename(&from, to).map_err(|error| io_message("write", to, &error));
+    match artifact.source().map_err(|why| format!("artifact {name:?}: {why}"))? {
+        ArtifactSource::Stored(digest) if artifact.directory => unpacked(files.path(&digest)?),
+        ArtifactSource::Stored(digest) => {
+            let from = files.path(&digest)?;
+            if fs::hard_link(&from, to).is_err() {
+                // Another file system, or one without links.
+                fs::copy(&from, to).map_err(|error| io_message("write", to, &error))?;
+            }
+            Ok(())
+        }
+        ArtifactSource::Raw(text) => write(to, text.as_bytes()),
+        ArtifactSource::Http(_) | ArtifactSource::S3(_) if artifact.directory => {
+            unpacked(folder.fetched().join(name))
+        }
+        ArtifactSource::Http(_) | ArtifactSource::S3(_) | ArtifactSource::Git(_) => {
+            moved(folder.fetched().join(name))
+        }
+    }
+}
+
+/// Reads the inputs that are in the annotation or in the store.
+pub(super) fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
     match source {
         InputsSource::Inline(inputs) => Ok(*inputs),
         InputsSource::Stored(digest) => {

@@ -108,8 +108,15 @@ impl Worker {
             local.collected = true;
             return Ok(());
         };
-        match job::collect(jobs, &local.uid, ended(pod, local)).await {
-            Ok(collected) => {
+        if job::is_job(pod) {
+            self.sources.follow().await;
+        }
+        match job::collect(jobs, pod, &local.uid, ended(pod, local), &self.sources).await {
+            Ok(job::StoredOutputs { collected, unsent }) => {
+                if let Some(why) = unsent {
+                    self.events.warning(pod, job::UNSENT, why.clone());
+                    local.ended.get_or_insert((job::UNSENT, why));
+                }
                 let annotations = json!({ANNOTATION_OUTPUTS: json!(collected).to_string()});
                 let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);

@@ -25,7 +25,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    job,
+    job::{self, TransferError},
     volumes::{self, VolumeSources},
 };
 
@@ -33,6 +33,8 @@ use crate::{
 const SLOW_START: Duration = Duration::from_millis(100);
 /// The reason in `kubectl get pods` while the plugin of a device is not available.
 const REASON_DEVICES: &str = "WaitingForDevices";
+/// The reason of a pod whose inputs cannot be fetched.
+const REASON_INPUTS: &str = "ArtifactNotFetched";
 /// The pause before a pod of an unknown runtime class is tried again.
 const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
 
@@ -63,11 +65,24 @@ impl Worker {
         };
         let resolved = container::resolve(pod, spec, attempt, sources, &self.logs);
         let resolved = match resolved {
-            Ok(resolved) => match self.with_volumes(pod, spec, local, resolved).await {
-                Ok(resolved) => self.with_files(pod, local, resolved).await,
-                Err(why) => Err(why),
-            },
+            Ok(resolved) => self.with_volumes(pod, spec, local, resolved).await,
             Err(error) => Err(error.to_string()),
+        };
+        let resolved = match resolved {
+            Ok(resolved) => {
+                let filled = Box::pin(self.slowly(pod, local, self.with_files(pod, local, resolved)));
+                match self.unless_deleted(pod, filled).await {
+                    None => return,
+                    Some(Ok(resolved)) => Ok(resolved),
+                    Some(Err(TransferError::Transient(why))) => Err(why),
+                    Some(Err(TransferError::Permanent(why))) => {
+                        self.events.warning(pod, REASON_INPUTS, why.clone());
+                        local.ended.get_or_insert((REASON_INPUTS, why));
+                        return;
+                    }
+                }
+            }
+            Err(why) => Err(why),
         };
         let resolved = match resolved {
             Ok(resolved) => match self.with_devices(pod, resolved).await {
@@ -252,12 +267,15 @@ impl Worker {
         pod: &Pod,
         local: &LocalPod,
         mut container: ContainerSpec,
-    ) -> Result<ContainerSpec, String> {
+    ) -> Result<ContainerSpec, TransferError> {
         if job::is_job(pod) {
-            let jobs =
-                self.jobs.as_ref().ok_or("this node keeps no artifacts, and runs no job that has any")?;
+            let none = || {
+                TransferError::Transient("this node keeps no artifacts, and runs no job that has any".into())
+            };
+            let jobs = self.jobs.as_ref().ok_or_else(none)?;
             let afresh = container.id.attempt > 0;
-            container.files = Some(jobs.stage(pod, &local.uid, afresh).await?);
+            self.sources.follow().await;
+            container.files = Some(jobs.stage(pod, &local.uid, afresh, &self.sources).await?);
         }
         Ok(container)
     }

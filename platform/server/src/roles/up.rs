@@ -201,7 +201,8 @@ impl Up {
         let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
-        let jobs = JobFiles::new(artifacts.clone(), data_dir.jobs());
+        let mut jobs = JobFiles::new(artifacts.clone(), data_dir.jobs());
+        jobs.git_protocols = config.git_protocols.clone();
         let (node_client, compile_client) = (client(&node), client(&node));
         let (rules_written, service_rules) = watch::channel(false);
         let service_rules = networking.has_kernel_rules().then_some(service_rules);

@@ -124,3 +124,43 @@ async fn tasks_of_an_object_are_a_state_machine() -> Result<()> {
     ensure!(refused.code != Some(0) && refused.stderr.contains("one of definition and tasks"), "{refused:?}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_cannot_fetch_its_input_fails_with_the_reason() -> Result<()> {
+    mayfly_e2e::guest_or_skip!("bad-job");
+    let up = Up::start().await?;
+    let component = up.upload("bad-job").await?;
+    let job = |artifact: Value, egress: &str| {
+        json!({"StartAt": "Run", "States": {
+            "Run": {"Type": "Task", "Resource": "arn:aws:states:::job:run.sync", "End": true,
+                "Parameters": {"Component": component, "Args": ["exit", "0"], "Egress": [egress],
+                    "Artifacts": {"data": artifact}},
+                "Catch": [{"ErrorEquals": ["Job.ArtifactNotFetched"], "Next": "Caught"}]},
+            "Caught": {"Type": "Pass", "End": true}}})
+    };
+    let admin = format!("http://{}", up.address("admin"));
+    let health = json!({"http": {"url": format!("{admin}/healthz")}});
+    for (name, artifact, egress, why) in [
+        ("private", health.clone(), "https://example.com", Some("has no public address")),
+        (
+            "missing",
+            json!({"http": {"url": format!("{admin}/none")}}),
+            &*admin,
+            Some("the server answers 404"),
+        ),
+        ("fetched", health, &*admin, None),
+        ("raw", json!({"raw": "text"}), "https://example.com", None),
+    ] {
+        let machine = create(&up, name, "STANDARD", job(artifact, egress)).await?;
+        let told = ended(&up, &start(&up, &machine, json!({})).await?).await?;
+        let output: Value = serde_json::from_str(told["output"].as_str().with_context(|| told.to_string())?)?;
+        match why {
+            None => ensure!(output["exitCode"] == 0, "{name}: {output}"),
+            Some(why) => ensure!(
+                output["Error"] == "Job.ArtifactNotFetched" && output["Cause"].to_string().contains(why),
+                "{name}: {output}"
+            ),
+        }
+    }
+    Ok(())
+}

@@ -101,6 +101,8 @@ fn name(failed: &JobCondition, last: Option<&JobOutcome>) -> String {
         ("OOMKilled", _) => "Job.OOMKilled".into(),
         ("Evicted", _) => "Job.OutputTooLarge".into(),
         ("DeadlineExceeded", _) => "Job.DeadlineExceeded".into(),
+        ("ArtifactNotFetched", _) => "Job.ArtifactNotFetched".into(),
+        ("ArtifactNotSent", _) => "Job.ArtifactNotSent".into(),
         // A program may exit with this code itself; only a trap says where it was.
         (_, Some(EXIT_TRAPPED)) if !last.message.is_empty() => "Job.Trap".into(),
         (_, Some(code)) => format!("Job.ExitCode.{code}"),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mayfly_api::{
     Digest, ObjectKey,
     egress::EgressRule,
-    job_io::{ANNOTATION_INPUTS, ArtifactRef, Inputs},
+    job_io::{ANNOTATION_INPUTS, ArtifactTarget, InputArtifact, Inputs},
     k8s::api::batch::v1::Job,
     names,
     wellknown::{self, ANNOTATION_EGRESS, LABEL_WORKFLOW},
@@ -44,6 +44,8 @@ struct Written {
     parameters: BTreeMap<String, Value>,
     #[serde(default)]
     artifacts: BTreeMap<String, WrittenArtifact>,
+    #[serde(default)]
+    targets: BTreeMap<String, ArtifactTarget>,
     completions: Option<i32>,
     parallelism: Option<i32>,
     indexed: Option<bool>,
@@ -61,7 +63,7 @@ struct Written {
 #[serde(untagged)]
 enum WrittenArtifact {
     Digest(Digest),
-    Ref(ArtifactRef),
+    Ref(Box<InputArtifact>),
 }
 
 /// The program of the Job.
@@ -116,13 +118,17 @@ impl Arguments {
         let artifacts = written.artifacts.iter().map(|(name, artifact)| {
             let artifact = match artifact {
                 WrittenArtifact::Digest(digest) => {
-                    ArtifactRef { digest: *digest, directory: false, bytes: None }
+                    InputArtifact { digest: Some(*digest), ..InputArtifact::default() }
                 }
-                WrittenArtifact::Ref(artifact) => artifact.clone(),
+                WrittenArtifact::Ref(artifact) => InputArtifact::clone(artifact),
             };
             (name.clone(), artifact)
         });
-        let inputs = Inputs { artifacts: artifacts.collect(), parameters: written.parameters.clone() };
+        let inputs = Inputs {
+            artifacts: artifacts.collect(),
+            parameters: written.parameters.clone(),
+            targets: written.targets.clone(),
+        };
         inputs.check()?;
         let single = written.completions.unwrap_or(1) == 1 && written.parallelism.unwrap_or(1) <= 1;
         let (spec, container) = (spec(&written), container(&written, &program));
