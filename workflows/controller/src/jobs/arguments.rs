@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mayfly_api::{
     Digest, ObjectKey,
     egress::EgressRule,
-    job_io::{ANNOTATION_INPUTS, ArtifactTarget, InputArtifact, Inputs},
+    job_io::{ANNOTATION_INPUTS, ArtifactTarget, FOLDER_IN, InputArtifact, Inputs},
     k8s::api::batch::v1::Job,
     names,
     wellknown::{self, ANNOTATION_EGRESS, LABEL_WORKFLOW},
@@ -25,6 +25,10 @@ const TTL_SECONDS_DEFAULT: i64 = 7 * 24 * 3600;
 const CONTAINER: &str = "job";
 /// The image of a container whose runtime class takes none.
 const IMAGE_NONE: &str = "none";
+/// The input artifact that holds a script's source.
+const SCRIPT: &str = "script";
+/// What runs a script where nothing else is given.
+const INTERPRETER_DEFAULT: &str = "sh";
 
 /// The task's arguments, as they are written.
 #[derive(Debug, Deserialize)]
@@ -36,6 +40,10 @@ struct Written {
     namespace: Option<String>,
     #[serde(default)]
     command: Vec<String>,
+    /// Source text that an interpreter of the image runs.
+    script: Option<String>,
+    #[serde(default)]
+    interpreter: Vec<String>,
     #[serde(default)]
     args: Vec<Value>,
     #[serde(default)]
@@ -115,6 +123,7 @@ impl Arguments {
         for rule in &written.egress {
             rule.parse::<EgressRule>().map_err(|error| format!("Egress: {error}"))?;
         }
+        check_script(&written)?;
         let artifacts = written.artifacts.iter().map(|(name, artifact)| {
             let artifact = match artifact {
                 WrittenArtifact::Digest(digest) => {
@@ -124,8 +133,11 @@ impl Arguments {
             };
             (name.clone(), artifact)
         });
+        let script = written.script.clone().map(|text| {
+            (SCRIPT.to_owned(), InputArtifact { raw: Some(text), ..InputArtifact::default() })
+        });
         let inputs = Inputs {
-            artifacts: artifacts.collect(),
+            artifacts: artifacts.chain(script).collect(),
             parameters: written.parameters.clone(),
             targets: written.targets.clone(),
         };
@@ -203,6 +215,38 @@ fn spec(written: &Written) -> Value {
     spec
 }
 
+/// A script is run by an image, and is a file among the inputs.
+fn check_script(written: &Written) -> Result<(), String> {
+    if written.script.is_none() {
+        return match written.interpreter.is_empty() {
+            true => Ok(()),
+            false => Err("Interpreter goes with Script".into()),
+        };
+    }
+    if written.image.is_none() {
+        return Err("Script needs an Image with an interpreter: a component is a program already".into());
+    }
+    if !written.command.is_empty() {
+        return Err("one of Command and Script: a script is run by Interpreter".into());
+    }
+    match written.artifacts.contains_key(SCRIPT) || written.parameters.contains_key(SCRIPT) {
+        true => Err(format!("the input {SCRIPT:?} is there already: it is the file of Script")),
+        false => Ok(()),
+    }
+}
+
+/// The container's command: of a script, the interpreter and the script's file.
+fn command(written: &Written) -> Vec<String> {
+    if written.script.is_none() {
+        return written.command.clone();
+    }
+    let interpreter = match written.interpreter.is_empty() {
+        true => vec![INTERPRETER_DEFAULT.to_owned()],
+        false => written.interpreter.clone(),
+    };
+    interpreter.into_iter().chain([format!("{FOLDER_IN}/{SCRIPT}")]).collect()
+}
+
 fn container(written: &Written, program: &Program) -> Value {
     let text = mayfly_api::job_io::text_of;
     let image = match program {
@@ -217,7 +261,7 @@ fn container(written: &Written, program: &Program) -> Value {
             limits[name] = json!(limit);
         }
     }
-    json!({"name": CONTAINER, "image": image, "command": written.command,
+    json!({"name": CONTAINER, "image": image, "command": command(written),
         "args": written.args.iter().map(text).collect::<Vec<_>>(), "env": env, "resources": {"limits": limits}})
 }
 
@@ -294,6 +338,21 @@ mod tests {
     }
 
     #[test]
+    fn a_script_is_a_file_that_its_interpreter_runs() {
+        let command = |more: Value| {
+            let mut arguments = json!({"Image": "tools:1", "Script": "print(1)\n", "Args": ["x"]});
+            arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let arguments = Arguments::parse(&arguments).unwrap();
+            assert_eq!(arguments.inputs.artifacts["script"].raw.as_deref(), Some("print(1)\n"));
+            assert_eq!(arguments.container["args"], json!(["x"]));
+            arguments.container["command"].clone()
+        };
+        assert_eq!(command(json!({})), json!(["sh", "/mayfly/in/script"]));
+        let python = json!({"Interpreter": ["python3", "-u"]});
+        assert_eq!(command(python), json!(["python3", "-u", "/mayfly/in/script"]));
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         let digest = Digest::of(b"c");
         for (arguments, why) in [
@@ -306,6 +365,10 @@ mod tests {
             (json!({"Component": digest, "Parameters": {"a/b": 1}}), "is no name"),
             (json!({"Component": digest, "Artifacts": {"a": "x"}}), "WrittenArtifact"),
             (json!({"Component": digest, "Namespace": "No"}), "Namespace"),
+            (json!({"Component": digest, "Script": "x"}), "needs an Image"),
+            (json!({"Image": "x", "Script": "x", "Command": ["sh"]}), "one of Command and Script"),
+            (json!({"Image": "x", "Interpreter": ["sh"]}), "Interpreter goes with Script"),
+            (json!({"Image": "x", "Script": "x", "Parameters": {"script": 1}}), "is there already"),
             (json!({"Component": digest, "Egress": ["ftp://x"]}), "Egress"),
         ] {
             let error = Arguments::parse(&arguments).unwrap_err();
