@@ -10,6 +10,7 @@
 
 mod answer;
 mod arguments;
+mod memo;
 mod orphans;
 #[cfg(test)]
 mod tests;
@@ -28,10 +29,10 @@ use kube::{Api, Client, api::PostParams};
 use mayfly_api::{
     Digest, ObjectKey,
     job_io::{ANNOTATION_OUTCOMES, JobOutcome, Outputs},
-    k8s::api::batch::v1::Job,
+    k8s::{api::batch::v1::Job, jiff::Timestamp},
 };
 use mayfly_artifacts::Artifacts;
-use mayfly_informer::Informer;
+use mayfly_informer::{Index, Informer};
 use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations, InvokeError};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -65,6 +66,7 @@ type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 /// Runs Jobs for tasks.
 pub struct Jobs {
     deps: JobsDeps,
+    memos: Index<Job>,
     waiters: Waiters,
     left: Arc<OrphanedJobs>,
     stopping: Arc<AtomicBool>,
@@ -83,7 +85,8 @@ impl Jobs {
                 waiter.notify_one();
             }
         });
-        Self { deps, waiters, left, stopping: Arc::default() }
+        let memos = memo::index(&deps.jobs);
+        Self { deps, memos, waiters, left, stopping: Arc::default() }
     }
 
     /// Deletes Jobs that no task waits for any more, until `stop`.
@@ -105,6 +108,9 @@ impl Jobs {
             Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
         let key = ObjectKey::new(&arguments.namespace, arguments::job_name(&call.idempotency_key));
         let awaited = call.resource == RUN_SYNC;
+        if awaited && let Some(answer) = self.remembered(&arguments, &call.idempotency_key).await {
+            return Ok(answer);
+        }
         let mut mine = JobGuard::new(self, key, &call.idempotency_key);
         let job = match self.create(&mine.key, &arguments, &call.idempotency_key, awaited).await {
             Ok(job) => job,
@@ -233,6 +239,35 @@ impl Jobs {
             }
             waiter.notified().await;
         };
+        Ok(self.ended(job).await)
+    }
+
+    /// The answer of a Job that has done the same before, if there is one whose outputs are all in the store.
+    async fn remembered(&self, arguments: &Arguments, task: &str) -> Option<Value> {
+        let (memoize, label) = arguments.memo(task)?;
+        let jobs = self.memos.get(&label);
+        for job in memo::candidates(jobs, &arguments.namespace, memoize.max_age_seconds, Timestamp::now()) {
+            let key = ObjectKey::of(&*job);
+            let ended = self.ended(job).await;
+            let stored = |outputs: &Option<Outputs>| {
+                let artifacts = outputs.as_ref().map(|outputs| outputs.artifacts.values());
+                artifacts
+                    .is_some_and(|mut all| all.all(|one| self.deps.artifacts.path(&one.digest).is_some()))
+            };
+            let mut succeeded = ended.pods.iter().filter(|(outcome, _)| outcome.succeeded);
+            if !succeeded.all(|(_, outputs)| stored(outputs)) {
+                continue;
+            }
+            if let Ok(mut answer) = answer::answer(&key, arguments, ended) {
+                answer["memoized"] = json!(true);
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    /// A finished Job with what its pods left.
+    async fn ended(&self, job: Arc<Job>) -> EndedJob {
         let text = job.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTCOMES));
         let outcomes: Vec<JobOutcome> =
             text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
@@ -241,7 +276,7 @@ impl Jobs {
             let outputs = self.outputs(&outcome).await;
             pods.push((outcome, outputs));
         }
-        Ok(EndedJob { job, pods })
+        EndedJob { job, pods }
     }
 
     /// The outputs of a pod; `None` if they were not collected, or were removed from the store.

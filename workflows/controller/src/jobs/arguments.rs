@@ -13,6 +13,8 @@ use mayfly_api::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::memo;
+
 /// On a Job: the task that it is of.
 const ANNOTATION_KEY: &str = "mayfly.dev/task";
 /// On a Job: the execution that it is of.
@@ -64,6 +66,17 @@ struct Written {
     cpu: Option<String>,
     #[serde(default)]
     egress: Vec<String>,
+    memoize: Option<Memoize>,
+}
+
+/// A Job that has done the same before answers in the place of a new one.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", deny_unknown_fields)]
+pub(super) struct Memoize {
+    /// In place of the program and its inputs; within the state machine.
+    key: Option<Value>,
+    /// An older result is not used.
+    pub(super) max_age_seconds: Option<u64>,
 }
 
 /// A digest alone is a file; what an earlier job gave is taken as it is.
@@ -96,6 +109,7 @@ pub(super) struct Arguments {
     spec: Value,
     container: Value,
     egress: String,
+    memoize: Option<Memoize>,
 }
 
 impl Arguments {
@@ -133,9 +147,10 @@ impl Arguments {
             };
             (name.clone(), artifact)
         });
-        let script = written.script.clone().map(|text| {
-            (SCRIPT.to_owned(), InputArtifact { raw: Some(text), ..InputArtifact::default() })
-        });
+        let script = written
+            .script
+            .clone()
+            .map(|text| (SCRIPT.to_owned(), InputArtifact { raw: Some(text), ..InputArtifact::default() }));
         let inputs = Inputs {
             artifacts: artifacts.chain(script).collect(),
             parameters: written.parameters.clone(),
@@ -144,7 +159,29 @@ impl Arguments {
         inputs.check()?;
         let single = written.completions.unwrap_or(1) == 1 && written.parallelism.unwrap_or(1) <= 1;
         let (spec, container) = (spec(&written), container(&written, &program));
-        Ok(Self { namespace, program, inputs, single, spec, container, egress: written.egress.join(",") })
+        Ok(Self {
+            namespace,
+            program,
+            inputs,
+            single,
+            spec,
+            container,
+            egress: written.egress.join(","),
+            memoize: written.memoize,
+        })
+    }
+
+    /// What is remembered of the task, and the label's value of its Jobs; none if nothing is.
+    pub(super) fn memo(&self, task: &str) -> Option<(&Memoize, String)> {
+        let memoize = self.memoize.as_ref()?;
+        let content = match &memoize.key {
+            Some(key) => json!({"workflow": workflow(task), "key": key}),
+            None => {
+                json!({"container": self.container, "inputs": self.inputs, "completions": self.spec["completions"],
+                "completionMode": self.spec["completionMode"]})
+            }
+        };
+        Some((memoize, memo::label(&content)))
     }
 
     /// The Job's object. `task` is the idempotency key; `awaited`: the task waits for the Job's end.
@@ -170,11 +207,15 @@ impl Arguments {
         if awaited {
             annotations[ANNOTATION_AWAITED] = json!("true");
         }
+        let mut labels = json!({LABEL_WORKFLOW: workflow(task)});
+        if let Some((_, label)) = self.memo(task) {
+            labels[memo::LABEL_MEMO] = json!(label);
+        }
         json!({
             "apiVersion": "batch/v1", "kind": "Job",
             "metadata": {
                 "name": key.name, "namespace": key.namespace,
-                "labels": {LABEL_WORKFLOW: workflow(task)}, "annotations": annotations,
+                "labels": labels, "annotations": annotations,
             },
             "spec": spec,
         })
@@ -350,6 +391,33 @@ mod tests {
         assert_eq!(command(json!({})), json!(["sh", "/mayfly/in/script"]));
         let python = json!({"Interpreter": ["python3", "-u"]});
         assert_eq!(command(python), json!(["python3", "-u", "/mayfly/in/script"]));
+    }
+
+    #[test]
+    fn what_decides_about_a_result_is_remembered() {
+        let label = |task: &str, more: Value| {
+            let mut arguments = json!({"Image": "tools:1", "Args": ["a"], "Memoize": {}});
+            arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let arguments = Arguments::parse(&arguments).unwrap();
+            let label = arguments.memo(task).map(|(_, label)| label);
+            let job = arguments.manifest(&ObjectKey::new("default", "j"), "{}", task, true);
+            assert_eq!(job["metadata"]["labels"]["mayfly.dev/memo"].as_str(), label.as_deref());
+            label
+        };
+        let one = label(TASK, json!({}));
+        assert_eq!(one, label("arn:aws:states:us-east-1:000000000000:execution:other:run-9#1", json!({})));
+        assert_eq!(one, label(TASK, json!({"BackoffLimit": 2, "DeadlineSeconds": 9})));
+        for other in [json!({"Args": ["b"]}), json!({"Image": "tools:2"}), json!({"Parameters": {"n": 1}})] {
+            assert_ne!(one, label(TASK, other));
+        }
+        let key = json!({"Memoize": {"Key": {"day": 1}}});
+        let by_key = label(TASK, key.clone());
+        let mut changed = key.clone();
+        changed["Args"] = json!(["b"]);
+        assert_eq!(by_key, label(TASK, changed));
+        assert_ne!(by_key, label("arn:aws:states:us-east-1:000000000000:execution:other:run-9#1", key));
+        let never = json!({"Memoize": null});
+        assert_eq!(label(TASK, never), None);
     }
 
     #[test]
