@@ -1,7 +1,6 @@
 //! Reads an object and its state machine, computes the next step with [`plan`](super::plan), carries it out, and
 //! repeats.
 
-use mayfly_workflows_engine::engine::StateMachineType;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -13,7 +12,7 @@ use mayfly_api::{
     ObjectKey, Workflow, WorkflowSpec,
     k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
     wellknown,
-    workflow::{WorkflowType, definition, names},
+    workflow::{definition, names},
 };
 use mayfly_informer::{
     Change,
@@ -28,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AGREED, Directory, FINALIZER,
     changes::DefinitionChanges,
-    definitions::{definition_of_machine, definition_of_object},
+    definitions::{definition_of_machine, definition_of_object, kind_of},
     plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
 };
 
@@ -484,13 +483,6 @@ fn facts_of(machine: &MachineRecord) -> MachineFacts {
         revision,
         created_ms: created,
         changed_ms: machine.revision.updated,
-    }
-}
-
-fn kind_of(kind: StateMachineType) -> WorkflowType {
-    match kind {
-        StateMachineType::Standard => WorkflowType::Standard,
-        StateMachineType::Express => WorkflowType::Express,
     }
 }
 

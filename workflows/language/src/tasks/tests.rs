@@ -117,7 +117,10 @@ fn documents_are_checked() {
         ),
         (format!(r#"{{"tasks":{{"a":{{{pass},"when":true}}}}}}"#), "/tasks/a/when: a rule"),
         (r#"{"tasks":{"a":{"function":""}}}"#.to_owned(), "/tasks/a/function: a function's name"),
-        (r#"{"tasks":{"a":{"function":"shop.f"}}}"#.to_owned(), "/tasks/a/function: a function of another namespace"),
+        (
+            r#"{"tasks":{"a":{"function":"shop.f"}}}"#.to_owned(),
+            "/tasks/a/function: a function of another namespace",
+        ),
         (
             r#"{"tasks":{"a":{"function":"f","payload":1,"payload.$":"$.input"}}}"#.to_owned(),
             "/tasks/a/payload.$: payload is there already",
