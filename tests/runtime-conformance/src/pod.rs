@@ -90,7 +90,7 @@ impl<'a> TestPod<'a> {
     /// The end of the container as it is known now.
     pub(crate) fn end_now(&self) -> Option<ContainerEnd> {
         match self.state()? {
-            ContainerState::Running { .. } => None,
+            ContainerState::Waiting { .. } | ContainerState::Running { .. } => None,
             ContainerState::Exited { started, finished, exit_code, reason, .. } => {
                 assert!(started <= finished, "{started} is after {finished}");
                 Some(ContainerEnd { exit_code, reason })
