@@ -6,6 +6,7 @@
 //! DIR/<pod uid>/out/<name>            the container's; collected after its end, whatever that was
 //! DIR/<pod uid>/out/artifacts/<name>
 //! DIR/<pod uid>/stdin                 all parameters as one JSON object
+//! DIR/<pod uid>/targets               the destinations of outputs, as JSON, if there are some
 //! DIR/<pod uid>/capture/{stdout,stderr}   written by the host
 //! ```
 //! A pod's folder goes when its outputs are named on its object, or when the object is gone.
@@ -160,6 +161,9 @@ impl PodFolder {
     }
     fn inputs(&self) -> PathBuf {
         self.0.join("in")
+    }
+    fn targets(&self) -> PathBuf {
+        self.0.join("targets")
     }
     fn fetched(&self) -> PathBuf {
         self.0.join("fetched")

@@ -11,7 +11,10 @@ use futures::stream;
 use mayfly_api::{
     Digest,
     env::EnvSources,
-    job_io::{ARTIFACTS, ArtifactRef, Collected, NAMES_MAX, Outputs, PARAMETER_BYTES_MAX, is_name, value_of},
+    job_io::{
+        ARTIFACTS, ArtifactRef, ArtifactTarget, Collected, NAMES_MAX, Outputs, PARAMETER_BYTES_MAX, is_name,
+        value_of,
+    },
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_artifacts::{Stored, UploadError};
@@ -19,7 +22,7 @@ use mayfly_runtime::PodUid;
 use serde_json::Value;
 use tokio_util::io::ReaderStream;
 
-use super::{JobFiles, PodFolder, TransferError, blocking, io_message, stage, tree};
+use super::{JobFiles, PodFolder, TransferError, blocking, io_message, tree};
 
 /// The reason of a pod whose outputs did not reach their destination.
 pub(crate) const UNSENT: &str = "ArtifactNotSent";
@@ -82,7 +85,7 @@ pub(crate) async fn collect(
     }
     let mut unsent = None;
     if ended.exit_code == 0
-        && let Err(why) = send(files, pod, &artifacts, secrets).await
+        && let Err(why) = send(files, pod, &folder, &artifacts, secrets).await
     {
         found.problems.push(why.clone());
         (ended.reason, ended.message) = (UNSENT.to_owned(), why.clone());
@@ -114,16 +117,22 @@ pub(crate) async fn collect(
 async fn send(
     files: &JobFiles,
     pod: &Pod,
+    folder: &PodFolder,
     artifacts: &BTreeMap<String, ArtifactRef>,
     secrets: &(impl EnvSources + Sync),
 ) -> Result<(), String> {
-    let (loading, source) = (files.clone(), super::inputs_of(pod)?);
-    let inputs = blocking(move || stage::load(&loading, source)).await??;
-    if inputs.targets.is_empty() {
+    let path = folder.targets();
+    let read = move || match fs::read(&path) {
+        Ok(json) => serde_json::from_slice(&json).map_err(|error| error.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(io_message("read", &path, &error)),
+    };
+    let targets: BTreeMap<String, ArtifactTarget> = blocking(read).await??;
+    if targets.is_empty() {
         return Ok(());
     }
     let remote = files.remote(pod, secrets).map_err(TransferError::message)?;
-    for (name, target) in &inputs.targets {
+    for (name, target) in &targets {
         let Some(artifact) = artifacts.get(name) else {
             return Err(format!("the artifact {name:?} cannot be sent: the job has not left it"));
         };

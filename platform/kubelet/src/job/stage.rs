@@ -69,6 +69,11 @@ pub(super) fn stage(files: &JobFiles, folder: &PodFolder, wanted: Inputs) -> Res
     for (name, artifact) in &wanted.artifacts {
         place(files, folder, name, artifact, &draft.join(name))?;
     }
+    if !wanted.targets.is_empty() {
+        // The inputs may be gone from the store when the job has ended.
+        let targets = serde_json::to_vec(&wanted.targets).map_err(|error| error.to_string())?;
+        write(&folder.targets(), &targets)?;
+    }
     let stdin = Value::Object(wanted.parameters.into_iter().collect());
     write(&folder.stdin(), stdin.to_string().as_bytes())?;
     fs::rename(&draft, &inputs).map_err(|error| io_message("make", &inputs, &error))?;
@@ -108,7 +113,7 @@ fn place(
 }
 
 /// Reads the inputs that are in the annotation or in the store.
-pub(super) fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
+fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
     match source {
         InputsSource::Inline(inputs) => Ok(*inputs),
         InputsSource::Stored(digest) => {

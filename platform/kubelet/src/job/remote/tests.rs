@@ -327,8 +327,9 @@ async fn objects_come_from_and_go_to_s3() {
         let (reason, message) = ("Completed".to_owned(), String::new());
         ContainerResult { exit_code, reason, message, started: now, finished: now }
     };
+    std::fs::remove_dir_all(&node.files.folder).unwrap();
+    node.files.stage(&pod, &Node::uid(), false, &OneSecret).await.unwrap();
     let folder = node.files.of(&Node::uid()).artifacts();
-    std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("report"), "42").unwrap();
     std::fs::create_dir_all(folder.join("copy")).unwrap();
     let failed = collect(&node.files, &pod, &Node::uid(), end(1), &OneSecret).await.unwrap();
@@ -353,10 +354,10 @@ async fn an_output_that_is_not_sent_is_told() {
         ContainerResult { exit_code: 0, reason, message, started: now, finished: now }
     };
     let pod = pod(&format!("http://{address}"), &to("/nowhere?x=hunter2-secret"));
+    node.files.stage(&pod, &Node::uid(), false, &OneSecret).await.unwrap();
     let done = collect(&node.files, &pod, &Node::uid(), end(), &OneSecret).await.unwrap();
     assert!(done.unsent.unwrap().contains("the job has not left it"));
     let folder = node.files.of(&Node::uid()).artifacts();
-    std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("report"), "42").unwrap();
     let done = collect(&node.files, &pod, &Node::uid(), end(), &OneSecret).await.unwrap();
     let why = done.unsent.unwrap();
