@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(job["metadata"]["labels"]["mayfly.dev/queue"], "q");
         let template = &job["spec"]["template"];
         let inputs = template["metadata"]["annotations"][ANNOTATION_INPUTS].as_str().unwrap();
-        assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source.into());
+        assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source.clone().into());
         let command = template["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(command[3..], ["train", "make", "run"]);
         plan.manifest(BTreeMap::from([(".hidden".to_owned(), source)])).expect_err("no file name");
