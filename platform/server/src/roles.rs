@@ -14,6 +14,7 @@ mod metrics;
 mod network;
 mod nodes;
 mod open_files;
+mod part_configs;
 mod runtimes;
 mod signals;
 mod slurm;
