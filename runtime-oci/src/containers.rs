@@ -29,6 +29,7 @@ use crate::{
     host::OciHost,
     images::{RunnableImage, full_name},
     layout::task_id,
+    log_shim::start_with_pipes,
     sandbox::Sandbox,
     spec::{self, ContainerPlace},
 };
@@ -250,23 +251,44 @@ impl OciHost {
         rootfs: Vec<Mount>,
     ) -> Result<(), RuntimeError> {
         let folder = self.layout.container(id);
-        let log = log_uri(&self.config.program, &folder.join("log.json"));
-        let stdin = match record.stdin || record.has_input_file {
+        let stdin = match record.has_input() {
             true => folder.join("stdin").to_string_lossy().into_owned(),
             false => String::new(),
         };
+        let log_config = folder.join("log.json");
+        let mut log_shim = None;
+        let [stdout, stderr] = match record.output_pipes(&folder) {
+            Some(pipes) => {
+                let started = start_with_pipes(&self.config.program, &log_config).await;
+                let internal =
+                    |error| RuntimeError::Internal(format!("cannot start the log's program: {error}"));
+                log_shim = Some(started.map_err(internal)?);
+                pipes.map(|pipe| pipe.to_string_lossy().into_owned())
+            }
+            // A terminal has one output.
+            None if record.tty => [log_uri(&self.config.program, &log_config), String::new()],
+            None => [(); 2].map(|()| log_uri(&self.config.program, &log_config)),
+        };
+        let (container_id, terminal) = (task_id(id), record.tty);
         let message = CreateTaskRequest {
-            container_id: task_id(id),
+            container_id,
             rootfs,
             stdin,
-            stdout: log.clone(),
-            // A terminal has one output.
-            stderr: if record.tty { String::new() } else { log },
-            terminal: record.tty,
+            stdout,
+            stderr,
+            terminal,
             ..CreateTaskRequest::default()
         };
-        client.tasks().create(request(message)).await.map_err(start_failed)?;
-        Ok(())
+        let created = client.tasks().create(request(message)).await.map_err(start_failed);
+        if let Some(mut log_shim) = log_shim {
+            if created.is_err() {
+                // Nothing will ever be written to its pipes.
+                let _ = log_shim.start_kill();
+            }
+            // Ends with the container; waited for so that it leaves no zombie.
+            tokio::spawn(async move { drop(log_shim.wait().await) });
+        }
+        created.map(|_| ())
     }
 
     /// Writes a job's input into the container, in the background, and ends it there.

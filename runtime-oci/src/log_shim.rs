@@ -2,6 +2,10 @@
 //! gives it both outputs as file descriptors 3 and 4 (containerd's `binary://` log URI). It is a process of its
 //! own, so that no line is lost when Mayfly or containerd end.
 //!
+//! containerd's shim connects no standard input where the outputs go to such a program (`NewBinaryIO` of its package
+//! `process`). A container with an input and without a terminal has named pipes for its outputs, and Mayfly starts the
+//! program that reads them ([`start_with_pipes`]).
+//!
 //! Beside the log it keeps the end of each output for jobs, and gives the live output to clients that attach: a
 //! Unix socket on which frames of `stream (1 byte), length (4 bytes, big endian), bytes` go out.
 
@@ -11,8 +15,10 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
+    process::Stdio,
     sync::{
         Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
@@ -22,6 +28,7 @@ use std::{
 use mayfly_api::job_io::RESULT_BYTES_MAX;
 use mayfly_runtime::logs::{LogAppender, Stream};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt as _;
 
 /// The configuration of the program, as JSON in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +39,9 @@ pub struct LogShimConfig {
     pub socket: PathBuf,
     /// The folder for the end of each output.
     pub capture: Option<PathBuf>,
+    /// The named pipes of both outputs; `None`: they are the file descriptors 3 and 4.
+    #[serde(default)]
+    pub pipes: Option<[PathBuf; 2]>,
 }
 
 /// The buffer of one read from a pipe, which holds 64 KiB.
@@ -40,6 +50,8 @@ const READ_BYTES: usize = 64 << 10;
 const CLIENT_CHUNKS_MAX: usize = 256;
 /// AttachedClients attached to one container at the same time.
 const CLIENTS_MAX: usize = 16;
+/// How long the container's task may take to open its named pipes.
+const PIPES_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause before a log is written again that the disk did not take.
 const DISK_RETRY: Duration = Duration::from_millis(200);
 
@@ -56,23 +68,60 @@ pub fn run(config: &Path) -> io::Result<()> {
     let log = Arc::new(Mutex::new(LogAppender::open(&config.log)?));
     let clients = AttachedClients::default();
     serve(&config.socket, clients.clone());
-    let outputs = [(3, Stream::Stdout), (4, Stream::Stderr)];
+    let is_started_by_containerd = config.pipes.is_none();
+    // A descriptor is inherited; its path opens the same pipe again.
+    let paths =
+        config.pipes.unwrap_or_else(|| [3, 4].map(|descriptor| format!("/proc/self/fd/{descriptor}").into()));
+    let unopened = Arc::new(AtomicUsize::new(paths.len()));
     let mut copies = Vec::new();
-    for (descriptor, stream) in outputs {
-        // The descriptor is inherited; its path opens the same pipe again.
-        let pipe = File::open(format!("/proc/self/fd/{descriptor}"))?;
-        let (log, clients) = (log.clone(), clients.clone());
+    for (path, stream) in paths.into_iter().zip([Stream::Stdout, Stream::Stderr]) {
+        let (log, clients, unopened) = (log.clone(), clients.clone(), unopened.clone());
         let capture = config.capture.as_ref().map(|folder| folder.join(stream.name()));
-        copies.push(thread::spawn(move || copy(pipe, stream, &log, &clients, capture.as_deref())));
+        copies.push(thread::spawn(move || {
+            // Waits until the other end of a named pipe is open.
+            let pipe = File::open(path);
+            unopened.fetch_sub(1, Ordering::SeqCst);
+            if let Ok(pipe) = pipe {
+                copy(pipe, stream, &log, &clients, capture.as_deref());
+            }
+        }));
     }
-    // containerd waits for a byte here before it starts the container.
-    OpenOptions::new().write(true).open("/proc/self/fd/5")?.write_all(&[0])?;
+    if is_started_by_containerd {
+        // containerd waits for a byte here before it starts the container.
+        OpenOptions::new().write(true).open("/proc/self/fd/5")?.write_all(&[0])?;
+    } else {
+        io::stdout().write_all(&[0])?;
+        io::stdout().flush()?;
+        thread::spawn(move || {
+            thread::sleep(PIPES_TIMEOUT);
+            if unopened.load(Ordering::SeqCst) > 0 {
+                // The container was never started, and Mayfly ended before it could end this program.
+                std::process::exit(1);
+            }
+        });
+    }
     for copy in copies {
         // A panic of one output's thread must not lose the other's lines.
         let _ = copy.join();
     }
     let _ = fs::remove_file(&config.socket);
     Ok(())
+}
+
+/// Starts the program for a container whose outputs are named pipes, and waits until it takes clients.
+///
+/// # Errors
+/// The program cannot be started, or ended at once.
+pub(crate) async fn start_with_pipes(program: &Path, config: &Path) -> io::Result<tokio::process::Child> {
+    let mut command = tokio::process::Command::new(program);
+    command.arg("log-shim").arg(config);
+    // A group of its own: a signal for Mayfly's, such as Ctrl-C, is none for it.
+    command.env_clear().process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    if let Some(mut ready) = child.stdout.take() {
+        ready.read_exact(&mut [0]).await?;
+    }
+    Ok(child)
 }
 
 /// Copies one output to the log, the clients and the capture until it ends.

@@ -1,6 +1,10 @@
 //! The files of a container on the disk, written and read.
 
-use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use containerd_client::types::Mount;
 use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState};
@@ -25,6 +29,19 @@ pub(crate) struct ContainerRecord {
     pub(crate) stop_signal: u32,
     pub(crate) log: std::path::PathBuf,
     pub(crate) message_from_log: bool,
+}
+
+impl ContainerRecord {
+    /// Whether the container has a standard input.
+    pub(crate) fn has_input(&self) -> bool {
+        self.stdin || self.has_input_file
+    }
+
+    /// The named pipes of the outputs, below the container's folder, where the outputs have some: see
+    /// [`crate::log_shim`].
+    pub(crate) fn output_pipes(&self, folder: &Path) -> Option<[PathBuf; 2]> {
+        (self.has_input() && !self.tty).then(|| ["stdout", "stderr"].map(|name| folder.join(name)))
+    }
 }
 
 /// The end of a container; kept on disk as long as its sandbox.
@@ -55,6 +72,7 @@ pub(super) fn write_container_files(
         log: spec.log_path.clone(),
         socket,
         capture: spec.files.as_ref().map(|files| files.capture.clone()),
+        pipes: record.output_pipes(folder),
     };
     fs::write(folder.join("log.json"), serde_json::to_vec(&log)?)?;
     fs::write(folder.join("container.json"), serde_json::to_vec(record)?)?;
@@ -62,9 +80,9 @@ pub(super) fn write_container_files(
     fs::write(&message, "")?;
     // The container's user writes it, and may be any user.
     fs::set_permissions(&message, fs::Permissions::from_mode(0o666))?;
-    if record.stdin || record.has_input_file {
-        let fifo = folder.join("stdin");
-        match nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR) {
+    let input = record.has_input().then(|| folder.join("stdin"));
+    for pipe in input.into_iter().chain(log.pipes.into_iter().flatten()) {
+        match nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR) {
             Err(nix::errno::Errno::EEXIST) | Ok(()) => {}
             Err(error) => return Err(error.into()),
         }
