@@ -136,7 +136,7 @@ async fn a_terminal_over_spdy_follows_its_size() -> Result<()> {
     // The terminal changes its size once the first one has arrived.
     let first = host.join("first");
     let outside = format!(
-        "stty rows 33 cols 91; (until [ -e {} ]; do sleep 0.1; done; stty rows 44 cols 120) & . {}",
+        "stty rows 33 cols 91; (until [ -e {} ]; do sleep 0.1; done; stty rows 44 cols 120 < /dev/tty) & . {}",
         first.display(),
         inside_file.display()
     );
