@@ -19,6 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const POLL_EVERY: Duration = Duration::from_millis(300);
 
 /// A cluster, or `None` after a line that says why there is none.
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 pub(crate) fn cluster_or_skip(test: &str) -> Option<SlurmCluster> {
     match SlurmCluster::start() {
         Ok(cluster) => Some(cluster),

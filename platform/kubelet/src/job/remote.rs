@@ -89,11 +89,12 @@ impl<'a, S: EnvSources + Sync> Remote<'a, S> {
             ArtifactSource::Stored(_) | ArtifactSource::Raw(_) => return Ok(()),
             ArtifactSource::Http(location) => {
                 let sum = artifact.sha256.as_deref();
-                attempts(|| in_time(location.timeout_seconds, self.get_http(location, sum, to))).await
+                attempts(|| in_time(location.timeout_seconds, Box::pin(self.get_http(location, sum, to))))
+                    .await
             }
             ArtifactSource::S3(location) => {
                 let sum = artifact.sha256.as_deref();
-                attempts(|| in_time(location.timeout_seconds, self.get_s3(location, sum, to))).await
+                attempts(|| in_time(location.timeout_seconds, Box::pin(self.get_s3(location, sum, to)))).await
             }
             ArtifactSource::Git(location) => {
                 attempts(|| in_time(location.timeout_seconds, self.checkout(location, to))).await
@@ -115,10 +116,11 @@ impl<'a, S: EnvSources + Sync> Remote<'a, S> {
     ) -> Result<(), TransferError> {
         let sent = match (&target.http, &target.s3) {
             (Some(location), _) => {
-                attempts(|| in_time(location.timeout_seconds, self.put_http(location, file))).await
+                attempts(|| in_time(location.timeout_seconds, Box::pin(self.put_http(location, file)))).await
             }
             (None, Some(location)) => {
-                attempts(|| in_time(location.timeout_seconds, self.put_s3(location, file, sha256))).await
+                attempts(|| in_time(location.timeout_seconds, Box::pin(self.put_s3(location, file, sha256))))
+                    .await
             }
             (None, None) => Ok(()),
         };

@@ -337,6 +337,15 @@ struct ClientInput {
 }
 
 impl ClientInput {
+    /// Passes input on to the process, unless that reads no more.
+    async fn give_input(&mut self, bytes: Bytes) {
+        if let Some(stdin) = &self.stdin
+            && stdin.send(bytes).await.is_err()
+        {
+            self.stdin = None;
+        }
+    }
+
     /// Takes frames until the client disconnects.
     async fn run(mut self, reader: impl AsyncRead + Unpin + Send) -> Result<(), SpdyError> {
         let mut codec = Codec::new()?;
@@ -374,13 +383,9 @@ impl ClientInput {
             }
             Frame::Data { stream, bytes, fin } => {
                 let kind = self.openings.kind(stream);
-                match (kind, &self.stdin) {
-                    (Some(StreamKind::Stdin), Some(stdin)) if !bytes.is_empty() => {
-                        if stdin.send(bytes).await.is_err() {
-                            self.stdin = None;
-                        }
-                    }
-                    (Some(StreamKind::Resize), _) => self.sizes.push(&bytes),
+                match kind {
+                    Some(StreamKind::Stdin) if !bytes.is_empty() => self.give_input(bytes).await,
+                    Some(StreamKind::Resize) => self.sizes.push(&bytes),
                     _ => {}
                 }
                 if fin && kind == Some(StreamKind::Stdin) {

@@ -157,6 +157,7 @@ async fn serve(cluster: &Cluster) -> String {
 }
 
 /// A cluster with a pod `b`, and kubectl; `None` where there is no kubectl.
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 async fn start(test: &str, websockets: &'static str) -> Option<(Cluster, Kubectl)> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {

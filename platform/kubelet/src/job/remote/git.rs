@@ -200,7 +200,7 @@ impl Drop for ProcessGroup {
 /// The program's reason, without what it says besides.
 fn failure(messages: &str) -> TransferError {
     let lines = || messages.lines().map(str::trim).filter(|line| !line.is_empty());
-    let reason = lines().find_map(|line| line.strip_prefix("fatal: ")).or_else(|| lines().last());
+    let reason = lines().find_map(|line| line.strip_prefix("fatal: ")).or_else(|| lines().next_back());
     let why = format!("git: {}", reason.unwrap_or("it failed without a message"));
     match LASTING.iter().any(|lasting| messages.contains(lasting)) {
         true => TransferError::Permanent(why),
