@@ -82,11 +82,11 @@ mod tests {
 
     #[test]
     fn a_module_with_a_start_becomes_a_program() {
-        // (module (func) (export "_start" (func 0)))
+        // (module (func) (memory 1) (export "_start" (func 0)) (export "memory" (memory 0)))
         let mut module = MODULE.to_vec();
-        module.extend([1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0, 7, 10, 1, 6]);
-        module.extend(b"_start");
-        module.extend([0, 0, 10, 4, 1, 2, 0, 0x0b]);
+        module.extend([1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0, 5, 3, 1, 0, 1, 7, 19, 2, 6]);
+        module.extend(b"_start\0\0\x06memory\x02\0");
+        module.extend([10, 4, 1, 2, 0, 0x0b]);
         assert!(has_start(&module).unwrap());
         let component = component_of(module).unwrap();
         let report = mayfly_runtime::component::inspect(&component).unwrap();

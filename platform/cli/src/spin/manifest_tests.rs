@@ -47,7 +47,8 @@ fn version_2_is_read() {
     assert_eq!(cart.routes, [TriggerRoute::Wildcard("/v1/cart".into()), TriggerRoute::Exact("/v1".into())]);
     assert_eq!(cart.files.len(), 2);
     assert_eq!(cart.variables["greeting"], "hello, {{ who }}");
-    let build = BuildCommand { command: "make".into(), workdir: Some("cart".into()), watch: vec![] };
+    let build =
+        BuildCommand { command: "make".into(), workdir: Some("cart".into()), watch: vec!["src/*".into()] };
     assert_eq!(cart.build, Some(build));
     assert!(stock.is_private && stock.routes.is_empty() && !cart.is_private);
     assert!(matches!(&stock.source, ComponentSource::Url { url, .. } if url == "https://example.com/s.wasm"));

@@ -143,7 +143,7 @@ async fn the_command_refuses_before_it_sends() -> Result<()> {
     let up = Up::start().await?;
     let folder = tempfile::tempdir()?;
     for (name, content, expect) in
-        [("text.wasm", &b"hello"[..], "not a wasm file"), ("core.wasm", CORE_MODULE, "core module")]
+        [("text.wasm", &b"hello"[..], "not a wasm file"), ("core.wasm", CORE_MODULE, "it exports nothing")]
     {
         let file = folder.path().join(name);
         std::fs::write(&file, content)?;
