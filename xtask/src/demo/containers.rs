@@ -183,7 +183,11 @@ impl Demo<'_> {
         let ip = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
         let port =
             service["spec"]["ports"][0]["nodePort"].as_u64().context("the Service has no node port")?;
-        for url in [format!("{ip}:80"), format!("127.0.0.1:{port}")] {
+        // Node ports are not served on the loopback addresses: this one is the node's on the bridge of its pods.
+        let routes = self.server.kubectl(&["exec", "deployment/web", "--", "busybox", "ip", "route"])?;
+        let node = routes.split("via ").nth(1).and_then(|rest| rest.split(' ').next());
+        let node = node.with_context(|| format!("a pod has no default route: {routes}"))?;
+        for url in [format!("{ip}:80"), format!("{node}:{port}")] {
             let answer = wait_for("the Service's answer", SETTLE, || {
                 let answer = Connection::open(url.parse()?).and_then(|mut connection| connection.get("/"));
                 Ok(answer.ok().filter(|answer| answer.status == 200))
