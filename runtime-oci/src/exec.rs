@@ -9,6 +9,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -27,6 +28,7 @@ use tokio::{
     net::{UnixStream, unix::pipe},
     sync::mpsc,
     task::spawn_blocking,
+    time::timeout,
 };
 
 use crate::{
@@ -40,6 +42,8 @@ const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Pr
 const SIGKILL: u32 = 9;
 /// Sizes of the terminal that wait for containerd.
 const RESIZES_MAX: usize = 8;
+/// How long the log process may take to greet a client.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes between the log process and a client that attached.
 const ATTACH_BUFFER_BYTES: usize = 64 << 10;
 /// Largest frame of the log process, in bytes: one read of a pipe.
@@ -355,9 +359,17 @@ async fn attach(
     let record = inner.containers.lock().get(id).map(|container| container.record.clone());
     let record = record.ok_or_else(|| RuntimeError::NoSandbox(id.pod.clone()))?;
     let socket = inner.layout.attach_socket(id);
-    let stream = UnixStream::connect(&socket).await.map_err(|error| {
+    let mut stream = UnixStream::connect(&socket).await.map_err(|error| {
         RuntimeError::Internal(format!("cannot attach to container {:?}: {error}", id.name))
     })?;
+    // Input that the process answers at once must not reach it before the outputs reach this client. The program of an
+    // earlier version sends no greeting.
+    let first = match timeout(GREETING_TIMEOUT, frame_header(&mut stream)).await {
+        Ok(header) => Some(header.map_err(|error| {
+            RuntimeError::Internal(format!("cannot attach to container {:?}: {error}", id.name))
+        })?),
+        Err(_) => None,
+    };
     let stdin = if options.stdin && record.stdin {
         let fifo = inner.layout.container(id).join("stdin");
         let sender = pipe::OpenOptions::new().read_write(true).open_sender(fifo);
@@ -377,7 +389,7 @@ async fn attach(
     let (err_writer, stderr) = tokio::io::duplex(ATTACH_BUFFER_BYTES);
     let wanted = [options.stdout, options.stderr && !record.tty];
     tokio::spawn(async move {
-        let _ = split(stream, [out_writer, err_writer], wanted).await;
+        let _ = split(stream, first, [out_writer, err_writer], wanted).await;
     });
     let resize = record.tty.then(|| resizer(client, id, ""));
     let exit = exit_of(inner.clone(), id.clone());
@@ -390,16 +402,25 @@ async fn attach(
     })
 }
 
-/// Takes the log process's frames apart until it ends.
+/// The stream and the length of a frame of the log process.
+async fn frame_header(stream: &mut UnixStream) -> io::Result<(u8, u32)> {
+    Ok((stream.read_u8().await?, stream.read_u32().await?))
+}
+
+/// Takes the log process's frames apart until it ends. `first` is the header of the first frame, if it was read.
 async fn split(
     mut stream: UnixStream,
+    mut first: Option<(u8, u32)>,
     mut outputs: [tokio::io::DuplexStream; 2],
     wanted: [bool; 2],
 ) -> io::Result<()> {
     let mut bytes = Vec::new();
     loop {
-        let number = stream.read_u8().await?;
-        let length = usize::try_from(stream.read_u32().await?).map_err(io::Error::other)?;
+        let (number, length) = match first.take() {
+            Some(header) => header,
+            None => frame_header(&mut stream).await?,
+        };
+        let length = usize::try_from(length).map_err(io::Error::other)?;
         if length > FRAME_BYTES_MAX {
             return Err(io::Error::other("a frame is too long"));
         }

@@ -7,7 +7,8 @@
 //! program that reads them ([`start_with_pipes`]).
 //!
 //! Beside the log it keeps the end of each output for jobs, and gives the live output to clients that attach: a
-//! Unix socket on which frames of `stream (1 byte), length (4 bytes, big endian), bytes` go out.
+//! Unix socket on which frames of `stream (1 byte), length (4 bytes, big endian), bytes` go out. The first frame is empty:
+//! from then on the client misses nothing.
 
 use std::{
     collections::VecDeque,
@@ -48,6 +49,8 @@ pub struct LogShimConfig {
 const READ_BYTES: usize = 64 << 10;
 /// Chunks that wait for one attached client; one that does not read loses the rest.
 const CLIENT_CHUNKS_MAX: usize = 256;
+/// An empty frame of stdout.
+const GREETING: [u8; 5] = [1, 0, 0, 0, 0];
 /// AttachedClients attached to one container at the same time.
 const CLIENTS_MAX: usize = 16;
 /// How long the container's task may take to open its named pipes.
@@ -217,6 +220,8 @@ fn serve(socket: &Path, clients: AttachedClients) {
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let (sender, chunks) = sync_channel::<Arc<[u8]>>(CLIENT_CHUNKS_MAX);
+            // There is room for it.
+            let _ = sender.try_send(Arc::from(GREETING));
             {
                 let mut clients = locked(&clients);
                 if clients.len() >= CLIENTS_MAX {
