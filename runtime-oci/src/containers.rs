@@ -51,6 +51,21 @@ pub(crate) struct Tracked {
 impl OciHost {
     /// Starts a container; one that was started before is left as it is.
     pub(crate) async fn start(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {
+        let id = spec.id.clone();
+        let turn = self.starts.lock().entry(id.clone()).or_default().clone();
+        let result = {
+            let _turn = turn.lock().await;
+            self.start_once(spec).await
+        };
+        let mut starts = self.starts.lock();
+        // The map's and this one: no other call waits.
+        if starts.get(&id).is_some_and(|kept| Arc::strong_count(kept) <= 2) {
+            starts.remove(&id);
+        }
+        result
+    }
+
+    async fn start_once(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {
         if self.containers.lock().contains_key(&spec.id) {
             return Ok(());
         }

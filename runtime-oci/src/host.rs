@@ -77,6 +77,8 @@ pub(crate) struct OciHost {
     pub(crate) images: UnpackedImages,
     pub(crate) sandboxes: Mutex<HashMap<PodUid, Sandbox>>,
     pub(crate) containers: Mutex<HashMap<ContainerId, Tracked>>,
+    /// Held while a container is started, so that a repeated call waits for the first.
+    pub(crate) starts: Mutex<HashMap<ContainerId, Arc<tokio::sync::Mutex<()>>>>,
     changes: watch::Sender<u64>,
     client: tokio::sync::Mutex<Option<Containerd>>,
 }
@@ -103,6 +105,7 @@ impl OciRuntime {
             images: UnpackedImages::default(),
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
+            starts: Mutex::default(),
             changes: watch::Sender::new(0),
             client: tokio::sync::Mutex::default(),
         });

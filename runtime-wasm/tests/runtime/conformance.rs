@@ -1,5 +1,10 @@
 //! The host passes the suite of all pod runtimes.
 
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::atomic::{AtomicU8, Ordering},
+};
+
 use async_trait::async_trait;
 use mayfly_api::{Digest, ObjectKey, wellknown};
 use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, Runtime, SandboxSpec};
@@ -19,6 +24,15 @@ struct WasmFixture {
     ignores_stop: Digest,
     /// A program that writes its arguments and exits as its environment says.
     exits: Digest,
+    pods: AtomicU8,
+}
+
+impl WasmFixture {
+    /// Functions listen on their pods' addresses, so each pod has its own.
+    fn next_address(&self) -> IpAddr {
+        let number = self.pods.fetch_add(1, Ordering::Relaxed);
+        Ipv4Addr::new(127, 77, 0, number + 1).into()
+    }
 }
 
 #[async_trait]
@@ -34,7 +48,7 @@ impl RuntimeFixture for WasmFixture {
             pod: ObjectKey::new("default", name),
             labels: Default::default(),
             annotations: Default::default(),
-            address: Some("127.0.0.1".parse().unwrap()),
+            address: Some(self.next_address()),
             host: Default::default(),
         };
         let component = match program {
@@ -84,5 +98,5 @@ async fn the_wasm_host_passes_the_suite_of_runtimes() {
     let spins = command(r#"(func (export "run") (result i32) (loop $again (br $again)) (i32.const 0))"#);
     let ignores_stop = fixture.upload(spins).await;
     let exits = fixture.upload(exits).await;
-    check_all(&WasmFixture { fixture, waits, ignores_stop, exits }).await;
+    check_all(&WasmFixture { fixture, waits, ignores_stop, exits, pods: AtomicU8::new(0) }).await;
 }

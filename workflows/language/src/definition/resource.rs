@@ -87,9 +87,9 @@ impl Resource {
     /// Reads a `Resource` as it is written in a definition.
     ///
     /// ```
-    /// use mayfly_workflows_language::definition::{Pattern, Resource};
+    /// use mayfly_workflows_language::definition::{IntegrationPattern, Resource};
     /// let resource = Resource::parse("arn:aws:states:::lambda:invoke.waitForTaskToken");
-    /// assert_eq!(resource, Ok(Resource::LambdaInvoke(Pattern::WaitForTaskToken)));
+    /// assert_eq!(resource, Ok(Resource::LambdaInvoke(IntegrationPattern::WaitForTaskToken)));
     /// ```
     pub fn parse(text: &str) -> Result<Resource, ResourceError> {
         if is_placeholder(text) {
