@@ -169,10 +169,16 @@ impl ContainerNode {
         let Self { kubectl, folder, before, .. } = self;
         // A pod that is deleted by force is gone from the API before the node has removed it.
         let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));
-        wait::until("the node has removed its pods", || async {
-            Ok((names(&pods).is_empty() && names(&volumes).is_empty()).then_some(()))
-        })
-        .await?;
+        let removed = async || {
+            wait::until("the node has removed its pods", || async {
+                Ok((names(&pods).is_empty() && names(&volumes).is_empty()).then_some(()))
+            })
+            .await
+        };
+        // Seen after sessions were cut off: the removal of a pod is repeated, with growing pauses.
+        if removed().await.is_err() && removed().await.is_err() {
+            removed().await?;
+        }
         kubectl.up.stop().await?;
         let after = HostState::look(folder.path());
         ensure!(after == before, "left on the host: {after:?}, before: {before:?}");
