@@ -75,7 +75,9 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = self.stop_in_order(pod, local, runtime, grace, &hooked) => return,
-                hurried = self.hurried(pod, seconds) => (grace, seconds) = hurried,
+                // Nothing is shorter than no grace period. A kill that is under way must not be started again: the
+                // wait for a pod that is gone from the API ends at once each time.
+                hurried = self.hurried(pod, seconds), if !grace.is_zero() => (grace, seconds) = hurried,
             }
         }
     }

@@ -228,7 +228,10 @@ async fn sandboxes_without_a_pod_are_removed() {
     cluster.eventually("it is removed", async || cluster.runtime.sandboxes().is_empty()).await;
 }
 
-/// A host whose starts and stops never end by themselves.
+/// The time that [`Stuck`] needs to kill a container.
+const KILL_TIME: Duration = Duration::from_millis(100);
+
+/// A runtime whose starts never end, and whose stops take the whole grace period.
 struct Stuck(SimulatedRuntime);
 
 #[async_trait::async_trait]
@@ -256,7 +259,7 @@ impl mayfly_runtime::Runtime for Stuck {
         id: &ContainerId,
         grace: Duration,
     ) -> Result<(), mayfly_runtime::RuntimeError> {
-        tokio::time::sleep(grace).await;
+        tokio::time::sleep(grace + KILL_TIME).await;
         self.0.stop_container(id, grace).await
     }
     async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), mayfly_runtime::RuntimeError> {
@@ -297,4 +300,20 @@ async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
     assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(3600));
     cluster.pods().delete("stopping", &DeleteParams::default().grace_period(1)).await.unwrap();
     cluster.gone("stopping").await;
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_by_force_while_it_ends_is_killed() {
+    let cluster = Cluster::stopped().await;
+    let runtime = Arc::new(Stuck(SimulatedRuntime::new("stuck")));
+    cluster.run_with(runtime.clone());
+    let spec = json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,
+        "containers": [{"name": "main", "image": "x"}]});
+    cluster.create("stopping", spec, json!({})).await;
+    cluster.until("stopping", "running", |pod| phase(pod) == "Running").await;
+    cluster.pods().delete("stopping", &DeleteParams::default()).await.unwrap();
+    cluster.event("stopping", "Killing").await;
+    // The object goes at once, the container only when the kill has ended.
+    cluster.pods().delete("stopping", &DeleteParams::default().grace_period(0)).await.unwrap();
+    cluster.eventually("its sandbox is removed", async || runtime.sandboxes().is_empty()).await;
 }
