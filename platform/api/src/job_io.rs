@@ -219,6 +219,9 @@ pub struct Collected {
     /// An [`Outputs`].
     pub document: Digest,
     pub artifacts: Vec<Digest>,
+    /// The error of an artifact that did not reach its target; the pod fails with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsent: Option<String>,
 }
 
 /// The result of one pod of a job.

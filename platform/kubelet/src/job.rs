@@ -25,13 +25,15 @@ use std::{
 use mayfly_api::{
     Digest,
     env::EnvSources,
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, ARTIFACTS, FOLDER_IN, FOLDER_OUT, InputsSource},
+    job_io::{
+        ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, ARTIFACTS, Collected, FOLDER_IN, FOLDER_OUT, InputsSource,
+    },
     k8s::api::core::v1::Pod,
 };
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{ContainerFiles, Mount, PodUid};
 
-pub(crate) use collect::{ContainerResult, StoredOutputs, UNSENT, collect};
+pub(crate) use collect::{ContainerResult, UNSENT, collect};
 pub(crate) use remote::{Remote, TransferError};
 
 /// The folders of jobs' inputs and outputs.
@@ -214,6 +216,11 @@ pub(crate) fn is_job(pod: &Pod) -> bool {
 /// Whether the pod's outputs are named on its object.
 pub(crate) fn is_collected(pod: &Pod) -> bool {
     annotation(pod, ANNOTATION_OUTPUTS).is_some()
+}
+
+/// The error of an artifact that did not reach its target, with which the pod fails, once its outputs are collected.
+pub(crate) fn unsent(pod: &Pod) -> Option<String> {
+    serde_json::from_str::<Collected>(annotation(pod, ANNOTATION_OUTPUTS)?).ok()?.unsent
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {

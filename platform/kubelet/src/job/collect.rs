@@ -47,13 +47,6 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// What was stored, and the reason that the pod has failed, though its container has not: an output did not reach its
-/// destination.
-pub(crate) struct StoredOutputs {
-    pub(crate) collected: Collected,
-    pub(crate) unsent: Option<String>,
-}
-
 /// Stores all outputs of a pod, and sends those with a destination there if the container has ended well. What cannot
 /// be stored is listed in the outputs' problems.
 ///
@@ -65,7 +58,7 @@ pub(crate) async fn collect(
     uid: &PodUid,
     mut ended: ContainerResult,
     secrets: &(impl EnvSources + Sync),
-) -> Result<StoredOutputs, String> {
+) -> Result<Collected, String> {
     let folder = files.of(uid);
     let mut found = blocking({
         let folder = folder.clone();
@@ -110,7 +103,7 @@ pub(crate) async fn collect(
     let document = serde_json::to_vec(&outputs).map_err(|error| error.to_string())?;
     let content = stream::iter([Ok::<_, std::io::Error>(Bytes::from(document))]);
     let stored = files.artifacts.upload(None, u64::MAX, content).await.map_err(|error| error.to_string())?;
-    Ok(StoredOutputs { collected: Collected { document: stored.digest, artifacts: named }, unsent })
+    Ok(Collected { document: stored.digest, artifacts: named, unsent })
 }
 
 /// Sends the stored artifacts that have a destination.

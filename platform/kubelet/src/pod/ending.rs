@@ -112,10 +112,10 @@ impl Worker {
             self.sources.follow().await;
         }
         match job::collect(jobs, pod, &local.uid, ended(pod, local), &self.sources).await {
-            Ok(job::StoredOutputs { collected, unsent }) => {
-                if let Some(why) = unsent {
+            Ok(collected) => {
+                if let Some(why) = &collected.unsent {
                     self.events.warning(pod, job::UNSENT, why.clone());
-                    local.ended.get_or_insert((job::UNSENT, why));
+                    local.ended.get_or_insert((job::UNSENT, why.clone()));
                 }
                 let annotations = json!({ANNOTATION_OUTPUTS: json!(collected).to_string()});
                 let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});

@@ -10,7 +10,7 @@ use mayfly_informer::Backoff;
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
 use tokio::time::Instant;
 
-use crate::probe::ProbeKind;
+use crate::{job, probe::ProbeKind};
 
 /// A container that ran at least this long starts again without a pause.
 const STABLE_AFTER: Duration = Duration::from_secs(600);
@@ -159,7 +159,7 @@ impl LocalPod {
             address,
             more_addresses,
             containers,
-            ended: None,
+            ended: job::unsent(pod).map(|why| (job::UNSENT, why)),
             collected: false,
             sandbox_failures: 0,
             sandbox_not_before: None,

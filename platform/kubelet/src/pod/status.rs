@@ -276,6 +276,7 @@ fn terminated(exit: &Exit) -> ContainerState {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_api::job_io;
     use mayfly_runtime::{ContainerId, ContainerState};
     use serde_json::json;
 
@@ -301,6 +302,32 @@ mod tests {
             if let Some(found) = found {
                 assert_eq!(found.message.as_deref(), Some("Slurm job 7"));
             }
+        }
+    }
+
+    #[test]
+    fn a_restarted_node_fails_a_pod_whose_artifact_did_not_reach_its_target() {
+        let at = Timestamp::UNIX_EPOCH;
+        for (unsent, phase) in [(None, "Succeeded"), (Some("the server answers 404 Not Found"), "Failed")] {
+            let document = format!("sha256:{}", "0".repeat(64));
+            let mut outputs = json!({"document": document, "artifacts": []});
+            if let Some(unsent) = unsent {
+                outputs["unsent"] = unsent.into();
+            }
+            let annotations =
+                json!({job_io::ANNOTATION_INPUTS: "{}", job_io::ANNOTATION_OUTPUTS: outputs.to_string()});
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p", "uid": "u", "annotations": annotations},
+                "spec": {"restartPolicy": "Never", "containers": [{"name": "main"}]}}))
+            .unwrap();
+            let mut local = LocalPod::learn(&pod, &[]);
+            let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
+            let (reason, message) = ("Completed".to_owned(), String::new());
+            let exit = ContainerState::Exited { started: at, finished: at, exit_code: 0, reason, message };
+            local.observe(&[(id, exit)]);
+            let status = status(&pod, &local, at);
+            assert_eq!(status.phase.as_deref(), Some(phase));
+            assert_eq!(status.message.as_deref(), unsent);
         }
     }
 }

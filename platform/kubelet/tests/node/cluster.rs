@@ -96,7 +96,7 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let node = Arc::<OnceLock<axum::Router>>::default();
         let deps = ApiServerDeps {
-            store: Store::in_memory().unwrap(),
+            store: Store::in_memory(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(jiff::Timestamp::now),
             nodes: connector(node.clone()),

@@ -362,7 +362,7 @@ async fn an_output_that_is_not_sent_is_told() {
     let done = collect(&node.files, &pod, &Node::uid(), end(), &OneSecret).await.unwrap();
     let why = done.unsent.unwrap();
     assert!(why.ends_with("/nowhere: the server answers 404 Not Found") && !why.contains(PASSWORD), "{why}");
-    let document = node.files.artifacts.path(&done.collected.document).unwrap();
+    let document = node.files.artifacts.path(&done.document).unwrap();
     let document: Value = serde_json::from_slice(&std::fs::read(document).unwrap()).unwrap();
     assert_eq!((&document["reason"], &document["message"]), (&json!("ArtifactNotSent"), &json!(why)));
 }
