@@ -1,21 +1,24 @@
 //! Revisioned, watchable objects: the storage of the API server.
 //!
 //! **Belongs here:** keys, revisions, compare-and-swap writes, lists (also at a past revision), watches with a bounded
-//! history, and the SQLite file below them. Values are opaque bytes.
+//! history, and the backends below them. Values are opaque bytes.
 //!
 //! **Does not belong here:** kinds, JSON, HTTP, validation, access rights. Only the API server opens a store.
 //!
-//! One writer thread owns the [`database`] and commits groups of writes with one fsync ([`writer`]); committed writes
-//! are published into an in-memory [`state`], from which every read is answered. Reads never touch the disk. Start
-//! reading at [`Store`], then `batch.rs` (the meaning of a write), `state.rs` (the published state), `watch.rs`.
+//! One writer thread owns the [`Backend`] (a SQLite file, or memory in tests) and commits groups of writes with one
+//! fsync ([`writer`]); committed writes are published into an in-memory [`state`], from which every read is answered.
+//! Reads never touch the disk. Start reading at [`Store`], then `batch.rs` (the meaning of a write), `state.rs` (the
+//! published state), `watch.rs`.
 
+mod backend;
 mod batch;
 mod by_name;
-mod database;
 mod history;
 mod list;
 mod lock;
+mod memory;
 mod object;
+mod sqlite;
 mod state;
 mod store;
 mod table;
@@ -23,9 +26,11 @@ mod watch;
 mod write;
 mod writer;
 
-pub use database::OpenError;
+pub use backend::{Backend, CommitError, StoredObjects};
 pub use list::{ListError, ListOptions, Listing};
+pub use memory::MemoryStorage;
 pub use object::{Entry, EventKind, Key, Range, Revision, Scope, WriteEvent};
+pub use sqlite::OpenError;
 pub use store::{Config, Stats, Store};
 pub use watch::{Watch, WatchClosed, WatchError};
 pub use write::{Write, WriteError, Written};

@@ -1,4 +1,4 @@
-//! The SQLite file: opening it, loading it, committing to it.
+//! The SQLite backend: opening the file, loading it, committing to it.
 
 use std::{
     collections::HashMap,
@@ -13,6 +13,7 @@ use mayfly_sqlite::{DatabaseError, DatabaseFormat, Log, OpenedDatabase, WriterSe
 use rusqlite::{Connection, TransactionBehavior, ffi, params};
 
 use crate::{
+    backend::{Backend, CommitError, StoredObjects},
     lock::{Lock, LockError},
     object::{Entry, EventKind, Key, Revision, WriteEvent},
     store::Config,
@@ -42,38 +43,26 @@ pub enum OpenError {
     Database(#[from] DatabaseError),
 }
 
-/// The content of the file.
-pub(crate) struct LoadedDatabase {
-    pub(crate) revision: Revision,
-    pub(crate) entries: Vec<Arc<Entry>>,
-}
-
 /// Why a transaction did not commit.
-#[derive(Debug)]
-pub(crate) enum CommitError {
-    /// No space; the same may work later.
-    Full,
-    /// Something passing, such as an operator's tool that holds the file.
-    Refused(rusqlite::Error),
-    /// The file can no longer be trusted to take writes.
-    Broken(String),
-    /// The system did not take a write: [`Database::commit`] finds out whether for want of space.
+enum TransactionError {
+    Final(CommitError),
+    /// The system refused a write. [`SqliteBackend::commit`] finds out whether the disk is full.
     NotWritten(String),
 }
 
 /// The overhead of an object's commit on the disk beside its value, in bytes: pages of tables and indexes.
 const OBJECT_BYTES: u64 = 32 << 10;
 
-pub(crate) struct Database {
+pub(crate) struct SqliteBackend {
     connection: Connection,
     log: Log,
     path: PathBuf,
     /// Released after the connection is closed: fields drop in this order.
-    _lock: Option<Lock>,
+    _lock: Lock,
 }
 
-impl Database {
-    pub(crate) fn open(config: &Config) -> Result<(Self, LoadedDatabase), OpenError> {
+impl SqliteBackend {
+    pub(crate) fn open(config: &Config) -> Result<(Self, StoredObjects), OpenError> {
         let path = &*config.path;
         let io = |source| DatabaseError::Io { path: path.into(), source };
         if let Some(directory) = path.parent() {
@@ -83,20 +72,15 @@ impl Database {
             LockError::Held { pid } => OpenError::InUse { path: path.into(), pid },
             LockError::Io(source) => io(source).into(),
         })?;
-        Ok(Self::load(FORMAT.open(path, settings(config))?, path, config, Some(lock))?)
-    }
-
-    pub(crate) fn in_memory(config: &Config) -> Result<(Self, LoadedDatabase), OpenError> {
-        let path = Path::new(":memory:");
-        Ok(Self::load(FORMAT.in_memory(settings(config))?, path, config, None)?)
+        Ok(Self::load(FORMAT.open(path, settings(config))?, path, config, lock)?)
     }
 
     fn load(
         opened: OpenedDatabase,
         path: &Path,
         config: &Config,
-        lock: Option<Lock>,
-    ) -> Result<(Self, LoadedDatabase), DatabaseError> {
+        lock: Lock,
+    ) -> Result<(Self, StoredObjects), DatabaseError> {
         let engine = |error| FORMAT.failed(path, error);
         bound(&opened.connection, config.file_bytes_max).map_err(engine)?;
         let loaded = load(&opened.connection, path)?;
@@ -104,18 +88,7 @@ impl Database {
         Ok((Self { connection, log, path: path.into(), _lock: lock }, loaded))
     }
 
-    /// Makes all events durable in one transaction. On an error none of them is.
-    pub(crate) fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
-        match self.transact(events) {
-            Err(CommitError::NotWritten(problem)) => {
-                let bytes = events.iter().map(|event| event.entry.value.len() as u64 + OBJECT_BYTES).sum();
-                Err(if is_full(&self.path, bytes) { CommitError::Full } else { CommitError::Broken(problem) })
-            }
-            result => result,
-        }
-    }
-
-    fn transact(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
+    fn transact(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), TransactionError> {
         let Some(newest) = events.last() else { return Ok(()) };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         {
@@ -146,7 +119,8 @@ impl Database {
                     EventKind::Deleted => delete.execute(params![created])?,
                 };
                 if changed != 1 {
-                    return Err(CommitError::Broken(format!("{key} is not in the file as it should be")));
+                    let problem = format!("{key} is not in the file as it should be");
+                    return Err(TransactionError::Final(CommitError::Broken(problem)));
                 }
             }
             let mut revision = transaction.prepare_cached("UPDATE revision SET newest = ?1")?;
@@ -156,14 +130,28 @@ impl Database {
         // The commit may be in a file that was removed meanwhile: then it is not durable.
         Ok(self.log.committed(&self.connection)?)
     }
+}
 
-    /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
-    pub(crate) fn fold_if_due(&self) -> rusqlite::Result<bool> {
-        self.log.fold_if_due(&self.connection)
+impl Backend for SqliteBackend {
+    fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
+        match self.transact(events) {
+            Ok(()) => Ok(()),
+            Err(TransactionError::Final(error)) => Err(error),
+            Err(TransactionError::NotWritten(problem)) => {
+                let bytes = events.iter().map(|event| event.entry.value.len() as u64 + OBJECT_BYTES).sum();
+                Err(if is_full(&self.path, bytes) { CommitError::Full } else { CommitError::Broken(problem) })
+            }
+        }
     }
 
-    /// Folds the write-ahead log into the data file and lets go of both.
-    pub(crate) fn close(self) {
+    /// Folds the write-ahead log into the data file when it has grown to its limit.
+    fn maintain(&mut self) -> Result<bool, String> {
+        let folded = self.log.fold_if_due(&self.connection);
+        folded.map_err(|error| format!("cannot fold the write-ahead log into the data file: {error}"))
+    }
+
+    /// Folds the write-ahead log into the data file and closes both.
+    fn close(self: Box<Self>) {
         match self.connection.close() {
             Ok(()) => self.log.closed(),
             Err((_, error)) => {
@@ -185,7 +173,7 @@ fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))
 }
 
-fn load(connection: &Connection, path: &Path) -> Result<LoadedDatabase, DatabaseError> {
+fn load(connection: &Connection, path: &Path) -> Result<StoredObjects, DatabaseError> {
     let engine = |error| FORMAT.failed(path, error);
     let damaged = |problem: String| FORMAT.damaged(path, problem);
     let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
@@ -214,7 +202,7 @@ fn load(connection: &Connection, path: &Path) -> Result<LoadedDatabase, Database
     entries.sort_by(|a, b| a.key.cmp(&b.key));
     match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
         Some(pair) => Err(damaged(format!("{} is there twice", pair[0].key))),
-        None => Ok(LoadedDatabase { revision, entries }),
+        None => Ok(StoredObjects { revision, entries }),
     }
 }
 
@@ -282,17 +270,19 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-impl From<rusqlite::Error> for CommitError {
+impl From<rusqlite::Error> for TransactionError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode as Code;
         let extended = error.sqlite_error().map(|error| error.extended_code);
-        match (error.sqlite_error_code(), extended) {
-            (Some(Code::DiskFull), _) => Self::Full,
+        Self::Final(match (error.sqlite_error_code(), extended) {
+            (Some(Code::DiskFull), _) => CommitError::Full,
             // The log's index could not grow: it lies on the same disk.
-            (_, Some(ffi::SQLITE_IOERR_SHMSIZE)) => Self::Full,
-            (_, Some(ffi::SQLITE_IOERR_WRITE)) => Self::NotWritten(error.to_string()),
-            (Some(Code::DatabaseBusy | Code::DatabaseLocked | Code::OutOfMemory), _) => Self::Refused(error),
-            _ => Self::Broken(error.to_string()),
-        }
+            (_, Some(ffi::SQLITE_IOERR_SHMSIZE)) => CommitError::Full,
+            (_, Some(ffi::SQLITE_IOERR_WRITE)) => return Self::NotWritten(error.to_string()),
+            (Some(Code::DatabaseBusy | Code::DatabaseLocked | Code::OutOfMemory), _) => {
+                CommitError::Refused(error.to_string())
+            }
+            _ => CommitError::Broken(error.to_string()),
+        })
     }
 }

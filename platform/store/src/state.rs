@@ -8,8 +8,8 @@ use std::{collections::HashMap, sync::Arc};
 use tokio::sync::watch;
 
 use crate::{
+    backend::StoredObjects,
     by_name::ByName,
-    database::LoadedDatabase,
     history::WatchHistory,
     list::ListError,
     object::{Entry, EventKind, Key, Range, Revision, WriteEvent},
@@ -58,7 +58,7 @@ impl Published {
 }
 
 impl StoreState {
-    pub(crate) fn new(loaded: LoadedDatabase, limits: HistoryLimits) -> Self {
+    pub(crate) fn new(loaded: StoredObjects, limits: HistoryLimits) -> Self {
         let mut state = Self {
             revision: loaded.revision,
             opened: loaded.revision,

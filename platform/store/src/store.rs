@@ -14,9 +14,11 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
-    database::{Database, OpenError},
+    backend::{Backend, StoredObjects},
     list::{ListError, ListOptions, ListView, Listing},
+    memory::MemoryStorage,
     object::{Entry, Key, Range, Revision},
+    sqlite::{OpenError, SqliteBackend},
     state::{HistoryLimits, StoreState},
     watch::{Watch, WatchError},
     write::{Write, WriteError, Written},
@@ -83,7 +85,7 @@ pub struct Store {
 pub(crate) struct StoreContext {
     pub(crate) state: RwLock<StoreState>,
     pub(crate) counters: Counters,
-    /// Turns true when the writer has stopped and let go of the file.
+    /// Turns true when the writer has stopped and closed the backend.
     pub(crate) closed: watch::Sender<bool>,
     /// Why no further write can be taken, once that is so.
     pub(crate) broken: OnceLock<Arc<str>>,
@@ -124,35 +126,32 @@ impl fmt::Debug for Store {
 impl Store {
     /// Opens or creates the data file, checks it, and loads the index. Blocks while it reads.
     ///
-    /// A file that is damaged, foreign, newer or in use is an error and is left as it is.
+    /// # Errors
+    /// A file that is damaged, foreign, newer or in use; it is left as it is.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let (database, loaded) = Database::open(&config)?;
-        Ok(Self::start(config, database, loaded))
+        let (backend, stored) = SqliteBackend::open(&config)?;
+        Ok(Self::with_backend(config, stored, Box::new(backend)))
     }
 
-    /// The same store over SQLite's `:memory:`, for tests that need no file.
-    pub fn in_memory() -> Result<Self, OpenError> {
-        Self::in_memory_with(Config::new(":memory:"))
+    /// A store without a file, for tests.
+    pub fn in_memory() -> Self {
+        let (stored, backend) = MemoryStorage::default().open();
+        Self::with_backend(Config::new(":memory:"), stored, backend)
     }
 
-    /// The same with limits of one's own; the path is not used.
-    pub fn in_memory_with(config: Config) -> Result<Self, OpenError> {
-        let (database, loaded) = Database::in_memory(&config)?;
-        Ok(Self::start(config, database, loaded))
-    }
-
-    fn start(config: Config, database: Database, loaded: crate::database::LoadedDatabase) -> Self {
-        Self::with_writer(config, loaded, |shared, queue| writer::start(shared, database, queue))
+    /// A store over a backend and the objects that it loaded. The path and the sizes of files in `config` are not used.
+    pub fn with_backend(config: Config, stored: StoredObjects, backend: Box<dyn Backend>) -> Self {
+        Self::with_writer(config, stored, |shared, queue| writer::start(shared, backend, queue))
     }
 
     fn with_writer(
         config: Config,
-        loaded: crate::database::LoadedDatabase,
+        stored: StoredObjects,
         start: impl FnOnce(Arc<StoreContext>, mpsc::Receiver<WriterCommand>),
     ) -> Self {
         let limits = HistoryLimits { events: config.history_events_max, bytes: config.history_bytes_max };
         let shared = Arc::new(StoreContext {
-            state: RwLock::new(StoreState::new(loaded, limits)),
+            state: RwLock::new(StoreState::new(stored, limits)),
             counters: Counters::default(),
             closed: watch::Sender::new(false),
             broken: OnceLock::new(),
@@ -278,8 +277,7 @@ mod tests {
     #[tokio::test]
     async fn a_writer_that_panics_is_no_shutdown() {
         let config = Config::new("");
-        let (_, loaded) = Database::in_memory(&config).unwrap();
-        let store = Store::with_writer(config, loaded, |shared, queue| {
+        let store = Store::with_writer(config, StoredObjects::default(), |shared, queue| {
             std::thread::spawn(move || {
                 let _stopped = Stopped(shared);
                 let mut queue = queue;

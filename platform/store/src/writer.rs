@@ -1,9 +1,9 @@
-//! The writer: one thread that owns the data file and commits groups of writes.
+//! The writer: one thread that owns the backend and commits groups of writes.
 //!
 //! ```text
 //!  wait for a write ─▶ take what else is queued ─▶ plan ─▶ commit (one fsync) ─▶ publish ─▶ answer
 //!        ▲                                           │ nothing accepted                       │
-//!        └───────────────────────────────────────────┴────────────── checkpoint if due ◀──────┘
+//!        └───────────────────────────────────────────┴────────────── maintain ◀────────────┘
 //! ```
 //!
 //! While a group is written to the disk the next one gathers in the queue, so the cost of an fsync is shared. With that
@@ -20,8 +20,8 @@ use mayfly_sqlite::GroupCommitPolicy;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
+    backend::{Backend, CommitError},
     batch::{EventBatch, written},
-    database::{CommitError, Database},
     object::WriteEvent,
     store::StoreContext,
     write::{Write, WriteError, Written},
@@ -51,7 +51,7 @@ pub(crate) struct QueuedWrite {
 
 struct Writer {
     shared: Arc<StoreContext>,
-    database: Database,
+    backend: Box<dyn Backend>,
     queue: mpsc::Receiver<WriterCommand>,
     gathering: GroupCommitPolicy,
 }
@@ -59,9 +59,13 @@ struct Writer {
 /// The accepted requests of a plan, with their positions in it.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
-pub(crate) fn start(shared: Arc<StoreContext>, database: Database, queue: mpsc::Receiver<WriterCommand>) {
+pub(crate) fn start(
+    shared: Arc<StoreContext>,
+    backend: Box<dyn Backend>,
+    queue: mpsc::Receiver<WriterCommand>,
+) {
     let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
-    let writer = Writer { shared, database, queue, gathering };
+    let writer = Writer { shared, backend, queue, gathering };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
         let _stopped = Stopped(Arc::clone(&writer.shared));
@@ -95,9 +99,9 @@ impl Writer {
             let group = requests.len();
             self.write(requests.drain(..));
             self.gathering.done(group, self.queue.len());
-            self.checkpoint();
+            self.maintain();
         }
-        self.database.close();
+        self.backend.close();
     }
 
     /// Takes the queued requests, and waits a little for expected ones.
@@ -162,7 +166,7 @@ impl Writer {
             return Err(WriteError::Failed(Arc::clone(reason)));
         }
         let begin = Instant::now();
-        let committed = self.database.commit(events);
+        let committed = self.backend.commit(events);
         self.gathering.committed(begin.elapsed());
         match committed {
             Ok(()) => {
@@ -179,12 +183,12 @@ impl Writer {
             }
             Err(CommitError::Refused(error)) => {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
-                Err(WriteError::Failed(error.to_string().into()))
+                Err(WriteError::Failed(error.into()))
             }
             // After a failed sync it is unknown what of the file is on the disk, and the kernel may call
             // the next one a success although it is not: nothing may be written upon that.
-            Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
-                tracing::error!(problem, "the data file takes no more writes until the next start");
+            Err(CommitError::Broken(problem)) => {
+                tracing::error!(problem, "the storage takes no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
                 // The first reason is the one that counts.
                 let _ = self.shared.broken.set(Arc::clone(&reason));
@@ -193,14 +197,11 @@ impl Writer {
         }
     }
 
-    fn checkpoint(&self) {
-        match self.database.fold_if_due() {
+    fn maintain(&mut self) {
+        match self.backend.maintain() {
             Ok(false) => {}
             Ok(true) => drop(self.shared.counters.checkpoints.fetch_add(1, Ordering::Relaxed)),
-            // The log keeps what the data file could not take; the next group tries again.
-            Err(error) => {
-                tracing::warn!(%error, "the write-ahead log could not be folded into the data file")
-            }
+            Err(error) => tracing::warn!(error, "the storage could not be maintained; will try again"),
         }
     }
 }

@@ -1,11 +1,12 @@
-//! The store against the plainest thing that could be right: the whole state after every write.
+//! The conformance suite of backends: the store over each of them against the plainest model that could be right, the
+//! whole state after every write.
 
 use std::collections::BTreeMap;
 
 use futures::FutureExt as _;
 use mayfly_store::{
-    Config, EventKind, Key, ListError, ListOptions, Range, Revision, Store, Watch, WatchClosed, WatchError,
-    Write, WriteError, WriteEvent,
+    Config, EventKind, Key, ListError, ListOptions, MemoryStorage, Range, Revision, Store, Watch,
+    WatchClosed, WatchError, Write, WriteError, WriteEvent,
 };
 use proptest::prelude::*;
 
@@ -32,6 +33,8 @@ enum Step {
         watch: prop::sample::Index,
         events: usize,
     },
+    /// The store is closed and opened again.
+    Reopen,
 }
 
 #[derive(Clone, Debug)]
@@ -60,6 +63,8 @@ struct Model {
     /// By revision.
     states: Vec<State>,
     events: Vec<Told>,
+    /// The revision at which the store was opened: it has no history before it.
+    opened: Revision,
 }
 
 impl Model {
@@ -117,9 +122,10 @@ impl Model {
         Ok(())
     }
 
-    /// How many events of a resource lie after a revision: up to the bound they must be remembered.
-    fn events_after(&self, resource: &str, revision: Revision) -> usize {
-        self.events.iter().filter(|e| e.revision > revision && &*e.key.resource == resource).count()
+    /// Whether the store may have dropped the events of a resource after a revision.
+    fn may_have_forgotten(&self, resource: &str, after: Revision) -> bool {
+        let events = self.events.iter().filter(|e| e.revision > after && &*e.key.resource == resource);
+        after < self.opened || events.count() > HISTORY_EVENTS_MAX
     }
 }
 
@@ -162,7 +168,11 @@ fn to_write(model: &Model, change: &Change, count: usize) -> Write {
     }
 }
 
-struct Run {
+/// Opens a store over the storage of the run.
+type Open<'a> = &'a dyn Fn(Config) -> Store;
+
+struct Run<'a> {
+    open: Open<'a>,
     store: Store,
     model: Model,
     /// Each with its range and the revision up to which it has been drained.
@@ -170,7 +180,12 @@ struct Run {
     writes: usize,
 }
 
-impl Run {
+impl<'a> Run<'a> {
+    fn start(open: Open<'a>) -> Self {
+        let model = Model { states: vec![State::new()], ..Model::default() };
+        Self { open, store: open(config()), model, watches: Vec::new(), writes: 0 }
+    }
+
     async fn step(&mut self, step: Step) {
         match step {
             Step::Write(changes) => self.write(&changes).await,
@@ -184,7 +199,24 @@ impl Run {
                     self.drain(index, events);
                 }
             }
+            Step::Reopen => self.reopen().await,
         }
+    }
+
+    /// Everything that was acknowledged is there again. The watches of the closed store end.
+    async fn reopen(&mut self) {
+        for index in (0..self.watches.len()).rev() {
+            self.drain(index, usize::MAX);
+        }
+        self.store.close().await;
+        for (watch, ..) in &mut self.watches {
+            assert_eq!(watch.next().await, Err(WatchClosed::Closed));
+        }
+        self.watches.clear();
+        self.store = (self.open)(config());
+        self.model.opened = self.model.revision();
+        self.compare();
+        assert_eq!(self.store.stats().objects, self.model.now().len());
     }
 
     async fn write(&mut self, changes: &[Change]) {
@@ -204,6 +236,11 @@ impl Run {
             (Err(error), Err(expected)) => assert_eq!(error, expected),
             _ => panic!("{planned:?}: {written:?}, expected {expected:?}"),
         }
+        self.compare();
+    }
+
+    /// The current state is the model's.
+    fn compare(&self) {
         assert_eq!(self.store.revision(), self.model.revision());
         for key in keys() {
             let entry = self.store.get(&key).map(|e| (e.value.to_vec(), e.created, e.modified));
@@ -227,7 +264,7 @@ impl Run {
                 Ok(page) => page,
                 Err(ListError::Expired { oldest }) => {
                     assert!(at < oldest);
-                    assert!(self.model.events_after(&range.resource, at) > HISTORY_EVENTS_MAX);
+                    assert!(self.model.may_have_forgotten(&range.resource, at));
                     return;
                 }
                 Err(error) => panic!("{error}"),
@@ -252,7 +289,7 @@ impl Run {
             Ok(watch) => self.watches.push((watch, range, after)),
             Err(WatchError::TooOld { oldest }) => {
                 assert!(after < oldest);
-                assert!(self.model.events_after(&range.resource, after) > HISTORY_EVENTS_MAX);
+                assert!(self.model.may_have_forgotten(&range.resource, after));
             }
             Err(error) => panic!("{error}"),
         }
@@ -270,7 +307,7 @@ impl Run {
                     assert!(watch.progress() >= *seen);
                 }
                 Some(Err(WatchClosed::Lagged { .. })) => {
-                    assert!(self.model.events_after(&range.resource, *seen) > HISTORY_EVENTS_MAX);
+                    assert!(self.model.may_have_forgotten(&range.resource, *seen));
                     self.watches.swap_remove(index);
                     return;
                 }
@@ -305,35 +342,59 @@ fn change() -> impl Strategy<Value = Change> {
 fn step() -> impl Strategy<Value = Step> {
     let (range, back) = (0..ranges().len(), prop_oneof![Just(0u64), 1u64..60]);
     prop_oneof![
-        8 => prop::collection::vec(change(), 1..2).prop_map(Step::Write),
-        2 => prop::collection::vec(change(), 0..5).prop_map(Step::Write),
-        2 => (range.clone(), back.clone(), 1usize..6, change())
+        32 => prop::collection::vec(change(), 1..2).prop_map(Step::Write),
+        8 => prop::collection::vec(change(), 0..5).prop_map(Step::Write),
+        8 => (range.clone(), back.clone(), 1usize..6, change())
             .prop_map(|(range, back, limit, between)| Step::List { range, back, limit, between }),
-        1 => (range, back).prop_map(|(range, back)| Step::Watch { range, back }),
-        2 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(watch, events)| Step::Drain { watch, events }),
+        4 => (range, back).prop_map(|(range, back)| Step::Watch { range, back }),
+        8 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(watch, events)| Step::Drain { watch, events }),
+        1 => Just(Step::Reopen),
     ]
+}
+
+fn config() -> Config {
+    Config { history_events_max: HISTORY_EVENTS_MAX, ..Config::new("") }
+}
+
+/// Runs the steps on a store over one storage, which `open` opens as often as it is called.
+fn check(open: Open<'_>, steps: Vec<Step>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let mut run = Run::start(open);
+        for step in steps {
+            run.step(step).await;
+        }
+        run.reopen().await;
+        run.store.close().await;
+    });
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(step(), 1..200)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn behaves_like_the_model(steps in prop::collection::vec(step(), 1..200)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            let config = Config { history_events_max: HISTORY_EVENTS_MAX, ..Config::new(":memory:") };
-            let store = Store::in_memory_with(config).unwrap();
-            let model = Model { states: vec![State::new()], events: Vec::new() };
-            let mut run = Run { store, model, watches: Vec::new(), writes: 0 };
-            for step in steps {
-                run.step(step).await;
-            }
-            for index in (0..run.watches.len()).rev() {
-                run.drain(index, usize::MAX);
-            }
-            let objects = run.model.now().len();
-            assert_eq!(run.store.stats().objects, objects);
-            run.store.close().await;
-        });
+    fn the_memory_backend_behaves_like_the_model(steps in steps()) {
+        let storage = MemoryStorage::default();
+        let open = |config| {
+            let (stored, backend) = storage.open();
+            Store::with_backend(config, stored, backend)
+        };
+        check(&open, steps);
+    }
+}
+
+proptest! {
+    // Each write is synced to the disk.
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_sqlite_backend_behaves_like_the_model(steps in steps()) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("objects.db");
+        check(&|config| Store::open(Config { path: path.clone(), ..config }).unwrap(), steps);
     }
 }

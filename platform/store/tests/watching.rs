@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mayfly_store::{
-    Config, EventKind, Key, ListOptions, Range, Revision, Store, Watch, WatchClosed, WatchError, Write,
-    WriteError, WriteEvent,
+    Config, EventKind, Key, ListOptions, MemoryStorage, Range, Revision, Store, Watch, WatchClosed,
+    WatchError, Write, WriteError, WriteEvent,
 };
 
 fn key(resource: &str, namespace: &str, n: usize) -> Key {
@@ -61,9 +61,14 @@ async fn follow(mut watch: Watch) -> Vec<Arc<WriteEvent>> {
     }
 }
 
+fn in_memory(config: Config) -> Store {
+    let (stored, backend) = MemoryStorage::default().open();
+    Store::with_backend(config, stored, backend)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn live_watches_see_every_event_once_and_in_order() {
-    let store = Store::in_memory().unwrap();
+    let store = Store::in_memory();
     let all = [Range::resource("pods"), Range::resource("nodes")];
     let some = [Range::namespace("pods", "a"), Range::key(&key("pods", "b", 1))];
     let start = |range: &Range, after| tokio::spawn(follow(store.watch(range.clone(), after).unwrap()));
@@ -110,7 +115,7 @@ async fn live_watches_see_every_event_once_and_in_order() {
 #[tokio::test]
 async fn a_watch_that_is_too_slow_is_told_so() {
     let config = Config { history_events_max: 10, ..Config::new("") };
-    let store = Store::in_memory_with(config).unwrap();
+    let store = in_memory(config);
     let mut watch = store.watch(Range::resource("pods"), Revision(0)).unwrap();
     let mut other = store.watch(Range::resource("nodes"), Revision(0)).unwrap();
     for n in 0..11 {
@@ -132,7 +137,7 @@ async fn a_watch_that_is_too_slow_is_told_so() {
 #[tokio::test]
 async fn a_busy_resource_does_not_cost_a_quiet_one_its_past() {
     let config = Config { history_bytes_max: 100_000, ..Config::new("") };
-    let store = Store::in_memory_with(config).unwrap();
+    let store = in_memory(config);
     store.write(create(key("nodes", "", 0), 1000)).await.unwrap();
     for n in 0..200 {
         store.write(create(key("leases", "a", n), 2000)).await.unwrap();

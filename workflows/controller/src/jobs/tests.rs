@@ -17,7 +17,7 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path()).unwrap();
         let deps = ApiServerDeps {
-            store: mayfly_store::Store::in_memory().unwrap(),
+            store: mayfly_store::Store::in_memory(),
             artifacts: artifacts.clone(),
             clock: Arc::new(jiff::Timestamp::now),
             nodes: Arc::new(|_, _| Box::pin(async { Err("no node".into()) })),

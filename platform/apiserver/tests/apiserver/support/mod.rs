@@ -30,7 +30,7 @@ impl Fixture {
     pub async fn with(config: impl FnOnce(&mut Config), deps: impl FnOnce(&mut ApiServerDeps)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut own = ApiServerDeps {
-            store: Store::in_memory().unwrap(),
+            store: Store::in_memory(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(Timestamp::now),
             nodes: Arc::new(|node, _| {

@@ -63,7 +63,7 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
         let deps = ApiServerDeps {
-            store: Store::in_memory().unwrap(),
+            store: Store::in_memory(),
             artifacts: artifacts.clone(),
             clock: Arc::new(Timestamp::now),
             nodes: Arc::new(|node, _| Box::pin(async move { Err(format!("no way to {node}").into()) })),
