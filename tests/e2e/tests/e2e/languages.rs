@@ -125,6 +125,7 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     check_error(&call(&up, "handler", r#"{"do": "raise"}"#).await?, 409, "SoldOut", "nothing left")?;
     check_error(&call(&up, "handler", r#"{"do": "recurse"}"#).await?, 500, "RecursionError", "recursion")?;
     check_error(&call(&up, "handler", r#"{"do": "set"}"#).await?, 500, "InvalidResult", "set")?;
+    check_error(&call(&up, "handler", r#"{"do": "grow"}"#).await?, 500, "MemoryError", "")?;
     check_error(&call(&up, "handler", "{").await?, 400, "BadRequest", "not JSON")?;
     let denied = call(&up, "handler", r#"{"do": "fetch", "url": "http://example.com/"}"#).await?;
     check_error(&denied, 502, "Denied", "egress")?;
@@ -197,6 +198,7 @@ async fn a_file_of_typescript_or_javascript_is_a_function() -> Result<()> {
     check_error(&call(&up, "handler", r#"{"do": "raise"}"#).await?, 409, "SoldOut", "nothing left")?;
     check_error(&call(&up, "handler", r#"{"do": "recurse"}"#).await?, 500, "InternalError", "recursion")?;
     check_error(&call(&up, "handler", r#"{"do": "function"}"#).await?, 500, "InvalidResult", "function")?;
+    check_error(&call(&up, "handler", r#"{"do": "grow"}"#).await?, 500, "Error", "out of memory")?;
     check_error(&call(&up, "handler", r#"{"do": "missing"}"#).await?, 500, "TypeError", "undefined")?;
     check_error(&call(&up, "handler", "{").await?, 400, "BadRequest", "not JSON")?;
     check_error(&up.http().get("/fn/default/handler/").await?, 405, "MethodNotAllowed", "POST")?;
