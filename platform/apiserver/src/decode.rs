@@ -1,4 +1,4 @@
-//! Bodies to JSON values, with every repeated key found.
+//! Decodes request bodies to JSON values and reports duplicate keys.
 
 use std::fmt;
 

@@ -100,7 +100,7 @@ async fn route(
             return openapi::answer(&server.custom.served(), &path, hash, &parts.headers);
         }
         Some("artifacts") if path.len() <= 2 => {
-            // Uploads have turns of their own: they last, and wait for each other.
+            // Uploads have permits of their own: they take long, and wait for each other.
             let _turn = match parts.method {
                 Method::PUT => None,
                 _ => server.turn(&user).await?,
@@ -120,7 +120,7 @@ async fn route(
     }
     let target = target?;
     if target.is_proxied() {
-        // The query is the pod's.
+        // The query belongs to the pod's request and is not parsed.
         return ResourceRequest { server, user, target, query: Query::default(), parts }.proxied(body).await;
     }
     let body = match record {
@@ -230,7 +230,7 @@ fn metrics(server: &ServerState) -> Result<Response, ApiError> {
     Ok(response)
 }
 
-/// `/`: where one can go from here.
+/// `/`: the list of served paths.
 fn paths(served: &ServedKinds) -> Response {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into(), "/artifacts".into()];
     for (group, versions) in served.groups().into_iter().filter(|(group, _)| !group.is_empty()) {

@@ -55,12 +55,12 @@ impl Range<'_> {
         self.parameters.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
     }
 
-    /// 1 if it is absent or invalid.
+    /// The quality of the range; 1 if it is absent or invalid.
     fn quality(&self) -> f32 {
         self.get("q").parse().unwrap_or(1.0)
     }
 
-    /// JSON where anything will do.
+    /// The encoding that the range asks for; JSON for a wildcard.
     fn encoding(&self) -> Option<Encoding> {
         match self.media {
             "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
@@ -96,7 +96,7 @@ pub(crate) fn representation(headers: &HeaderMap) -> Result<Representation, ApiE
     ranges(&accept).find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable)
 }
 
-/// The same for a stream of events, which is never YAML.
+/// The representation of a stream of events, which is never YAML.
 pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representation, ApiError> {
     let accept = accept(headers);
     if accept.trim().is_empty() {

@@ -202,7 +202,7 @@ const LIST: &[&str] = &[
 /// The operations of one kind, as `paths` describes them.
 struct Operations<'a> {
     kind: &'a Kind,
-    /// Its schema's.
+    /// The name of the schema.
     name: &'a str,
     gvk: &'a Value,
 }
@@ -221,17 +221,17 @@ impl Operations<'_> {
         })
     }
 
-    /// About one object.
+    /// An operation on one object.
     fn of_one(&self, action: &str, parameters: &[&str]) -> Value {
         self.described(action, parameters, self.name)
     }
 
-    /// About a list of them.
+    /// An operation on a list.
     fn of_many(&self, action: &str, parameters: &[&str]) -> Value {
         self.described(action, parameters, &format!("{}List", self.name))
     }
 
-    /// One that takes an object.
+    /// An operation with an object as its body.
     fn written(&self, action: &str) -> Value {
         let schema = json!({"schema": reference(self.name)});
         let body = json!({"application/json": schema, "application/yaml": schema});

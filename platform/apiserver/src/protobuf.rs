@@ -227,7 +227,8 @@ fn read_value(scalar: Scalar, wire: &Wire<'_>, depth: u8) -> Result<Option<Value
         }
         (Scalar::Raw | Scalar::FieldsV1, Wire::Bytes(bytes)) => {
             let json = first_text(bytes)?;
-            serde_json::from_str(&json).map_err(|_| ProtobufError::Malformed("raw JSON in it is none"))?
+            serde_json::from_str(&json)
+                .map_err(|_| ProtobufError::Malformed("a field with raw JSON is not valid JSON"))?
         }
         (Scalar::IntOrString, Wire::Bytes(bytes)) => read_int_or_string(bytes)?,
         (Scalar::Struct(name), Wire::Bytes(bytes)) => {

@@ -24,7 +24,7 @@ pub(crate) async fn rewritten(response: Response) -> Response {
     }
     let (mut parts, body) = response.into_parts();
     let Ok(json) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
-        return ApiError::internal("an answer that was whole could not be read").into_response();
+        return ApiError::internal("cannot read a buffered response").into_response();
     };
     let written = match json.len() {
         0..=AT_ONCE_BYTES_MAX => written(&json),
@@ -47,7 +47,7 @@ pub(crate) async fn rewritten(response: Response) -> Response {
 
 fn written(json: &Bytes) -> Result<String, String> {
     let mut value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    // As upstream, whose writer goes through a map.
+    // Upstream sorts the keys: it converts through a map.
     value.sort_all_objects();
     serde_saphyr::to_string(&value).map_err(|error| error.to_string())
 }

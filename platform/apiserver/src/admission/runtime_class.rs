@@ -60,7 +60,7 @@ fn apply_overhead(pod: &mut Object, class: Option<&Object>) -> Result<(), String
     }
 }
 
-/// By the values of the quantities, of which each has several spellings.
+/// The values of quantities, in thousandths: equal values can be spelled differently.
 fn amounts(quantities: &Map<String, Value>) -> BTreeMap<&str, u64> {
     quantities.iter().map(|(name, quantity)| (name.as_str(), millis(quantity))).collect()
 }

@@ -29,7 +29,7 @@ impl AuditLevel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum AuditStage {
     RequestReceived,
-    /// Of a long-running request (a watch, a followed log): the head of the response is sent.
+    /// The head of the response of a long-running request (a watch, a followed log) is sent.
     ResponseStarted,
     ResponseComplete,
     Panic,

@@ -63,8 +63,8 @@ impl CustomVersion {
         prune::fill_object(&self.schema, &mut object.0);
     }
 
-    /// The errors of an object by its schema, and by its rules where nothing hides them. `old`: the object before an
-    /// update.
+    /// Validates an object by its schema, and by its rules unless an error of the schema prevents that. `old`: the
+    /// object before an update.
     pub(crate) fn validate(&self, object: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let mut errors = validate::object_errors(&self.schema, &self.patterns, object);
         if let Some(rules) = &self.rules {

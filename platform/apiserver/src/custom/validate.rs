@@ -27,7 +27,7 @@ pub(super) fn collect_patterns(schema: &Value, patterns: &mut HashMap<String, Re
     }
 }
 
-/// Whether an error leaves an object in a form that rules are not evaluated on.
+/// Whether an error prevents the evaluation of the rules.
 pub(super) fn hides_rules(error: &FieldError) -> bool {
     matches!(
         error.kind,

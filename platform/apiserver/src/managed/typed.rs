@@ -1,5 +1,5 @@
-//! Values seen through their shape: which fields they have, what differs, how they merge, what goes.
-//! The rules are those of structured-merge-diff's `typed` package.
+//! Operations on values by their shape: their fields, their differences, merge, and removal. The rules are those of
+//! structured-merge-diff's `typed` package.
 
 use serde_json::{Map, Value};
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::object::Object;
 
-/// A job's name is the CronJob's with a dash and a number of minutes behind it.
+/// A job's name is the CronJob's name, a dash and a number of minutes: 11 more bytes.
 const NAME_BYTES_MAX: usize = names::LABEL_BYTES_MAX - 11;
 const CONTAINERS: [&str; 6] = ["spec", "jobTemplate", "spec", "template", "spec", "containers"];
 

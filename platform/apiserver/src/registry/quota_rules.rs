@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{meta, object::Object};
 
-/// Counted kinds, of which there is no fraction.
+/// Counted kinds, whose amounts are whole numbers.
 const COUNTED: [&str; 9] = [
     "configmaps",
     "persistentvolumeclaims",
@@ -130,7 +130,7 @@ fn fits_scope(scope: &str, resource: &str) -> bool {
     }
 }
 
-/// The limited resources that a scope cannot be about.
+/// The limited resources that a scope does not apply to.
 fn unfit<'a>(spec: &'a Value, scope: &'a str) -> impl Iterator<Item = &'a String> {
     let names = rules::members(&spec["hard"]).map(|(name, _)| name);
     names.filter(move |name| is_limitable(name) && !fits_scope(scope, name))

@@ -1,4 +1,4 @@
-//! Makes a decoded body fit its kind: unknown fields and nulls go, types are checked.
+//! Normalises a decoded body to its kind: removes unknown fields and nulls, and checks types.
 
 use std::fmt;
 

@@ -7,7 +7,7 @@ const DECIMAL: [(&str, i32); 10] =
 /// Binary units by their power of 1024.
 const BINARY: [(&str, u32); 6] = [("Ki", 1), ("Mi", 2), ("Gi", 3), ("Ti", 4), ("Pi", 5), ("Ei", 6)];
 
-/// Which units a quantity is written with.
+/// The kind of units of a quantity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Units {
     Decimal,

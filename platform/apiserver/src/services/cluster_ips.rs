@@ -183,7 +183,7 @@ fn decide_families(new: &mut Object, networks: ServiceNetworks) -> Vec<FieldErro
         new.at(&["spec", "selector"]).and_then(Value::as_object).is_some_and(|map| !map.is_empty());
     let default = networks.primary.family();
     if is_headless && !has_selector {
-        // Its endpoints are written by somebody else, who may have other families than this cluster.
+        // Another component writes its endpoints, which may have other families than this cluster.
         let policy = if policy.is_empty() { REQUIRE_DUAL } else { &*policy };
         if chosen.is_empty() {
             chosen.push(default);

@@ -130,7 +130,7 @@ impl FromStr for ServiceNetwork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceNetworks {
     pub primary: ServiceNetwork,
-    /// Of the other family.
+    /// The network of the other family, in a dual-stack cluster.
     pub secondary: Option<ServiceNetwork>,
 }
 

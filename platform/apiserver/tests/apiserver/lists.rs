@@ -160,8 +160,8 @@ async fn the_tables_of_kubectl_have_larger_pages() {
     assert_eq!(lengths("limit=500", "application/json", "items").await, (500, true));
 }
 
-/// An object of each kind that is kept: where it is made, what it says, and the cells of its line. A null stands for
-/// what differs from run to run.
+/// An object of each stored kind: its path, its content, and the cells of its table row. A null stands for a value
+/// that differs between runs.
 fn one_of_each() -> Vec<(&'static str, Value, Value)> {
     let template = json!({"metadata": {"labels": {"app": "one"}},
                           "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x:1"}]}});
@@ -271,7 +271,7 @@ async fn every_kind_fills_its_columns() {
             assert!(fits, "{path}: {} is {cell}, not {expected}", columns[at]["name"]);
         }
     }
-    // Every other kind has a table too; what its cells say is compared with recorded tables.
+    // Every other kind has a table too; its cells are compared with recorded tables.
     let groups = server.get("/apis").await.1;
     let groups = groups["groups"].as_array().unwrap().iter();
     let groups = groups.map(|group| format!("/apis/{}", text(&group["preferredVersion"]["groupVersion"])));

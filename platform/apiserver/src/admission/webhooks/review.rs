@@ -19,7 +19,7 @@ pub(crate) struct AdmissionAttributes<'a> {
 }
 
 impl AdmissionAttributes<'_> {
-    /// Group, version and kind of what is written, which of some subresources is not the object.
+    /// Group, version and kind of the written value; some subresources have a kind of their own.
     fn kind(&self) -> (&'static str, &'static str, &'static str) {
         match self.subresource {
             "scale" => ("autoscaling", "v1", "Scale"),
@@ -37,7 +37,7 @@ impl AdmissionAttributes<'_> {
         self.kind() == (self.request.kind.group, self.request.kind.version, self.request.kind.kind)
     }
 
-    /// The `request` of a review, but for the objects, of which the first that is given has the name.
+    /// The `request` of a review, without the objects. Its name is that of the first object that is given.
     pub(in crate::admission) fn request_value(&self, objects: [Option<&Object>; 2]) -> Value {
         let Self { request, operation, subresource } = self;
         let (kind, user) = (request.kind, &request.user);
@@ -154,8 +154,8 @@ impl WebhookVerdict {
     }
 }
 
-/// The object after a webhook's JSON patch, with its defaults. A webhook cannot make it another object. `kind`: `None` for
-/// what is no object of the request's kind.
+/// Applies a webhook's JSON patch and sets the defaults. A webhook cannot change the object's identity. `kind`:
+/// `None` if the value is not an object of the request's kind.
 pub(super) fn patched(kind: Option<&Kind>, object: &Object, patch: &Value) -> Result<Object, String> {
     let patch = parse_json(patch).map_err(|error| error.message)?;
     let mut value = Value::Object(object.0.clone());
