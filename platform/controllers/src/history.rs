@@ -21,7 +21,7 @@ use crate::{
     template_hash::safe_encoded,
 };
 
-/// On pods: which revision's template they are made from.
+/// The label of pods with the revision whose template they are made from.
 pub(crate) const LABEL_REVISION_HASH: &str = "controller-revision-hash";
 
 /// The revisions of one object, oldest first.
@@ -157,7 +157,7 @@ impl RevisionHistory {
     }
 }
 
-/// Carries [`Newest`] out. None: the name is taken by other data, count a collision.
+/// Carries [`Newest`] out. `None`: other data has the name, so the caller counts a collision.
 pub(crate) async fn ensure(
     client: &Client,
     namespace: &str,

@@ -53,7 +53,7 @@ pub(super) fn set(
     }
 }
 
-/// The status before anything of this evaluation is known.
+/// The initial status of an evaluation.
 pub(super) fn status(autoscaler: &HorizontalPodAutoscaler) -> HorizontalPodAutoscalerStatus {
     let known = autoscaler.status.clone().unwrap_or_default();
     HorizontalPodAutoscalerStatus { observed_generation: autoscaler.metadata.generation, ..known }

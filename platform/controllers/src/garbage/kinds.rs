@@ -10,7 +10,7 @@ use kube::{
 
 use super::{graph::ObjectIdentity, item::Live};
 
-/// Kinds that own nothing and are owned by nothing: watching them would only cost.
+/// Kinds whose objects neither own others nor are owned, which need not be watched.
 const IGNORED: [&str; 1] = ["Event"];
 
 #[derive(Clone, Debug, Default)]

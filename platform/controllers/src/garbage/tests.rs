@@ -115,7 +115,7 @@ fn foreground_deletion_sends_the_dependents_first() {
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 proptest! {
-    /// Both directions of ownership agree after any history, and nothing is left of what is gone.
+    /// Both directions of ownership agree after any history, and removed objects leave nothing behind.
     #[test]
     fn both_directions_agree(history in prop::collection::vec((0..5usize, prop::collection::vec(0..5usize, 0..3), any::<bool>()), 0..60)) {
         let mut graph = Graph::default();

@@ -115,7 +115,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Creates what is missing. Returns whether the set waits for a pod before anything else happens.
+/// Creates missing pods. Returns whether the set waits for a pod before anything else happens.
 fn replenish(
     view: &StatefulSetView<'_>,
     wanted: std::ops::Range<i32>,

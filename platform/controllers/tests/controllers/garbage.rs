@@ -169,7 +169,7 @@ async fn an_owner_in_another_namespace_is_no_owner() {
         cluster.config_maps().get(&mayfly_api::ObjectKey::new("other", "far")).is_some()
     })
     .await;
-    // A dependent of the same owner in its own namespace is right, whatever the liar said.
+    // A dependent of the same owner in the right namespace stays, whatever the false reference says.
     let child = json!({"metadata": {"name": "child", "ownerReferences": [owner(&far)]}});
     let child: ConfigMap = serde_json::from_value(child).unwrap();
     elsewhere.create(&PostParams::default(), &child).await.unwrap();
