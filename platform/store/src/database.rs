@@ -53,11 +53,11 @@ pub(crate) struct LoadedDatabase {
 pub(crate) enum CommitError {
     /// No space; the same may work later.
     Full,
-    /// Something passing, such as an operator's tool that holds the file.
+    /// A temporary failure, such as an operator's tool that holds the file.
     Refused(rusqlite::Error),
-    /// The file can no longer be trusted to take writes.
+    /// Further writes to the file are not safe.
     Broken(String),
-    /// The system did not take a write: [`Database::commit`] finds out whether for want of space.
+    /// The system refused a write: [`Database::commit`] finds out whether the disk is full.
     NotWritten(String),
 }
 
@@ -157,12 +157,12 @@ impl Database {
         Ok(self.log.committed(&self.connection)?)
     }
 
-    /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
+    /// Checkpoints the write-ahead log into the data file if it has grown to its limit. Returns whether it did.
     pub(crate) fn fold_if_due(&self) -> rusqlite::Result<bool> {
         self.log.fold_if_due(&self.connection)
     }
 
-    /// Folds the write-ahead log into the data file and lets go of both.
+    /// Checkpoints the write-ahead log into the data file and closes both.
     pub(crate) fn close(self) {
         match self.connection.close() {
             Ok(()) => self.log.closed(),
@@ -177,7 +177,7 @@ fn settings(config: &Config) -> WriterSettings {
     WriterSettings { cache_kib: CACHE_KIB, log_bytes_max: config.log_bytes_max, quick_check: true }
 }
 
-/// Bounds the data file.
+/// Limits the size of the data file.
 fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
     // SQLite's own largest number of pages bounds it too; a larger file keeps the size it has.
@@ -190,7 +190,7 @@ fn load(connection: &Connection, path: &Path) -> Result<LoadedDatabase, Database
     let damaged = |problem: String| FORMAT.damaged(path, problem);
     let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
         |error| match error {
-            rusqlite::Error::QueryReturnedNoRows => damaged("it does not say its revision".into()),
+            rusqlite::Error::QueryReturnedNoRows => damaged("it has no revision".into()),
             other => engine(other),
         },
     )?;
@@ -234,7 +234,7 @@ fn decode(row: &rusqlite::Row<'_>, names: &mut Names) -> rusqlite::Result<(Entry
     Ok((entry, row.get(6)?))
 }
 
-/// Resources and namespaces are few: objects share their text.
+/// Shares the texts of resources and namespaces, of which there are few, between objects.
 #[derive(Default)]
 struct Names(HashMap<Box<str>, Arc<str>>);
 
@@ -261,8 +261,8 @@ fn checksum(entry: &Entry) -> u32 {
     hasher.finalize()
 }
 
-/// Whether the disk, or its user's quota, has no room for so many bytes: asked by writing them. (SQLite keeps the
-/// system's error to itself; a used-up quota is to it as any that is not `ENOSPC`.)
+/// Whether the disk, or its user's quota, has no room for so many bytes, tested by writing them. (SQLite does not
+/// report the system's error, and treats a used-up quota like any error that is not `ENOSPC`.)
 fn is_full(path: &Path, bytes: u64) -> bool {
     let probe = beside(path, "-room");
     let write = || {

@@ -20,7 +20,7 @@ pub(crate) struct Lock {
 }
 
 pub(crate) enum LockError {
-    /// Another process has it; its id, when it could be read.
+    /// Another process holds the lock; its id, if it could be read.
     Held {
         pid: Option<u32>,
     },

@@ -45,7 +45,7 @@ pub(crate) enum WriterCommand {
 pub(crate) struct QueuedWrite {
     pub(crate) writes: Vec<Write>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Written>, WriteError>>,
-    /// Its share of the queue's bytes.
+    /// The permit for its bytes in the queue.
     pub(crate) room: OwnedSemaphorePermit,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn start(shared: Arc<StoreContext>, database: Database, queue: mpsc::
     thread.spawn(body).expect("a thread for the store's writer");
 }
 
-/// Tells everyone that there is no writer any more, however it ended.
+/// Announces when dropped that the writer has ended, also after a panic.
 pub(crate) struct Stopped(pub(crate) Arc<StoreContext>);
 
 impl Drop for Stopped {
@@ -142,7 +142,7 @@ impl Writer {
         }
     }
 
-    /// Judges every request; the refused are answered at once.
+    /// Checks every request; refused ones are answered at once.
     fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<WriteEvent>>, Accepted) {
         let state = self.shared.state.read();
         let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
@@ -181,8 +181,8 @@ impl Writer {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
                 Err(WriteError::Failed(error.to_string().into()))
             }
-            // After a failed sync it is unknown what of the file is on the disk, and the kernel may call
-            // the next one a success although it is not: nothing may be written upon that.
+            // After a failed sync it is unknown which data is on the disk, and the kernel may report success for the
+            // next sync although it is not: no further writes are safe.
             Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
                 tracing::error!(problem, "the data file takes no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
@@ -197,9 +197,9 @@ impl Writer {
         match self.database.fold_if_due() {
             Ok(false) => {}
             Ok(true) => drop(self.shared.counters.checkpoints.fetch_add(1, Ordering::Relaxed)),
-            // The log keeps what the data file could not take; the next group tries again.
+            // The log keeps the data; the next group tries again.
             Err(error) => {
-                tracing::warn!(%error, "the write-ahead log could not be folded into the data file")
+                tracing::warn!(%error, "cannot checkpoint the write-ahead log into the data file")
             }
         }
     }

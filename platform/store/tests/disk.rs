@@ -1,4 +1,4 @@
-//! Who waits for the disk: writers, together; readers never.
+//! Writers wait for the disk in groups; readers never wait.
 
 use std::{path::Path, pin::pin, sync::Arc};
 
@@ -20,7 +20,7 @@ fn open(directory: &Path) -> Store {
     Store::open(Config::new(directory.join("objects.db"))).unwrap()
 }
 
-/// Another program that holds the file: no commit ends before it lets go.
+/// Another program that holds the file: no commit ends before it releases it.
 fn hold(directory: &Path) -> rusqlite::Connection {
     let operator = rusqlite::Connection::open(directory.join("objects.db")).unwrap();
     operator.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -69,7 +69,7 @@ async fn writers_at_the_same_time_share_commits_by_themselves() {
     }
     let stats = store.stats();
     assert_eq!(stats.writes, (WRITERS * WRITES) as u64);
-    // Groups of all of them would be 50 commits; how near it comes is the machine's affair.
+    // Groups of all of them would be 50 commits; how close the result comes depends on the machine.
     assert!(stats.commits * 4 <= stats.writes, "{} commits of {} writes", stats.commits, stats.writes);
     store.close().await;
 }
@@ -84,7 +84,7 @@ async fn written(directory: &Path) -> Store {
     store
 }
 
-/// What there is then, as each way of reading tells it.
+/// Checks the state through each way of reading.
 fn check_reads(store: &Store, watch: &mut Watch) {
     let name = |entry: &Arc<Entry>| entry.key.name.to_string();
     let (one, two) = (key(1, 0), key(2, 0));

@@ -143,7 +143,7 @@ fn run_and_kill(path: &Path, lifetime: Duration) -> Vec<(usize, u64, u64)> {
         let Some(line) = line.strip_prefix("acknowledged ") else { continue };
         let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         acknowledged.push((usize::try_from(numbers[0]).unwrap(), numbers[1], numbers[2]));
-        // Counted from the first word, so that every round gets to write.
+        // Counted from the first output, so that every round gets to write.
         if begin.get_or_insert_with(Instant::now).elapsed() >= lifetime {
             child.kill().unwrap();
         }

@@ -1,4 +1,4 @@
-//! The store against the plainest thing that could be right: the whole state after every write.
+//! The store against the simplest possible model: the complete state after every write.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use mayfly_store::{
 };
 use proptest::prelude::*;
 
-/// Small, so that falling out of it happens in most runs.
+/// Small, so that most runs exceed it.
 const HISTORY_EVENTS_MAX: usize = 24;
 
 #[derive(Clone, Debug)]
@@ -258,7 +258,7 @@ impl Run {
         }
     }
 
-    /// Takes up to so many events; a watch that lagged had reason to, and is gone.
+    /// Takes up to so many events; a watch that lagged is checked to have had reason to, and removed.
     fn drain(&mut self, index: usize, events: usize) {
         let (watch, range, seen) = &mut self.watches[index];
         for _ in 0..events {
