@@ -34,8 +34,8 @@ pub enum UnpackError {
 }
 
 impl Artifacts {
-    /// The folder with the files of a tar archive, which is unpacked at the first call. It has regular files and folders
-    /// only; whoever serves it must not write to it.
+    /// The folder with the files of a tar archive, which is unpacked at the first call. It has regular files and
+    /// folders only; callers must not write to it.
     pub async fn unpacked(&self, digest: &Digest) -> Result<PathBuf, UnpackError> {
         let folder = self.unpacked_folder(digest);
         let (artifacts, digest) = (self.clone(), *digest);
@@ -72,7 +72,7 @@ impl Artifacts {
             return Err(UnpackError::Missing(*digest));
         }
         match fs::rename(draft.path(), folder) {
-            // Another call was faster.
+            // A concurrent call has unpacked it.
             Err(_) if folder.is_dir() => Ok(()),
             renamed => renamed.map_err(failed),
         }

@@ -1,4 +1,4 @@
-//! The area as its users see it, each way an upload can go wrong included.
+//! The artifact store through its public interface, with every failure of an upload.
 
 use std::{fs, io, path::Path, process::Command, time::Duration};
 
@@ -122,7 +122,7 @@ async fn a_caller_that_goes_away_leaves_nothing() {
     assert_eq!(files(directory.path()).len(), 1);
     upload.abort();
     assert!(upload.await.unwrap_err().is_cancelled());
-    // A write that was under way ends on its own thread, and takes the file with it.
+    // A write in progress ends on its own thread, and removes the file.
     tokio::time::timeout(Duration::from_secs(10), async {
         while !files(directory.path()).is_empty() {
             tokio::task::yield_now().await;
