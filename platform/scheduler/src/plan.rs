@@ -17,7 +17,7 @@ use crate::{
     topology::TopologyRules,
 };
 
-/// Weights, in the scale where a whole score is 100.
+/// Weights, on the scale on which the maximum score is 100.
 const TAINT_WEIGHT: f32 = 3.0;
 const AFFINITY_WEIGHT: f32 = 2.0;
 const REVISION_BONUS: f32 = 100.0;
@@ -42,7 +42,7 @@ pub struct FitError {
     pub reasons: BTreeMap<String, usize>,
     /// The reason that excludes every node, independent of the nodes.
     pub blocked: Option<String>,
-    /// Of a pod of a gang: of how many of its pods there is room, or that have a node, and how many it has.
+    /// For a pod of a gang: the number of its pods that fit or have a node, and its size.
     pub gang: Option<(usize, usize)>,
 }
 
@@ -80,7 +80,7 @@ struct Scan<'a> {
     snapshot: &'a Snapshot,
     verdicts: &'a Verdicts,
     rules: &'a TopologyRules,
-    /// By verdict: its part of the score, or `None` when it is a misfit.
+    /// By verdict: the static part of the score, or `None` for a misfit.
     static_scores: Vec<Option<f32>>,
     wanted: Wanted<'a>,
     request: &'a PodRequest,
@@ -94,7 +94,7 @@ impl Planner {
         self.start
     }
 
-    /// Finds the best node. Snapshot and index are only changed by what they remember of constraints.
+    /// Finds the best node. Changes only the caches for constraints in snapshot and index.
     pub fn plan(&mut self, snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest) -> Decision {
         let verdicts = snapshot.verdicts(&request.constraints);
         let rules = TopologyRules::of(snapshot, &verdicts, index, request);
@@ -131,7 +131,7 @@ impl Planner {
     }
 }
 
-/// Whether one node takes the pod as things are.
+/// Whether a node takes the pod in the current state.
 pub(crate) fn fits(snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest, id: NodeId) -> bool {
     let verdicts = snapshot.verdicts(&request.constraints);
     let rules = TopologyRules::of(snapshot, &verdicts, index, request);
@@ -201,7 +201,7 @@ impl<'a> Scan<'a> {
         self.request.host_ports.iter().any(conflicts)
     }
 
-    /// Looks at every node again, slowly, and says what is in the way.
+    /// Examines every node again, without shortcuts, and counts the reasons why none fits.
     fn explain(&self) -> FitError {
         let mut error = FitError { nodes: self.snapshot.node_count, ..FitError::default() };
         for (id, facts) in self.snapshot.facts.iter().enumerate() {
