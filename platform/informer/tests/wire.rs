@@ -1,4 +1,4 @@
-//! The informer against an API that is only its wire: lists, watches, outages, a history that is gone.
+//! The informer against a fake API at the HTTP level: lists, watches, outages, a history that is gone.
 
 use std::{
     collections::BTreeMap,
