@@ -1,4 +1,4 @@
-//! How a simulated pod lives: read from its annotations.
+//! The behaviour of a simulated pod, from its annotations.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +14,7 @@ pub const ANNOTATION_RUN: &str = "simulated.mayfly.dev/run-seconds";
 pub const ANNOTATION_EXIT_CODE: &str = "simulated.mayfly.dev/exit-code";
 /// The pause between deletion and the end; at most the grace period.
 pub const ANNOTATION_STOP: &str = "simulated.mayfly.dev/stop-seconds";
-/// A text: the containers cannot start, for this reason.
+/// The reason why the containers cannot start.
 pub const ANNOTATION_START_ERROR: &str = "simulated.mayfly.dev/start-error";
 
 /// The life of a simulated pod.

@@ -28,7 +28,7 @@ pub struct DueStep {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodStep {
     WriteStatus(Box<PodStatus>),
-    /// The deleted pod's object goes.
+    /// Remove the object of the deleted pod.
     Remove,
 }
 
