@@ -1,4 +1,4 @@
-//! The name of a content-addressed thing: `sha256:` and 64 lower-case hexadecimal digits.
+//! The digest of a content: `sha256:` and 64 lower-case hexadecimal digits.
 
 use std::{fmt, str::FromStr};
 

@@ -47,7 +47,7 @@ pub const ARTIFACTS: &str = "artifacts";
 
 /// The largest parameter, in bytes.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 20;
-/// Parameters, and artifacts, of one job each.
+/// The maximum number of parameters, and of artifacts, of one job.
 pub const NAMES_MAX: usize = 256;
 /// The end of stdout that is kept as the result, in bytes.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
@@ -157,13 +157,13 @@ impl Inputs {
     }
 }
 
-/// Whether a parameter or an artifact may be called so.
+/// Whether a text is a valid name of a parameter or an artifact.
 pub fn is_name(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(good)
 }
 
-/// A parameter as its file's content.
+/// The content of a parameter's file.
 pub fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -171,7 +171,7 @@ pub fn text_of(value: &Value) -> String {
     }
 }
 
-/// A file's content, or stdout, as a parameter: JSON if it is that, else text without its last line end.
+/// The content of a file, or stdout, as a parameter: JSON if it is valid, else text without its last line end.
 pub fn value_of(bytes: &[u8]) -> Value {
     if let Ok(value) = serde_json::from_slice(bytes) {
         return value;
@@ -188,7 +188,7 @@ pub struct Outputs {
     pub exit_code: i32,
     /// `Completed`, `Error`, `OOMKilled`, `DeadlineExceeded`, …
     pub reason: String,
-    /// For people: the trap, say.
+    /// A message for users, such as the trap.
     pub message: String,
     pub oom_killed: bool,
     pub started: Timestamp,
@@ -196,13 +196,13 @@ pub struct Outputs {
     pub wall_ms: i64,
     /// Stdout.
     pub result: Value,
-    /// Stdout was longer, and its beginning is missing.
+    /// Whether stdout was longer, so that its beginning is missing.
     pub result_truncated: bool,
     /// The end of stderr.
     pub stderr: String,
     pub parameters: BTreeMap<String, Value>,
     pub artifacts: BTreeMap<String, ArtifactRef>,
-    /// Outputs that were not taken, and why.
+    /// Outputs that were not collected, with the reasons.
     pub problems: Vec<String>,
 }
 
@@ -229,7 +229,7 @@ pub struct JobOutcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<i32>,
     pub succeeded: bool,
-    /// Of the first container that did not end well, else of the first.
+    /// The exit code of the first container that failed, else of the first container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     pub reason: String,

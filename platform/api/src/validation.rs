@@ -96,7 +96,7 @@ impl FieldError {
         Self { path: path.into(), kind: FieldErrorKind::Forbidden, detail: detail.into() }
     }
 
-    /// `FieldValueInvalid` and its kin.
+    /// The reason in a Status's causes, such as `FieldValueInvalid`.
     pub fn cause(&self) -> &'static str {
         match self.kind {
             FieldErrorKind::Required => "FieldValueRequired",
@@ -132,7 +132,7 @@ impl FieldError {
     }
 }
 
-/// Everything that is wrong with a function, all at once. `name` becomes a host label.
+/// Validates a function, and returns all errors. `name` becomes a host label.
 pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if let Err(why) = names::dns_label(name) {

@@ -22,11 +22,12 @@ pub const LOCAL_PROVISIONER: &str = "mayfly.dev/local";
 /// The provisioner of classes whose volumes are created by hand.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// A claim that a pod's volume is.
+/// The claim behind a volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {
     pub name: String,
-    /// Made for this pod (a generic ephemeral volume), and of no use to it otherwise.
+    /// Whether it is a claim that is created for this pod (a generic ephemeral volume); another claim of the name is
+    /// no substitute.
     pub ephemeral: bool,
     pub read_only: bool,
 }

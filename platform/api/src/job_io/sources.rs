@@ -72,7 +72,7 @@ pub struct ArtifactTarget {
 pub struct HttpLocation {
     /// `http://` or `https://`, without user and password.
     pub url: String,
-    /// Headers that are no secret.
+    /// Headers that are not secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     /// A Secret whose keys are names of headers, such as `Authorization`.
@@ -112,10 +112,10 @@ fn region() -> String {
 pub struct GitLocation {
     /// `https://`, `http://`, or a protocol that the node's operator allows.
     pub repository: String,
-    /// A branch, a tag, or a commit of a server that gives out commits by name. Default: the default branch.
+    /// A branch, a tag, or a commit if the server allows fetching commits by hash. Default: the default branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// The commits that are fetched to reach the revision; 0 for all. Default 1.
+    /// The number of commits that are fetched to reach the revision; 0 for all. Default 1.
     #[serde(default = "depth_one")]
     pub depth: u32,
     /// A Secret with the keys `username` and `password`.

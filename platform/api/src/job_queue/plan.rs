@@ -47,7 +47,7 @@ pub enum QueueReason {
         quota: u64,
         namespace: bool,
     },
-    /// It would fit, and could delay a Job that is before it.
+    /// It would fit, but could delay a Job that is before it.
     Behind(ObjectKey),
     /// It can never fit.
     TooLarge {
@@ -152,11 +152,11 @@ struct Pool {
     used: u64,
 }
 
-/// A Job that waits for room, and what must not be taken from it.
+/// A Job that waits for room, and the amounts that are protected for it.
 struct QueueHead {
     key: ObjectKey,
     protected: Needs,
-    /// The running Jobs have made room for it by then.
+    /// The time at which the running Jobs have made room for it.
     reserved_at: Option<Timestamp>,
     of_queue: bool,
 }
@@ -208,7 +208,7 @@ impl<'a> Pools<'a> {
         self.namespaces.get(namespace).cloned().unwrap_or_default()
     }
 
-    /// What the Job takes of each quota.
+    /// The amounts that the Job needs of each quota.
     fn needs(&mut self, job: &QueuedJob) -> Needs {
         let namespace = &job.key.namespace;
         let labels = self.labels(namespace);
@@ -234,7 +234,7 @@ impl<'a> Pools<'a> {
         self.held.push((needs, until));
     }
 
-    /// Starts the Job, or says why it waits.
+    /// Starts the Job, or records why it waits.
     fn decide(
         &mut self,
         job: &QueuedJob,
@@ -285,7 +285,7 @@ impl<'a> Pools<'a> {
         Ok(())
     }
 
-    /// One Job is the head of the queue, and one of each namespace that waits for its own quota.
+    /// Adds a Job as a head: at most one of the queue, and one of each namespace that waits for its own quota.
     fn add_head(&self, job: &QueuedJob, needs: &Needs, of_queue: bool, heads: &mut Vec<QueueHead>) {
         let of_namespace = |head: &QueueHead| !head.of_queue && head.key.namespace == job.key.namespace;
         if heads.iter().any(|head| if of_queue { head.of_queue } else { of_namespace(head) }) {
@@ -309,7 +309,7 @@ impl<'a> Pools<'a> {
         })
     }
 
-    /// What is used of a quota after a time.
+    /// The amount of a quota that is in use after a time.
     fn used_at(&self, id: QuotaId, at: Timestamp) -> u64 {
         let lasting = self.held.iter().filter(|(_, until)| until.is_none_or(|until| until > at));
         let amounts = lasting.flat_map(|(needs, _)| needs).filter(|(of, _)| *of == id);

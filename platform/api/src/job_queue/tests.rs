@@ -90,7 +90,7 @@ fn backfill_never_takes_what_the_head_waits_for() {
     let needs = ("head", "needs 4 of nvidia.com/gpu, and 1 of 4 in the queue's quota are free");
     let behind = ("small", "could delay job a/head, which is before it");
     let spec = || json!({"quota": {"nvidia.com/gpu": 4, "cpu": 8}});
-    // Nobody knows when the room will be there.
+    // It is not known when there will be room.
     check(spec(), &[busy(None), head(), job(2, "a/small", 1)], &[], &[needs, behind]);
     check(spec(), &[busy(None), head(), limited(job(2, "a/small", 1), 10)], &[], &[needs, behind]);
     // It ends before the room is there, or not.

@@ -30,11 +30,11 @@ pub struct PatternError {
 /// All conditions of one level have to hold.
 #[derive(Clone, Debug, PartialEq)]
 enum Condition {
-    /// The field fits one of the rules.
+    /// The field matches one of the rules.
     Leaf(String, Vec<Rule>),
-    /// The field is an object that fits.
+    /// The field is an object that matches.
     Nested(String, Vec<Condition>),
-    /// One of these levels fits.
+    /// One of these levels matches.
     Or(Vec<Vec<Condition>>),
 }
 
@@ -76,7 +76,7 @@ impl Pattern {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the pattern.
     pub fn parse(pattern: &Value) -> Result<Self, Vec<PatternError>> {
         let mut parser = Parser::default();
         let Value::Object(map) = pattern else {
@@ -89,7 +89,7 @@ impl Pattern {
         }
     }
 
-    /// Whether an event fits.
+    /// Whether an event matches.
     pub fn matches(&self, event: &Value) -> bool {
         holds(&self.0, Some(event))
     }
@@ -113,7 +113,7 @@ fn holds(level: &[Condition], value: Option<&Value>) -> bool {
 impl Rule {
     fn fits(&self, value: Option<&Value>) -> bool {
         match (self, value) {
-            // Only a leaf exists.
+            // As in EventBridge, `exists` is about leaves only.
             (Self::Exists(wanted), value) => value.is_some_and(|value| !value.is_object()) == *wanted,
             (_, None) => false,
             (rule, Some(Value::Array(items))) => items.iter().any(|item| rule.fits_one(item)),
@@ -173,7 +173,7 @@ fn folded(text: &str) -> String {
     text.to_lowercase()
 }
 
-/// Steps back to the last star only, so it takes no more than the product of both lengths.
+/// Backtracks to the last star only, so that the time is bounded by the product of both lengths.
 fn fits_glob(glob: &[Glob], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut seen, mut star) = (0, 0, None);
