@@ -1,4 +1,4 @@
-//! Which outbound addresses a function may call: the rules of `spec.egress`, parsed once.
+//! The outbound addresses that a function may call: the rules of `spec.egress`, parsed once.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -24,7 +24,7 @@ enum Host {
     Address(IpAddr),
 }
 
-/// Why a text is not an egress rule.
+/// The reason why a text is not an egress rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?} is not an egress rule ({why}): write scheme://host or scheme://host:port, such as \

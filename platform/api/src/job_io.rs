@@ -2,9 +2,9 @@
 //!
 //! **Inputs.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. The annotation's value is an [`Inputs`] as
 //! JSON (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
-//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a tar)
-//! is unpacked. All parameters together are one JSON object on stdin. The files are read-only. An artifact may also come
-//! from elsewhere, and outputs may be sent elsewhere ([`InputArtifact`], [`ArtifactTarget`]).
+//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a
+//! tar) is unpacked. All parameters together are one JSON object on stdin. The files are read-only. An artifact may
+//! also come from elsewhere, and outputs may be sent elsewhere ([`InputArtifact`], [`ArtifactTarget`]).
 //!
 //! **Outputs.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
 //! artifact; stdout is the result. Text that is valid JSON is read as JSON. The node collects the outputs from the
@@ -66,7 +66,7 @@ pub struct Inputs {
     pub parameters: BTreeMap<String, Value>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub artifacts: BTreeMap<String, InputArtifact>,
-    /// Where output artifacts are sent, by their names, when the program has ended with code 0.
+    /// The destinations of output artifacts, by their names. Used when the program has ended with code 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub targets: BTreeMap<String, ArtifactTarget>,
 }

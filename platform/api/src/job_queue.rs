@@ -1,8 +1,8 @@
 //! `JobQueue`: Jobs that share a quota and start in turn.
 //!
 //! A Job joins a queue by the label [`LABEL_QUEUE`]. The API server suspends it when it is created, and the queue's
-//! controller resumes it when its turn comes: `spec.suspend` is the whole contract, so that every controller of Jobs
-//! understands it. [`plan`] decides, purely; `mayfly why job` asks the same function.
+//! controller resumes it when its turn comes. The contract is `spec.suspend` alone, so that it works with every
+//! controller of Jobs. [`plan`] decides, purely; `mayfly why job` asks the same function.
 
 pub mod plan;
 #[cfg(test)]
@@ -104,7 +104,7 @@ pub struct QueuedJob {
     pub priority: i64,
     pub created: Timestamp,
     pub request: Amounts,
-    /// How long it may run once it is started.
+    /// The time for which it may run once it is started.
     pub deadline: Option<SignedDuration>,
     pub state: QueuedJobState,
 }

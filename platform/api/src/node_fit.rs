@@ -1,5 +1,5 @@
-//! Whether a node may run a pod, whatever else runs there: its labels, taints and runtimes against the pod's
-//! selector, affinity, tolerations and runtime class. Shared by the scheduler and the DaemonSet controller.
+//! Whether a node may run a pod, regardless of what else runs there: its labels, taints and runtimes against the
+//! pod's selector, affinity, tolerations and runtime class. Shared by the scheduler and the DaemonSet controller.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ impl Constraints {
     }
 }
 
-/// Why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has the rule.
+/// The reason why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has the rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Misfit {
     Unschedulable,

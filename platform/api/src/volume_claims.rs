@@ -104,7 +104,7 @@ pub fn capacity_bytes(volume: &PersistentVolume) -> u64 {
     capacity.and_then(|amount| quantity::whole(amount).ok()).unwrap_or(0)
 }
 
-/// Why a volume does not satisfy a claim, whether or not another claim has it.
+/// The reason why a volume does not satisfy a claim, whether or not another claim has it.
 pub fn mismatch(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<&'static str> {
     let (Some(wanted), Some(spec)) = (&claim.spec, &volume.spec) else { return Some("it has no spec") };
     let mode = |mode: Option<&String>| mode.map_or("Filesystem", String::as_str).to_owned();

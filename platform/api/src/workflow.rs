@@ -85,7 +85,8 @@ impl WorkflowType {
     }
 }
 
-/// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when something happens (`event`); one of the two.
+/// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when
+/// something happens (`event`); one of the two.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Trigger {
@@ -109,7 +110,7 @@ pub struct Trigger {
     pub suspend: bool,
 }
 
-/// When to start.
+/// The times of starts.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
@@ -148,7 +149,7 @@ pub enum Overlap {
     Replace,
 }
 
-/// Which events start an execution.
+/// The events that start an execution.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EventSource {
@@ -212,7 +213,7 @@ pub struct TriggerStatus {
     /// The next time of the schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_schedule_time: Option<Time>,
-    /// When it last started something.
+    /// The time of the last start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_start_time: Option<Time>,
     /// The execution that it started last.
@@ -268,9 +269,9 @@ pub struct ExecutionSpec {
 pub struct ExecutionStatus {
     /// RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED.
     pub phase: String,
-    /// When it started, to the millisecond.
+    /// The time of the start, to the millisecond.
     pub start_time: String,
-    /// When it ended.
+    /// The time of the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_time: Option<String>,
     /// JSON text.

@@ -92,8 +92,8 @@ pub(crate) fn mark_terminating(object: &mut Object, now: &Value) {
     names::set_terminating(object, now);
 }
 
-/// Sets the fields of a definition that the server owns when it is written: the stored versions, and of a new one that no
-/// names are accepted yet.
+/// Sets the fields of a definition that the server owns when it is written: the stored versions, and of a new one
+/// that no names are accepted yet.
 pub(crate) fn complete(object: &mut Object, is_new: bool) {
     if is_new {
         names::begin(object);

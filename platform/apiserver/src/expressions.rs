@@ -1,8 +1,8 @@
 //! Expressions in CEL: those of custom kinds' rules, of admission policies and of webhooks' conditions.
 //!
-//! An expression is compiled once. Its evaluation is bounded before it begins: expressions have no unbounded loops, so
-//! its cost is at most the size of the values, raised to how deep its loops are nested, times its own size and the length
-//! of the longest text that each step may read.
+//! An expression is compiled once. Its evaluation is bounded before it begins: expressions have no unbounded loops,
+//! so its cost is at most the size of the values, raised to how deep its loops are nested, times its own size and the
+//! length of the longest text that each step may read.
 //! (Source: `apiserver/pkg/cel`; upstream estimates the cost of rules when a definition is written.)
 
 mod libraries;
@@ -130,7 +130,7 @@ pub(crate) struct CelExpression {
     program: Program,
     /// The variables that it reads, besides those of its own loops.
     variables: Vec<String>,
-    /// How deep its macros are nested.
+    /// The nesting depth of its macros.
     nesting: u32,
     nodes: u64,
 }

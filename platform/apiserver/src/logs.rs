@@ -283,7 +283,7 @@ mod tests {
             "?follow=true&tailLines=5"
         );
         assert_eq!(passed_on("").unwrap(), "");
-        // As python's client spells it.
+        // The spelling of the Python client.
         assert_eq!(
             passed_on("follow=True&timestamps=1&previous=False").unwrap(),
             "?follow=true&timestamps=true&previous=false"

@@ -386,7 +386,7 @@ pub(crate) fn label_value(text: &str) -> Result<(), String> {
         .into())
 }
 
-/// At most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; may be empty.
+/// Whether a text has at most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; it may be empty.
 fn is_name_part(text: &str) -> bool {
     let ends = [text.bytes().next(), text.bytes().last()];
     text.len() <= 63

@@ -119,7 +119,7 @@ pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
     ranges(&accept).find_map(served).unwrap_or(Encoding::Json)
 }
 
-/// Which form of discovery: `Some(version)` for the aggregated one.
+/// The requested form of discovery: `Some(version)` for the aggregated one.
 pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> Option<&'static str> {
     let accept = accept(headers);
     for range in ranges(&accept).filter(|range| range.encoding().is_some()) {

@@ -18,7 +18,7 @@ const ENVELOPE_RAW: u64 = 2;
 const TYPE_API_VERSION: u64 = 1;
 const TYPE_KIND: u64 = 2;
 
-/// Why a body was not decoded.
+/// The reason why a body was not decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProtobufError {
     /// There is no table for this kind.

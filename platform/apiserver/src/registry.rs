@@ -253,7 +253,7 @@ impl Kind {
         }
     }
 
-    /// One of our own kinds.
+    /// The row of one of our own kinds.
     fn own<K>(kind: &'static str, plural: &'static str, singular: &'static str) -> Self
     where
         K: JsonSchema + DeserializeOwned,
@@ -291,7 +291,7 @@ impl Kind {
         }
     }
 
-    /// One cell for each column.
+    /// The cells of the object's row in a table, one for each column.
     pub(crate) fn table_cells(&self, object: &Object, now: Timestamp) -> Vec<Value> {
         match self.definition {
             Some(definition) => definition.cells(object, now),

@@ -45,7 +45,7 @@ pub(crate) const NAMESPACES: [&str; 4] = [
     wellknown::NAMESPACE_NODE_LEASE,
 ];
 
-/// Why the server cannot start.
+/// The reason why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerStartError {
     #[error("the standard namespaces cannot be written: {0}")]
@@ -80,7 +80,7 @@ pub(crate) struct ServerState {
     pub(crate) custom: CustomKinds,
     pub(crate) webhooks: Webhooks,
     pub(crate) tokens: Tokens,
-    /// Held while an object is written that counts against a quota.
+    /// Held while an object that counts against a quota is written.
     pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
     /// Held while a Service is written.
     pub(crate) allocations: tokio::sync::Mutex<Allocations>,

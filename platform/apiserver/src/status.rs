@@ -264,7 +264,7 @@ impl ApiError {
         )
     }
 
-    /// No such path.
+    /// The path does not exist.
     pub(crate) fn no_resource() -> Self {
         let message = "the server could not find the requested resource";
         let mut error = Self::new(StatusCode::NOT_FOUND, "NotFound", message);

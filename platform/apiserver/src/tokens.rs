@@ -21,7 +21,7 @@ pub(crate) const EXPIRATION_SECONDS_MAX: i64 = 1 << 32;
 /// The longest token that is parsed, in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// Why a token is not accepted.
+/// The reason why a token is not accepted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum AccountTokenError {
     #[error("the token is malformed")]

@@ -88,9 +88,9 @@ impl WriteOutcome {
 /// The object after a write.
 #[derive(Debug)]
 pub(crate) enum ObjectState {
-    /// As it is stored now.
+    /// The stored object.
     Stored(Arc<Entry>),
-    /// As it would be (dry run).
+    /// The object as it would be stored (dry run).
     Dry(Object),
     /// The object as it was before its removal.
     Deleted(Object),

@@ -31,18 +31,18 @@ const PAGE: usize = 500;
 /// The objects of one kind that another component stores. Objects are complete: apiVersion, kind, metadata with name,
 /// namespace, uid and a decimal resourceVersion.
 pub trait KindView: Send + Sync {
-    /// One object.
+    /// Reads one object.
     fn get<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<Value>, ViewError>>;
 
-    /// A page, in an order of the view's own.
+    /// Reads a page, in an order of the view's own.
     fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>>;
 
-    /// The changes after a revision, as a stream; `whole` as in [`ViewQuery`]. A stream that ends with an error has
-    /// fallen behind.
+    /// Streams the changes after a revision; `whole` as in [`ViewQuery`]. A stream that ends with an error has fallen
+    /// behind.
     ///
     /// # Errors
     /// [`ViewError::Expired`] if the changes after the revision are no longer available; list again.
@@ -87,7 +87,7 @@ pub struct ViewPage {
     pub revision: u64,
 }
 
-/// One change.
+/// A change, as watches report it.
 #[derive(Clone, Debug)]
 pub struct ViewEvent {
     /// The change.

@@ -28,7 +28,7 @@ pub struct Artifacts {
 pub struct ArtifactInfo {
     pub digest: Digest,
     pub bytes: u64,
-    /// When it was last uploaded, or kept by [`Artifacts::renew`].
+    /// The time of its last upload, or of the last [`Artifacts::renew`].
     pub created: Timestamp,
 }
 

@@ -29,7 +29,7 @@ pub enum Removal {
     SetAside(SetAside),
     /// It was absent.
     Missing,
-    /// It stays: it was uploaded, or kept by [`Artifacts::renew`], since.
+    /// The content stays, because it was uploaded, or kept by [`Artifacts::renew`], in the meantime.
     Newer,
 }
 

@@ -163,7 +163,7 @@ mod tests {
         let mut builder = tar::Builder::new(Vec::new());
         for (path, kind, content) in entries {
             let mut header = tar::Header::new_ustar();
-            // As the bytes are: the builder's own check would refuse paths that lead out.
+            // Writes the raw bytes, because the builder's own check would refuse paths that lead out.
             header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
             header.set_entry_type(*kind);
             header.set_size(content.len() as u64);

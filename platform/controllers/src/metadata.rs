@@ -37,7 +37,7 @@ pub(crate) fn only(uid: &str) -> DeleteParams {
     DeleteParams { preconditions, ..DeleteParams::background() }
 }
 
-/// Whether the API answered that the object does not exist, which is as good as deleted.
+/// Whether the API answered that the object does not exist, which counts as deleted.
 pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }

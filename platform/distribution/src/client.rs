@@ -61,7 +61,7 @@ pub struct BlobBody {
     pub stream: BoxStream<'static, Result<Bytes, PullError>>,
 }
 
-/// One registry, as one user.
+/// A registry with the login of one user.
 struct Endpoint {
     spec: EndpointSpec,
     client: HttpClient,

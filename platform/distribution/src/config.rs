@@ -46,7 +46,7 @@ pub struct RegistryConfig {
 /// The registry that Mayfly serves itself.
 #[derive(Clone, Debug)]
 pub struct BuiltinRegistry {
-    /// Its address, such as `http://127.0.0.1:9090`.
+    /// The address, such as `http://127.0.0.1:9090`.
     pub url: String,
     /// The credentials required from clients that are not on this machine.
     pub login: RegistryLogin,
@@ -148,7 +148,7 @@ impl RegistryConfig {
     /// registry's host as clients reach it.
     ///
     /// # Errors
-    /// The image is one of the built-in registry, and there is none.
+    /// The image is one of the built-in registry, and this process serves none.
     pub(crate) fn endpoints(&self, registry: &str, origin: &str) -> Result<Vec<EndpointSpec>, String> {
         if registry == BUILTIN_REGISTRY {
             let builtin = self.builtin.as_ref().ok_or("this process serves no registry of its own")?;

@@ -140,7 +140,7 @@ fn host_matches(pattern: &str, host: &str) -> bool {
         && patterns.iter().zip(&parts).all(|(pattern, part)| part_matches(pattern, part))
 }
 
-/// One part of a host name against a pattern in which `*` is any text.
+/// Matches one part of a host name against a pattern in which `*` is any text.
 fn part_matches(pattern: &str, part: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == part };
     let Some(rest) = part.strip_prefix(before) else { return false };

@@ -29,7 +29,7 @@ pub struct RemoteDocument {
 }
 
 impl RemoteDocument {
-    /// Reads an answer; `expected` is the digest by which it was asked for.
+    /// Reads a response; `expected` is the requested digest.
     ///
     /// # Errors
     /// [`PullError::DigestMismatch`], or [`PullError::Malformed`] if the response is not a document.

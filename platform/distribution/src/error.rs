@@ -15,7 +15,7 @@ pub enum PullError {
         /// The registry's message.
         message: String,
     },
-    /// No connection, or a broken one.
+    /// The connection failed or broke.
     #[error("failed to do request to {host}: {cause}")]
     Unreachable {
         /// The registry's address.

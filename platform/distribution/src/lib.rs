@@ -29,5 +29,5 @@ pub use error::PullError;
 pub use oci_spec::distribution::Reference;
 pub use reference::{InvalidReference, parse_reference};
 
-/// The name by which pods and functions pull from the registry that Mayfly serves, whatever port it has.
+/// The name by which pods and functions pull from the registry that Mayfly serves, independent of its port.
 pub const BUILTIN_REGISTRY: &str = "registry.mayfly.internal";

@@ -1,4 +1,4 @@
-//! One kind, kept up to date by list and watch.
+//! The objects of one kind, kept up to date by list and watch.
 //!
 //! ```text
 //!            list                  watch event

@@ -110,7 +110,7 @@ impl RegistryStore {
         Ok(manifests)
     }
 
-    /// Since when a repository has a manifest.
+    /// The time since which a repository has a manifest.
     pub(crate) fn manifest_since(
         &self,
         name: &RepositoryName,

@@ -1,8 +1,8 @@
 //! The gangs that hold nodes: a plain struct, no locks, no async; time comes in as an argument.
 //!
-//! A gang is planned as one decision (`state.rs`), so that no plan leaves a part of it. A part can still hold nodes when
-//! a binding fails or a pod is lost later: a gang that stays incomplete for its timeout while another pod of it waits
-//! gives its nodes back, so that two such gangs cannot block each other for ever.
+//! A gang is planned as one decision (`state.rs`), so that no plan leaves a part of it. A part can still hold nodes
+//! when a binding fails or a pod is lost later: a gang that stays incomplete for its timeout while another pod of it
+//! waits gives its nodes back, so that two such gangs cannot block each other for ever.
 //!
 //! ```text
 //!   absent ──(plan of all members)──▶ complete ◀──────────────┐ a pod is placed again

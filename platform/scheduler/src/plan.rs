@@ -1,9 +1,10 @@
 //! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
 //! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
-//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU and
-//! memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2, the rules
-//! about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision, where it is warm.
+//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU
+//! and memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2,
+//! the rules about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision,
+//! where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -35,7 +36,7 @@ pub enum Decision {
     Unschedulable(FitError),
 }
 
-/// Why no node takes the pod: the number of nodes, and of those with each reason.
+/// The reason why no node takes the pod: the number of nodes, and of those with each reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitError {
     pub nodes: usize,
@@ -89,7 +90,7 @@ struct Scan<'a> {
 }
 
 impl Planner {
-    /// Where the next scan starts.
+    /// The position at which the next scan starts.
     pub(crate) fn start(&self) -> usize {
         self.start
     }

@@ -1,4 +1,4 @@
-//! Which pods of lower priority make room for a pod that fits nowhere.
+//! Decides which pods of lower priority are deleted for a pod that fits nowhere.
 //!
 //! Candidates are nodes where the pod fits once all pods of lower priority are gone. Of those pods as many as possible
 //! stay, those first whose disruption budget would be violated, then those of higher priority. The best candidate

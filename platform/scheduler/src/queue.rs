@@ -45,7 +45,7 @@ struct Waiting {
     request: PodRequest,
     arrival: u64,
     attempts: u32,
-    /// When its back-off ends.
+    /// The time at which its back-off ends.
     rested: Option<Instant>,
     place: Place,
 }

@@ -42,7 +42,7 @@ pub struct PodRequest {
     pub constraints: Arc<Constraints>,
     /// The gang that it is placed with.
     pub gang: Option<Arc<Gang>>,
-    /// Why it cannot be placed at all, whatever the nodes are.
+    /// The reason why it cannot be placed on any node.
     pub refused: Option<String>,
     /// The constraints by its claims; empty until [`PodRequest::with_volumes`].
     pub volumes: Arc<VolumeNeeds>,
@@ -54,7 +54,7 @@ pub struct PodRequest {
     pub(crate) may_preempt: bool,
     /// The node that it preempted pods on.
     pub(crate) nominated_node: Option<String>,
-    /// When a bound pod started; the youngest victims are preferred. `None`: not started.
+    /// The start of a bound pod; the youngest victims are preferred. `None`: not started.
     pub(crate) started: Option<Timestamp>,
 }
 

@@ -153,7 +153,7 @@ impl VolumeNeeds {
         *self == Self::default()
     }
 
-    /// Why the volumes cannot be used on a node.
+    /// The reason why the volumes cannot be used on a node.
     pub fn misfit(&self, node: &NodeFacts) -> Option<&'static str> {
         if !self.affinities.iter().all(|affinity| node.matches_selector(affinity)) {
             return Some(AFFINITY_CONFLICT);

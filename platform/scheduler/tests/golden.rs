@@ -452,7 +452,7 @@ fn preemption_deletes_the_fewest_pods_of_the_lowest_priority() {
          preempt small
          pod never cpu=5 priority=10
          preempt never",
-        // By priority: low4 -> a, low3 -> b, low2 -> a or b.
+        // The pods are placed by priority: low4 -> a, low3 -> b, low2 -> a or b.
         "low4 -> a
          low3 -> b
          low2 -> a

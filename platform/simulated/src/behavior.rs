@@ -8,7 +8,7 @@ use mayfly_api::k8s::api::core::v1::Pod;
 pub const ANNOTATION_START: &str = "simulated.mayfly.dev/start-seconds";
 /// The pause between running and ready.
 pub const ANNOTATION_READY: &str = "simulated.mayfly.dev/ready-seconds";
-/// How long the containers run; without it, until the pod is deleted.
+/// The time for which the containers run; without it, until the pod is deleted.
 pub const ANNOTATION_RUN: &str = "simulated.mayfly.dev/run-seconds";
 /// The exit code of containers that end by themselves.
 pub const ANNOTATION_EXIT_CODE: &str = "simulated.mayfly.dev/exit-code";

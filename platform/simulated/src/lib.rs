@@ -3,7 +3,8 @@
 //! **Belongs here:** the objects and leases of simulated nodes, and the life of the pods that are bound to them: when
 //! they start, become ready, end and are removed, by annotations of the pod ([`behavior`]).
 //!
-//! **Does not belong here:** placing pods (the scheduler), real containers (the kubelet and its runtimes), simulated GPUs
+//! **Does not belong here:** placing pods (the scheduler), real containers (the kubelet and its runtimes), simulated
+//! GPUs
 //! (`gpu/`).
 //!
 //! One task owns all pods of all nodes: a queue of pods ordered by when their next step is due, and one informer. A pod

@@ -125,7 +125,7 @@ impl SimulatedPods {
         (node <= self.nodes).then_some((pod, node))
     }
 
-    /// When the pod's next step is due.
+    /// The time of the pod's next step.
     fn due(&self, key: &ObjectKey) -> Option<Instant> {
         let (pod, _) = self.own(key)?;
         let now = Timestamp::now();

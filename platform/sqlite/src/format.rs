@@ -42,7 +42,7 @@ pub struct WriterSettings {
     pub quick_check: bool,
 }
 
-/// Why a database cannot be opened. The files are left as they are.
+/// The reason why a database cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
     /// The content is wrong, or part of what was acknowledged is missing.

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 pub(crate) const HEADER_BYTES: usize = 32;
 const FRAME_HEADER_BYTES: usize = 24;
-/// Its lowest bit says in which byte order the words of a checksum are read.
+/// The lowest bit gives the byte order in which the words of a checksum are read.
 const MAGIC: u32 = 0x377f_0682;
 /// SQLite's largest page.
 const PAGE_BYTES_MAX: u32 = 65_536;

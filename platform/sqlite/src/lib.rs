@@ -1,4 +1,4 @@
-//! How Mayfly opens and writes its SQLite databases: the object store, the workflow journal, the catalog of state
+//! The opening and writing of Mayfly's SQLite databases: the object store, the workflow journal, the catalog of state
 //! machines. Each is a file with one writer.
 //!
 //! **Opening.** A database has an application id and a schema version ([`DatabaseFormat`]). A file of another program,

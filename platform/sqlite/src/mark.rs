@@ -17,7 +17,7 @@ const MARK_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"MayflyWM";
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Why a database must not be opened. Nothing was changed.
+/// The reason why a database must not be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarkError {
     /// Acknowledged writes are missing in the log.
@@ -343,7 +343,7 @@ mod tests {
         let mut mark = Mark::check(&database).unwrap();
         fs::write(&database, "content").unwrap();
         fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
-        // As SQLite does: no other file can get this one's inode.
+        // SQLite keeps the file open, too, so that no other file can get its inode.
         let _open = File::open(&database).unwrap();
         mark.opened().unwrap();
         mark.advance(2);

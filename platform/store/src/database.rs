@@ -30,7 +30,7 @@ const FORMAT: DatabaseFormat = DatabaseFormat {
 /// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
 const CACHE_KIB: i64 = 8 * 1024;
 
-/// Why a store cannot be opened. The files are left as they are.
+/// The reason why a store cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
@@ -48,10 +48,10 @@ pub(crate) struct LoadedDatabase {
     pub(crate) entries: Vec<Arc<Entry>>,
 }
 
-/// Why a transaction did not commit.
+/// The reason why a transaction did not commit.
 #[derive(Debug)]
 pub(crate) enum CommitError {
-    /// No space; the same may work later.
+    /// The disk is full; the same write may succeed later.
     Full,
     /// A temporary failure, such as an operator's tool that holds the file.
     Refused(rusqlite::Error),

@@ -24,7 +24,7 @@ pub struct ListOptions {
 pub struct Listing {
     /// The revision that the entries are consistent with; a watch continues after it.
     pub revision: Revision,
-    /// In the order of their keys.
+    /// The entries, in the order of their keys.
     pub entries: Vec<Arc<Entry>>,
     /// The number of entries of the range after this page.
     pub remaining: usize,

@@ -130,7 +130,7 @@ impl Store {
         Ok(Self::start(config, database, loaded))
     }
 
-    /// The same store over SQLite's `:memory:`, for tests that need no file.
+    /// A store over SQLite's `:memory:`, for tests that need no file.
     pub fn in_memory() -> Result<Self, OpenError> {
         Self::in_memory_with(Config::new(":memory:"))
     }

@@ -27,7 +27,7 @@ pub enum WatchError {
     Future { current: Revision },
 }
 
-/// Why a watch ended.
+/// The reason why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchClosed {
     /// `oldest` is the smallest revision a watch of this resource can still start after.

@@ -34,7 +34,8 @@ const BATCH_REQUESTS_MAX: usize = 1024;
 const GATHER_SHARE: u32 = 4;
 /// The longest a group waits for more requests.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// One sleep while it waits, since the queue cannot be waited for until a moment; the kernel adds its own slack.
+/// The duration of one sleep while it waits, because waiting for the queue has no timeout; the kernel adds its own
+/// slack.
 const GATHER_STEP: Duration = Duration::from_micros(20);
 
 pub(crate) enum WriterCommand {

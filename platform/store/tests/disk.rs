@@ -46,7 +46,7 @@ async fn writes_that_come_during_a_commit_share_the_next_one() {
     }
     let stats = store.stats();
     assert_eq!(stats.writes, WRITERS as u64);
-    // Those that the writer had taken when the file was held, and all others.
+    // One group that the writer had taken when the file was held, and one of all others.
     assert!(stats.commits <= 2, "{} commits", stats.commits);
     store.close().await;
 }
@@ -97,7 +97,7 @@ fn check_reads(store: &Store, watch: &mut Watch) {
     let past = ListOptions { at: Some(Revision(1)), ..ListOptions::default() };
     let past = store.list(&Range::resource("pods"), &past).unwrap().entries;
     assert_eq!((past.len(), &past[0].value[..]), (1, &b"value"[..]));
-    // One that was there before, and one that begins now.
+    // A watch that existed before, and one that begins now.
     let mut late = store.watch(Range::resource("pods"), Revision(2)).unwrap();
     for watch in [watch, &mut late] {
         let event = watch.next().now_or_never().expect("what happened is known").unwrap();

@@ -44,7 +44,7 @@ struct Change {
 
 type State = BTreeMap<Key, (String, Revision, Revision)>;
 
-/// What happened, as an event should tell it.
+/// A write, as an event should report it.
 #[derive(Clone, Debug, PartialEq)]
 struct Told {
     revision: Revision,
@@ -57,7 +57,7 @@ struct Told {
 
 #[derive(Default)]
 struct Model {
-    /// By revision.
+    /// The states by revision.
     states: Vec<State>,
     events: Vec<Told>,
 }
@@ -117,7 +117,7 @@ impl Model {
         Ok(())
     }
 
-    /// How many events of a resource lie after a revision: up to the bound they must be remembered.
+    /// The number of events of a resource after a revision: up to the bound, the history must have them.
     fn events_after(&self, resource: &str, revision: Revision) -> usize {
         self.events.iter().filter(|e| e.revision > revision && &*e.key.resource == resource).count()
     }

@@ -223,7 +223,7 @@ impl S3Location {
         if self.key.is_empty() || self.key.len() > 1024 {
             return Err("s3.key has 1 to 1024 bytes".into());
         }
-        // In a URL's path they would lead to another key.
+        // Such parts would lead to another key in a URL's path.
         if self.key.split('/').any(|part| matches!(part, "." | "..")) {
             return Err("s3.key: a part of a key is neither . nor ..".into());
         }
@@ -238,7 +238,7 @@ impl S3Location {
 
 impl GitLocation {
     fn check(&self) -> Result<(), String> {
-        // Neither may be taken for an option of the program; `ext::` would run a command.
+        // Prevents that the text is parsed as an option of the program; `ext::` would run a command.
         let plain = |text: &str| {
             !text.is_empty()
                 && !text.starts_with('-')

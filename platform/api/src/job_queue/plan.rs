@@ -1,14 +1,14 @@
-//! Which Jobs of a queue start now, and what the others wait for: pure.
+//! Decides which Jobs of a queue start now, and the reasons why the others wait: pure.
 //!
-//! Jobs go by priority, then by age. The first one that does not fit is the *head*; a Job behind it may start (backfill)
-//! only if that cannot delay the head, which is so if
+//! Jobs are ordered by priority, then by age. The first one that does not fit is the *head*; a Job behind it may
+//! start (backfill) only if that cannot delay the head, which is the case if
 //!
 //! - beside it there is still room for the head in every resource that both request, or
 //! - it ends by its own deadline before the time at which the running Jobs have made room for the head by theirs, or
 //!   leaves room for the head at that time.
 //!
-//! A Job that waits for its namespace's quota alone does not hold up other namespaces: it is a head for the resources of
-//! its namespace only. A Job that can never fit holds up nobody.
+//! A Job that waits for its namespace's quota alone does not hold up other namespaces: it is a head for the resources
+//! of its namespace only. A Job that can never fit holds up nobody.
 
 use std::{
     cmp::Reverse,
@@ -36,7 +36,7 @@ pub struct QueuePlan {
     pub running: usize,
 }
 
-/// Why a Job waits.
+/// The reason why a Job waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueReason {
     /// A resource has too little left.
@@ -172,7 +172,7 @@ struct Pools<'a> {
 
 impl<'a> Pools<'a> {
     fn new(spec: &JobQueueSpec, namespaces: &'a BTreeMap<String, BTreeMap<String, String>>) -> Self {
-        // Validation refuses a selector that cannot be read; one that is here nevertheless selects nothing.
+        // Validation refuses a selector that cannot be parsed; if one is stored nevertheless, it selects nothing.
         let selector = |selector| Selector::from_object(selector).ok();
         let rules = spec.namespace_quotas.iter().filter_map(|rule| {
             Some((selector(&rule.namespace_selector)?, Amounts::from_quantities(&rule.quota)))
@@ -194,7 +194,7 @@ impl<'a> Pools<'a> {
     fn pool(&mut self, namespace: Option<&str>, resource: &str, quota: u64) -> QuotaId {
         let key = (namespace.map(str::to_owned), resource.to_owned());
         if let Some(id) = self.ids.get(&key) {
-            // Of several quotas for one namespace, the smallest counts.
+            // If several quotas apply to one namespace, the smallest counts.
             self.pools[*id].quota = self.pools[*id].quota.min(quota);
             return *id;
         }

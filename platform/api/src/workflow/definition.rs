@@ -32,7 +32,7 @@ pub fn digest(definition: &Value) -> Digest {
     }
 }
 
-/// The same value, members in the order of their names.
+/// Sorts the members of all objects in a value by their names.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {

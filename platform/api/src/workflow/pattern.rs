@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 /// Deepest nesting of a pattern.
 const DEPTH_MAX: usize = 32;
-/// Most rules of one pattern.
+/// Maximum number of rules in one pattern.
 const RULES_MAX: usize = 1_000;
 
 /// A pattern, parsed.

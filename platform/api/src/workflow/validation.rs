@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use super::{Schedule, Trigger, WorkflowSpec, names, pattern::Pattern, schedule::Times};
 use crate::{ObjectKey, duration::Span, names::dns_label, validation::FieldError};
 
-/// Most triggers of one workflow or function.
+/// Maximum number of triggers of one workflow or function.
 const TRIGGERS_MAX: usize = 100;
 /// Longest name of a trigger: an execution's name has 80 characters, of which an event's id takes 37.
 const TRIGGER_NAME_BYTES_MAX: usize = 40;
-/// Most missed starts that can be made up for.
+/// Maximum number of missed starts that can be caught up.
 const CATCH_UP_MAX: u32 = 1_000;
 /// Longest jitter.
 const JITTER_MAX: Span = Span::from_secs(24 * 3600);

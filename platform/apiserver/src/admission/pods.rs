@@ -102,7 +102,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// Of several global defaults the one with the lowest value.
+    /// The global default; of several the one with the lowest value.
     fn default_priority_class(&self) -> Option<Object> {
         let mut classes = self.objects("scheduling.k8s.io", "priorityclasses", "");
         classes.retain(|class| class.0.get("globalDefault") == Some(&Value::Bool(true)));

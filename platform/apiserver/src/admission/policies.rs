@@ -1,9 +1,9 @@
 //! ValidatingAdmissionPolicies: rules in CEL that refuse writes, or warn of them. (Source: upstream
 //! `apiserver/pkg/admission/plugin/policy/validating`.)
 //!
-//! A policy says which writes it concerns and what has to hold of them; a binding puts it into effect, perhaps for a part
-//! of these writes and with an object of parameters. Policies see a write after all changes by webhooks, so that they
-//! cannot be evaded.
+//! A policy says which writes it concerns and what has to hold of them; a binding puts it into effect, perhaps for a
+//! part of these writes and with an object of parameters. Policies see a write after all changes by webhooks, so that
+//! they cannot be evaded.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(super) struct AdmissionPolicy {
     ignores_failures: bool,
     constraints: MatchResources,
     conditions: MatchConditions,
-    /// In the order of the policy: a variable can refer to earlier ones.
+    /// In definition order: a variable can refer to earlier ones.
     variables: Vec<(String, AdmissionExpression)>,
     validations: Vec<PolicyValidation>,
     /// The version and kind of the parameters.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::{access::User, rbac::Attributes};
 
-/// How much of a request is recorded.
+/// The extent to which a request is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub(crate) enum AuditLevel {
     None,
@@ -46,7 +46,7 @@ impl AuditStage {
     }
 }
 
-/// Why a policy is not accepted.
+/// The reason why a policy is not accepted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AuditPolicyError {
     #[error("the audit policy cannot be read: {0}")]

@@ -1,4 +1,4 @@
-//! From a version of a CustomResourceDefinition to a row of the registry.
+//! Converts versions of a CustomResourceDefinition to rows of the registry.
 
 use std::cmp::Reverse;
 
@@ -20,7 +20,7 @@ use crate::{
     schema::{Findings, NodeId, normalise_metadata, schemas},
 };
 
-/// One version of a definition, compiled.
+/// A compiled version of a definition.
 #[derive(Debug)]
 pub(crate) struct CustomVersion {
     /// The name of the schema in OpenAPI documents: `dev.example.v1.Widget`.

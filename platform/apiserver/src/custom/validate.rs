@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::object::Object;
 
-/// Most errors that are listed for one object.
+/// The maximum number of errors that are listed for one object.
 const ERRORS_MAX: usize = 64;
 
 /// Compiles the patterns of a schema and all below it. One that does not compile is left out: definitions with such

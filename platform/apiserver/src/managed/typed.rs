@@ -21,7 +21,7 @@ pub(crate) struct Shape<'a> {
 
 /// The identification of the parts of a value.
 enum Form<'a> {
-    /// One owner for all of it.
+    /// The value has one owner as a whole.
     Leaf,
     Fields,
     /// Items by value.

@@ -11,7 +11,7 @@ use x509_parser::{certification_request::X509CertificationRequest, prelude::From
 /// The time by which the clock of a verifier may be behind (upstream's backdate).
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Why a request cannot be signed.
+/// The reason why a request cannot be signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
     #[error("the request cannot be signed: {0}")]

@@ -180,7 +180,7 @@ pub(super) fn ready(object: &Object) -> Value {
     }
 }
 
-/// The short form of where the code comes from.
+/// The source of the code in a short form.
 fn source(object: &Object) -> String {
     let text = |field| object.str_at(&["spec", "source", field]);
     if let Some(hex) = text("component").strip_prefix("sha256:") {

@@ -30,7 +30,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         },
         cells,
         selectable: &[("spec.unschedulable", "false")],
-        // Kept: a node registers itself together with its status.
+        // The status is kept, because a node registers itself together with its status.
         on_create: |_| {},
         defaults: |object| {
             let capacity =

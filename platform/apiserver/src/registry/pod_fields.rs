@@ -1,5 +1,5 @@
-//! Validation of further fields of the spec of a pod or a template: volumes, affinity, names, the security context. (Rules:
-//! upstream `pkg/apis/core/validation`.)
+//! Validation of further fields of the spec of a pod or a template: volumes, affinity, names, the security context.
+//! (Rules: upstream `pkg/apis/core/validation`.)
 
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value};

@@ -216,7 +216,7 @@ pub(super) fn check_toleration(toleration: &Value, path: &str, errors: &mut Vec<
         }
         "Exists" if value.is_empty() => {}
         "Exists" => {
-            // As Go prints the struct.
+            // The value as Go prints the struct.
             let seconds = if seconds.is_null() { "(*int64)(nil)" } else { "(*int64)" };
             let shown = format!(
                 "core.Toleration{{Key:{key:?}, Operator:{operator:?}, Value:{value:?}, Effect:{effect:?}, \

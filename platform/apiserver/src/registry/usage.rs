@@ -24,7 +24,7 @@ const COLUMNS: &[Column] = &[
 struct NodeMetrics {
     /// The node's name and labels.
     metadata: ObjectMeta,
-    /// When it was measured.
+    /// The time of the measurement.
     timestamp: String,
     /// The time that cores were measured over, up to the timestamp.
     window: String,
@@ -38,7 +38,7 @@ struct NodeMetrics {
 struct PodMetrics {
     /// The pod's name and labels.
     metadata: ObjectMeta,
-    /// When it was measured.
+    /// The time of the measurement.
     timestamp: String,
     /// The time that cores were measured over, up to the timestamp.
     window: String,

@@ -329,7 +329,7 @@ pub(crate) fn returns_deleted(kind: &Kind) -> bool {
     )
 }
 
-/// When an object's deletion began.
+/// The time at which an object's deletion began.
 fn began(object: &Object) -> Option<jiff::Timestamp> {
     let ends: jiff::Timestamp = object.meta_str("deletionTimestamp").parse().ok()?;
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);

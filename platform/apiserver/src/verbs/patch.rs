@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Part, WriteOutcome, WriteRequest, set_type, update::ObjectUpdate, validate_schema};
 use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::ServerState, status::ApiError};
 
-/// Most operations of one JSON patch (upstream's limit).
+/// The maximum number of operations in one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
 /// The maximum number of bytes that the copies of one JSON patch may add (upstream's limit): copying a list into
 /// itself doubles it each time.

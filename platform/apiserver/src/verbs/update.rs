@@ -181,7 +181,7 @@ impl ServerState {
                 drop(allocations);
                 return match self.remove(kind, &key, &entry, &current).await {
                     Ok(_) => {
-                        // As upstream, the version of the object as it was last stored.
+                        // As upstream, the version of the last write.
                         new.set_resource_version(entry.modified);
                         outcome(ObjectState::Deleted(new))
                     }
@@ -336,7 +336,7 @@ pub(crate) fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -
     if is_main {
         meta::count_generation(new, old, kind);
     }
-    // Of a status only the metadata has rules; a bound pod was valid before.
+    // A status write can break only the rules of the metadata; a bound pod was valid before.
     match (part, kind.definition) {
         (Part::Main | Part::Scale, _) => validate(kind, new, Some(old)),
         (_, Some(definition)) => {

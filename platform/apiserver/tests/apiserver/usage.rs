@@ -46,7 +46,7 @@ async fn nodes() -> Fixture {
     server
 }
 
-/// Where a node's answer has the uid of its pod.
+/// A placeholder for the uid of a node's pod.
 const UID: &str = "<uid>";
 
 fn names(list: &Value) -> Vec<&str> {

@@ -259,8 +259,8 @@ async fn a_dead_webhook_follows_its_failure_policy() {
     assert_eq!(fixture.call("POST", MAPS, map("a")).await.0, StatusCode::CREATED);
 }
 
-/// While a webhook does not answer, other writes go on, and so does the deletion of a namespace; the request that
-/// waits for it ends at the webhook's timeout.
+/// While a webhook does not answer, other writes and the deletion of a namespace proceed; the request that waits for
+/// it ends at the webhook's timeout.
 #[tokio::test]
 async fn a_webhook_that_hangs_holds_nobody_else_up() {
     let (fixture, hooks) = (Arc::new(Fixture::new().await), WebhookServer::start().await);

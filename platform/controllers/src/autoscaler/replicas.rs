@@ -29,7 +29,7 @@ pub(super) type Samples = BTreeMap<String, MetricSample>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
-    /// In percent of the requests, where the target is a utilization.
+    /// The utilization in percent of the requests, where the target is one.
     pub(super) utilization: Option<i32>,
     /// Average over the pods, in thousandths.
     pub(super) average: u64,

@@ -1,4 +1,4 @@
-//! Which volumes are attached to which nodes: pure.
+//! Decides which volumes are attached to which nodes: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

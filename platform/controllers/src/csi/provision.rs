@@ -51,7 +51,8 @@ fn parameters(class: &StorageClass) -> BTreeMap<String, String> {
     class.parameters.clone().unwrap_or_default()
 }
 
-/// The name and namespace of the Secret that the class gives the provisioner. Templates in it are filled from the claim.
+/// The name and namespace of the Secret that the class gives the provisioner. Templates in it are filled from the
+/// claim.
 pub(super) fn provisioner_secret(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,

@@ -1,4 +1,4 @@
-//! Which endpoints a Service has: from its pods, or from Endpoints that a user wrote; pure.
+//! Computes the endpoints of a Service: from its pods, or from Endpoints that a user wrote; pure.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 

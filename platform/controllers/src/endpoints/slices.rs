@@ -1,4 +1,4 @@
-//! Which EndpointSlices to create, rewrite and delete so that they hold a Service's endpoints; pure.
+//! Decides which EndpointSlices to create, rewrite and delete so that they hold a Service's endpoints; pure.
 //!
 //! Endpoints stay in the slice they are in, so that a change rewrites few slices. The remaining ones fill slices that
 //! change anyway, then the fullest one with space for all of them, then new ones.

@@ -390,8 +390,8 @@ fn whole_seconds(timeout: Duration) -> i64 {
 const REASON_INVALID: &str = "CreateContainerError";
 
 /// Whether a revision can answer. `present` is whether the artifact store has its component or, for an image, whether
-/// nodes run containers; `missing_files` the archive of its files if the store lacks it; `environment` whether its environment
-/// can be made.
+/// nodes run containers; `missing_files` the archive of its files if the store lacks it; `environment` whether its
+/// environment can be made.
 pub(super) fn readiness(
     revision: &Revision,
     present: bool,

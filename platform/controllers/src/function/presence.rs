@@ -1,4 +1,4 @@
-//! Which components the artifact store has, read through the API.
+//! Looks up which components the artifact store has, through the API.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -19,7 +19,7 @@ pub(super) const ROUTE_PENDING: &str = "RoutePending";
 /// Whether the hosts of a function's tags belong to it. Present only for functions with tags.
 pub(super) const TAG_HOSTS: &str = "TagHosts";
 
-/// Why something is not ready: a reason for programs, a message for people.
+/// The reason why something is not ready: a reason for programs, a message for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) reason: &'static str,

@@ -37,7 +37,7 @@ impl ObjectIdentity {
     }
 }
 
-/// One object.
+/// The node of one object.
 #[derive(Clone, Debug)]
 pub(super) struct GraphNode {
     pub(super) identity: ObjectIdentity,

@@ -43,7 +43,7 @@ pub(super) struct CollectorContext {
 /// Owners that the API does not have, by full coordinates; the oldest is forgotten first.
 pub(super) struct AbsentOwners {
     order: VecDeque<ObjectIdentity>,
-    /// The same, for lookup.
+    /// The same owners, for lookup.
     known: HashSet<ObjectIdentity>,
     most: usize,
 }

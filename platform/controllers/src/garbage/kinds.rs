@@ -15,7 +15,7 @@ const IGNORED: [&str; 1] = ["Event"];
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kinds {
-    /// By apiVersion and kind, every served version.
+    /// Every served version, by apiVersion and kind.
     served: HashMap<(String, String), CollectedKind>,
     /// One version of each kind that can be collected.
     collected: Vec<CollectedKind>,

@@ -47,7 +47,7 @@ pub(super) fn ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerm
     statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
 }
 
-/// When it ended: its last container's end, else its deletion, else its creation.
+/// The time of its end: that of its last container, else of its deletion, else of its creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let ended = ends(pod).filter_map(|(_, end)| Some(end.finished_at.as_ref()?.0)).max();
     let deleted = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);

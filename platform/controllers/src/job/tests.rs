@@ -267,7 +267,7 @@ proptest! {
         for (step, (ends, well)) in fates.into_iter().enumerate() {
             let plan = plan(&job, &pods, &[], &config, now());
             job.status = Some(plan.status);
-            // It may be killed between any two writes.
+            // The controller may be killed between any two writes.
             if step % 7 == 3 { continue; }
             for gone in &plan.release {
                 let found = pods.iter_mut().find(|pod| pod.metadata.uid == gone.metadata.uid);

@@ -45,7 +45,7 @@ impl LoadBalancerController {
             return;
         }
         let events = EventRecorder::start(self.client.clone(), "service-controller", None, stop.clone());
-        // One key: addresses are planned over all Services at once.
+        // The queue has one key, because addresses are planned over all Services at once.
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.services.handle(move |_| changed.add(()));

@@ -1,4 +1,4 @@
-//! Which Service gets which address. Pure.
+//! Decides which Service gets which address. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
+//! Decides which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -134,7 +134,7 @@ fn reported(node: &Node) -> NodeState {
     }
 }
 
-/// What a node lacks that depends on its object alone.
+/// The annotation and taints that a node lacks by its object alone.
 pub(super) fn mark(node: &Node) -> Option<Step> {
     let spec = node.spec.as_ref();
     let is_cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);

@@ -108,7 +108,7 @@ impl PersistentVolumeController {
         }
         let events =
             EventRecorder::start(self.client.clone(), "persistentvolume-controller", None, stop.clone());
-        // One key: binding is planned over all claims and volumes at once.
+        // The queue has one key, because binding is planned over all claims and volumes at once.
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.claims.handle(move |_| changed.add(()));

@@ -430,7 +430,7 @@ impl<'a> Pass<'a> {
         let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
         match (policy.unwrap_or("Retain"), annotation(&**volume, PROVISIONED_BY)) {
             ("Delete", Some(LOCAL_PROVISIONER)) => self.steps.push(Step::Reclaim { volume: volume.clone() }),
-            // Its own provisioner deletes it.
+            // The volume's own provisioner deletes it.
             ("Retain", _) | ("Delete", Some(_)) => {}
             ("Recycle", _) => {
                 self.volume_is(volume, "Failed", "Recycle is not supported: use Retain or Delete")

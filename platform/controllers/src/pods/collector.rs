@@ -26,7 +26,7 @@ pub(crate) struct PodCollector {
     absent: AbsentNodes,
 }
 
-/// Since when nodes that pods are bound to have been missing.
+/// The time since which nodes that pods are bound to have been missing.
 #[derive(Default)]
 struct AbsentNodes {
     since: HashMap<String, Instant>,

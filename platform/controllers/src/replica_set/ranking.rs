@@ -1,4 +1,4 @@
-//! Which pods to delete first (upstream: `ActivePodsWithRanks`).
+//! The order in which surplus pods are deleted (upstream: `ActivePodsWithRanks`).
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Which pods to create and delete, and the numbers: the object, revisions, pods and time in; pure.
+//! Decides which pods to create and delete, and the numbers, from the object, its revisions, pods and the time; pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -17,7 +17,7 @@ use crate::Backoff;
 
 pub(super) struct KeyQueue<Q> {
     retry: Backoff,
-    /// In order of arrival.
+    /// The keys to work on, in order of arrival.
     waiting: VecDeque<Q>,
     /// The keys in `waiting`, and those in work that were added again.
     dirty: HashSet<Q>,

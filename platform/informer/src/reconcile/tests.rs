@@ -48,7 +48,7 @@ fn failures_pause_longer_each_time_until_a_success() {
 }
 
 proptest! {
-    /// No key is worked on twice at once, and none that was added is forgotten.
+    /// No key is worked on twice at once, and no added key is lost.
     #[test]
     fn serial_per_key_and_nothing_lost(steps in prop::collection::vec((0..4u8, 0..5u8), 1..200)) {
         let now = Instant::now();

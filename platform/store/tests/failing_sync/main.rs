@@ -26,7 +26,7 @@ fn create(name: &str) -> Write {
     Write::Create { key: key(name), value: vec![b'a'; 3000].into() }
 }
 
-/// The library, or why there is none.
+/// The library, or the reason why there is none.
 fn library(folder: &Path) -> Result<PathBuf, String> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_sync/failing_sync.c");
     let library = folder.join("failing_sync.so");

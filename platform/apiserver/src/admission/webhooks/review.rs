@@ -104,7 +104,7 @@ impl Review<'_> {
 /// A webhook's answer.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WebhookVerdict {
-    /// Why the request is refused; `None` if it is allowed.
+    /// The reason why the request is refused; `None` if it is allowed.
     pub(super) denied: Option<Denied>,
     pub(super) patch: Option<Value>,
     pub(super) warnings: Vec<String>,

@@ -62,7 +62,7 @@ impl ServerState {
         let bookmarks = query.allow_watch_bookmarks;
         Rhythm {
             bookmarks: bookmarks.then(|| interval_at(now + interval, interval)),
-            // As upstream, a watch that is shorter than that has none.
+            // As upstream, a watch shorter than that sends none.
             last_bookmark: lasts
                 .checked_sub(LAST_BOOKMARK_BEFORE_END)
                 .filter(|_| bookmarks)
