@@ -124,7 +124,7 @@ impl Inputs {
         for name in self.parameters.keys().chain(self.artifacts.keys()) {
             if !is_name(name) {
                 return Err(format!(
-                    "{name:?} is no name of an input: letters, digits, '-', '_' and '.', the first no '.'"
+                    "{name:?} is not an input's name: letters, digits, '-', '_' and '.', without a '.' in front"
                 ));
             }
             if !seen.insert(name) {
@@ -142,7 +142,7 @@ impl Inputs {
         }
         for (name, target) in &self.targets {
             if !is_name(name) {
-                return Err(format!("target {name:?}: it is no name of an output"));
+                return Err(format!("target {name:?}: not an output's name"));
             }
             target.check().map_err(|why| format!("target {name:?}: {why}"))?;
         }
@@ -252,8 +252,8 @@ mod tests {
         assert!(!inputs.artifacts["data"].directory && inputs.parameters["n"] == 1);
         assert_eq!(InputsSource::parse(&digest.to_string()), Ok(InputsSource::Stored(digest)));
         for (bad, why) in [
-            (json!({"parameters": {"../x": 1}}), "is no name"),
-            (json!({"parameters": {".x": 1}}), "is no name"),
+            (json!({"parameters": {"../x": 1}}), "not an input's name"),
+            (json!({"parameters": {".x": 1}}), "not an input's name"),
             (
                 json!({"parameters": {"data": 1}, "artifacts": {"data": {"digest": digest}}}),
                 "and an artifact",
@@ -261,7 +261,7 @@ mod tests {
             (json!({"artifacts": {"data": {"digest": "x"}}}), "not a digest"),
             (json!({"artifacts": {"data": {}}}), "artifact \"data\": one of digest"),
             (json!({"targets": {"data": {}}}), "target \"data\": one of http"),
-            (json!({"targets": {"../x": {"http": {"url": "https://example.com"}}}}), "no name of an output"),
+            (json!({"targets": {"../x": {"http": {"url": "https://example.com"}}}}), "not an output's name"),
             (json!({"paramters": {}}), "unknown field"),
             (json!({"parameters": {"x": "y".repeat(1 << 21)}}), "make an artifact"),
         ] {

@@ -47,7 +47,8 @@ impl Constraints {
     }
 }
 
-/// The reason why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has the rule.
+/// The reason why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has
+/// the rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Misfit {
     Unschedulable,

@@ -357,7 +357,7 @@ impl ResourceRequest {
         match Limited::new(body, limit).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
             Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
-            Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+            Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
         }
     }
 

@@ -135,7 +135,7 @@ fn replicas_of(scale: &Value, name: &str) -> Result<Option<i32>, ApiError> {
         Value::Null => return Ok(None),
         value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
             ApiError::bad_request(format!(
-                "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is no 32-bit integer"
+                "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is not a 32-bit integer"
             ))
         })?,
     };

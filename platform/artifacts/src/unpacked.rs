@@ -29,7 +29,7 @@ pub enum UnpackError {
     /// The archive is refused for its content.
     #[error("archive {digest} cannot be unpacked: {why}")]
     Refused { digest: Digest, why: String },
-    #[error("archive {digest} could not be unpacked: {source}")]
+    #[error("cannot unpack archive {digest}: {source}")]
     Io { digest: Digest, source: io::Error },
 }
 
@@ -120,7 +120,7 @@ impl From<io::Error> for EntryError {
 /// Writes an archive's files below a folder. Links, devices and paths that lead out of it are refused.
 fn write_entries(archive: impl io::Read, folder: &Path) -> Result<(), EntryError> {
     let mut archive = tar::Archive::new(archive);
-    let not_tar = |error: io::Error| EntryError::Refused(format!("it is no tar archive ({error})"));
+    let not_tar = |error: io::Error| EntryError::Refused(format!("it is not a tar archive ({error})"));
     let (mut count, mut bytes) = (0usize, 0u64);
     for entry in archive.entries().map_err(not_tar)? {
         let mut entry = entry.map_err(not_tar)?;
@@ -222,7 +222,7 @@ mod tests {
         }
         let digest = stored(&artifacts, b"no archive at all, but longer than a block of it".repeat(32)).await;
         let error = artifacts.unpacked(&digest).await.unwrap_err().to_string();
-        assert!(error.contains("no tar archive"), "{error}");
+        assert!(error.contains("not a tar archive"), "{error}");
         assert!(fs::read_dir(artifacts.unpacked_folders()).unwrap().next().is_none(), "nothing is left");
     }
 }

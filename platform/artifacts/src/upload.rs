@@ -37,7 +37,7 @@ pub enum UploadError {
     /// The sender's side failed.
     #[error("the upload ended early: {0}")]
     Stream(#[source] Box<dyn Error + Send + Sync>),
-    #[error("the content could not be written: {0}")]
+    #[error("cannot write the content: {0}")]
     Io(#[source] io::Error),
 }
 

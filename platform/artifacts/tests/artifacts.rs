@@ -262,7 +262,10 @@ async fn a_content_that_is_set_aside_is_gone_unless_it_is_put_back() {
     let made = artifacts.put_derived(&digest, &engine, b"made".to_vec()).await.unwrap();
     let aside = set_aside(&artifacts, &digest).await;
     assert_eq!(artifacts.path(&digest), None);
-    assert!(!artifacts.renew(&digest).await.unwrap(), "whoever wants to name it hears to upload it");
+    assert!(
+        !artifacts.renew(&digest).await.unwrap(),
+        "a client that wants to reference it is told to upload it"
+    );
     assert_eq!(artifacts.list().await.unwrap(), []);
     assert!(matches!(artifacts.set_aside(&digest, Timestamp::MAX).await.unwrap(), Removal::Missing));
     aside.put_back().await;

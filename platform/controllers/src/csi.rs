@@ -1,5 +1,5 @@
-//! CSI drivers' controller services: volumes are made, attached, expanded and removed by the drivers that answer on this
-//! node.
+//! CSI drivers' controller services: volumes are created, attached, expanded and removed by the drivers that answer
+//! on this node.
 //!
 //! ```text
 //! claim of a driver's class ──CreateVolume──▶ PersistentVolume ──claim is gone──▶ Released ──DeleteVolume──▶ removed

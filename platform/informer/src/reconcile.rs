@@ -157,9 +157,9 @@ fn settle<Q: ReconcileKey>(
             let failures = queue.failed(key.clone(), now);
             // The first failures are mostly lost races for a resourceVersion.
             if failures <= 3 {
-                tracing::debug!(reconciler = name, ?key, %error, failures, "will try again");
+                tracing::debug!(reconciler = name, ?key, %error, failures, "a reconciliation failed; will retry");
             } else {
-                tracing::warn!(reconciler = name, ?key, %error, failures, "keeps failing; will try again");
+                tracing::warn!(reconciler = name, ?key, %error, failures, "a reconciliation keeps failing; will retry");
             }
         }
     }

@@ -35,7 +35,7 @@ impl RegistryRefusal {
 
     pub(crate) fn digest_invalid(text: &str) -> Self {
         let message =
-            format!("{text:?} is no digest that this registry knows: it keeps sha256:<64 hex digits>");
+            format!("{text:?} is not a digest that this registry supports: it uses sha256:<64 hex digits>");
         refusal(StatusCode::BAD_REQUEST, "DIGEST_INVALID", message)
     }
 

@@ -132,13 +132,13 @@ impl RegistryServer {
             return Err(RegistryRefusal::digest_invalid(&named.to_string()));
         }
         let manifest: Value =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(format!("is no JSON: {error}")))?;
+            serde_json::from_slice(&bytes).map_err(|error| invalid(format!("is not JSON: {error}")))?;
         let by_header = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let stated = manifest["mediaType"].as_str();
         if let (Some(stated), Some(by_header)) = (stated, by_header)
             && stated != by_header
         {
-            return Err(invalid(format!("says that it is {stated}, and its header {by_header}")));
+            return Err(invalid(format!("states the media type {stated}, and its header {by_header}")));
         }
         let media_type = stated.or(by_header).ok_or_else(|| invalid("has no media type".into()))?.to_owned();
         let links = ManifestLinks::of(&manifest);

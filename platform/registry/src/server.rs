@@ -83,7 +83,7 @@ impl RegistryServer {
             }
             self.uploads.forget_idle().await;
             if let Err(error) = collect::collect(&self.store, jiff::Timestamp::now()).await {
-                tracing::warn!(%error, "cannot collect the registry's garbage; will try again");
+                tracing::warn!(%error, "cannot collect the registry's garbage; will retry");
             }
         }
     }

@@ -146,7 +146,7 @@ impl Database {
                     EventKind::Deleted => delete.execute(params![created])?,
                 };
                 if changed != 1 {
-                    return Err(CommitError::Broken(format!("{key} is not in the file as it should be")));
+                    return Err(CommitError::Broken(format!("{key} is not in the file, but in the index")));
                 }
             }
             let mut revision = transaction.prepare_cached("UPDATE revision SET newest = ?1")?;

@@ -61,6 +61,6 @@ pub enum WriteError {
     #[error("the store is closed")]
     Closed,
     /// SQLite refused for a reason that the caller did not cause. Acknowledged writes are kept.
-    #[error("the data file could not be written: {0}")]
+    #[error("cannot write the data file: {0}")]
     Failed(Arc<str>),
 }

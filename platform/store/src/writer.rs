@@ -185,7 +185,7 @@ impl Writer {
             // After a failed sync it is unknown which data is on the disk, and the kernel may report success for the
             // next sync although it is not: no further writes are safe.
             Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
-                tracing::error!(problem, "the data file takes no more writes until the next start");
+                tracing::error!(problem, "the data file accepts no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
                 // The first reason is the one that counts.
                 let _ = self.shared.broken.set(Arc::clone(&reason));

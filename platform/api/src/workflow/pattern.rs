@@ -218,7 +218,7 @@ impl Parser {
             return Vec::new();
         }
         if map.is_empty() {
-            self.wrong("an empty object fits nothing that can be told: name a field");
+            self.wrong("an empty object does not say what to match: name a field");
         }
         let mut level = Vec::new();
         for (field, value) in map {
@@ -249,7 +249,7 @@ impl Parser {
             Value::Object(map) => Some(Condition::Nested(field.to_owned(), self.level(map))),
             Value::Array(rules) => {
                 if rules.is_empty() {
-                    self.wrong("an empty array fits nothing: put values or rules into it");
+                    self.wrong("an empty array matches nothing: put values or rules into it");
                 }
                 self.rules += rules.len();
                 if self.rules > RULES_MAX {
@@ -269,7 +269,7 @@ impl Parser {
     fn rule(&mut self, rule: &Value) -> Option<Rule> {
         let Value::Object(map) = rule else {
             if rule.is_array() {
-                self.wrong("an array in an array is no rule");
+                self.wrong("an array in an array is not a rule");
                 return None;
             }
             return Some(Rule::Equals(rule.clone()));

@@ -166,7 +166,7 @@ impl AuditRule {
         for url in &self.non_resource_urls {
             let stars = url.matches('*').count();
             if url != "*" && (!url.starts_with('/') || stars > usize::from(url.ends_with('*'))) {
-                return Err(format!("nonResourceURLs: {url:?} is no path, or has a `*` before its end"));
+                return Err(format!("nonResourceURLs: {url:?} is not a path, or has a `*` before its end"));
             }
         }
         for group in &self.resources {

@@ -126,7 +126,7 @@ fn given_ip(
     };
     let shown = format!("[]string{{{text:?}}}");
     let Ok(ip) = text.parse::<IpAddr>() else {
-        return Err(refused(shown, format!("IP {text}: it is no IP address")));
+        return Err(refused(shown, format!("IP {text}: not an IP address")));
     };
     if own.contains(&ip) {
         return Ok(ip);

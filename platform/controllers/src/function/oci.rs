@@ -109,7 +109,7 @@ fn component_layer(manifest: &Value) -> Result<Digest, String> {
         ([], [only]) if !is_file_system(only) => only,
         ([], _) => {
             return Err(format!(
-                "it is no component: none of its {} layers is of type {} (spec.source.image is for images of containers)",
+                "it is not a component: none of its {} layers is of type {} (spec.source.image is for images of containers)",
                 layers.len(),
                 COMPONENT_TYPES[0]
             ));
