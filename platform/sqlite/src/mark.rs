@@ -23,7 +23,7 @@ pub(crate) enum MarkError {
     /// Acknowledged writes are missing in the log.
     #[error(
         "its write-ahead log had {acknowledged} pages when it was last written, and only the first {whole} of \
-         them are whole"
+         them are intact"
     )]
     Damaged { acknowledged: u64, whole: u64 },
     /// The database was removed, but not the mark of its last commit.

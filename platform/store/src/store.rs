@@ -294,6 +294,6 @@ mod tests {
             let WriteError::Failed(why) = refused else { panic!("{refused}") };
             assert!(why.contains("start the server again"), "{why}");
         }
-        assert!(store.failure().is_some(), "its health says so");
+        assert!(store.failure().is_some(), "the failure is reported");
     }
 }

@@ -342,7 +342,7 @@ async fn objects_enter_and_leave_a_selection() {
     assert_eq!(version(&line["object"]), current, "the state before, the version after");
     server.merge(&format!("{MAPS}/a"), json!({"data": {"n": "2"}})).await;
     server.call("DELETE", &format!("{MAPS}/b"), Value::Null).await;
-    assert_eq!(watch.event().await, ("DELETED".into(), "b".into()), "what is not selected is not told");
+    assert_eq!(watch.event().await, ("DELETED".into(), "b".into()), "an unselected object causes no event");
 
     let mut one = server
         .watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name=c&resourceVersion={current}"))

@@ -158,7 +158,7 @@ async fn what_an_object_of_a_view_needs_is_not_removed() {
 async fn fixture() -> Fixture {
     let fixture = Fixture::new().await;
     let (status, _) = fixture.call("GET", PATH, Value::Null).await;
-    assert_eq!(status, 503, "nobody shows them yet");
+    assert_eq!(status, 503, "no view is attached yet");
     fixture.server.attach_view("executions.mayfly.dev", Arc::new(Ten));
     fixture
 }
@@ -228,7 +228,7 @@ async fn a_view_is_watched() {
     assert_eq!(from_now[..2], all[..2]);
     let (status, told) =
         fixture.call("GET", &format!("{PATH}?watch=1&sendInitialEvents=true"), Value::Null).await;
-    assert_eq!(status, 422, "as of the store's kinds: {told}");
+    assert_eq!(status, 422, "as for the store's kinds: {told}");
     let (status, told) = fixture.call("GET", &format!("{PATH}?watch=1&resourceVersion=7"), Value::Null).await;
     assert_eq!((status.as_u16(), &told["reason"]), (410, &json!("Expired")));
 }

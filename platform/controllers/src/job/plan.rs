@@ -58,7 +58,7 @@ pub(super) enum JobPods {
     Nothing,
     /// One pod for each entry; for an indexed Job, with its index.
     Create(Vec<Option<i32>>),
-    /// `forget`: the pods are not counted, because this controller deletes them as surplus.
+    /// `forget`: the pods are not counted, because the Job does not need them any more.
     Delete { pods: Vec<Arc<Pod>>, forget: bool },
 }
 

@@ -118,7 +118,7 @@ async fn a_function_runs_scales_to_zero_and_goes() {
 
     scale(&cluster, "hello-00001", 0).await;
     until(&cluster.pods(), "no pod is left", || cluster.pods().is_empty()).await;
-    stays("nobody makes new ones", || cluster.pods().is_empty()).await;
+    stays("no new pods are created", || cluster.pods().is_empty()).await;
 
     cluster.api::<Function>().delete("hello", &DeleteParams::default()).await.unwrap();
     until(&cluster.revisions(), "the revision is collected", || cluster.revisions().is_empty()).await;
@@ -293,7 +293,10 @@ async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
     cluster.run_controllers();
     cluster.run_node();
     cluster.run_compiler();
-    until_on_disk("what was never named is gone", || files(&never_named) == (false, false)).await;
+    until_on_disk("an artifact that was never referenced is removed", || {
+        files(&never_named) == (false, false)
+    })
+    .await;
     for name in ["first", "second", "kept"] {
         until_reason(&cluster, name, "Ready").await;
     }
@@ -301,7 +304,10 @@ async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
     for (name, digest) in [("first", first), ("second", second)] {
         assert_eq!(files(&digest), (true, true), "{name} is still named");
         cluster.api::<Function>().delete(name, &DeleteParams::background()).await.unwrap();
-        until_on_disk("what nobody names any more is gone", || files(&digest) == (false, false)).await;
+        until_on_disk("an artifact that is no longer referenced is removed", || {
+            files(&digest) == (false, false)
+        })
+        .await;
     }
     assert_eq!(files(&kept), (true, true));
     assert_eq!(reason(&cluster, "kept").as_deref(), Some("Ready"));

@@ -260,5 +260,5 @@ async fn many_families_at_once() {
         secrets.is_synced() && secrets.len() == expected
     })
     .await;
-    stays("nobody else goes", || secrets.len() == expected).await;
+    stays("nothing else is deleted", || secrets.len() == expected).await;
 }

@@ -113,7 +113,7 @@ async fn a_deleted_job_and_a_suspended_one_let_their_pods_go() {
     cluster.api::<Job>().patch("rests", &PatchParams::default(), &suspend).await.unwrap();
     cluster.api::<Job>().delete("gone", &DeleteParams::background()).await.unwrap();
     until(&cluster.pods(), "all are gone", || cluster.pods().is_empty()).await;
-    until_job(&cluster, "it says that it rests", || holds(&cluster, "rests", "Suspended")).await;
+    until_job(&cluster, "its condition Suspended is set", || holds(&cluster, "rests", "Suspended")).await;
     let status = known(&cluster, "rests").unwrap().status.clone().unwrap();
     assert_eq!((status.failed, status.active), (None, None), "what was stopped did not fail");
     let resume = Patch::Merge(json!({"spec": {"suspend": false}}));

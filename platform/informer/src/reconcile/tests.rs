@@ -22,7 +22,7 @@ fn queue_script() {
     assert_eq!(queue.next(now), Next::Key("b"));
     assert_eq!(queue.next(now), Next::At(None));
     queue.succeeded("a", None);
-    assert_eq!(queue.next(now), Next::Key("a"), "what came during the work is not lost");
+    assert_eq!(queue.next(now), Next::Key("a"), "a key added during the work is not lost");
     queue.succeeded("b", Some(now + Duration::from_secs(5)));
     assert_eq!(queue.next(now), Next::At(Some(now + Duration::from_secs(5))));
     queue.add_at("b", now + Duration::from_secs(9));
