@@ -119,11 +119,11 @@ impl Visibility {
 pub struct Limits {
     /// Memory of one instance, over all its linear memories. Default 64Mi.
     pub memory: Quantity,
-    /// Wall-clock time from the request's admission to the end of the answer. Default 30s.
+    /// Wall-clock time from the request's admission to the end of the response. Default 30s.
     pub timeout: Span,
     /// Requests that one replica handles at the same time. Default 100.
     pub concurrency: u32,
-    /// Bytes of one answer's body. Default 256Mi.
+    /// Bytes of one response's body. Default 256Mi.
     pub response: Quantity,
     /// Bytes per second that the function may write to its log on one node. Lines beyond it are dropped and counted
     /// (`mayfly_log_lines_dropped_total`). Default 4Mi.

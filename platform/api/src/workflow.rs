@@ -286,7 +286,7 @@ pub struct ExecutionStatus {
     /// The number of times it was redriven.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub redrive_count: u32,
-    /// The history, a line for each event; only in the answer to a request for one execution.
+    /// The history, a line for each event; only in the response to a request for one execution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<String>,
 }

@@ -1,6 +1,6 @@
 //! `/artifacts`: components, and inputs and outputs of jobs, by digest.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 existed; 413 too large, 422 wrong digest or no component |
 //! | … with `content-type: application/octet-stream` | the same for any content, which is not checked |
@@ -292,7 +292,7 @@ fn steady(
     })
 }
 
-/// Reads the rest of a refused body. Most clients read the answer after they have sent the whole body, and would
+/// Reads the rest of a refused body. Most clients read the response after they have sent the whole body, and would
 /// otherwise report a broken connection instead of the refusal.
 pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     let mut room = limit_bytes;

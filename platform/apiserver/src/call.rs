@@ -96,7 +96,7 @@ impl ResourceRequest {
             true => self.server.function_log(kind, namespace, name, query).await?,
             false => self.server.pod_log(kind, namespace, name, query).await?,
         };
-        // The slot is released when the answer has ended or its client has disconnected.
+        // The slot is released when the response has ended or its client has disconnected.
         Ok(self.ends_with_server(response, permit))
     }
 
@@ -165,7 +165,7 @@ impl ResourceRequest {
             };
         }
         if self.parts.method != Method::GET {
-            // The form of the answer is checked before anything is written.
+            // The form of the response is checked before anything is written.
             self.view()?;
         }
         if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)

@@ -1,4 +1,4 @@
-//! The handling of a request: authentication, authorization, the target, and the answer.
+//! The handling of a request: authentication, authorization, the target, and the response.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
     if is_head { without_body(response) } else { response }
 }
 
-/// The answer to HEAD: for an HTTP/2 client, a body would be a protocol error. (In HTTP/1.1 hyper leaves it out.)
+/// The response to HEAD: for an HTTP/2 client, a body would be a protocol error. (In HTTP/1.1 hyper leaves it out.)
 fn without_body(response: Response) -> Response {
     let (mut parts, body) = response.into_parts();
     if let Some(bytes) = body.size_hint().exact() {
@@ -131,9 +131,9 @@ async fn route(
     ResourceRequest { server, user, target, query, parts }.answer(body).await
 }
 
-/// An authenticated and admitted request: its user, or the answer that ends it.
+/// An authenticated and admitted request: its user, or the response that ends it.
 enum Allowed {
-    /// A path that needs no authentication, and its answer.
+    /// A path that needs no authentication, and its response.
     Open(Response),
     User {
         path: Vec<String>,

@@ -1,4 +1,4 @@
-//! Content negotiation: the representation of the answer, and the encoding of the body.
+//! Content negotiation: the representation of the response, and the encoding of the body.
 
 use http::{HeaderMap, HeaderValue, header};
 
@@ -22,7 +22,7 @@ pub(crate) enum BodyForm {
     Protobuf,
 }
 
-/// The encoding of an answer.
+/// The encoding of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Json,
@@ -106,7 +106,7 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
     json.find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable_stream)
 }
 
-/// The encoding of an answer to a request with these headers.
+/// The encoding of a response to a request with these headers.
 pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
     // The fast path of nearly every request, without parsing the ranges.
     let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");

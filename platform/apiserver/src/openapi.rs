@@ -274,7 +274,7 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
         let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
         if kind.backing != Backing::Stored {
             // kubectl reads the PATCH operation to detect server-side field validation. Without it, kubectl refuses
-            // to send requests whose answer would explain the remedy.
+            // to send requests whose response would explain the remedy.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);
         } else {
             if kind.allows("deletecollection") {

@@ -1,5 +1,5 @@
 //! Request bodies in protobuf, by upstream's field numbers ([`crate::schema::wire`]). `kubectl create` and client-go
-//! send them; answers are always JSON, which their senders accept.
+//! send them; responses are always JSON, which their senders accept.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;

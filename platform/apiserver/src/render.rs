@@ -1,4 +1,4 @@
-//! Answers: objects, lists, tables and metadata, as bytes.
+//! Responses: objects, lists, tables and metadata, as bytes.
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;

@@ -157,7 +157,7 @@ pub(crate) async fn proxy(
     pass_on(server, node, &format!("{path}{query}"), parts, body).await
 }
 
-/// Forwards a request to a node, with the headers of an upgrade, and returns the answer.
+/// Forwards a request to a node, with the headers of an upgrade, and returns the response.
 async fn pass_on(
     server: &ServerState,
     node: &str,

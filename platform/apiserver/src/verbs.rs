@@ -1,4 +1,4 @@
-//! The verbs. Each works on the store and returns the answer's content; none depends on HTTP beyond the query
+//! The verbs. Each works on the store and returns the response's content; none depends on HTTP beyond the query
 //! parameters.
 
 mod apply;

@@ -1,4 +1,4 @@
-//! Answers in YAML: the JSON of an answer is converted at the end.
+//! Responses in YAML: the JSON of a response is converted at the end.
 
 use axum::{
     body::Body,
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::status::ApiError;
 
-/// Larger answers are converted on a blocking thread.
+/// Larger responses are converted on a blocking thread.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// The answer with its JSON body converted to YAML. Streams, texts and files are not changed.
+/// The response with its JSON body converted to YAML. Streams, texts and files are not changed.
 pub(crate) async fn rewritten(response: Response) -> Response {
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|form| form == "application/json");
     let is_whole = response.body().size_hint().exact().is_some_and(|bytes| bytes > 0);

@@ -3,7 +3,7 @@
 //! Checking for references and then deleting would lose a reference made in between. So a content is quarantined
 //! first: lookups do not find it any more, so a client uploads it again instead of referencing it; a second check
 //! finds references that were made before. A client that was told that the content exists, and references it only
-//! after the second check, is covered by `seen`, the time of the decision to remove: the answer "it exists" renews
+//! after the second check, is covered by `seen`, the time of the decision to remove: the response "it exists" renews
 //! the content's age ([`Artifacts::renew`]). A removal by an operator ignores the age: such a client then gets "not
 //! found".
 

@@ -1,7 +1,7 @@
 //! JobQueue → the Jobs that name it, resumed in turn within the queue's quota.
 //!
 //! The plan is [`mayfly_api::job_queue::plan`]. A queue is worked on by one worker at a time, and a Job that was
-//! resumed counts as running from the answer of the API on, whatever the informer shows: a quota is never given
+//! resumed counts as running from the response of the API on, whatever the informer shows: a quota is never given
 //! twice.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

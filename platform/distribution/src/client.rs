@@ -24,7 +24,7 @@ use crate::{
 
 /// Redirects that are followed for one request: registries send clients on to storage and content networks.
 const REDIRECTS_MAX: usize = 5;
-/// Largest answer of a token server, and largest error that is read, in bytes.
+/// Largest response of a token server, and largest error that is read, in bytes.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 /// Longest part of an error that is repeated, in characters.
 const MESSAGE_CHARACTERS_MAX: usize = 300;
@@ -364,7 +364,7 @@ fn redirected(base: &Uri, location: &str) -> Result<Uri, PullError> {
     }
 }
 
-/// The error in a registry's answer.
+/// The error in a registry's response.
 async fn failure(answer: Response<Incoming>, host: &str, what: &str) -> PullError {
     let status = answer.status();
     let text = collect(answer.into_body(), host, "an error", TOKEN_BYTES_MAX).await.unwrap_or_default();

@@ -7,8 +7,8 @@
 //! **Does not belong here:** the storage of content, pull policies and back-off, the registry that Mayfly serves
 //! itself.
 //!
-//! Answers of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is computed
-//! by the store that receives it. Start reading at [`RegistryClient`].
+//! Responses of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is
+//! computed by the store that receives it. Start reading at [`RegistryClient`].
 
 #![warn(missing_docs)]
 

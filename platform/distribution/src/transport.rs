@@ -1,4 +1,4 @@
-//! HTTP and TLS to one registry: trust, deadlines, bounded answers.
+//! HTTP and TLS to one registry: trust, deadlines, bounded responses.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{config::HostSettings, error::PullError};
 
 /// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// The timeout of an answer's head: some registries build manifests on demand.
+/// The timeout of a response's head: some registries build manifests on demand.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest pause within a body.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(60);

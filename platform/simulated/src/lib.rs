@@ -1,4 +1,4 @@
-//! Nodes that run nothing, for tests and rehearsals of capacity: `mayfly up --simulated-nodes N`.
+//! Nodes that run nothing, for tests and capacity planning: `mayfly up --simulated-nodes N`.
 //!
 //! **Belongs here:** the objects and leases of simulated nodes, and the life of the pods that are bound to them: when
 //! they start, become ready, end and are removed, by annotations of the pod ([`behavior`]).

@@ -1,4 +1,4 @@
-//! Write requests and their answers.
+//! Write requests and their responses.
 
 use std::sync::Arc;
 

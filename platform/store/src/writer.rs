@@ -151,7 +151,7 @@ impl Writer {
         for QueuedWrite { writes, reply, room } in requests {
             match batch.add(writes) {
                 Ok(events) => accepted.push((events, reply, room)),
-                // A caller that went away needs no answer.
+                // A caller that went away needs no response.
                 Err(error) => drop(reply.send(Err(error))),
             }
         }
@@ -209,7 +209,7 @@ impl Writer {
 fn answer(accepted: Accepted, events: &[Arc<WriteEvent>]) {
     for (range, reply, _room) in accepted {
         let written = events[range].iter().map(|event| written(event)).collect();
-        // A caller that went away needs no answer.
+        // A caller that went away needs no response.
         let _ = reply.send(Ok(written));
     }
 }

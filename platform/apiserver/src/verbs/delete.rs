@@ -313,7 +313,7 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
     Step::Mark(marked)
 }
 
-/// Kinds of which a deletion answers the object instead of a `Status` (upstream's `ReturnDeletedObject`).
+/// Whether a deletion of a kind returns the object instead of a `Status` (upstream's `ReturnDeletedObject`).
 pub(crate) fn returns_deleted(kind: &Kind) -> bool {
     matches!(
         (kind.group, kind.plural),

@@ -47,7 +47,7 @@ async fn with_definition() -> Fixture {
     let fixture = Fixture::new().await;
     let (code, created) = fixture.call("POST", DEFINITIONS, definition()).await;
     assert_eq!(code, StatusCode::CREATED, "{created}");
-    // As upstream, the answer is older than the acceptance of the names.
+    // As upstream, the response is older than the acceptance of the names.
     assert_eq!(created["status"]["conditions"], Value::Null);
     let (_, found) = fixture.get(&format!("{DEFINITIONS}/widgets.example.dev")).await;
     let conditions = found["status"]["conditions"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! Logs: the requests to the nodes, and the responses made of their answers.
+//! Logs: the requests to the nodes, and what the client receives of their responses.
 
 use std::sync::{
     Arc,

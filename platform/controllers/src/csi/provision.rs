@@ -1,4 +1,4 @@
-//! The request for a claim's volume, and the PersistentVolume made of its answer: pure.
+//! The request for a claim's volume, and the PersistentVolume made of its response: pure.
 
 use std::collections::{BTreeMap, HashMap};
 

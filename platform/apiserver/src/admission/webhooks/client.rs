@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 
 use super::rules::Webhook;
 
-/// The largest answer that is read: a patch of the largest object, in base64.
+/// The largest response that is read: a patch of the largest object, in base64.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 pub(super) struct WebhookCall<'a> {

@@ -1,4 +1,4 @@
-//! AdmissionReviews (`admission.k8s.io/v1`): the request that a webhook gets, and its answer.
+//! AdmissionReviews (`admission.k8s.io/v1`): the request that a webhook gets, and its response.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Review<'_> {
     }
 }
 
-/// A webhook's answer.
+/// A webhook's response.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WebhookVerdict {
     /// The reason why the request is refused; `None` if it is allowed.
@@ -119,7 +119,7 @@ pub(crate) struct Denied {
 }
 
 impl WebhookVerdict {
-    /// Reads the answer to the review `asked`.
+    /// Reads the response to the review `asked`.
     pub(super) fn parse(answer: &Value, asked: &Value) -> Result<Self, String> {
         if answer["apiVersion"] != asked["apiVersion"] || answer["kind"] != asked["kind"] {
             return Err("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview".into());
