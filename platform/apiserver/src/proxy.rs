@@ -72,7 +72,7 @@ impl<'n> ProxyName<'n> {
     }
 }
 
-/// The part of a request's path that the pod gets, as it was sent; `None`: not even a slash.
+/// The part of a request's path that the pod gets, unchanged; `None` if the path ends without a slash after `proxy`.
 fn proxied_path(path: &str) -> Option<&str> {
     let (at, _) = path.match_indices('/').nth(SEGMENTS)?;
     Some(&path[at..])

@@ -69,7 +69,7 @@ pub(crate) struct Merge {
     pub(crate) merge_key: Option<Box<str>>,
     /// Server-side apply: the key of a list's items.
     pub(crate) list: ListType,
-    /// Server-side apply: the map, or struct, has one owner on the whole.
+    /// Server-side apply: the map, or struct, has one owner as a whole.
     pub(crate) atomic_map: bool,
 }
 

@@ -74,7 +74,7 @@ impl fmt::Display for FitError {
     }
 }
 
-/// The amounts a pod asks for, each with the column of what is free.
+/// The amounts that a pod requests, each with the column of the free amounts.
 type Wanted<'a> = Vec<(u64, Option<&'a [u64]>)>;
 
 struct Scan<'a> {

@@ -58,7 +58,7 @@ pub struct PodRequest {
     pub(crate) started: Option<Timestamp>,
 }
 
-/// A port of the node that a container wants for itself.
+/// A port of the node that a container uses exclusively.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
     pub protocol: String,

@@ -168,7 +168,7 @@ async fn carry_out(api: Api<Pod>, pod: Arc<Pod>, step: PodStep) -> kube::Result<
         }
     };
     match result {
-        // The pod is gone, or another one has its name.
+        // The pod was removed, or another one has its name.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         result => result,
     }

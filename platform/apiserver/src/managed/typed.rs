@@ -15,7 +15,7 @@ pub(crate) struct Shape<'a> {
     node: Option<NodeId>,
     merge: Option<&'a Merge>,
     /// Maps without a schema (`x-kubernetes-preserve-unknown-fields`) have fields with owners of their own. Those of
-    /// built-in kinds have one owner on the whole.
+    /// built-in kinds have one owner as a whole.
     deduced: bool,
 }
 

@@ -108,7 +108,7 @@ pub(super) fn allocate(
     Vec::new()
 }
 
-/// The address that a Service asks for, or a free one.
+/// The address that a Service requests, or a free one.
 fn given_ip(
     wanted: Option<&str>,
     network: ServiceNetwork,

@@ -213,7 +213,7 @@ impl ServerState {
         Err(ApiError::modified(kind, name))
     }
 
-    /// Removes an object that is still as it was read.
+    /// Removes an object, unless it has changed since it was read.
     pub(super) async fn remove(
         &self,
         kind: &Kind,

@@ -403,7 +403,7 @@ impl CsiController {
         Ok(())
     }
 
-    /// Removes the data of a volume whose claim is gone, then its object.
+    /// Removes the data of a volume whose claim is deleted, then its object.
     async fn reclaim(&self, volume: &PersistentVolume, events: &EventRecorder) -> Result<(), CsiActError> {
         let Some(spec) = &volume.spec else { return Ok(()) };
         let Some(source) = &spec.csi else { return Ok(()) };

@@ -10,7 +10,7 @@ use crate::{
     verbs::{WriteRequest, apply_json, parse_json},
 };
 
-/// A write, or a connection, as admission sees it.
+/// The attributes of a write, or of a connection, for admission.
 pub(crate) struct AdmissionAttributes<'a> {
     pub(crate) request: &'a WriteRequest,
     pub(crate) operation: AdmissionOperation,
