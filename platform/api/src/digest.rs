@@ -1,4 +1,4 @@
-//! The name of a content-addressed thing: `sha256:` and 64 lower-case hexadecimal digits.
+//! The digest of a content: `sha256:` and 64 lower-case hexadecimal digits.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ use crate::wellknown::COMPONENT_IMAGE_PREFIX;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
-/// Why a text is not a [`Digest`].
+/// The reason why a text is not a [`Digest`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{text:?} is not a digest: expected sha256: and 64 lower-case hexadecimal digits")]
 pub struct InvalidDigest {
@@ -25,7 +25,7 @@ impl Digest {
         Self(Sha256::digest(content).into())
     }
 
-    /// From the 32 bytes that a streaming hasher produced.
+    /// Converts the 32 bytes that a streaming hasher produced.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }

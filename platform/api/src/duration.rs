@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Span(pub Duration);
 
-/// Why a text is not a [`Span`].
+/// The reason why a text is not a [`Span`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{text:?} is not a duration: write a number and a unit (ns, us, ms, s, m, h), such as 30s or 1m30s")]
 pub struct InvalidSpan {

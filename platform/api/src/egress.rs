@@ -1,4 +1,4 @@
-//! Which outbound addresses a function may call: the rules of `spec.egress`, parsed once.
+//! The outbound addresses that a function may call: the rules of `spec.egress`, parsed once.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -24,7 +24,7 @@ enum Host {
     Address(IpAddr),
 }
 
-/// Why a text is not an egress rule.
+/// The reason why a text is not an egress rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?} is not an egress rule ({why}): write scheme://host or scheme://host:port, such as \
@@ -42,7 +42,7 @@ pub enum EgressVerdict {
     Denied,
     /// Listed by name: its addresses must be public ones.
     PublicAddressesOnly,
-    /// The address itself (or `localhost`) is listed: any address is right.
+    /// The address itself (or `localhost`) is listed: any address is allowed.
     AnyAddress,
 }
 
@@ -70,8 +70,8 @@ impl EgressRule {
     }
 }
 
-/// Judges a destination. `scheme` is `http` or `https`; `host` as in the URL (brackets around an IPv6
-/// address are allowed); `port` is the URL's or the scheme's own.
+/// Checks a destination. `scheme` is `http` or `https`; `host` as in the URL (brackets around an IPv6 address are
+/// allowed); `port` is the URL's or the scheme's own.
 pub fn judge(rules: &[EgressRule], scheme: &str, host: &str, port: Option<u16>) -> EgressVerdict {
     let Ok(scheme) = scheme.parse::<Scheme>() else { return EgressVerdict::Denied };
     let port = port.unwrap_or(EgressRule::default_port(scheme));
@@ -138,8 +138,8 @@ pub fn is_public(address: IpAddr) -> bool {
                 || segments[..3] == [0x2001, 2, 0]
                 || segments[..4] == [0x100, 0, 0, 0]
                 || segments[0] == 0x5f00
-                // NAT64 with a prefix of the network's own (RFC 8215): the addresses behind it are known to that
-                // network only.
+                // NAT64 with a prefix that a network assigns itself (RFC 8215): only that network can tell the
+                // addresses behind it.
                 || segments[..3] == [0x64, 0xff9b, 1]
                 || segments[..6] == [0; 6])
         }

@@ -10,7 +10,7 @@ pub trait EnvSources {
     fn secret(&self, namespace: &str, name: &str) -> Option<std::sync::Arc<Secret>>;
 }
 
-/// Why an environment cannot be made. The words are the kubelet's.
+/// The error of an environment that cannot be made. The words are the kubelet's.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum EnvError {
     #[error("{kind} {namespace}/{name} not found (env {variable})")]
@@ -30,7 +30,7 @@ pub enum Reference<'a> {
     Secret(&'a str),
 }
 
-/// Which ConfigMaps and Secrets these variables take values from; one that several name comes several times.
+/// The ConfigMaps and Secrets that these variables refer to, with duplicates.
 pub fn references(variables: &[EnvVar]) -> impl Iterator<Item = Reference<'_>> {
     variables.iter().filter_map(|variable| variable.value_from.as_ref()).flat_map(|from| {
         let config_map = from.config_map_key_ref.as_ref().map(|named| Reference::ConfigMap(&named.name));
@@ -39,8 +39,8 @@ pub fn references(variables: &[EnvVar]) -> impl Iterator<Item = Reference<'_>> {
     })
 }
 
-/// Resolves a list of variables in order; later ones win and may refer to earlier ones by `$(NAME)`, and to those of
-/// `known`, which are not in the result.
+/// Resolves a list of variables in order. Later ones take precedence and may refer by `$(NAME)` to earlier ones and
+/// to those of `known`, which are not in the result.
 pub fn resolve(
     namespace: &str,
     variables: &[EnvVar],

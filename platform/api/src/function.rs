@@ -53,10 +53,10 @@ pub struct FunctionSpec {
     /// Files that instances read: a tar archive in the artifact store, which they see as the folder `/`, read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Digest>,
-    /// The clients that may call the function at its own address. A change makes no revision.
+    /// The clients that may call the function at its own address. A change creates no revision.
     #[serde(default, skip_serializing_if = "Visibility::is_public")]
     pub visibility: Visibility,
-    /// Which revisions answer, in which shares. Empty: all to the latest ready revision.
+    /// The revisions that answer, with their shares of the traffic. Empty: all to the latest ready revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traffic: Vec<TrafficTarget>,
     /// Session affinity for split traffic: a client stays with the revision that answered it first. Exactly one of
@@ -99,7 +99,7 @@ pub struct Source {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
-    /// Whoever reaches the gateway.
+    /// All clients that reach the gateway.
     #[default]
     Public,
     /// Services over the function, Ingresses that name it, workflows and triggers. At its own address
@@ -119,11 +119,11 @@ impl Visibility {
 pub struct Limits {
     /// Memory of one instance, over all its linear memories. Default 64Mi.
     pub memory: Quantity,
-    /// Wall-clock time from the request's admission to the end of the answer. Default 30s.
+    /// Wall-clock time from the request's admission to the end of the response. Default 30s.
     pub timeout: Span,
     /// Requests that one replica handles at the same time. Default 100.
     pub concurrency: u32,
-    /// Bytes of one answer's body. Default 256Mi.
+    /// Bytes of one response's body. Default 256Mi.
     pub response: Quantity,
     /// Bytes per second that the function may write to its log on one node. Lines beyond it are dropped and counted
     /// (`mayfly_log_lines_dropped_total`). Default 4Mi.
@@ -157,7 +157,7 @@ impl Default for Limits {
 pub struct Scaling {
     /// Replicas that are kept without requests. Default 0.
     pub min: u32,
-    /// Replicas that there may be at most. Default 100.
+    /// The maximum number of replicas. Default 100.
     pub max: u32,
     /// Requests in flight that one replica should have, on average. Default 80.
     pub target: u32,
@@ -247,7 +247,7 @@ pub struct FunctionStatus {
     /// Replicas that are running, over all revisions.
     #[serde(default)]
     pub ready_replicas: i32,
-    /// The generation of the spec that this status speaks of.
+    /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`: every traffic target can answer.

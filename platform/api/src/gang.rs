@@ -15,7 +15,7 @@ use crate::{
 pub const ANNOTATION_GANG: &str = "mayfly.dev/gang";
 /// Beside [`ANNOTATION_GANG`]: how long a gang may hold nodes while it is incomplete. See [`GANG_TIMEOUT_DEFAULT`].
 pub const ANNOTATION_GANG_TIMEOUT: &str = "mayfly.dev/gang-timeout";
-/// Long enough for a replacement of a pod to be made and placed, short beside the time of a job.
+/// Long enough to create and place a replacement of a pod, and short compared to the duration of a job.
 pub const GANG_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
 /// The scheduler plans a gang at once, so that its size is bounded.
 pub const GANG_SIZE_MAX: u32 = 1024;
@@ -31,7 +31,7 @@ pub struct Gang {
     pub timeout: Duration,
 }
 
-/// What the pods of a gang have in common: their controller.
+/// The identity of a gang: the controller that its pods have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GangKey {
     pub namespace: Arc<str>,
@@ -44,7 +44,7 @@ impl Gang {
     /// The gang of a pod; `None` where it has none.
     ///
     /// # Errors
-    /// What is wrong with the annotations, for the pod's owner.
+    /// The problem of the annotations, as a message for the pod's owner.
     pub fn of(pod: &Pod) -> Result<Option<Self>, String> {
         let Some(annotations) = &pod.metadata.annotations else { return Ok(None) };
         let Some(text) = annotations.get(ANNOTATION_GANG) else { return Ok(None) };
@@ -94,7 +94,7 @@ pub fn annotations_of_job_pods(job: &Job) -> Annotations {
     std::iter::once((ANNOTATION_GANG.to_owned(), size)).chain(timeout).collect()
 }
 
-/// The number of pods of a Job that run at the same time, at most.
+/// The maximum number of pods of a Job that run at the same time.
 pub fn pods_at_once(job: &Job) -> u32 {
     let Some(spec) = &job.spec else { return 0 };
     let parallelism = spec.parallelism.unwrap_or(1);

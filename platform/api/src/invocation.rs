@@ -9,11 +9,12 @@ use crate::duration::Span;
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AsyncInvocation {
-    /// Attempts after one that failed. A function that has no room for the call is no failed attempt. Default 2.
+    /// Retries after a failed attempt. A call that the function has no capacity for is not a failed attempt. Default
+    /// 2.
     pub maximum_retry_attempts: u32,
     /// The delay of the first retry; each further one is twice as long, up to 5m. Default 1s.
     pub retry_delay: Span,
-    /// The age at which an event is given up, whatever its attempts. Default 6h.
+    /// The age at which an event is given up, regardless of its attempts. Default 6h.
     pub maximum_event_age: Span,
     /// The destination of events that were given up (a dead-letter target). Without one they are only listed as
     /// failed.

@@ -2,9 +2,9 @@
 //!
 //! **Inputs.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. The annotation's value is an [`Inputs`] as
 //! JSON (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
-//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a tar)
-//! is unpacked. All parameters together are one JSON object on stdin. The files are read-only. An artifact may also come
-//! from elsewhere, and outputs may be sent elsewhere ([`InputArtifact`], [`ArtifactTarget`]).
+//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (stored as a
+//! tar) is unpacked. All parameters together are one JSON object on stdin. The files are read-only. An artifact may
+//! also come from elsewhere, and outputs may be sent elsewhere ([`InputArtifact`], [`ArtifactTarget`]).
 //!
 //! **Outputs.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
 //! artifact; stdout is the result. Text that is valid JSON is read as JSON. The node collects the outputs from the
@@ -47,7 +47,7 @@ pub const ARTIFACTS: &str = "artifacts";
 
 /// The largest parameter, in bytes.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 20;
-/// Parameters, and artifacts, of one job each.
+/// The maximum number of parameters, and of artifacts, of one job.
 pub const NAMES_MAX: usize = 256;
 /// The end of stdout that is kept as the result, in bytes.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
@@ -66,7 +66,7 @@ pub struct Inputs {
     pub parameters: BTreeMap<String, Value>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub artifacts: BTreeMap<String, InputArtifact>,
-    /// Where output artifacts are sent, by their names, when the program has ended with code 0.
+    /// The destinations of output artifacts, by their names. Used when the program has ended with code 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub targets: BTreeMap<String, ArtifactTarget>,
 }
@@ -124,7 +124,7 @@ impl Inputs {
         for name in self.parameters.keys().chain(self.artifacts.keys()) {
             if !is_name(name) {
                 return Err(format!(
-                    "{name:?} is no name of an input: letters, digits, '-', '_' and '.', the first no '.'"
+                    "{name:?} is not an input's name: letters, digits, '-', '_' and '.', without a '.' in front"
                 ));
             }
             if !seen.insert(name) {
@@ -142,7 +142,7 @@ impl Inputs {
         }
         for (name, target) in &self.targets {
             if !is_name(name) {
-                return Err(format!("target {name:?}: it is no name of an output"));
+                return Err(format!("target {name:?}: not an output's name"));
             }
             target.check().map_err(|why| format!("target {name:?}: {why}"))?;
         }
@@ -157,13 +157,13 @@ impl Inputs {
     }
 }
 
-/// Whether a parameter or an artifact may be called so.
+/// Whether a text is a valid name of a parameter or an artifact.
 pub fn is_name(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(good)
 }
 
-/// A parameter as its file's content.
+/// The content of a parameter's file.
 pub fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -171,7 +171,7 @@ pub fn text_of(value: &Value) -> String {
     }
 }
 
-/// A file's content, or stdout, as a parameter: JSON if it is that, else text without its last line end.
+/// The content of a file, or stdout, as a parameter: JSON if it is valid, else text without its last line end.
 pub fn value_of(bytes: &[u8]) -> Value {
     if let Ok(value) = serde_json::from_slice(bytes) {
         return value;
@@ -188,7 +188,7 @@ pub struct Outputs {
     pub exit_code: i32,
     /// `Completed`, `Error`, `OOMKilled`, `DeadlineExceeded`, …
     pub reason: String,
-    /// For people: the trap, say.
+    /// A message for users, such as the trap.
     pub message: String,
     pub oom_killed: bool,
     pub started: Timestamp,
@@ -196,13 +196,13 @@ pub struct Outputs {
     pub wall_ms: i64,
     /// Stdout.
     pub result: Value,
-    /// Stdout was longer, and its beginning is missing.
+    /// Whether stdout was longer, so that its beginning is missing.
     pub result_truncated: bool,
     /// The end of stderr.
     pub stderr: String,
     pub parameters: BTreeMap<String, Value>,
     pub artifacts: BTreeMap<String, ArtifactRef>,
-    /// Outputs that were not taken, and why.
+    /// Outputs that were not collected, with the reasons.
     pub problems: Vec<String>,
 }
 
@@ -232,7 +232,7 @@ pub struct JobOutcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<i32>,
     pub succeeded: bool,
-    /// Of the first container that did not end well, else of the first.
+    /// The exit code of the first container that failed, else of the first container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     pub reason: String,
@@ -255,8 +255,8 @@ mod tests {
         assert!(!inputs.artifacts["data"].directory && inputs.parameters["n"] == 1);
         assert_eq!(InputsSource::parse(&digest.to_string()), Ok(InputsSource::Stored(digest)));
         for (bad, why) in [
-            (json!({"parameters": {"../x": 1}}), "is no name"),
-            (json!({"parameters": {".x": 1}}), "is no name"),
+            (json!({"parameters": {"../x": 1}}), "not an input's name"),
+            (json!({"parameters": {".x": 1}}), "not an input's name"),
             (
                 json!({"parameters": {"data": 1}, "artifacts": {"data": {"digest": digest}}}),
                 "and an artifact",
@@ -264,7 +264,7 @@ mod tests {
             (json!({"artifacts": {"data": {"digest": "x"}}}), "not a digest"),
             (json!({"artifacts": {"data": {}}}), "artifact \"data\": one of digest"),
             (json!({"targets": {"data": {}}}), "target \"data\": one of http"),
-            (json!({"targets": {"../x": {"http": {"url": "https://example.com"}}}}), "no name of an output"),
+            (json!({"targets": {"../x": {"http": {"url": "https://example.com"}}}}), "not an output's name"),
             (json!({"paramters": {}}), "unknown field"),
             (json!({"parameters": {"x": "y".repeat(1 << 21)}}), "make an artifact"),
         ] {

@@ -1,8 +1,8 @@
 //! `JobQueue`: Jobs that share a quota and start in turn.
 //!
 //! A Job joins a queue by the label [`LABEL_QUEUE`]. The API server suspends it when it is created, and the queue's
-//! controller resumes it when its turn comes: `spec.suspend` is the whole contract, so that every controller of Jobs
-//! understands it. [`plan`] decides, purely; `mayfly why job` asks the same function.
+//! controller resumes it when its turn comes. The contract is `spec.suspend` alone, so that it works with every
+//! controller of Jobs. [`plan`] decides, purely; `mayfly why job` asks the same function.
 
 pub mod plan;
 #[cfg(test)]
@@ -54,13 +54,13 @@ pub struct JobQueueSpec {
     /// The namespaces whose Jobs may use the queue. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Smaller quotas, each for every single namespace that it selects.
+    /// Additional quotas, each of which limits every namespace that it selects separately.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespace_quotas: Vec<NamespaceQuota>,
     /// Whether a Job may start before another one that waits for room, if it does not delay it. Default: true.
     #[serde(default = "yes")]
     pub backfill: bool,
-    /// Starts no Job; running ones go on.
+    /// Whether the queue starts no further Jobs; running ones continue.
     #[serde(default)]
     pub paused: bool,
 }
@@ -104,7 +104,7 @@ pub struct QueuedJob {
     pub priority: i64,
     pub created: Timestamp,
     pub request: Amounts,
-    /// How long it may run once it is started.
+    /// The time for which it may run once it is started.
     pub deadline: Option<SignedDuration>,
     pub state: QueuedJobState,
 }
@@ -112,7 +112,7 @@ pub struct QueuedJob {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuedJobState {
     Waiting,
-    /// It holds its request, until this time at the latest.
+    /// It holds its requested amounts, until this time at the latest.
     Running {
         until: Option<Timestamp>,
     },
@@ -124,7 +124,7 @@ pub fn queue_of(job: &Job) -> Option<&str> {
 }
 
 impl QueuedJob {
-    /// A Job as a queue sees it; `None` for one that has ended.
+    /// The state of a Job for its queue; `None` for one that has ended.
     pub fn of(job: &Job, now: Timestamp) -> Option<Self> {
         let (spec, status) = (job.spec.as_ref()?, job.status.clone().unwrap_or_default());
         let ended = status.conditions.iter().flatten().any(|condition| {
@@ -135,7 +135,7 @@ impl QueuedJob {
         }
         let deadline = spec.active_deadline_seconds.map(SignedDuration::from_secs);
         let is_suspended = spec.suspend == Some(true);
-        // The pods of a Job that was just suspended still hold what they have.
+        // The pods of a Job that was just suspended still hold their resources.
         let state = if is_suspended && status.active.unwrap_or(0) == 0 {
             QueuedJobState::Waiting
         } else {
@@ -162,7 +162,7 @@ pub fn request(job: &Job) -> Amounts {
     let each = template.map(Amounts::of_pod).unwrap_or_default();
     let mut total = BTreeMap::new();
     for (name, amount) in each.0 {
-        // Pods get the name that the node offers.
+        // Aliases are renamed as in pods, which request the name that nodes offer.
         let name =
             name.strip_prefix("tencent.com/").map_or(name.clone(), |rest| format!("mayfly.dev/{rest}"));
         *total.entry(name).or_insert(0_u64) += amount.saturating_mul(pods);

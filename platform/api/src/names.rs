@@ -7,7 +7,7 @@ pub const LABEL_BYTES_MAX: usize = 63;
 /// Longest DNS subdomain, in bytes (RFC 1123).
 pub const SUBDOMAIN_BYTES_MAX: usize = 253;
 
-/// Namespace and name of a namespaced object; how caches and work queues name things.
+/// Namespace and name of a namespaced object: the key in caches and work queues.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Empty for a cluster-scoped object.

@@ -1,5 +1,5 @@
-//! Whether a node may run a pod, whatever else runs there: its labels, taints and runtimes against the pod's
-//! selector, affinity, tolerations and runtime class. Shared by the scheduler and the DaemonSet controller.
+//! Whether a node may run a pod, regardless of what else runs there: its labels, taints and runtimes against the
+//! pod's selector, affinity, tolerations and runtime class. Shared by the scheduler and the DaemonSet controller.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
 }
 
-/// The part of a pod's wishes that depends on a node's facts (labels, taints, runtimes) alone, and not on
-/// what runs there. Equal constraints are judged once per node.
+/// The part of a pod's requirements and preferences that depends only on a node's facts (labels, taints, runtimes),
+/// and not on what runs there. Equal constraints are evaluated once per node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Constraints {
     pub runtime_class: Option<String>,
@@ -47,7 +47,8 @@ impl Constraints {
     }
 }
 
-/// Why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has the rule.
+/// The reason why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has
+/// the rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Misfit {
     Unschedulable,
@@ -85,7 +86,7 @@ pub struct FitVerdict {
     pub taints_disliked: u32,
     /// Sum of the weights of the preferred terms that match.
     pub preference: u32,
-    /// The node selector and the required node affinity match, whatever else is in the way.
+    /// The node selector and the required node affinity match, regardless of other reasons against the node.
     pub is_selected: bool,
     /// Every taint with the effect NoSchedule or NoExecute is tolerated.
     pub is_tolerated: bool,
@@ -141,7 +142,7 @@ impl NodeFacts {
         (!self.is_selected(wanted)).then_some(Misfit::Selector)
     }
 
-    /// The first taint that keeps the pod away.
+    /// The first taint that excludes the pod.
     fn untolerated(&self, wanted: &Constraints) -> Option<&Taint> {
         let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         self.taints.iter().filter(hard).find(|taint| !tolerated(taint, wanted))
@@ -162,7 +163,7 @@ impl NodeFacts {
         self.has_runtime(class) || class != RUNTIME_CLASS_WASM && self.runs_containers()
     }
 
-    /// A node that names no runtime is not ours: upstream's run containers.
+    /// A node without runtime labels is not one of Mayfly's: upstream's nodes run containers.
     fn runs_containers(&self) -> bool {
         self.has_runtime(RUNTIME_OCI) || !self.labels.keys().any(|key| key.starts_with(LABEL_RUNTIME_PREFIX))
     }

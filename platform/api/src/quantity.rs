@@ -2,7 +2,7 @@
 
 use crate::k8s::apimachinery::pkg::api::resource::Quantity;
 
-/// Why a text is not a quantity.
+/// The reason why a text is not a quantity.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidQuantity {
     #[error("{0:?} is not a quantity: write a number and an optional unit (m, k, Ki, M, Mi, G, Gi, T, Ti)")]

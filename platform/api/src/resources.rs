@@ -31,7 +31,7 @@ impl Amounts {
         total
     }
 
-    /// A pod's effective limits, summed as its requests are. The overhead raises a limit, but makes none.
+    /// A pod's effective limits, summed as its requests are. The overhead is added only to limits that are set.
     pub fn limits_of_pod(spec: &PodSpec) -> Self {
         let mut total = Self::sum(spec, Self::limits_of_container);
         let mut overhead = Self::from_quantities(spec.overhead.as_ref().unwrap_or(&BTreeMap::new()));

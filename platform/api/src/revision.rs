@@ -44,7 +44,7 @@ pub struct RevisionSpec {
 }
 
 impl RevisionSpec {
-    /// The part of a function's spec that makes a revision: what runs, and under which rules.
+    /// The part of a function's spec whose changes create a revision: what runs, and under which rules.
     pub fn from_function(name: &str, spec: &FunctionSpec) -> Self {
         Self {
             function: name.into(),
@@ -105,7 +105,7 @@ pub enum ComponentState {
     Compiling,
     /// Compiled: a call does not wait for the compiler.
     Compiled,
-    /// It can never answer here.
+    /// The component can never answer on this node.
     Refused,
 }
 

@@ -22,7 +22,7 @@ enum Requirement {
     LessThan(String, i64),
 }
 
-/// Why a text is not a label selector.
+/// The reason why a text is not a label selector.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct InvalidSelector(String);

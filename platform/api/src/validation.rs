@@ -14,11 +14,11 @@ use crate::{
 pub const MEMORY_BYTES_MAX: u64 = 4 << 30;
 /// Smallest memory limit of one instance, in bytes: one wasm page.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 10;
-/// Most bytes per second of one function's log.
+/// Maximum rate of one function's log, in bytes per second.
 pub const LOG_RATE_MAX: u64 = 1 << 30;
-/// Most replicas of one revision on the whole.
+/// Maximum number of replicas of one revision in total.
 pub const REPLICAS_MAX: u32 = 10_000;
-/// Most requests one replica may handle at the same time.
+/// Maximum number of concurrent requests of one replica.
 pub const CONCURRENCY_MAX: u32 = 100_000;
 /// Longest time for one request: a day. What takes longer is a Job or a workflow.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -37,7 +37,7 @@ pub fn function_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// One thing wrong with one field.
+/// An error in one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     /// `spec.source.component`
@@ -96,7 +96,7 @@ impl FieldError {
         Self { path: path.into(), kind: FieldErrorKind::Forbidden, detail: detail.into() }
     }
 
-    /// `FieldValueInvalid` and its kin.
+    /// The reason in a Status's causes, such as `FieldValueInvalid`.
     pub fn cause(&self) -> &'static str {
         match self.kind {
             FieldErrorKind::Required => "FieldValueRequired",
@@ -132,7 +132,7 @@ impl FieldError {
     }
 }
 
-/// Everything that is wrong with a function, all at once. `name` becomes a host label.
+/// Validates a function, and returns all errors. `name` becomes a host label.
 pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if let Err(why) = names::dns_label(name) {

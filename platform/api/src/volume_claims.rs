@@ -22,11 +22,12 @@ pub const LOCAL_PROVISIONER: &str = "mayfly.dev/local";
 /// The provisioner of classes whose volumes are created by hand.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// A claim that a pod's volume is.
+/// The claim behind a volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {
     pub name: String,
-    /// Made for this pod (a generic ephemeral volume), and of no use to it otherwise.
+    /// Whether it is a claim that is created for this pod (a generic ephemeral volume); another claim of the name is
+    /// no substitute.
     pub ephemeral: bool,
     pub read_only: bool,
 }
@@ -103,7 +104,7 @@ pub fn capacity_bytes(volume: &PersistentVolume) -> u64 {
     capacity.and_then(|amount| quantity::whole(amount).ok()).unwrap_or(0)
 }
 
-/// Why a volume does not satisfy a claim, whether or not another claim has it.
+/// The reason why a volume does not satisfy a claim, whether or not another claim has it.
 pub fn mismatch(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<&'static str> {
     let (Some(wanted), Some(spec)) = (&claim.spec, &volume.spec) else { return Some("it has no spec") };
     let mode = |mode: Option<&String>| mode.map_or("Filesystem", String::as_str).to_owned();

@@ -42,8 +42,8 @@ pub use validation::{validate, validate_triggers};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct WorkflowSpec {
-    /// STANDARD workflows survive everything and have a history; EXPRESS ones answer at once and keep nothing.
-    /// It never changes.
+    /// STANDARD workflows survive restarts and have a history; EXPRESS ones answer at once and keep nothing.
+    /// Immutable.
     #[serde(rename = "type", default)]
     pub kind: WorkflowType,
     /// The state machine in the Amazon States Language: an object, or its JSON text. Either this or `tasks`.
@@ -56,7 +56,7 @@ pub struct WorkflowSpec {
     #[schemars(schema_with = "anything")]
     pub tasks: Value,
     /// The state machine's name (or ARN) where it is not the one that follows from the object's: `name` in the
-    /// namespace default, `namespace.name` elsewhere. It never changes.
+    /// namespace default, `namespace.name` elsewhere. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_machine: Option<String>,
     /// The triggers of executions: by time (`schedule`) or by events (`event`).
@@ -76,7 +76,7 @@ pub enum WorkflowType {
 }
 
 impl WorkflowType {
-    /// The API's word.
+    /// The value in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Standard => "STANDARD",
@@ -85,16 +85,17 @@ impl WorkflowType {
     }
 }
 
-/// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when something happens (`event`); one of the two.
+/// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when
+/// something happens (`event`); one of the two.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Trigger {
     /// Unique in its workflow; executions are named after it.
     pub name: String,
-    /// Starts at times.
+    /// The schedule by which it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// Starts when an event fits.
+    /// The events that start it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<EventSource>,
     /// The executions' input. Without one: `{"trigger": …, "scheduledTime": …}`, or the event.
@@ -104,16 +105,16 @@ pub struct Trigger {
     /// The input made from the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_transform: Option<InputTransform>,
-    /// Starts nothing; times that pass meanwhile are not made up for.
+    /// Whether the trigger starts nothing; times that pass meanwhile are not caught up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
 }
 
-/// When to start.
+/// The times of starts.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
-    /// Five fields (minute, hour, day, month, weekday), or six with seconds in front; `@daily` and its kin.
+    /// Five fields (minute, hour, day, month, weekday), or six with seconds in front; or `@daily` and similar names.
     pub cron: String,
     /// An IANA time zone: `Europe/Berlin`. Default UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,13 +122,13 @@ pub struct Schedule {
     /// The policy for a start while an earlier execution of this trigger is running.
     #[serde(default)]
     pub overlap: Overlap,
-    /// The number of missed starts (while the server was down) that are made up for, newest first. Default 1.
+    /// The number of missed starts (while the server was down) that are caught up, newest first. Default 1.
     #[serde(default = "one")]
     pub catch_up: u32,
     /// The maximum delay of a start. Default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starting_deadline: Option<Span>,
-    /// Starts are put off by up to this time, always by the same for the same start.
+    /// The maximum delay that is added to a start; always the same for the same start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jitter: Option<Span>,
 }
@@ -148,7 +149,7 @@ pub enum Overlap {
     Replace,
 }
 
-/// Which events start an execution.
+/// The events that start an execution.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EventSource {
@@ -164,7 +165,8 @@ pub struct InputTransform {
     /// Names for parts of the event: `order: $.detail.order`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub paths: BTreeMap<String, String>,
-    /// The input, with `<order>` as the place of a part: an object whose texts have such places, or JSON text.
+    /// The input, with placeholders such as `<order>` for parts: an object whose texts have placeholders, or JSON
+    /// text.
     #[schemars(schema_with = "anything")]
     pub template: Value,
 }
@@ -182,7 +184,7 @@ pub struct WorkflowStatus {
     /// The definition that object and state machine last agreed on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition_digest: Option<String>,
-    /// The generation of the spec that this status speaks of.
+    /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`: executions of this definition can be started.
@@ -197,21 +199,21 @@ pub struct WorkflowStatus {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TriggerStatus {
-    /// The trigger's.
+    /// The trigger's name.
     pub name: String,
     /// The schedule of the recorded times; another schedule starts without them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
-    /// Earlier times are not started: when the trigger, or its schedule, was created or resumed.
+    /// Earlier times are not started: the time at which the trigger, or its schedule, was created or resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// The time that was decided on last.
+    /// The last time of the schedule that was processed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_schedule_time: Option<Time>,
-    /// The time that is next.
+    /// The next time of the schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_schedule_time: Option<Time>,
-    /// When it last started something.
+    /// The time of the last start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_start_time: Option<Time>,
     /// The execution that it started last.
@@ -223,7 +225,7 @@ pub struct TriggerStatus {
     /// Starts that were not made: too late, or an earlier execution was running.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// Why the last start was not made, or failed.
+    /// The reason why the last start was not made, or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -267,9 +269,9 @@ pub struct ExecutionSpec {
 pub struct ExecutionStatus {
     /// RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED.
     pub phase: String,
-    /// When it started, to the millisecond.
+    /// The time of the start, to the millisecond.
     pub start_time: String,
-    /// When it ended.
+    /// The time of the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_time: Option<String>,
     /// JSON text.
@@ -284,7 +286,7 @@ pub struct ExecutionStatus {
     /// The number of times it was redriven.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub redrive_count: u32,
-    /// The history, a line for each event; only in the answer to a request for one execution.
+    /// The history, a line for each event; only in the response to a request for one execution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<String>,
 }
@@ -293,7 +295,7 @@ fn is_none_yet(number: &u32) -> bool {
     *number == 0
 }
 
-/// The schema of a value that is not looked into.
+/// The schema of a value of any type.
 fn anything(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-preserve-unknown-fields": true})
 }

@@ -30,7 +30,8 @@ pub struct User {
     pub uid: String,
     pub groups: Vec<String>,
     pub extra: BTreeMap<String, Vec<String>>,
-    /// Part of this process: not counted against the limits of the network.
+    /// Whether the user is a component of this process, whose requests are exempt from the limits of network
+    /// requests.
     in_process: bool,
 }
 

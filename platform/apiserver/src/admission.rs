@@ -67,7 +67,7 @@ impl ServerState {
             }
             _ => {}
         }
-        // The fields of a pod that an update may change are none that a level is about.
+        // A pod update can change no field that a pod security level restricts.
         let warnings = match (kind.group, kind.plural, old) {
             ("", "pods", Some(_)) => Vec::new(),
             _ => self.check_pod_security(request, new, old)?,
@@ -147,7 +147,7 @@ impl ServerState {
     }
 }
 
-/// A new node takes pods once it is ready (the plugin TaintNodesByCondition).
+/// Taints a new node so that it gets no pods before it is ready (the plugin TaintNodesByCondition).
 fn taint_new_node(node: &mut Object) {
     let taint = serde_json::json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
     let taints = node.map_mut("spec").entry("taints").or_insert_with(|| serde_json::json!([]));

@@ -1,6 +1,6 @@
 //! `/artifacts`: components, and inputs and outputs of jobs, by digest.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 existed; 413 too large, 422 wrong digest or no component |
 //! | … with `content-type: application/octet-stream` | the same for any content, which is not checked |
@@ -58,7 +58,7 @@ pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of concurrent uploads; further ones wait.
 const UPLOADS_MAX: usize = 64;
 
-/// One upload of a digest at a time: a second one waits until the first is checked, and kept or removed.
+/// Serialises uploads of one digest: a second one waits until the first is checked, and kept or removed.
 pub(crate) struct Uploads {
     by_digest: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
     turns: Semaphore,
@@ -121,17 +121,16 @@ impl ServerState {
         let mut content = body.into_data_stream();
         let upload = async {
             let alone = lock.lock().await;
-            // Never closed.
+            // The semaphore is never closed.
             let turn = self.uploads.turns.acquire().await.ok();
             let content = steady(&mut content, self.config.upload_stall_timeout);
             (self.artifacts.upload(Some(digest), limit, content).await, alone, turn)
         };
-        let (uploaded, alone, turn) = tokio::time::timeout(self.config.upload_timeout, upload)
-            .await
-            .map_err(|_| {
+        let (uploaded, alone, turn) =
+            tokio::time::timeout(self.config.upload_timeout, upload).await.map_err(|_| {
                 let seconds = self.config.upload_timeout.as_secs();
                 ApiError::timeout(format!(
-                    "the upload took longer than {seconds} s: try again, from nearer or with less at the same time"
+                    "the upload took longer than {seconds} s: retry with a faster connection or fewer uploads"
                 ))
             })?;
         drop(turn);
@@ -194,7 +193,7 @@ impl ServerState {
         ))
     }
 
-    /// `content`: whether the answer has the content, or only the headers about it.
+    /// Reads an artifact. `content`: whether the response has the content, or only the headers about it.
     async fn read_artifact(&self, digest: &Digest, content: bool) -> Result<Response, ApiError> {
         let file = match self.artifacts.open_content(digest).await {
             Ok(file) => file,
@@ -224,7 +223,7 @@ impl ServerState {
         }
     }
 
-    /// `until`: it is removed only if it was not uploaded after this time.
+    /// Removes an artifact. `until`: only if it was not uploaded after this time.
     async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
         self.remove_unnamed(digest, until.unwrap_or(Timestamp::MAX)).await?;
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
@@ -278,7 +277,8 @@ impl ServerState {
     }
 }
 
-/// The body, which fails when no data arrive for a while: other uploads of the same digest wait for this one.
+/// Wraps the body so that it fails when no data arrives for `stall_timeout`: other uploads of the same digest wait
+/// for this one.
 fn steady(
     content: &mut BodyDataStream,
     stall_timeout: Duration,
@@ -286,13 +286,13 @@ fn steady(
     stream::unfold(content, move |content| async move {
         let chunk = match tokio::time::timeout(stall_timeout, content.next()).await {
             Ok(chunk) => chunk?.map_err(axum::BoxError::from),
-            Err(_) => Err(format!("nothing of it came for {} s", stall_timeout.as_secs()).into()),
+            Err(_) => Err(format!("no data of the upload arrived for {} s", stall_timeout.as_secs()).into()),
         };
         Some((chunk, content))
     })
 }
 
-/// Reads the rest of a refused body. Most clients read the answer after they have sent the whole body, and would
+/// Reads the rest of a refused body. Most clients read the response after they have sent the whole body, and would
 /// otherwise report a broken connection instead of the refusal.
 pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     let mut room = limit_bytes;
@@ -345,5 +345,5 @@ fn upload_error(error: UploadError) -> ApiError {
 /// An I/O error of the server. Its text can contain a path of the server, and is logged only.
 fn unreadable(cause: &std::io::Error) -> ApiError {
     tracing::error!(%cause, "the artifact store failed");
-    ApiError::internal(format!("the server's artifact store failed ({}); its log says more", cause.kind()))
+    ApiError::internal(format!("the server's artifact store failed ({}); see the server's log", cause.kind()))
 }

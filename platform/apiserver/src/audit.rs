@@ -1,7 +1,7 @@
 //! The audit log: which user requested what, and the outcome (`audit.k8s.io/v1` Event, one JSON object a line).
 //!
 //! Off unless a policy is configured. The [`policy`] decides for each authenticated request how much is recorded;
-//! [`log`] writes the lines. A request waits for a place in the queue of lines, never for the disk itself.
+//! [`log`] writes the lines. A request waits for space in the queue of lines, never for the disk itself.
 
 mod log;
 mod policy;
@@ -34,14 +34,14 @@ use crate::{
     request::RequestTarget,
 };
 
-/// The recording of requests.
+/// The audit log of a server: its policy and its file.
 #[derive(Debug)]
 pub struct Audit {
     policy: AuditPolicy,
     log: AuditLog,
 }
 
-/// Why there is no audit log.
+/// An error of [`Audit::create`].
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error(transparent)]
@@ -125,15 +125,15 @@ impl AuditRecord {
     }
 
     /// Records the object of a request's body, if the policy asks for it, and returns the body. `bytes_max`: the
-    /// longest body that is recorded; a longer one, and one of unknown length, is left as it is.
+    /// maximum length of a recorded body; a longer body, or one of unknown length, is returned unread.
     pub(crate) async fn request_body(&mut self, parts: &Parts, body: Body, bytes_max: usize) -> Body {
         let length = body.size_hint().exact().filter(|length| *length > 0 && *length <= bytes_max as u64);
         if self.decision.level < AuditLevel::Request || length.is_none() {
             return body;
         }
         let Ok(bytes) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
-            // The verb must not take a part of a body for the whole.
-            let error = std::io::Error::other("the request's body broke off");
+            // The handler must not take a truncated body for a complete one.
+            let error = std::io::Error::other("the request body ended early");
             return Body::from_stream(futures::stream::iter([Err::<Bytes, _>(error)]));
         };
         let form = negotiate::body_form(&parts.headers);

@@ -1,4 +1,4 @@
-//! A request for a resource: from its target, query and body to a verb, and from what came of it to an answer.
+//! Requests for resources: selects the verb from target, query and body, and converts its result to a response.
 
 mod parts;
 
@@ -28,11 +28,11 @@ use crate::{
 };
 
 const APPLY_CONTENT_TYPE: &str = "application/apply-patch+yaml";
-/// The limit with which `kubectl get` lists, and the one that it gets for tables.
+/// The page size that `kubectl get` requests, and the one that it gets for tables.
 const KUBECTL_PAGE: usize = 500;
 const TABLE_PAGE: usize = 10_000;
 
-/// A request for a resource, understood.
+/// A parsed request for a resource.
 pub(crate) struct ResourceRequest {
     pub(crate) server: Arc<ServerState>,
     pub(crate) user: User,
@@ -73,14 +73,14 @@ impl ResourceRequest {
         }
     }
 
-    /// A place among the long-lived requests.
+    /// A permit for a long-lived request (a watch or a followed log).
     pub(crate) fn long_lived(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         if self.server.shutdown.is_cancelled() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         Arc::clone(&self.server.watches).try_acquire_owned().map_err(|_| {
             let most = self.server.config.watches_max;
-            ApiError::too_many_requests(format!("there are {most} watches and logs being followed already"))
+            ApiError::too_many_requests(format!("too many watches and followed logs: the limit is {most}"))
         })
     }
 
@@ -96,11 +96,11 @@ impl ResourceRequest {
             true => self.server.function_log(kind, namespace, name, query).await?,
             false => self.server.pod_log(kind, namespace, name, query).await?,
         };
-        // The slot is released when the answer has ended or its client has disconnected.
+        // The slot is released when the response has ended or its client has disconnected.
         Ok(self.ends_with_server(response, permit))
     }
 
-    /// Ends the body of a response that may be long when the server stops. `held` is dropped with the body.
+    /// Ends the body of a long response when the server stops. `held` is dropped with the body.
     pub(crate) fn ends_with_server(&self, response: Response, held: impl Send + 'static) -> Response {
         let stop = self.server.shutdown.clone();
         response.map(|body| {
@@ -121,7 +121,7 @@ impl ResourceRequest {
         Ok(watched(Body::from_stream(lines)))
     }
 
-    /// A request about objects that are kept elsewhere.
+    /// Answers a request for a kind whose objects another component stores ([`crate::KindView`]).
     async fn viewed(&self) -> Result<Response, ApiError> {
         let view = self.view()?;
         let namespace = &self.target.namespace;
@@ -165,7 +165,7 @@ impl ResourceRequest {
             };
         }
         if self.parts.method != Method::GET {
-            // The form of the answer is checked before anything is written.
+            // The form of the response is checked before anything is written.
             self.view()?;
         }
         if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)
@@ -357,7 +357,7 @@ impl ResourceRequest {
         match Limited::new(body, limit).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
             Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
-            Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+            Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
         }
     }
 
@@ -366,7 +366,7 @@ impl ResourceRequest {
         decode(form, &self.bytes(body).await?)
     }
 
-    /// Makes a body an object of the target's kind, at the target's place.
+    /// Converts a body to an object of the target's kind, and checks its type and schema.
     fn validated_object(
         &self,
         decoded: Decoded,
@@ -426,7 +426,7 @@ fn with_warnings(mut response: Response, warnings: Vec<String>) -> Response {
     response
 }
 
-/// The answer of a watch: JSON, whatever the events show of the objects.
+/// The response of a watch: JSON in every representation of the objects.
 fn watched(lines: Body) -> Response {
     let mut response = Response::new(lines);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

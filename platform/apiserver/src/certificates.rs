@@ -23,7 +23,7 @@ use crate::access::User;
 /// The extra attribute that identifies the certificate of a request.
 const EXTRA_CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// Why an authority cannot be trusted.
+/// An error of [`ClientAuthority::of_pem`].
 #[derive(Debug, thiserror::Error)]
 #[error("the authority of client certificates cannot be used: {0}")]
 pub struct AuthorityError(String);
@@ -82,7 +82,7 @@ pub(crate) fn subject(subject: &X509Name<'_>) -> Option<(String, Vec<String>)> {
     Some((name.to_owned(), groups.map(str::to_owned).collect()))
 }
 
-/// Takes any certificate whose key the client has.
+/// Accepts any certificate whose key the client has.
 struct AnyCertificate(Arc<dyn ClientCertVerifier>);
 
 impl fmt::Debug for AnyCertificate {

@@ -85,14 +85,14 @@ impl Config {
     }
 }
 
-/// Tells the time.
+/// Returns the current time.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// Why a node cannot be reached.
+/// An error of a [`NodeConnector`]: the node cannot be reached.
 pub type NodeError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Sends a request to the HTTP API of a node's kubelet: `(node name, request)`; the request's URI is a path.
-/// Dropping the answer's body ends the request.
+/// Dropping the response's body ends the request.
 pub type NodeConnector = Arc<
     dyn Fn(String, http::Request<Body>) -> BoxFuture<'static, Result<http::Response<Body>, NodeError>>
         + Send

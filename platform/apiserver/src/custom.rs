@@ -81,7 +81,7 @@ pub(crate) fn is_definition(kind: &Kind) -> bool {
     (kind.group, kind.plural) == ("apiextensions.k8s.io", "customresourcedefinitions")
 }
 
-/// Marks a definition that is being deleted: its objects are deleted before the finalizer goes.
+/// Marks a definition for deletion: its objects are deleted before the finalizer is removed.
 pub(crate) fn mark_terminating(object: &mut Object, now: &Value) {
     let finalizers = object.meta_mut().entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
     if let Value::Array(list) = finalizers
@@ -92,8 +92,8 @@ pub(crate) fn mark_terminating(object: &mut Object, now: &Value) {
     names::set_terminating(object, now);
 }
 
-/// Sets the fields of a definition that the server owns when it is written: the stored versions, and of a new one that no
-/// names are accepted yet.
+/// Sets the fields of a definition that the server owns when it is written: the stored versions, and of a new one
+/// that no names are accepted yet.
 pub(crate) fn complete(object: &mut Object, is_new: bool) {
     if is_new {
         names::begin(object);
@@ -108,7 +108,7 @@ fn settle(object: &mut Object, store: &Store, now: &Value) {
     names::settle(object, &others, now);
 }
 
-/// A moment's view of all kinds.
+/// A snapshot of all served kinds.
 #[derive(Clone, Default)]
 pub(crate) struct ServedKinds {
     custom: Arc<Vec<&'static Kind>>,

@@ -1,4 +1,4 @@
-//! Bodies to JSON values, with every repeated key found.
+//! Decodes request bodies to JSON values and reports duplicate keys.
 
 use std::fmt;
 
@@ -34,8 +34,7 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
             Err(protobuf::ProtobufError::Malformed(why)) => Err(why.to_owned()),
         },
     };
-    let found =
-        found.map_err(|why| ApiError::bad_request(format!("the body could not be decoded: {why}")))?;
+    let found = found.map_err(|why| ApiError::bad_request(format!("cannot decode the body: {why}")))?;
     Ok(Decoded { value: found.value, duplicates: found.duplicates })
 }
 

@@ -138,7 +138,7 @@ fn resource_list(served: &ServedKinds, group: &str, version: &str) -> Value {
     resources.sort_by_key(key);
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     if group.is_empty() {
-        // The oldest list of upstream has no version of its own.
+        // Upstream's list of the core group has no `apiVersion`.
         return json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": resources});
     }
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
@@ -149,7 +149,7 @@ fn storage_version_hash(kind: &Kind) -> String {
     let (group, version, name) = match kind.conversion {
         Some(conversion) if conversion.resource.starts_with("horizontal") => (kind.group, "v2", kind.kind),
         Some(_) => ("", "v1", kind.kind),
-        // Upstream keeps the names of these from their first storage version.
+        // Upstream still hashes the first storage version of these kinds.
         None if matches!(kind.plural, "endpointslices" | "customresourcedefinitions") => {
             (kind.group, "v1beta1", kind.kind)
         }
@@ -161,7 +161,8 @@ fn storage_version_hash(kind: &Kind) -> String {
 
 type Described = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]);
 
-/// Name, group, version, kind and verbs of each subresource; an open kind is the resource's own.
+/// Name, group, version, kind and verbs of each subresource. A subresource with an empty kind has the kind of the
+/// resource.
 fn subresources(kind: &Kind) -> impl Iterator<Item = Described> {
     let status: Option<Described> =
         kind.status.then_some(("status", kind.group, kind.version, kind.kind, &["get", "patch", "update"]));

@@ -23,7 +23,7 @@ impl Default for EventObjects {
 }
 
 impl EventObjects {
-    /// The decoded object; `None` when it is no JSON object, which the server never stores.
+    /// The decoded object; `None` if it is not a JSON object, which the server never stores.
     pub(crate) fn get(&self, entry: &Entry) -> Option<Arc<Object>> {
         let at = usize::try_from(entry.modified.0 % SLOTS).expect("smaller than the number of slots");
         // Held while decoding, so that concurrent readers wait for the result instead of decoding it again.

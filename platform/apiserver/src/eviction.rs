@@ -36,7 +36,7 @@ impl ServerState {
         let kind = request.kind;
         let entry = load(&self.store, kind, &key(kind, &request.namespace, name))?;
         let pod = Object::from_entry(&entry).map_err(ApiError::internal)?;
-        // A pod that does not run takes nothing from a budget.
+        // A pod that is not running does not count against a budget.
         let finished = matches!(pod.str_at(&["status", "phase"]), "Succeeded" | "Failed" | "Pending");
         if !finished && !pod.is_terminating() {
             self.take_from_budget(request, &pod, options.dry_run).await?;
@@ -86,7 +86,7 @@ fn selects(budget: &Object, pod: &Object) -> bool {
     selector.is_some_and(|selector| selector.matches(&pod.labels()))
 }
 
-/// The budget after one more disruption, or why there is none left.
+/// The budget after one more disruption, or the reason why it allows none.
 fn disrupt(kind: &Kind, budget: &Object, pod: &Object, now: Value) -> Result<Object, ApiError> {
     let number = |path: &[&str]| budget.at(path).and_then(Value::as_i64).unwrap_or(0);
     if number(&["status", "observedGeneration"]) < number(&["metadata", "generation"]) {

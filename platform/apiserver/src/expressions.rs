@@ -1,8 +1,8 @@
 //! Expressions in CEL: those of custom kinds' rules, of admission policies and of webhooks' conditions.
 //!
-//! An expression is compiled once. Its evaluation is bounded before it begins: expressions have no unbounded loops, so
-//! its cost is at most the size of the values, raised to how deep its loops are nested, times its own size and the length
-//! of the longest text that each step may read.
+//! An expression is compiled once. Its evaluation is bounded before it begins: expressions have no unbounded loops,
+//! so its cost is at most the size of the values, raised to how deep its loops are nested, times its own size and the
+//! length of the longest text that each step may read.
 //! (Source: `apiserver/pkg/cel`; upstream estimates the cost of rules when a definition is written.)
 
 mod libraries;
@@ -20,9 +20,9 @@ use serde_json::Value;
 
 /// The longest expression.
 const EXPRESSION_BYTES_MAX: usize = 16 << 10;
-/// Bytes of a text that take as long as one step.
+/// Bytes of a text that cost one step.
 const TEXT_BYTES_PER_STEP: u64 = 1024;
-/// Steps of the compilation of a regular expression.
+/// The cost of compiling a regular expression, in steps.
 const REGEX_STEPS: u64 = 20;
 /// Functions that expressions may call, besides operators and macros.
 const FUNCTIONS: [&str; 79] = [
@@ -107,7 +107,7 @@ const FUNCTIONS: [&str; 79] = [
     "strings.quote",
 ];
 
-/// Names of types, which are no variables.
+/// Names of types, which are not variables.
 const TYPES: [&str; 14] = [
     "int",
     "uint",
@@ -130,7 +130,7 @@ pub(crate) struct CelExpression {
     program: Program,
     /// The variables that it reads, besides those of its own loops.
     variables: Vec<String>,
-    /// How deep its macros are nested.
+    /// The nesting depth of its macros.
     nesting: u32,
     nodes: u64,
 }
@@ -139,7 +139,7 @@ impl CelExpression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The reason, as the message of an invalid field continues.
+    /// Returns the reason, for the detail of a field error.
     pub(crate) fn compile(env: &Env, text: &str) -> Result<Self, String> {
         if text.len() > EXPRESSION_BYTES_MAX {
             return Err(format!("an expression may have at most {EXPRESSION_BYTES_MAX} bytes"));
@@ -166,7 +166,7 @@ impl CelExpression {
         Ok(Self { program, variables, nesting, nodes })
     }
 
-    /// The same, of an expression that refers to no other variables than these.
+    /// Compiles an expression that may refer to no other variables than these.
     pub(crate) fn compile_with(env: &Env, text: &str, variables: &[&str]) -> Result<Self, String> {
         let compiled = Self::compile(env, text)?;
         let mut unknown = compiled.variables.clone();
@@ -186,7 +186,7 @@ impl CelExpression {
         self.program.execute(context)
     }
 
-    /// The steps of an evaluation, at most.
+    /// The maximum number of steps of an evaluation.
     pub(crate) fn cost(&self, size: u64, longest_text: u64) -> u64 {
         let steps = size.max(1).saturating_pow(self.nesting).saturating_mul(self.nodes);
         steps.saturating_mul(1 + longest_text / TEXT_BYTES_PER_STEP)
@@ -276,7 +276,7 @@ pub(crate) fn environment() -> Env {
         quantities::extension,
     ] {
         let added = env.add_extension(extension);
-        debug_assert!(added.is_ok(), "the extensions of the library fit together");
+        debug_assert!(added.is_ok(), "the extensions do not conflict");
     }
     env
 }

@@ -1,4 +1,4 @@
-//! The handling of a request: authentication, authorization, the target, and the answer.
+//! The handling of a request: authentication, authorization, the target, and the response.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
     if is_head { without_body(response) } else { response }
 }
 
-/// The answer to HEAD: for an HTTP/2 client, a body would be a protocol error. (In HTTP/1.1 hyper leaves it out.)
+/// The response to HEAD: for an HTTP/2 client, a body would be a protocol error. (In HTTP/1.1 hyper leaves it out.)
 fn without_body(response: Response) -> Response {
     let (mut parts, body) = response.into_parts();
     if let Some(bytes) = body.size_hint().exact() {
@@ -100,7 +100,7 @@ async fn route(
             return openapi::answer(&server.custom.served(), &path, hash, &parts.headers);
         }
         Some("artifacts") if path.len() <= 2 => {
-            // Uploads have turns of their own: they last, and wait for each other.
+            // Uploads have permits of their own: they take long, and wait for each other.
             let _turn = match parts.method {
                 Method::PUT => None,
                 _ => server.turn(&user).await?,
@@ -120,7 +120,7 @@ async fn route(
     }
     let target = target?;
     if target.is_proxied() {
-        // The query is the pod's.
+        // The query belongs to the pod's request and is not parsed.
         return ResourceRequest { server, user, target, query: Query::default(), parts }.proxied(body).await;
     }
     let body = match record {
@@ -131,9 +131,9 @@ async fn route(
     ResourceRequest { server, user, target, query, parts }.answer(body).await
 }
 
-/// An authenticated and admitted request: its user, or the answer that ends it.
+/// An authenticated and admitted request: its user, or the response that ends it.
 enum Allowed {
-    /// A path that needs no authentication, and its answer.
+    /// A path that needs no authentication, and its response.
     Open(Response),
     User {
         path: Vec<String>,
@@ -230,7 +230,7 @@ fn metrics(server: &ServerState) -> Result<Response, ApiError> {
     Ok(response)
 }
 
-/// `/`: where one can go from here.
+/// `/`: the list of served paths.
 fn paths(served: &ServedKinds) -> Response {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into(), "/artifacts".into()];
     for (group, versions) in served.groups().into_iter().filter(|(group, _)| !group.is_empty()) {

@@ -30,7 +30,7 @@ pub(crate) fn answer(server: &ServerState, path: &[&str], query: &str) -> Option
 
 fn checks(server: &ServerState, readiness: bool) -> Vec<Check> {
     let store = if server.store.failure().is_some() {
-        Err("it takes no more writes; look at its disk, then start the server again")
+        Err("it accepts no more writes; check its disk, then restart the server")
     } else if readiness && server.store.is_full() {
         Err("the disk is full; writes are refused until there is room in the data directory")
     } else {

@@ -1,6 +1,6 @@
-//! `pods/x/log` and `functions/x/log`: streams from the nodes, passed on as they come.
+//! `pods/x/log` and `functions/x/log`: streamed from the nodes to the client.
 //!
-//! When the client goes, its answer is dropped, and with it the requests to the nodes.
+//! When the client disconnects, the response is dropped, and with it the requests to the nodes.
 
 use axum::{body::Body, response::Response};
 use bytes::{Bytes, BytesMut};
@@ -36,7 +36,7 @@ const PARAMETERS: [&str; 9] = [
 ];
 /// The maximum number of bytes of a node's error that are shown.
 const ERROR_BYTES_MAX: usize = 4 << 10;
-/// Longest line that is kept together when several nodes' logs are woven into one, in bytes.
+/// Maximum length of a line that is kept together when the logs of several nodes are interleaved, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 impl ServerState {
@@ -65,7 +65,7 @@ impl ServerState {
         Ok(text_response(body))
     }
 
-    /// The log of a function, over all nodes that may run it. With several nodes lines are woven as they come.
+    /// The log of a function from all nodes that may run it. Lines of several nodes are interleaved as they arrive.
     pub(crate) async fn function_log(
         &self,
         kind: &Kind,
@@ -160,7 +160,7 @@ fn check_options(pod: &str, query: &str) -> Result<(), ApiError> {
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid_named("", "PodLogOptions", pod, &errors)) }
 }
 
-/// The requested container, checked; else the annotated one; else the only one.
+/// The requested container if the pod has it; else the annotated one; else the only one.
 pub(crate) fn container(pod: &Object, name: &str, asked: Option<&str>) -> Result<String, ApiError> {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let of = |list: &str| {
@@ -191,7 +191,7 @@ pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
         .map(|(_, value)| value.into_owned())
 }
 
-/// The parameters that a node understands, checked, as `?…`.
+/// The parameters that a node supports, validated, as a query string that begins with `?`.
 fn passed_on(query: &str) -> Result<String, ApiError> {
     let mut out = url::form_urlencoded::Serializer::new(String::new());
     let mut any = false;
@@ -203,7 +203,7 @@ fn passed_on(query: &str) -> Result<String, ApiError> {
             )));
         }
         let value = match &*key {
-            // Clients spell it in several ways.
+            // Clients spell booleans in several ways.
             "follow" | "timestamps" | "previous" => boolean(&value).to_string().into(),
             _ => value,
         };
@@ -248,7 +248,7 @@ fn lines(body: Body) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
     })
 }
 
-/// The row of a kind with a log.
+/// Whether a kind is `Function`, the kind of [`ServerState::function_log`].
 pub(crate) fn is_function(kind: &Kind) -> bool {
     registry().find("mayfly.dev", "v1", "functions").is_some_and(|row| std::ptr::eq(row, kind))
 }
@@ -283,7 +283,7 @@ mod tests {
             "?follow=true&tailLines=5"
         );
         assert_eq!(passed_on("").unwrap(), "");
-        // As python's client spells it.
+        // The spelling of the Python client.
         assert_eq!(
             passed_on("follow=True&timestamps=1&previous=False").unwrap(),
             "?follow=true&timestamps=true&previous=false"

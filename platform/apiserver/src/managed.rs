@@ -26,7 +26,7 @@ const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 const ANCIENT_CHANGES: &str = "ancient-changes";
 /// The manager's name of `kubectl apply --server-side`.
 const KUBECTL: &str = "kubectl";
-/// Most managers that update; older ones are put together (upstream's `DefaultMaxUpdateManagers`).
+/// Maximum number of managers that update; older ones are merged (upstream's `DefaultMaxUpdateManagers`).
 const UPDATE_MANAGERS_MAX: usize = 10;
 /// Metadata without field owners: the server sets them.
 const OWN_METADATA: [&str; 9] = [
@@ -99,7 +99,7 @@ impl Entry {
             == (&other.manager, other.operation, &other.api_version, &other.subresource)
     }
 
-    /// As conflicts name it.
+    /// The manager's name in conflict messages.
     fn conflict_name(&self) -> String {
         let mut text = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
@@ -122,7 +122,7 @@ fn entries_of(object: &Object) -> Option<Vec<Entry>> {
     (!entries.is_empty()).then_some(entries)
 }
 
-/// `managedFields: [{}]`, or an empty list, is a client's wish to track the object no longer.
+/// `managedFields: [{}]`, or an empty list: the client requests that the object is no longer tracked.
 fn is_reset(object: &Object) -> bool {
     let list = object.meta().and_then(|meta| meta.get(MANAGED_FIELDS)).and_then(Value::as_array);
     list.is_some_and(|list| list.iter().all(|entry| entry.as_object().is_some_and(serde_json::Map::is_empty)))
@@ -172,7 +172,7 @@ fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
             if kind.plural == "deployments" { set.without_below("f:metadata", &["f:labels"]) } else { set }
         }
         Part::Status => set.only(&["f:status"]),
-        // Upstream's strategy of these resets the spec, which never changes.
+        // Upstream's strategy for these resets the spec, which never changes.
         Part::Main if kind.plural == "certificatesigningrequests" => {
             set.without(&["f:spec", "f:status", "f:apiVersion", "f:kind"])
         }
@@ -216,14 +216,14 @@ fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&O
 
 /// The fields that a write changes.
 struct Change {
-    /// Added, or there before with another value.
+    /// Fields that are added, or whose value changes.
     set: FieldSet,
     removed: FieldSet,
 }
 
 impl Change {
     fn between(kind: &Kind, part: Part, old: &Object, new: &Object) -> Self {
-        // Upstream compares what its Go types write: of a new object, that is their zero value.
+        // Upstream compares the serialised Go types; the old side of a new object is the zero value.
         let written = |object: &Object| {
             let mut map = object.0.clone();
             canonicalise_sent(kind, &mut map);
@@ -252,7 +252,7 @@ fn update(mut entries: Vec<Entry>, change: &Change, by: Entry) -> Vec<Entry> {
     cap(entries)
 }
 
-/// Puts the oldest updating managers together when there are too many.
+/// Merges the oldest updating managers when there are too many.
 fn cap(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries.retain(|entry| !entry.fields.is_empty());
     let updating = entries.iter().filter(|entry| entry.operation == Operation::Update).count();
@@ -303,13 +303,13 @@ pub(crate) fn apply(
         typed::remove(shape, &mut value, &gone);
     }
     let Value::Object(map) = value else {
-        return Err(ApiError::internal("an object merged to something else"));
+        return Err(ApiError::internal("the merged value is not an object"));
     };
     let mut object = Object(map);
 
     let change = Change::between(kind, part, &base, &object);
     let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
-    // A field that is applied as zero is gone from what Go writes, and changed all the same.
+    // A field that is applied with its zero value is omitted by Go's serialisation, but counts as changed.
     let zeroed = change.removed.intersection(&wanted);
     let change = Change { set: change.set.union(&zeroed), ..change };
     let conflicts = take_over(&mut entries, &change, &allowed);

@@ -179,7 +179,7 @@ pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
         let kept = object.0.iter().filter(|(key, _)| !matches!(key.as_str(), "metadata" | "status"));
         let metadata = object.at(&["metadata", counted]).and_then(Value::as_object).cloned();
         let mut metadata = metadata.unwrap_or_default();
-        // The Deployment controller's own mark, which it sets through the status upstream.
+        // Set by the Deployment controller, upstream in a status update, which does not count.
         metadata.remove("deployment.kubernetes.io/revision");
         (kept.map(|(key, value)| (key.clone(), value.clone())).collect(), metadata)
     };
@@ -211,9 +211,8 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
     errors
 }
 
-/// Checks the labels and annotations of the metadata at `path`: an object's own, or a template's, of which objects are
-/// made that must pass.
-/// Errors are about `place`.
+/// Checks the labels and annotations of the metadata at `path`: those of the object, or those of a template, whose
+/// objects must pass the same checks. Errors refer to `place`.
 pub(crate) fn map_errors(object: &Object, path: &[&str], place: &str, errors: &mut Vec<FieldError>) {
     let entries = |field: &str| {
         let map = object.at(path).and_then(|metadata| metadata.get(field)).and_then(Value::as_object);
@@ -266,7 +265,7 @@ pub(crate) fn finalizer_name_errors(name: &str, path: &str, errors: &mut Vec<Fie
     }
 }
 
-/// Nothing new may hold an object that is being deleted.
+/// Refuses new finalizers on an object that is being deleted.
 fn added_finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
     let Some(old) = old.filter(|old| old.is_terminating()) else { return };
     let before = old.finalizers();
@@ -286,7 +285,7 @@ fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
     for owner in owners.into_iter().flatten() {
         for field in ["apiVersion", "kind", "name", "uid"] {
             if owner[field].as_str().unwrap_or("").is_empty() {
-                // Upstream's paths name no index here.
+                // Upstream's paths have no index here.
                 let path = format!("metadata.ownerReferences.{field}");
                 let what = if field == "apiVersion" { "version" } else { field };
                 errors.push(FieldError::invalid(path, "\"\"", format!("{what} must not be empty")));
@@ -387,7 +386,7 @@ pub(crate) fn label_value(text: &str) -> Result<(), String> {
         .into())
 }
 
-/// At most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; may be empty.
+/// Whether a text has at most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; it may be empty.
 fn is_name_part(text: &str) -> bool {
     let ends = [text.bytes().next(), text.bytes().last()];
     text.len() <= 63

@@ -16,7 +16,7 @@ use prometheus_client::{
 
 use crate::request::{RequestTarget, verb};
 
-/// From 0.2 ms to 13 s, doubling. A function, since the family makes histograms as they are needed.
+/// From 0.2 ms to 13 s, doubling. A function, because the family creates histograms on demand.
 fn buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.0002, 2.0, 17))
 }
@@ -71,7 +71,7 @@ impl Metrics {
     }
 }
 
-/// A request being measured. One that is dropped before its end counts as 499: the client went away.
+/// A request being measured. One that is dropped before its end counts as 499: the client disconnected.
 pub(crate) struct Measure {
     metrics: Metrics,
     verb: &'static str,

@@ -76,7 +76,7 @@ impl ServerState {
             match self.empty(&namespace).await {
                 Ok(done) => waiting |= !done,
                 Err(error) => {
-                    tracing::warn!(%error, namespace, "a namespace could not be emptied, will try again");
+                    tracing::warn!(%error, namespace, "cannot delete the contents of a namespace, will retry");
                     waiting = true;
                 }
             }

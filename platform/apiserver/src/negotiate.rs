@@ -1,4 +1,4 @@
-//! Content negotiation: the representation of the answer, and the encoding of the body.
+//! Content negotiation: the representation of the response, and the encoding of the body.
 
 use http::{HeaderMap, HeaderValue, header};
 
@@ -22,7 +22,7 @@ pub(crate) enum BodyForm {
     Protobuf,
 }
 
-/// The encoding of an answer.
+/// The encoding of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Json,
@@ -55,12 +55,12 @@ impl Range<'_> {
         self.parameters.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
     }
 
-    /// 1 if it is absent or invalid.
+    /// The quality of the range; 1 if it is absent or invalid.
     fn quality(&self) -> f32 {
         self.get("q").parse().unwrap_or(1.0)
     }
 
-    /// JSON where anything will do.
+    /// The encoding that the range asks for; JSON for a wildcard.
     fn encoding(&self) -> Option<Encoding> {
         match self.media {
             "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
@@ -96,7 +96,7 @@ pub(crate) fn representation(headers: &HeaderMap) -> Result<Representation, ApiE
     ranges(&accept).find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable)
 }
 
-/// The same for a stream of events, which is never YAML.
+/// The representation of a stream of events, which is never YAML.
 pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representation, ApiError> {
     let accept = accept(headers);
     if accept.trim().is_empty() {
@@ -106,7 +106,7 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
     json.find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable_stream)
 }
 
-/// The encoding of an answer to a request with these headers.
+/// The encoding of a response to a request with these headers.
 pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
     // The fast path of nearly every request, without parsing the ranges.
     let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
@@ -119,7 +119,7 @@ pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
     ranges(&accept).find_map(served).unwrap_or(Encoding::Json)
 }
 
-/// Which form of discovery: `Some(version)` for the aggregated one.
+/// The requested form of discovery: `Some(version)` for the aggregated one.
 pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> Option<&'static str> {
     let accept = accept(headers);
     for range in ranges(&accept).filter(|range| range.encoding().is_some()) {

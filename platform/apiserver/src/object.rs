@@ -1,7 +1,7 @@
-//! Objects as JSON, and how they lie in the store.
+//! Objects as JSON, and their stored form.
 //!
-//! Stored bytes open with `{"apiVersion":…,"kind":…,"metadata":{` and carry no `resourceVersion`: that is the
-//! entry's revision. So an answer is made by splicing it in at a known place, without parsing.
+//! Stored bytes begin with `{"apiVersion":…,"kind":…,"metadata":{` and have no `resourceVersion`, which is the
+//! entry's revision. A response inserts it at a known offset, without parsing the object.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 /// The beginning of metadata in stored bytes.
 pub(crate) const METADATA_OPENS: &[u8] = b"\"metadata\":{";
 
-/// One object, decoded.
+/// A decoded object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Object(pub(crate) Map<String, Value>);
 
 impl Object {
-    /// Decodes an entry, its resourceVersion set.
+    /// Decodes an entry and sets its resourceVersion.
     pub(crate) fn from_entry(entry: &Entry) -> Result<Self, serde_json::Error> {
         Self::from_stored(&entry.value, entry.modified)
     }
@@ -41,12 +41,12 @@ impl Object {
         map_at(&mut self.0, "metadata")
     }
 
-    /// A map below the top, made when absent.
+    /// The map under a top-level key; created if absent.
     pub(crate) fn map_mut(&mut self, key: &str) -> &mut Map<String, Value> {
         map_at(&mut self.0, key)
     }
 
-    /// A text in metadata; empty when absent.
+    /// A string field of the metadata; empty if absent.
     pub(crate) fn meta_str(&self, key: &str) -> &str {
         self.meta().and_then(|meta| meta.get(key)).and_then(Value::as_str).unwrap_or("")
     }
@@ -82,13 +82,13 @@ impl Object {
         labels.map(|(key, value)| (key.clone(), value.as_str().unwrap_or("").to_owned())).collect()
     }
 
-    /// Strings of a list in metadata (finalizers).
+    /// The finalizers in the metadata.
     pub(crate) fn finalizers(&self) -> Vec<&str> {
         let list = self.meta().and_then(|meta| meta.get("finalizers")).and_then(Value::as_array);
         list.into_iter().flatten().filter_map(Value::as_str).collect()
     }
 
-    /// The stored form: see the module's head.
+    /// The stored form (see the module documentation).
     pub(crate) fn encode(&self) -> Bytes {
         let mut out = Vec::with_capacity(512);
         out.push(b'{');
@@ -118,7 +118,7 @@ impl Object {
     }
 }
 
-/// The map under `key`, made when absent or of another type.
+/// The map under `key`; created if absent or of another type.
 pub(crate) fn map_at<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<String, Value> {
     let value = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
     if !value.is_object() {
@@ -137,7 +137,7 @@ fn write_string(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("a Vec takes every byte");
 }
 
-/// Room for what [`splice`] adds: the field and a number.
+/// Capacity for the bytes that [`splice`] adds: the field and a number.
 pub(crate) const SPLICED_BYTES: usize = 48;
 
 /// Appends a stored object with its resourceVersion.
@@ -174,7 +174,7 @@ fn metadata_at(stored: &[u8]) -> Option<usize> {
     opens.map(|at| at + METADATA_OPENS.len())
 }
 
-/// Appends the field, before the `rest` of metadata.
+/// Appends `resourceVersion`, and a comma unless `rest`, the rest of the metadata, is empty.
 fn splice_version(out: &mut Vec<u8>, rest: &[u8], revision: Revision) {
     out.extend_from_slice(b"\"resourceVersion\":\"");
     out.extend_from_slice(revision.to_string().as_bytes());

@@ -202,7 +202,7 @@ const LIST: &[&str] = &[
 /// The operations of one kind, as `paths` describes them.
 struct Operations<'a> {
     kind: &'a Kind,
-    /// Its schema's.
+    /// The name of the schema.
     name: &'a str,
     gvk: &'a Value,
 }
@@ -221,17 +221,17 @@ impl Operations<'_> {
         })
     }
 
-    /// About one object.
+    /// An operation on one object.
     fn of_one(&self, action: &str, parameters: &[&str]) -> Value {
         self.described(action, parameters, self.name)
     }
 
-    /// About a list of them.
+    /// An operation on a list.
     fn of_many(&self, action: &str, parameters: &[&str]) -> Value {
         self.described(action, parameters, &format!("{}List", self.name))
     }
 
-    /// One that takes an object.
+    /// An operation with an object as its body.
     fn written(&self, action: &str) -> Value {
         let schema = json!({"schema": reference(self.name)});
         let body = json!({"application/json": schema, "application/yaml": schema});
@@ -274,7 +274,7 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
         let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
         if kind.backing != Backing::Stored {
             // kubectl reads the PATCH operation to detect server-side field validation. Without it, kubectl refuses
-            // to send requests whose answer would explain the remedy.
+            // to send requests whose response would explain the remedy.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);
         } else {
             if kind.allows("deletecollection") {

@@ -45,18 +45,18 @@ const NAMES: [&str; 5] = [
 ];
 const ADDRESSES: [&str; 2] = ["127.0.0.1", "::1"];
 
-/// Why there is no identity.
+/// An error of [`Identity`].
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: not a key or a certificate of ours ({source}); remove the folder to make a new one", path.display())]
+    #[error("{}: not a key or certificate of this server ({source}); remove the folder to create a new identity", path.display())]
     Damaged { path: PathBuf, source: rcgen::Error },
-    #[error("{}: no token of ours (it has {} digits); remove the file to make a new one", path.display(), 2 * TOKEN_BYTES)]
+    #[error("{}: not a token of this server (a token has {} digits); remove the file to create a new one", path.display(), 2 * TOKEN_BYTES)]
     NoToken { path: PathBuf },
-    #[error("{}: not a key of service accounts; remove the file to make a new one, which ends the tokens there are", path.display())]
+    #[error("{}: not a service account key; remove the file to create a new one, which invalidates all existing tokens", path.display())]
     NoKey { path: PathBuf },
-    #[error("{} exists but {} does not: restore it, or remove the folder to make a new identity", present.display(), absent.display())]
+    #[error("{} exists but {} does not: restore it, or remove the folder to create a new identity", present.display(), absent.display())]
     Incomplete { present: PathBuf, absent: PathBuf },
     #[error("a certificate cannot be issued: {0}")]
     Issue(#[from] rcgen::Error),
@@ -227,12 +227,12 @@ fn authority(now: Timestamp) -> CertificateParams {
     params
 }
 
-/// From yesterday, for clocks that are behind.
+/// Valid from one day before `now`, for clients whose clock is behind.
 fn set_validity(params: &mut CertificateParams, now: Timestamp) {
     let today = now.to_zoned(TimeZone::UTC).date();
     let yesterday = today.checked_sub(1.day()).unwrap_or(today);
     let day = |date: jiff::civil::Date, years: i16| {
-        // The 28th is in every month of every year.
+        // Every month has a 28th.
         let (month, day) = (date.month().unsigned_abs(), date.day().unsigned_abs().min(28));
         date_time_ymd(i32::from(date.year() + years), month, day)
     };
@@ -271,7 +271,7 @@ fn issue(
     for name in fixed.chain([host.trim().to_owned()]).chain(extra_names.iter().cloned()) {
         let name = match name.parse::<IpAddr>() {
             Ok(address) => Some(SanType::IpAddress(address)),
-            // A host name that is not one in the certificate's sense is left out.
+            // A host name that is not a valid DNS name is left out.
             Err(_) => name.try_into().ok().map(SanType::DnsName),
         };
         params.subject_alt_names.extend(name.filter(|name| !params.subject_alt_names.contains(name)));
@@ -289,7 +289,7 @@ fn issue(
     Ok(tls)
 }
 
-/// The token in a file. One that was cut short, by a full disk for example, would be easy to guess.
+/// The token in a file; `None` for a truncated one (after a full disk, for example), which would be easy to guess.
 fn a_token(text: &str) -> Option<String> {
     let text = text.trim();
     (text.len() == 2 * TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit()))

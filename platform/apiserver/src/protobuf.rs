@@ -1,5 +1,5 @@
 //! Request bodies in protobuf, by upstream's field numbers ([`crate::schema::wire`]). `kubectl create` and client-go
-//! send them; answers are always JSON, which their senders accept.
+//! send them; responses are always JSON, which their senders accept.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
@@ -18,7 +18,7 @@ const ENVELOPE_RAW: u64 = 2;
 const TYPE_API_VERSION: u64 = 1;
 const TYPE_KIND: u64 = 2;
 
-/// Why a body was not decoded.
+/// The reason why a body was not decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProtobufError {
     /// There is no table for this kind.
@@ -227,7 +227,8 @@ fn read_value(scalar: Scalar, wire: &Wire<'_>, depth: u8) -> Result<Option<Value
         }
         (Scalar::Raw | Scalar::FieldsV1, Wire::Bytes(bytes)) => {
             let json = first_text(bytes)?;
-            serde_json::from_str(&json).map_err(|_| ProtobufError::Malformed("raw JSON in it is none"))?
+            serde_json::from_str(&json)
+                .map_err(|_| ProtobufError::Malformed("a field with raw JSON is not valid JSON"))?
         }
         (Scalar::IntOrString, Wire::Bytes(bytes)) => read_int_or_string(bytes)?,
         (Scalar::Struct(name), Wire::Bytes(bytes)) => {

@@ -4,8 +4,8 @@
 //! /api/v1/namespaces/NS/pods/[SCHEME:]NAME[:PORT]/proxy/PATH      the port's number; else the first one that a container names
 //! /api/v1/namespaces/NS/services/[SCHEME:]NAME[:PORT]/proxy/PATH  the service port's name or number; a ready endpoint at random
 //! ```
-//! The node connects to the pod, so that pods are reached on any network. Pods are spoken to without TLS. (Behaviour:
-//! upstream `pkg/registry/core/{pod,service}/storage` and `apimachinery/pkg/util/proxy`.)
+//! The node connects to the pod, so that pods are reached on any network. The connections to pods do not use TLS.
+//! (Behaviour: upstream `pkg/registry/core/{pod,service}/storage` and `apimachinery/pkg/util/proxy`.)
 
 use axum::{
     body::Body,
@@ -72,7 +72,7 @@ impl<'n> ProxyName<'n> {
     }
 }
 
-/// The part of a request's path that the pod gets, as it was sent; `None`: not even a slash.
+/// The part of a request's path that the pod gets, unchanged; `None` if the path ends without a slash after `proxy`.
 fn proxied_path(path: &str) -> Option<&str> {
     let (at, _) = path.match_indices('/').nth(SEGMENTS)?;
     Some(&path[at..])
@@ -89,11 +89,11 @@ impl ResourceRequest {
     pub(crate) async fn proxied(self, body: Body) -> Result<Response, ApiError> {
         let path = match (proxied_path(self.parts.uri.path()), &self.parts.method) {
             (Some(path), _) => path,
-            // Relative links of the answer are to begin below the proxy.
+            // Redirects to a path with a slash, so that relative links of the response are below the proxy.
             (None, &Method::GET | &Method::HEAD) => return moved(&self.parts.uri),
             (None, _) => "/",
         };
-        // The node limits their number: a pod that never answers takes no watch's place.
+        // The node limits the number of proxied requests, so a pod that never answers holds no permit of a watch.
         let passed = self.server.shutdown.run_until_cancelled(self.pass_to_pod(path, body)).await;
         let response = passed.ok_or_else(|| ApiError::unavailable("the server is shutting down"))??;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -148,7 +148,7 @@ impl ResourceRequest {
         Ok(response)
     }
 
-    /// An object of the request's namespace.
+    /// Reads an object in the request's namespace.
     fn stored(&self, kind: &'static Kind, name: &str) -> Result<Value, ApiError> {
         let entry = load(&self.server.store, kind, &key(kind, &self.target.namespace, name))?;
         serde_json::from_slice(&entry.value).map_err(ApiError::internal)
@@ -237,7 +237,7 @@ fn headers(from: &HeaderMap, uri: &Uri) -> HeaderMap {
     headers
 }
 
-/// A redirect within the pod leads below the proxy.
+/// Rewrites the `Location` of a redirect within the pod to a path below the proxy.
 fn prefix_location(headers: &mut HeaderMap, whole: &str, path: &str) {
     let Some(location) = headers.get(header::LOCATION).and_then(|value| value.to_str().ok()) else { return };
     if !location.starts_with('/') || location.starts_with("//") {

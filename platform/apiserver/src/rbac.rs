@@ -50,7 +50,7 @@ fn list<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes<'a> {
     pub(crate) verb: &'a str,
-    /// Set for a path outside of the resources; then the fields below are empty.
+    /// The path of a non-resource request; the fields below are then empty.
     pub(crate) path: Option<&'a str>,
     pub(crate) group: &'a str,
     pub(crate) resource: &'a str,
@@ -95,7 +95,7 @@ struct Grant {
     /// `None`: in every namespace and outside of them.
     namespace: Option<Arc<str>>,
     rules: Arc<[PolicyRule]>,
-    /// As the reason of a decision names it.
+    /// The text for the reason of a decision.
     reason: Arc<str>,
 }
 
@@ -117,7 +117,7 @@ enum Subject {
 pub(crate) struct RbacIndex {
     grants: HashMap<Subject, Vec<Grant>>,
     dangling: HashMap<Subject, Vec<Dangling>>,
-    /// Of roles (with a namespace) and cluster roles (with an empty one).
+    /// The rules of roles (by namespace and name) and of cluster roles (with an empty namespace).
     roles: HashMap<(String, String), Arc<[PolicyRule]>>,
 }
 
@@ -135,7 +135,7 @@ impl AccessDecision {
 }
 
 impl RbacIndex {
-    /// Reads all roles and bindings. What cannot be decoded grants nothing.
+    /// Reads all roles and bindings. An object that cannot be decoded grants nothing.
     fn load(store: &Store) -> Self {
         let objects = |plural: &str| -> Vec<Object> {
             let range = Range::resource(format!("{plural}.{GROUP}"));
@@ -237,7 +237,7 @@ pub(crate) fn rules_of(role: &Object) -> Vec<PolicyRule> {
     serde_json::from_value::<Option<Vec<PolicyRule>>>(rules).ok().flatten().unwrap_or_default()
 }
 
-/// The subject of a binding in `own`, the namespace of a service account without one.
+/// The subject of a binding. `own`: the binding's namespace, for a service account without one.
 fn subject_of(subject: &Value, own: &str) -> Option<(Subject, String)> {
     let text = |field: &str| subject[field].as_str().unwrap_or("");
     let name = text("name");
@@ -262,7 +262,7 @@ fn reason(binding: &Object, is_role: bool, role: &str, namespace: &str, subject:
     }
 }
 
-/// The index, remade after a write of a role or a binding.
+/// The index, rebuilt after a write of a role or a binding.
 #[derive(Default)]
 pub(crate) struct Rbac {
     written: AtomicU64,
@@ -271,7 +271,7 @@ pub(crate) struct Rbac {
 }
 
 impl Rbac {
-    /// Has to be called after a write of `kind`, before its answer.
+    /// Must be called after a write of `kind`, before its response.
     pub(crate) fn wrote(&self, kind: &Kind) {
         if kind.group == GROUP {
             self.written.fetch_add(1, Ordering::AcqRel);
@@ -280,7 +280,7 @@ impl Rbac {
     }
 
     pub(crate) fn index(&self, store: &Store) -> Arc<RbacIndex> {
-        // Numbers start at 1, so that an index that was never made is old.
+        // Numbers start at 1, so that an index that was never built counts as outdated.
         let current = self.written.load(Ordering::Acquire) + 1;
         {
             let index = self.index.read();

@@ -75,7 +75,7 @@ use serde_json::Value;
 
 use crate::{custom::CustomVersion, object::Object};
 
-/// One row.
+/// A served kind.
 pub(crate) struct Kind {
     /// Empty: the core group.
     pub(crate) group: &'static str,
@@ -95,7 +95,7 @@ pub(crate) struct Kind {
     pub(crate) columns: &'static [Column],
     /// One cell for each column.
     pub(crate) cells: fn(&Object, Timestamp) -> Vec<Value>,
-    /// Fields (dotted) that field selectors may name, and what their absence means.
+    /// Fields (dotted) that field selectors may name, each with the value that its absence stands for.
     pub(crate) selectable: &'static [(&'static str, &'static str)],
     /// Sets the defaults of absent fields. Runs on every write and is idempotent.
     pub(crate) defaults: fn(&mut Object),
@@ -103,9 +103,9 @@ pub(crate) struct Kind {
     pub(crate) on_create: fn(&mut Object),
     /// Completes a new object after admission.
     pub(crate) on_admitted: fn(&mut Object),
-    /// Old state that an update may not touch is carried over; `(new, old)`.
+    /// Carries over old state that an update may not change. Arguments: `(new, old)`.
     pub(crate) on_update: fn(&mut Object, &Object),
-    /// `(new, old)`; `old` is `None` for a create.
+    /// Validates an object. Arguments: `(new, old)`; `old` is `None` for a create.
     pub(crate) validate: fn(&Object, Option<&Object>) -> Vec<FieldError>,
     /// Warnings about permitted but unlikely values, sent in `Warning` headers.
     pub(crate) warn: fn(&Object) -> Vec<String>,
@@ -131,14 +131,14 @@ pub(crate) struct Kind {
     /// Remedies for missing required fields, by path, where the path is not clear enough.
     pub(crate) remedies: &'static [(&'static str, &'static str)],
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
-    /// Decodes into the Rust type, to see that it can be done.
+    /// Checks that a value decodes into the kind's Rust type.
     pub(crate) check: fn(&Value) -> Result<(), String>,
 }
 
 /// The conversion of a kind to and from its storage version.
 #[derive(Clone, Copy)]
 pub(crate) struct Conversion {
-    /// The store's name of the objects.
+    /// The resource name of the objects in the store.
     pub(crate) resource: &'static str,
     pub(crate) to_storage: fn(&mut Object),
     pub(crate) from_storage: fn(&mut Object),
@@ -161,10 +161,10 @@ pub(crate) enum Backing {
 pub(crate) mod verb_sets {
     pub(crate) const ALL: &[&str] =
         &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-    /// Of custom kinds, in upstream's order.
+    /// The verbs of custom kinds, in upstream's order.
     pub(crate) const CUSTOM: &[&str] =
         &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
-    /// For kinds of which each object takes many others with it.
+    /// For kinds of which the deletion of one object deletes many others.
     pub(crate) const WITHOUT_DELETE_COLLECTION: &[&str] =
         &["create", "delete", "get", "list", "patch", "update", "watch"];
     pub(crate) const CREATE: &[&str] = &["create"];
@@ -209,7 +209,7 @@ impl Subresource {
 }
 
 impl Kind {
-    /// A namespaced built-in kind with a status and no peculiarities.
+    /// A namespaced built-in kind with a status and no special rules.
     fn built_in<K>(singular: &'static str) -> Self
     where
         K: k8s_openapi::Resource + JsonSchema + DeserializeOwned,
@@ -253,7 +253,7 @@ impl Kind {
         }
     }
 
-    /// One of our own kinds.
+    /// The row of one of our own kinds.
     fn own<K>(kind: &'static str, plural: &'static str, singular: &'static str) -> Self
     where
         K: JsonSchema + DeserializeOwned,
@@ -291,7 +291,7 @@ impl Kind {
         }
     }
 
-    /// One cell for each column.
+    /// The cells of the object's row in a table, one for each column.
     pub(crate) fn table_cells(&self, object: &Object, now: Timestamp) -> Vec<Value> {
         match self.definition {
             Some(definition) => definition.cells(object, now),
@@ -304,7 +304,7 @@ impl Kind {
         self.conversion.is_some() || self.definition.is_some_and(CustomVersion::converts)
     }
 
-    /// Makes a stored object one of this version.
+    /// Converts a stored object to this version.
     pub(crate) fn to_this_version(&self, object: &mut Object) {
         if let Some(conversion) = self.conversion {
             (conversion.from_storage)(object);
@@ -314,7 +314,7 @@ impl Kind {
         }
     }
 
-    /// `pods`, `functions.mayfly.dev`: how errors and the store name it.
+    /// The resource name in errors and in the store: `pods`, `functions.mayfly.dev`.
     pub(crate) fn resource(&self) -> String {
         match self.group {
             "" => self.plural.to_owned(),
@@ -335,7 +335,7 @@ impl Kind {
         self.remedies.iter().find(|(field, _)| *field == path).map_or("", |(_, remedy)| remedy)
     }
 
-    /// A stored object, in this version.
+    /// Decodes a stored object into this version.
     pub(crate) fn decode(&self, entry: &Entry) -> Result<Object, serde_json::Error> {
         let mut object = Object::from_entry(entry)?;
         self.to_this_version(&mut object);
@@ -364,7 +364,7 @@ impl Kind {
         self.subresources.contains(&subresource)
     }
 
-    /// A write of the status changes labels and annotations, too, as most of upstream's built-in kinds allow.
+    /// Whether a write of the status also changes labels and annotations, as most of upstream's built-in kinds allow.
     pub(crate) fn status_keeps_metadata(&self) -> bool {
         !self.custom
             && !matches!(
@@ -453,7 +453,7 @@ impl Registry {
         self.kinds.iter().map(|row| &row.kind)
     }
 
-    /// The store's name of a kind; of a built-in one without an allocation.
+    /// The resource name of a kind in the store. Does not allocate for a built-in kind.
     pub(crate) fn store_resource(&self, kind: &Kind) -> Arc<str> {
         match self.by_path.get(&(kind.group, kind.version, kind.plural)) {
             Some(at) if kind.definition.is_none() => self.kinds[*at].resource.clone(),
@@ -493,7 +493,7 @@ fn typed<K: DeserializeOwned>(object: &Object) -> Option<K> {
     serde_json::from_value(Value::Object(object.0.clone())).ok()
 }
 
-/// Refuses a change of a part of an object.
+/// Refuses a change of the part of an object at `path`.
 fn immutable(new: &Object, old: Option<&Object>, path: &[&str], errors: &mut Vec<FieldError>) {
     let Some(old) = old else { return };
     if new.at(path) != old.at(path) {

@@ -1,4 +1,4 @@
-//! Answers: objects, lists, tables and metadata, as bytes.
+//! Responses: objects, lists, tables and metadata, as bytes.
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ pub(crate) struct ObjectView {
     pub(crate) now: Timestamp,
 }
 
-/// The frame of a list.
+/// The metadata of a list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ListMeta {
     pub(crate) revision: Revision,
@@ -77,7 +77,7 @@ pub(crate) fn json_value(code: StatusCode, value: &Value) -> Response {
 }
 
 impl ObjectView {
-    /// One stored object, appended.
+    /// Appends a stored object.
     pub(crate) fn append_stored(
         &self,
         out: &mut Vec<u8>,
@@ -127,7 +127,7 @@ impl ObjectView {
         Ok(())
     }
 
-    /// One decoded object, appended.
+    /// Appends a decoded object.
     pub(crate) fn append_decoded(&self, out: &mut Vec<u8>, object: Object, with_columns: bool) {
         let value = match self.representation {
             Representation::Object => Value::Object(object.0),
@@ -141,7 +141,7 @@ impl ObjectView {
         serde_json::to_writer(out, &value).expect("a Vec takes every byte");
     }
 
-    /// A list, whole.
+    /// Renders a complete list.
     pub(crate) fn list<'a>(
         &self,
         meta: &ListMeta,
@@ -160,7 +160,7 @@ impl ObjectView {
             _ => (format!("{}List", self.kind.kind), self.kind.api_version()),
         };
         let mut meta = meta.to_value();
-        // Lists of custom kinds are made without Go's types, which leave it out.
+        // Upstream renders lists of custom kinds without Go's types, which omit an empty `continue`.
         if self.kind.definition.is_some() && self.representation == Representation::Object {
             map_entry_if_absent(&mut meta, "continue");
         }
@@ -210,8 +210,8 @@ fn map_entry_if_absent(meta: &mut Value, field: &str) {
     }
 }
 
-/// Takes apiVersion and kind from an object that begins at `from`: upstream writes the items of a list of a built-in
-/// kind without.
+/// Removes apiVersion and kind from the object that begins at `from`: upstream omits them in the items of lists of
+/// built-in kinds.
 fn without_type(out: &mut Vec<u8>, from: usize) {
     let head = &out[from..out.len().min(from + TYPE_BYTES_MAX)];
     let Some(at) = head.windows(METADATA_OPENS.len()).position(|window| window == METADATA_OPENS) else {
@@ -222,7 +222,8 @@ fn without_type(out: &mut Vec<u8>, from: usize) {
 
 fn partial(object: &Object) -> Value {
     let mut metadata = object.meta().cloned().unwrap_or_else(Map::new);
-    // Upstream adds it when it converts a DaemonSet to the served version, which its metadata alone is not.
+    // Upstream adds this annotation when it converts a DaemonSet to the served version; metadata alone is not
+    // converted.
     if let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
         && annotations.remove("deprecated.daemonset.template.generation").is_some()
         && annotations.is_empty()

@@ -12,7 +12,7 @@ use crate::{
     status::ApiError,
 };
 
-/// A resource's path, understood.
+/// A parsed resource path.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestTarget {
     pub(crate) kind: &'static Kind,
@@ -22,7 +22,7 @@ pub(crate) struct RequestTarget {
     pub(crate) subresource: Option<String>,
 }
 
-/// Splits a path into decoded segments; `None` when one is not UTF-8 or smuggles a slash.
+/// Splits a path into decoded segments; `None` when one is not UTF-8 or contains an encoded slash.
 pub(crate) fn segments(path: &str) -> Option<Vec<String>> {
     let decoded = path.split('/').filter(|segment| !segment.is_empty()).map(percent_decode);
     decoded.map(|segment| segment.filter(|s| !s.contains('/')).map(Cow::into_owned)).collect()
@@ -85,7 +85,7 @@ impl RequestTarget {
             [] => (None, None),
             [name] => (Some((*name).to_owned()), None),
             [name, subresource] => (Some((*name).to_owned()), Some((*subresource).to_owned())),
-            // What follows is the pod's path.
+            // The remaining segments are the pod's path.
             [name, subresource, ..] if proxy::is_proxy(group, kind.plural, rest) => {
                 (Some((*name).to_owned()), Some((*subresource).to_owned()))
             }
@@ -278,7 +278,7 @@ pub(crate) fn check_list_options(query: &Query) -> Result<(), ApiError> {
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid_options("ListOptions", &errors)) }
 }
 
-/// The resource that a path names which leads to no served kind: refusals name it.
+/// The resource of a path that no served kind has, for error messages.
 pub(crate) struct UnknownResource<'a> {
     pub(crate) group: &'a str,
     pub(crate) resource: &'a str,
@@ -288,7 +288,7 @@ pub(crate) struct UnknownResource<'a> {
 }
 
 impl<'a> UnknownResource<'a> {
-    /// `None` for a path that is none of a resource.
+    /// `None` if the path is not that of a resource.
     pub(crate) fn parse(segments: &'a [String]) -> Option<Self> {
         let texts: Vec<&'a str> = segments.iter().map(String::as_str).collect();
         let (group, rest) = match texts.as_slice() {

@@ -48,7 +48,7 @@ pub(crate) enum Node {
 #[derive(Debug, Default)]
 pub(crate) struct Struct {
     pub(crate) fields: HashMap<Box<str>, Field>,
-    /// Server-side apply: the struct as a whole has one owner, in every place.
+    /// Server-side apply: the struct has one owner as a whole, wherever it is used.
     pub(crate) atomic: bool,
     pub(crate) required: Vec<Box<str>>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Merge {
     pub(crate) merge_key: Option<Box<str>>,
     /// Server-side apply: the key of a list's items.
     pub(crate) list: ListType,
-    /// Server-side apply: the map, or struct, has one owner on the whole.
+    /// Server-side apply: the map, or struct, has one owner as a whole.
     pub(crate) atomic_map: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which objects of a range a list or a watch is about: label and field selectors.
+//! Label and field selectors of lists and watches.
 
 use mayfly_api::selector::Selector;
 use mayfly_store::{Entry, Range, Scope};
@@ -12,7 +12,7 @@ use crate::{
     status::ApiError,
 };
 
-/// Both selectors, parsed.
+/// The parsed selectors of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Selection {
     labels: Selector,

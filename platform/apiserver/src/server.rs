@@ -35,7 +35,7 @@ use crate::{
     views::{KindView, Views},
 };
 
-/// The longest wait of a request for a free place before it is refused with 429.
+/// The longest wait of a request for a permit before it is refused with 429.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The namespaces that always exist.
 pub(crate) const NAMESPACES: [&str; 4] = [
@@ -45,7 +45,7 @@ pub(crate) const NAMESPACES: [&str; 4] = [
     wellknown::NAMESPACE_NODE_LEASE,
 ];
 
-/// Why the server cannot start.
+/// The reason why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerStartError {
     #[error("the standard namespaces cannot be written: {0}")]
@@ -80,7 +80,7 @@ pub(crate) struct ServerState {
     pub(crate) custom: CustomKinds,
     pub(crate) webhooks: Webhooks,
     pub(crate) tokens: Tokens,
-    /// Held while an object is written that counts against a quota.
+    /// Held while an object that counts against a quota is written.
     pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
     /// Held while a Service is written.
     pub(crate) allocations: tokio::sync::Mutex<Allocations>,
@@ -96,8 +96,8 @@ pub(crate) struct ServerState {
 }
 
 impl ApiServer {
-    /// Builds the server, makes the standard namespaces, and starts what empties deleted ones. `metrics` is
-    /// where requests are counted.
+    /// Builds the server, creates the standard objects, and starts the background tasks. The metrics of requests are
+    /// registered in `metrics`.
     pub async fn create(
         config: Config,
         deps: ApiServerDeps,
@@ -213,9 +213,8 @@ impl ServerState {
             return Ok(None);
         }
         let turn = tokio::time::timeout(TURN_WAIT_MAX, self.in_flight.acquire()).await;
-        let permit = turn.map_err(|_| {
-            ApiError::too_many_requests("too many requests are being worked on: try again in a moment")
-        })?;
+        let permit =
+            turn.map_err(|_| ApiError::too_many_requests("too many concurrent requests: retry in a moment"))?;
         Ok(permit.ok())
     }
 

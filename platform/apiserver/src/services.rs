@@ -18,7 +18,7 @@ use crate::{object::Object, status::ApiError};
 
 /// Ports that `NodePort` Services get (upstream's default).
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
-/// The field with the port at which load balancers ask for endpoints of a node.
+/// The field with the node port for the health checks of load balancers.
 const HEALTH_PORT: &str = "healthCheckNodePort";
 /// Random ports tried before the range is searched in order.
 const RANDOM_ATTEMPTS: usize = 64;
@@ -27,7 +27,7 @@ const RANDOM_ATTEMPTS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Allocations {
     ips: HashSet<IpAddr>,
-    /// With their protocol: TCP and UDP may share a number.
+    /// Port and protocol: TCP and UDP may share a number.
     ports: HashSet<(u16, String)>,
     loaded: bool,
 }
@@ -162,7 +162,7 @@ fn carry_over(new: &mut Object, old: &Object) {
     }
 }
 
-/// Whether load balancers ask the nodes of a Service for its endpoints.
+/// Whether a Service needs a node port for the health checks of load balancers.
 fn needs_health_port(service: &Object) -> bool {
     service.str_at(&["spec", "type"]) == "LoadBalancer"
         && service.str_at(&["spec", "externalTrafficPolicy"]) == "Local"
@@ -206,7 +206,7 @@ fn ports(new: &mut Object, old: Option<&Object>, used: &Allocations, errors: &mu
     }
 }
 
-/// The port at which load balancers ask: the requested one, or a free one.
+/// The node port for health checks: the requested one, or a free one.
 fn health_port(
     spec: &mut Map<String, Value>,
     old: Option<&Object>,

@@ -39,7 +39,7 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Box<Details>>,
     pub code: u16,
-    /// Answered as the text of Go's HTTP router instead of a `Status`.
+    /// Whether the response is plain text, as from Go's HTTP router, instead of a `Status`.
     #[serde(skip)]
     is_plain: bool,
 }
@@ -47,7 +47,7 @@ pub struct ApiError {
 #[derive(Clone, Debug, Serialize)]
 struct Empty {}
 
-/// Which object, and what about it.
+/// The `details` of a `Status`: the object, and the causes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Details {
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -99,7 +99,7 @@ impl ApiError {
         }
     }
 
-    /// Names a resource that may have no row.
+    /// Sets the details to a resource that may have no row in the registry.
     pub(crate) fn about_resource(self, group: &str, plural: &str, name: &str) -> Self {
         self.about(group, plural, name)
     }
@@ -128,7 +128,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(kind.group, kind.plural, name)
     }
 
-    /// The same about a resource that has no row, as subresources.
+    /// [`Self::not_found`] for a resource without a row in the registry, such as a subresource.
     pub(crate) fn resource_not_found(group: &str, resource: &str, name: &str) -> Self {
         let message = format!("{resource}.{group} {name:?} not found");
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(group, resource, name)
@@ -139,7 +139,7 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(kind.group, kind.plural, name)
     }
 
-    /// `generateName` met a taken name every time.
+    /// All names generated from `generateName` exist already.
     pub(crate) fn generated_name_taken(kind: &Kind, name: &str) -> Self {
         let mut error = Self::already_exists(kind, name).retry_after(1);
         error.message = format!(
@@ -172,7 +172,7 @@ impl ApiError {
         Self::conflict(kind, name, why)
     }
 
-    /// Server-side apply met other managers' fields: `(manager, field path)` each, by manager.
+    /// Server-side apply conflicts with fields of other managers: `(manager, field path)` each.
     pub(crate) fn apply_conflict(mut conflicts: Vec<(String, String)>) -> Self {
         conflicts.sort();
         let message = match conflicts.as_slice() {
@@ -190,7 +190,7 @@ impl ApiError {
         Self::invalid_named(stored_group(kind), kind.kind, name, errors)
     }
 
-    /// The same about a kind that has no row, as those of subresources.
+    /// [`Self::invalid`] for a kind without a row in the registry, such as that of a subresource.
     pub(crate) fn invalid_named(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let qualified = match group {
             "" => kind.to_owned(),
@@ -264,7 +264,7 @@ impl ApiError {
         )
     }
 
-    /// No such path.
+    /// The path does not exist.
     pub(crate) fn no_resource() -> Self {
         let message = "the server could not find the requested resource";
         let mut error = Self::new(StatusCode::NOT_FOUND, "NotFound", message);
@@ -272,7 +272,7 @@ impl ApiError {
         error
     }
 
-    /// An error that upstream's filters give before there is a request: a line of text.
+    /// An error of upstream's filters, which run before the request is parsed: a line of text.
     pub(crate) fn of_filter(path: &str, why: &str) -> Self {
         let message = format!("Internal Server Error: {path:?}: {why}\n");
         let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message);
@@ -280,7 +280,7 @@ impl ApiError {
         error
     }
 
-    /// A path that is no part of the API: upstream answers in plain text.
+    /// A path outside of the API: upstream answers in plain text.
     pub(crate) fn no_path() -> Self {
         let mut error = Self::no_resource();
         error.is_plain = true;
@@ -377,7 +377,7 @@ impl ApiError {
             ("", reason) => format!("{by}: {reason}"),
             (message, _) => format!("{by}: {message}"),
         };
-        // A refusal is an error, whatever its code.
+        // The response has an error code, even if the webhook gave another one.
         let code = StatusCode::from_u16(denied.code).ok().filter(|code| code.as_u16() >= 400);
         let reason = REASONS.iter().find(|reason| **reason == denied.reason).copied().unwrap_or("");
         Self::new(code.unwrap_or(StatusCode::BAD_REQUEST), reason, message)
@@ -410,7 +410,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message).because("", shown, "")
     }
 
-    /// As upstream, an error of the server although it is the client's.
+    /// As upstream, a server error (500), although the client is at fault.
     pub(crate) fn version_on_create() -> Self {
         let message = "resourceVersion should not be set on objects to be created";
         let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message);
@@ -433,7 +433,7 @@ impl ApiError {
     }
 }
 
-/// The group in whose name errors are: upstream handles Events as those of the core group, which both groups store.
+/// The group that errors name: upstream treats Events of both groups as those of the core group.
 fn stored_group(kind: &Kind) -> &'static str {
     if kind.group == "events.k8s.io" { "" } else { kind.group }
 }

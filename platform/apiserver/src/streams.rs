@@ -107,7 +107,7 @@ pub(crate) fn node_path(segments: &[String]) -> Option<(&str, String)> {
 }
 
 impl ResourceRequest {
-    /// Gives the client's connection to the pod's node.
+    /// Connects the client to the pod's node.
     pub(crate) async fn stream(self, stream: PodStream) -> Result<Response, ApiError> {
         let _permit = self.long_lived()?;
         let (kind, namespace) = (self.target.kind, &self.target.namespace);
@@ -157,7 +157,7 @@ pub(crate) async fn proxy(
     pass_on(server, node, &format!("{path}{query}"), parts, body).await
 }
 
-/// Forwards a request to a node, with the headers of an upgrade, and returns the answer.
+/// Forwards a request to a node, with the headers of an upgrade, and returns the response.
 async fn pass_on(
     server: &ServerState,
     node: &str,
@@ -180,7 +180,7 @@ async fn pass_on(
         .await
         .map_err(|error| ApiError::unavailable(format!("node {node:?} cannot be reached: {error}")))?;
     let code = answer.status();
-    // A refused protocol comes with the headers that name the others.
+    // The response to an unsupported protocol has headers with the supported ones.
     let is_refused_protocol = code == StatusCode::FORBIDDEN;
     if code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS || is_refused_protocol {
         return Ok(answer.into_response());

@@ -52,7 +52,7 @@ pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
     })
 }
 
-/// The `Scale` of an object, as an object.
+/// The `Scale` of an object, as an [`Object`].
 pub(crate) fn scale_object(kind: &Kind, object: &Object) -> Object {
     match scale_of(kind, object) {
         Value::Object(map) => Object(map),
@@ -60,7 +60,7 @@ pub(crate) fn scale_object(kind: &Kind, object: &Object) -> Object {
     }
 }
 
-/// Takes the desired replicas of a scale.
+/// Sets an object's desired replicas from a scale.
 pub(crate) fn take_replicas(kind: &Kind, object: &mut Object, scale: Object) -> Result<(), ApiError> {
     let replicas = replicas_of(&Value::Object(scale.0), object.name())?;
     set_replicas(kind, object, replicas.unwrap_or(0));
@@ -135,7 +135,7 @@ fn replicas_of(scale: &Value, name: &str) -> Result<Option<i32>, ApiError> {
         Value::Null => return Ok(None),
         value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
             ApiError::bad_request(format!(
-                "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is no 32-bit integer"
+                "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is not a 32-bit integer"
             ))
         })?,
     };
@@ -147,7 +147,8 @@ fn replicas_of(scale: &Value, name: &str) -> Result<Option<i32>, ApiError> {
     Ok(Some(replicas))
 }
 
-/// Why a Function has no scale. `scaling.min` is none: it is a floor, above which the traffic decides.
+/// The error for the scale of a Function. `scaling.min` is not a scale: it is a lower bound, above which the traffic
+/// decides.
 pub(crate) fn scale_managed_by_gateway(name: &str) -> ApiError {
     let mut error = ApiError::method_not_allowed();
     error.message = format!(
@@ -181,7 +182,8 @@ impl ServerState {
         .await
     }
 
-    /// Applies a scale: its replicas become the manager's, as a field of the object, under the subresource's name.
+    /// Server-side apply of a scale: the manager becomes the owner of the replicas, as a field of the object, under
+    /// the subresource's name.
     pub(crate) async fn apply_scale(
         &self,
         request: &WriteRequest,
@@ -225,7 +227,7 @@ impl ServerState {
         let kind = request.kind;
         let node = binding["target"]["name"].as_str().unwrap_or("");
         if node.is_empty() {
-            // As upstream, an error of the server although it is the client's.
+            // As upstream, a server error (500), although the client is at fault.
             return Err(ApiError::without_reason("target.name: Required value"));
         }
         let target = binding["target"]["kind"].as_str().unwrap_or("");
@@ -290,7 +292,7 @@ fn scheduled(pod: &mut Object, now: jiff::Timestamp) {
     }
 }
 
-/// The namespaces' row.
+/// The row of `Namespace`.
 pub(crate) fn namespaces() -> &'static Kind {
     registry().find("", "v1", "namespaces").expect("the row is there")
 }

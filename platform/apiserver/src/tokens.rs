@@ -21,7 +21,7 @@ pub(crate) const EXPIRATION_SECONDS_MAX: i64 = 1 << 32;
 /// The longest token that is parsed, in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// Why a token is not accepted.
+/// The reason why a token is not accepted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum AccountTokenError {
     #[error("the token is malformed")]
@@ -65,20 +65,20 @@ pub(crate) struct Tokens {
     random: SystemRandom,
 }
 
-/// Makes a signing key, as PKCS #8.
+/// Generates a signing key, as PKCS #8.
 pub(crate) fn new_key() -> Vec<u8> {
     let random = SystemRandom::new();
     let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random);
     made.expect("the system has randomness").as_ref().to_vec()
 }
 
-/// Whether bytes are such a key.
+/// Whether `pkcs8` is a signing key, see [`new_key`].
 pub(crate) fn is_key(pkcs8: &[u8]) -> bool {
     Tokens::new(pkcs8).is_some()
 }
 
 impl Tokens {
-    /// `pkcs8`: see [`new_key`]; `None` when it is none.
+    /// `pkcs8`: see [`new_key`]; `None` if it is not such a key.
     pub(crate) fn new(pkcs8: &[u8]) -> Option<Self> {
         let random = SystemRandom::new();
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &random).ok()?;
@@ -141,7 +141,7 @@ impl Tokens {
         Ok(claims)
     }
 
-    /// The user of a token. `audiences`: those that will do; none: the API's own.
+    /// The user of a token. `audiences`: the accepted ones; if empty, the API's own.
     pub(crate) fn verify(
         &self,
         server: &ServerState,

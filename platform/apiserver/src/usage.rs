@@ -89,7 +89,7 @@ impl Measured {
 }
 
 impl ResourceRequest {
-    /// Answers a request for measurements.
+    /// Answers a request for the usage of nodes or pods.
     pub(crate) async fn measured(&self, view: ObjectView) -> Result<Response, ApiError> {
         let namespace = &self.target.namespace;
         match (self.parts.method.as_str(), &self.target.name, &self.target.subresource) {
@@ -145,7 +145,7 @@ impl ServerState {
                 let PodRef { namespace: at, name: pod_name, uid } = &pod.pod_ref;
                 let wanted =
                     (namespace.is_empty() || namespace == at) && name.is_none_or(|name| name == pod_name);
-                // The measurement has the labels of the object.
+                // The object of the usage has the labels of the pod.
                 let object = wanted.then(|| self.existing("pods", at, pod_name)).flatten();
                 let Some(object) = object.filter(|object| object.uid() == uid) else { continue };
                 let time = pod.containers.first().map_or("", |container| container.measured.time());
@@ -185,7 +185,7 @@ impl ServerState {
         match answered.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
             Ok(summary) => Some(summary),
             Err(error) => {
-                tracing::debug!(node, error, "a node does not say what it uses");
+                tracing::debug!(node, error, "cannot read the usage of a node");
                 None
             }
         }

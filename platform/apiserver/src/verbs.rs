@@ -1,4 +1,4 @@
-//! The verbs. Each works on the store and returns the answer's content; none depends on HTTP beyond the query
+//! The verbs. Each works on the store and returns the response's content; none depends on HTTP beyond the query
 //! parameters.
 
 mod apply;
@@ -88,9 +88,9 @@ impl WriteOutcome {
 /// The object after a write.
 #[derive(Debug)]
 pub(crate) enum ObjectState {
-    /// As it is stored now.
+    /// The stored object.
     Stored(Arc<Entry>),
-    /// As it would be (dry run).
+    /// The object as it would be stored (dry run).
     Dry(Object),
     /// The object as it was before its removal.
     Deleted(Object),
@@ -136,7 +136,8 @@ fn not_a_revision(text: &str) -> String {
     format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax")
 }
 
-/// Makes a body fit its kind, by the request's field validation. Returns the warnings.
+/// Validates a body against its kind's schema and normalises it, by the request's field validation. Returns the
+/// warnings.
 pub(crate) fn validate_schema(
     kind: &Kind,
     object: &mut Object,
@@ -168,10 +169,10 @@ pub(crate) fn validate_schema(
     Ok(warnings)
 }
 
-/// The time of a condition that says none, as Go has it.
+/// Go's zero time, for a condition without a time.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
-/// Gives conditions a time of their last transition. Upstream's types have a zero one, ours need one.
+/// Sets an absent `lastTransitionTime` of conditions: upstream's types have a zero value, the types here require one.
 fn fill_condition_times(object: &mut Object) {
     let status = object.0.get_mut("status").and_then(serde_json::Value::as_object_mut);
     let conditions = status.and_then(|status| status.get_mut("conditions")?.as_array_mut());
@@ -180,7 +181,7 @@ fn fill_condition_times(object: &mut Object) {
     }
 }
 
-/// Whether the object can be read as its kind, which all its readers will do.
+/// Checks that the object decodes as its kind, as every reader of it will decode it.
 pub(crate) fn check(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
     decode_check(kind, object).map_err(|why| cannot_be_handled(kind, &why))
 }
@@ -199,7 +200,7 @@ fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
     ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
 }
 
-/// Interprets findings under a field validation: an error, or warnings and the missing fields.
+/// Converts findings, by the field validation, to an error, or to warnings and the missing fields.
 fn check_findings(
     found: Findings,
     duplicates: Vec<String>,

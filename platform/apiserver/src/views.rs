@@ -28,21 +28,21 @@ use crate::{
 /// The number of objects requested from a view at a time.
 const PAGE: usize = 500;
 
-/// Shows the objects of one kind that are kept elsewhere. Objects are whole: apiVersion, kind, metadata with
-/// name, namespace, uid and a decimal resourceVersion.
+/// The objects of one kind that another component stores. Objects are complete: apiVersion, kind, metadata with name,
+/// namespace, uid and a decimal resourceVersion.
 pub trait KindView: Send + Sync {
-    /// One object.
+    /// Reads one object.
     fn get<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<Value>, ViewError>>;
 
-    /// A page, in an order of the view's own.
+    /// Reads a page, in an order of the view's own.
     fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>>;
 
-    /// The changes after a revision, as a stream; `whole` as in [`ViewQuery`]. A stream that ends with an error has
-    /// fallen behind.
+    /// Streams the changes after a revision; `whole` as in [`ViewQuery`]. A stream that ends with an error has fallen
+    /// behind.
     ///
     /// # Errors
     /// [`ViewError::Expired`] if the changes after the revision are no longer available; list again.
@@ -61,18 +61,18 @@ pub trait KindView: Send + Sync {
     fn read_only(&self, name: &str) -> String;
 }
 
-/// A question for [`KindView::list`].
+/// A query for [`KindView::list`].
 #[derive(Clone, Debug, Default)]
 pub struct ViewQuery {
     /// Empty: all.
     pub namespace: String,
-    /// Fields that have to have one value (`status.phase`). A view may leave out what does not fit; it need not.
+    /// Fields that must have a value (`status.phase`). A view may leave out objects that do not match, but need not.
     pub fields: Vec<(String, String)>,
-    /// At most so many.
+    /// The maximum number of objects.
     pub limit: usize,
     /// [`ViewPage::next`] of the page before.
     pub after: Option<String>,
-    /// Whether large parts of an object are needed: not for a table.
+    /// Whether large parts of an object are needed; false for a table.
     pub whole: bool,
 }
 
@@ -87,14 +87,14 @@ pub struct ViewPage {
     pub revision: u64,
 }
 
-/// One change.
+/// A change, as watches report it.
 #[derive(Clone, Debug)]
 pub struct ViewEvent {
     /// The change.
     pub change: ViewChange,
     /// The revision after it.
     pub revision: u64,
-    /// The object after it.
+    /// The object after the change.
     pub object: Value,
 }
 
@@ -103,20 +103,20 @@ pub struct ViewEvent {
 pub enum ViewChange {
     /// The object was created.
     Created,
-    /// It is another than it was.
+    /// The object was modified.
     Modified { previous: Value },
 }
 
-/// Why a view does not answer.
+/// An error of a view.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ViewError {
     /// The revision is too old: list again.
     #[error("too old")]
     Expired,
-    /// The `continue` is none of this view's.
+    /// The continue token was not issued by this view.
     #[error("continue key is not valid")]
     Continue,
-    /// It failed; the reason is for the operator.
+    /// The view failed; the reason is for the operator.
     #[error("{0}")]
     Failed(String),
 }
@@ -154,14 +154,16 @@ impl Views {
     fn of(&self, kind: &Kind) -> Result<Arc<dyn KindView>, ApiError> {
         let resource = kind.resource();
         self.0.read().get(resource.as_str()).cloned().ok_or_else(|| {
-            ApiError::unavailable(format!("{resource} cannot be asked for yet: the server is starting"))
+            ApiError::unavailable(format!("{resource} cannot be read yet: the server is starting"))
         })
     }
 }
 
 /// An object in the form of an entry of the store.
 fn entry(kind: &Kind, object: Value) -> Result<Entry, ApiError> {
-    let Value::Object(map) = object else { return Err(ApiError::internal("a view's object is no object")) };
+    let Value::Object(map) = object else {
+        return Err(ApiError::internal("a view returned a value that is not an object"));
+    };
     let object = Object(map);
     let revision = object.resource_version().parse().map(Revision).unwrap_or_default();
     let key = verbs::key(kind, object.meta_str("namespace"), object.name());
@@ -222,12 +224,12 @@ impl ServerState {
                 selected.push(entry);
             }
             if let Some(index) = excess {
-                // The page is asked for again without the excess, so that its token is that of the last item.
+                // Request the page again without the surplus, so that its token is that of the last item.
                 asked = index;
                 continue;
             }
             found.append(&mut selected);
-            // Where few items are selected, pages of the missing number would be many.
+            // If few items are selected, pages of just the missing number would be too many.
             asked = (asked * 2).min(PAGE);
             let mut meta = ListMeta { revision: Revision(first), ..ListMeta::default() };
             match page.next {

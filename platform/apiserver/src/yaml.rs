@@ -1,4 +1,4 @@
-//! Answers in YAML: the JSON of an answer is converted at the end.
+//! Responses in YAML: the JSON of a response is converted at the end.
 
 use axum::{
     body::Body,
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::status::ApiError;
 
-/// Larger answers are converted on a blocking thread.
+/// Larger responses are converted on a blocking thread.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// The answer with its JSON body converted to YAML. Streams, texts and files are not changed.
+/// The response with its JSON body converted to YAML. Streams, texts and files are not changed.
 pub(crate) async fn rewritten(response: Response) -> Response {
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|form| form == "application/json");
     let is_whole = response.body().size_hint().exact().is_some_and(|bytes| bytes > 0);
@@ -24,7 +24,7 @@ pub(crate) async fn rewritten(response: Response) -> Response {
     }
     let (mut parts, body) = response.into_parts();
     let Ok(json) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
-        return ApiError::internal("an answer that was whole could not be read").into_response();
+        return ApiError::internal("cannot read a buffered response").into_response();
     };
     let written = match json.len() {
         0..=AT_ONCE_BYTES_MAX => written(&json),
@@ -47,7 +47,7 @@ pub(crate) async fn rewritten(response: Response) -> Response {
 
 fn written(json: &Bytes) -> Result<String, String> {
     let mut value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    // As upstream, whose writer goes through a map.
+    // Upstream sorts the keys: it converts through a map.
     value.sort_all_objects();
     serde_saphyr::to_string(&value).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! The area as a whole: opening, finding, listing.
+//! The artifact store: opening, lookup, listing.
 
 use std::{
     fs, io,
@@ -15,20 +15,20 @@ use crate::{
     files::{self, blocking},
 };
 
-/// A directory of contents. A handle: cloning it is cheap and gives the same area.
+/// A directory of contents. A handle: cloning it is cheap and gives the same directory.
 #[derive(Clone)]
 pub struct Artifacts {
     directory: Arc<Path>,
-    /// Held while a file gets or loses its name, so that collecting and storing do not cross.
+    /// Held while a file is given or loses its name, so that the collector and uploads exclude each other.
     pub(crate) changes: Arc<Mutex<()>>,
 }
 
-/// One content.
+/// A stored content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArtifactInfo {
     pub digest: Digest,
     pub bytes: u64,
-    /// When it was last uploaded, or kept by [`Artifacts::renew`].
+    /// The time of its last upload, or of the last [`Artifacts::renew`].
     pub created: Timestamp,
 }
 
@@ -40,7 +40,7 @@ pub struct ArtifactsOpenError {
 }
 
 impl Artifacts {
-    /// Opens or makes the area, and sweeps what a crash left behind. Blocks while it does.
+    /// Opens or creates the directory, and removes what a crash left behind. Blocks while it does.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, ArtifactsOpenError> {
         let directory = directory.as_ref();
         let artifacts = Self { directory: directory.into(), changes: Arc::default() };
@@ -65,7 +65,7 @@ impl Artifacts {
         path.is_file().then_some(path)
     }
 
-    /// A content, to be read as a stream. [`io::ErrorKind::NotFound`] when it is not here.
+    /// A content, to be read as a stream. [`io::ErrorKind::NotFound`] if it is absent.
     pub async fn open_content(&self, digest: &Digest) -> io::Result<tokio::fs::File> {
         tokio::fs::File::open(self.content(digest)).await
     }

@@ -1,4 +1,4 @@
-//! Files made from a content by an engine: compiled components. They can always be made again.
+//! Files that an engine derives from a content: compiled components. They can always be derived again.
 
 use std::{
     fmt, fs, io,
@@ -15,8 +15,8 @@ use crate::{
     files::{self, blocking},
 };
 
-/// Names everything about an engine that what it makes depends on: version, settings, processor.
-/// 1 to 64 lower-case letters, digits and dashes, so that it is a safe file name.
+/// Identifies all properties of an engine that its output depends on: version, settings, processor. 1 to 64
+/// lower-case letters, digits and dashes, so that it is a safe file name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EngineHash(Arc<str>);
 
@@ -55,8 +55,8 @@ impl Artifacts {
         path.is_file().then_some(path)
     }
 
-    /// Keeps what an engine made from a content, and says where. The content must be there
-    /// (else [`io::ErrorKind::NotFound`]): what is derived from it goes with it.
+    /// Stores an engine's output for a content, and returns its path. The content must exist (else
+    /// [`io::ErrorKind::NotFound`]): derived files are removed with it.
     pub async fn put_derived(
         &self,
         digest: &Digest,
@@ -78,7 +78,7 @@ impl Artifacts {
         .await
     }
 
-    /// Removes what this engine made from a content, as when it is damaged; says whether it was there.
+    /// Removes this engine's output for a content, for example a damaged one; returns whether it existed.
     pub async fn forget_derived(&self, digest: &Digest, engine: &EngineHash) -> io::Result<bool> {
         let (artifacts, path) = (self.clone(), self.derived_file(digest, engine));
         blocking(move || {
@@ -88,7 +88,7 @@ impl Artifacts {
         .await
     }
 
-    /// Removes what other engines made, such as those of earlier versions; says how many files.
+    /// Removes the output of other engines, such as those of earlier versions; returns the number of files.
     pub async fn remove_other_engines(&self, engine: &EngineHash) -> io::Result<usize> {
         let (directory, keep) = (self.derived(), engine.to_string());
         blocking(move || {
@@ -104,7 +104,7 @@ impl Artifacts {
         .await
     }
 
-    /// Removes what any engine made from a content.
+    /// Removes the output of all engines for a content.
     pub(crate) fn remove_derived(&self, digest: &Digest) -> io::Result<()> {
         for engine in files::entries(&self.derived())? {
             files::remove(&engine.join(file_name(digest)))?;

@@ -9,14 +9,14 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// A file on its way to its name. Dropped before [`publish`], it leaves nothing.
+/// A temporary file for [`publish`]. Dropped before, it is removed.
 pub(crate) fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(directory)
 }
 
 const TEMPORARY_PREFIX: &str = ".upload-";
 
-/// Gives a written file its name, replacing what was there, and makes both durable.
+/// Renames a written file to `path`, replacing an existing one, and makes content and name durable.
 pub(crate) fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
@@ -29,7 +29,7 @@ pub(crate) fn touch(path: &Path) -> io::Result<()> {
     File::options().append(true).open(path)?.set_modified(now)
 }
 
-/// Removes a file; says whether it was there.
+/// Removes a file; returns whether it existed.
 pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -51,7 +51,7 @@ pub(crate) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Removes what a crash left half-written; says how many files.
+/// Removes files that a crash left incomplete; returns their number.
 pub(crate) fn sweep(directory: &Path) -> io::Result<usize> {
     let mut swept = 0;
     for path in entries(directory)? {
@@ -69,7 +69,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
         Ok(value) => value,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is going down and takes this task with it at the next await.
+            // The runtime is shutting down and drops this task at the next await.
             Err(_) => std::future::pending().await,
         },
     }

@@ -1,10 +1,11 @@
 //! Removal of a content in two steps, so that a reference that is made meanwhile keeps it.
 //!
-//! Checking for references and then deleting would lose a reference made in between. So a content is quarantined first:
-//! lookups do not find it any more, so a client uploads it again instead of naming it; a second check finds references
-//! that were made before. A client that was told that the content exists, and names it only after the second check, is
-//! covered by `seen`, the time of the decision to remove: the answer "it exists" renews the content's age
-//! ([`Artifacts::renew`]). A removal by an operator ignores the age: such a client then gets "not found".
+//! Checking for references and then deleting would lose a reference made in between. So a content is quarantined
+//! first: lookups do not find it any more, so a client uploads it again instead of referencing it; a second check
+//! finds references that were made before. A client that was told that the content exists, and references it only
+//! after the second check, is covered by `seen`, the time of the decision to remove: the response "it exists" renews
+//! the content's age ([`Artifacts::renew`]). A removal by an operator ignores the age: such a client then gets "not
+//! found".
 
 use std::{
     fs, io,
@@ -26,14 +27,14 @@ const ASIDE_PREFIX: &str = ".aside-";
 pub enum Removal {
     /// Lookups do not find it any more.
     SetAside(SetAside),
-    /// It was not there.
+    /// It was absent.
     Missing,
-    /// It stays: it was uploaded, or kept by [`Artifacts::renew`], since.
+    /// The content stays, because it was uploaded, or kept by [`Artifacts::renew`], in the meantime.
     Newer,
 }
 
-/// A content that lookups do not find, and that is not removed yet. Dropped, it is put back: as young as an upload, since
-/// a reference to it may exist. Dropping blocks for a moment.
+/// A content that lookups do not find, and that is not removed yet. When dropped, it is restored with a new age,
+/// since a reference to it may exist. Dropping blocks for a moment.
 #[must_use = "dropped, the content is put back"]
 pub struct SetAside {
     artifacts: Artifacts,
@@ -44,7 +45,7 @@ pub struct SetAside {
 }
 
 impl SetAside {
-    /// Removes the content and what was made from it.
+    /// Removes the content and its derived files.
     pub async fn remove(mut self) -> io::Result<()> {
         blocking(move || {
             let _guard = self.artifacts.changes.lock();
@@ -61,7 +62,7 @@ impl SetAside {
         .await
     }
 
-    /// Lets it be found again.
+    /// Restores the content, so that lookups find it again.
     pub async fn put_back(self) {
         blocking(move || drop(self)).await;
     }
@@ -74,13 +75,13 @@ impl Drop for SetAside {
         }
         let _guard = self.artifacts.changes.lock();
         if let Err(error) = self.artifacts.put_back_now(&self.path, &self.digest) {
-            tracing::warn!(digest = %self.digest, %error, "could not put an artifact back, or make it young; the next start does");
+            tracing::warn!(digest = %self.digest, %error, "cannot restore a quarantined artifact or renew its age; the next start does");
         }
     }
 }
 
 impl Artifacts {
-    /// Hides a content from lookups, unless it was uploaded after `seen`: its uploader is about to name it.
+    /// Hides a content from lookups, unless it was uploaded after `seen`: its uploader is about to reference it.
     pub async fn set_aside(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
         let (artifacts, digest) = (self.clone(), *digest);
         blocking(move || {
@@ -110,7 +111,7 @@ impl Artifacts {
         }
     }
 
-    /// Puts back what was set aside when the process ended.
+    /// Restores the contents that were quarantined when the process ended.
     pub(crate) fn put_all_back(&self) -> io::Result<()> {
         for path in files::entries(&self.contents())? {
             let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(ASIDE_PREFIX));
@@ -121,7 +122,7 @@ impl Artifacts {
         Ok(())
     }
 
-    /// The caller holds `changes`, or is alone.
+    /// The caller holds `changes`, or has exclusive access.
     fn put_back_now(&self, aside: &Path, digest: &Digest) -> io::Result<()> {
         let path = self.content(digest);
         // It was uploaded again meanwhile.
@@ -132,7 +133,7 @@ impl Artifacts {
         files::touch(&path)
     }
 
-    /// A free name: the same content may be set aside twice, with an upload between. The caller holds `changes`.
+    /// A free name: the same content may be quarantined twice, with an upload between. The caller holds `changes`.
     fn aside(&self, digest: &Digest) -> PathBuf {
         let name = |number: u32| self.contents().join(format!("{ASIDE_PREFIX}{}.{number}", digest.hex()));
         (0..).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(0))

@@ -29,13 +29,13 @@ pub enum UnpackError {
     /// The archive is refused for its content.
     #[error("archive {digest} cannot be unpacked: {why}")]
     Refused { digest: Digest, why: String },
-    #[error("archive {digest} could not be unpacked: {source}")]
+    #[error("cannot unpack archive {digest}: {source}")]
     Io { digest: Digest, source: io::Error },
 }
 
 impl Artifacts {
-    /// The folder with the files of a tar archive, which is unpacked at the first call. It has regular files and folders
-    /// only; whoever serves it must not write to it.
+    /// The folder with the files of a tar archive, which is unpacked at the first call. It has regular files and
+    /// folders only; callers must not write to it.
     pub async fn unpacked(&self, digest: &Digest) -> Result<PathBuf, UnpackError> {
         let folder = self.unpacked_folder(digest);
         let (artifacts, digest) = (self.clone(), *digest);
@@ -72,7 +72,7 @@ impl Artifacts {
             return Err(UnpackError::Missing(*digest));
         }
         match fs::rename(draft.path(), folder) {
-            // Another call was faster.
+            // A concurrent call has unpacked it.
             Err(_) if folder.is_dir() => Ok(()),
             renamed => renamed.map_err(failed),
         }
@@ -120,7 +120,7 @@ impl From<io::Error> for EntryError {
 /// Writes an archive's files below a folder. Links, devices and paths that lead out of it are refused.
 fn write_entries(archive: impl io::Read, folder: &Path) -> Result<(), EntryError> {
     let mut archive = tar::Archive::new(archive);
-    let not_tar = |error: io::Error| EntryError::Refused(format!("it is no tar archive ({error})"));
+    let not_tar = |error: io::Error| EntryError::Refused(format!("it is not a tar archive ({error})"));
     let (mut count, mut bytes) = (0usize, 0u64);
     for entry in archive.entries().map_err(not_tar)? {
         let mut entry = entry.map_err(not_tar)?;
@@ -163,7 +163,7 @@ mod tests {
         let mut builder = tar::Builder::new(Vec::new());
         for (path, kind, content) in entries {
             let mut header = tar::Header::new_ustar();
-            // As the bytes are: the builder's own check would refuse paths that lead out.
+            // Writes the raw bytes, because the builder's own check would refuse paths that lead out.
             header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
             header.set_entry_type(*kind);
             header.set_size(content.len() as u64);
@@ -222,7 +222,7 @@ mod tests {
         }
         let digest = stored(&artifacts, b"no archive at all, but longer than a block of it".repeat(32)).await;
         let error = artifacts.unpacked(&digest).await.unwrap_err().to_string();
-        assert!(error.contains("no tar archive"), "{error}");
+        assert!(error.contains("not a tar archive"), "{error}");
         assert!(fs::read_dir(artifacts.unpacked_folders()).unwrap().next().is_none(), "nothing is left");
     }
 }

@@ -1,4 +1,4 @@
-//! Taking a content in: hashed while it is written, named once it is whole.
+//! Uploads: a content is hashed while it is written, and gets its name once it is complete.
 
 use std::{
     error::Error,
@@ -25,7 +25,7 @@ pub struct Stored {
     pub existed: bool,
 }
 
-/// Why an upload was not taken. Nothing of it is left.
+/// The reason why an upload failed. Nothing of it is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
     #[error("the content's digest is {actual}, not {expected} as announced: it was damaged on its way")]
@@ -35,9 +35,9 @@ pub enum UploadError {
     #[error("the disk of the data directory is full: free some space, then upload again")]
     Full,
     /// The sender's side failed.
-    #[error("the upload broke off: {0}")]
+    #[error("the upload ended early: {0}")]
     Stream(#[source] Box<dyn Error + Send + Sync>),
-    #[error("the content could not be written: {0}")]
+    #[error("cannot write the content: {0}")]
     Io(#[source] io::Error),
 }
 
@@ -53,7 +53,7 @@ impl From<io::Error> for UploadError {
 /// Bytes gathered before they are handed to a blocking thread: few hand-overs, little memory.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// A content that is arriving. Dropped, it leaves nothing.
+/// An upload in progress. Dropped, it leaves nothing.
 struct Arriving {
     file: NamedTempFile,
     hasher: Sha256,
@@ -117,9 +117,9 @@ impl Artifacts {
             return Err(UploadError::DigestMismatch { expected, actual: digest });
         }
         let path = self.content(&digest);
-        // Against the collector: it must see either the new age or no file.
+        // Excludes the collector, which must see either the new age or no file.
         let _guard = self.changes.lock();
-        // One of another length was damaged since it was stored: this upload mends it.
+        // A file of another length was damaged after it was stored: this upload repairs it.
         if std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() == bytes) {
             touch(&path)?;
             return Ok(Stored { digest, bytes, existed: true });

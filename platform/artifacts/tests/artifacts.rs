@@ -1,4 +1,4 @@
-//! The area as its users see it, each way an upload can go wrong included.
+//! The artifact store through its public interface, with every failure of an upload.
 
 use std::{fs, io, path::Path, process::Command, time::Duration};
 
@@ -122,7 +122,7 @@ async fn a_caller_that_goes_away_leaves_nothing() {
     assert_eq!(files(directory.path()).len(), 1);
     upload.abort();
     assert!(upload.await.unwrap_err().is_cancelled());
-    // A write that was under way ends on its own thread, and takes the file with it.
+    // A write in progress ends on its own thread, and removes the file.
     tokio::time::timeout(Duration::from_secs(10), async {
         while !files(directory.path()).is_empty() {
             tokio::task::yield_now().await;
@@ -262,7 +262,10 @@ async fn a_content_that_is_set_aside_is_gone_unless_it_is_put_back() {
     let made = artifacts.put_derived(&digest, &engine, b"made".to_vec()).await.unwrap();
     let aside = set_aside(&artifacts, &digest).await;
     assert_eq!(artifacts.path(&digest), None);
-    assert!(!artifacts.renew(&digest).await.unwrap(), "whoever wants to name it hears to upload it");
+    assert!(
+        !artifacts.renew(&digest).await.unwrap(),
+        "a client that wants to reference it is told to upload it"
+    );
     assert_eq!(artifacts.list().await.unwrap(), []);
     assert!(matches!(artifacts.set_aside(&digest, Timestamp::MAX).await.unwrap(), Removal::Missing));
     aside.put_back().await;

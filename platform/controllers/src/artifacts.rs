@@ -1,5 +1,5 @@
-//! Removes components and archives of files that no Function and no Revision references from the artifact store. The API server refuses the
-//! removal of artifacts that a job, a pod, a workflow or an open execution references.
+//! Removes components and archives of files that no Function and no Revision references from the artifact store. The
+//! API server refuses the removal of artifacts that a job, a pod, a workflow or an open execution references.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::resync::ResyncTicker;
 
-/// Components in the queue of those that an object does not name any more.
+/// The capacity of the queue of digests that an object no longer references.
 const UNNAMED_MAX: usize = 4096;
 
 /// The settings of the artifact collector.
@@ -35,7 +35,7 @@ impl Default for Config {
     }
 }
 
-/// Removes artifacts that no object names.
+/// Removes artifacts that no object references.
 pub(crate) struct ArtifactCollector {
     config: Config,
     client: Client,
@@ -65,7 +65,7 @@ fn named_by_revision(revision: &Revision) -> Vec<Digest> {
     revision.spec.source.component.into_iter().chain(revision.spec.files).collect()
 }
 
-/// Queues the artifacts that an object named before a change, and does not any more.
+/// Queues the artifacts that an object referenced before a change, and does not any more.
 fn no_longer_named<K>(
     change: &Change<'_, K>,
     named_by: impl Fn(&K) -> Vec<Digest>,
@@ -94,7 +94,7 @@ fn plan(artifacts: &[Artifact], named: &HashSet<Digest>, grace: Duration, now: T
     unnamed.filter(old).cloned().collect()
 }
 
-/// Removes the listed artifact, unless it was uploaded again since: an object is about to name it.
+/// Removes the listed artifact, unless it was uploaded again since: an object is about to reference it.
 fn removal(artifact: &Artifact) -> kube::Result<Request<Vec<u8>>> {
     let listed = DateTimePrinter::new().timestamp_to_rfc9110_string(&artifact.created);
     let listed = listed.map_err(|error| kube::Error::Service(error.into()))?;
@@ -136,12 +136,12 @@ impl ArtifactCollector {
                 },
             };
             if let Err(error) = result {
-                tracing::warn!(%error, "could not look after the artifacts; will try again");
+                tracing::warn!(%error, "cannot collect unreferenced artifacts; will retry");
             }
         }
     }
 
-    /// Begins the artifact's grace period.
+    /// Restarts the artifact's grace period.
     async fn renew(&self, digest: Digest) -> kube::Result<()> {
         let request = Request::post(format!("/artifacts/{digest}")).body(Vec::new());
         match self.client.request_text(request.map_err(kube::Error::HttpError)?).await {
@@ -156,7 +156,9 @@ impl ArtifactCollector {
         for artifact in plan(&list.items, &self.named_components(), self.config.grace, Timestamp::now()) {
             let digest = artifact.digest;
             match self.client.request_text(removal(&artifact)?).await {
-                Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
+                Ok(_) => {
+                    tracing::info!(%digest, "removed an artifact that no function or revision references")
+                }
                 // Referenced, uploaded or removed since: the API decides by the newest state.
                 Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
                 Err(error) => return Err(error),

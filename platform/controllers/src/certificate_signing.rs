@@ -1,6 +1,7 @@
 //! CertificateSigningRequests: approved requests of the built-in signers get their certificates.
 //!
-//! (Behaviour: upstream `pkg/controller/certificates/signer`. Approval is a person's, `kubectl certificate approve`.)
+//! (Behaviour: upstream `pkg/controller/certificates/signer`. Requests are approved by users, with `kubectl
+//! certificate approve`.)
 
 use std::{fmt, sync::Arc};
 
@@ -23,11 +24,11 @@ use mayfly_informer::{
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// Users' certificates for the API server.
+/// The signer of users' client certificates for the API server.
 const SIGNER_CLIENT: &str = "kubernetes.io/kube-apiserver-client";
-/// Nodes' certificates for the API server.
+/// The signer of nodes' client certificates for the API server.
 const SIGNER_NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// Certificates by which nodes serve.
+/// The signer of nodes' serving certificates.
 const SIGNER_NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 /// The validity of a certificate whose request names none (upstream's default).
 const DURATION_DEFAULT: SignedDuration = SignedDuration::from_hours(365 * 24);

@@ -132,8 +132,8 @@ impl Controllers {
         }
     }
 
-    /// Runs until `stop`, then lets the work under way end. Each controller waits for its own informers,
-    /// and none waits for another.
+    /// Runs until `stop`, then lets the work in progress end. Each controller waits for its own informers, and none
+    /// waits for another.
     pub async fn run(self, stop: CancellationToken) {
         tokio::join!(
             self.function.run(stop.clone()),

@@ -1,15 +1,16 @@
-//! CSI drivers' controller services: volumes are made, attached, expanded and removed by the drivers that answer on this
-//! node.
+//! CSI drivers' controller services: volumes are created, attached, expanded and removed by the drivers that answer
+//! on this node.
 //!
 //! ```text
 //! claim of a driver's class ──CreateVolume──▶ PersistentVolume ──claim is gone──▶ Released ──DeleteVolume──▶ removed
 //! claim asks for more ──ControllerExpandVolume──▶ larger PersistentVolume (──NodeExpandVolume, by the kubelet)
 //! pod on a node ──▶ VolumeAttachment ──ControllerPublishVolume──▶ attached ──no pod is left──ControllerUnpublishVolume──▶ removed
 //! ```
-//! What is to be attached is planned ([`attach`], pure) and carried out ([`attachments`]); the calls may be repeated after a crash at any point, since
-//! volumes and attachments have names that follow from their objects. A driver that brings its own provisioner works,
-//! too: both make the same volume under the same name, and one of them is told that it exists. (Behaviour: upstream
-//! `pkg/controller/volume/attachdetach`, and the sidecars `external-provisioner`, `-attacher` and `-resizer`.)
+//! The attachments are planned ([`attach`], pure) and carried out ([`attachments`]); the calls may be repeated after
+//! a crash at any point, since volumes and attachments have names that follow from their objects. A driver that
+//! brings its own provisioner works, too: both create the same volume under the same name, and the second one finds
+//! that it exists. (Behaviour: upstream `pkg/controller/volume/attachdetach`, and the sidecars
+//! `external-provisioner`, `-attacher` and `-resizer`.)
 
 mod act;
 mod attach;

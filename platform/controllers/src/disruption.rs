@@ -62,7 +62,7 @@ pub(crate) struct DisruptionController {
     replication: Informer<ReplicationController>,
 }
 
-/// Which pods a budget selects. Without a selector none; an empty one selects all of the namespace.
+/// The selector of a budget's pods. An absent selector selects no pod, an empty one all pods of the namespace.
 fn selector(budget: &PodDisruptionBudget) -> Option<Selector> {
     Selector::from_object(budget.spec.as_ref()?.selector.as_ref()?).ok()
 }
@@ -125,7 +125,7 @@ impl DisruptionController {
         let plan = plan(&budget, &pods, |pod| self.scaled(pod), Timestamp::now());
         if budget.status.as_ref() != Some(&plan.status) {
             let mut status = json!(plan.status);
-            // Spelled out, so that the merge patch removes the pods that are no longer noted.
+            // Explicit nulls, so that the merge patch removes the pods that are no longer recorded.
             let noted =
                 budget.status.as_ref().and_then(|status| status.disrupted_pods.clone()).unwrap_or_default();
             let mut disrupted: serde_json::Map<_, _> =

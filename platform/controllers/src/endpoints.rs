@@ -6,9 +6,9 @@
 //!                              └─▶ one Endpoints object of at most 1,000 addresses (the older form)
 //! ```
 //!
-//! A pod of `runtimeClassName: wasm` is an endpoint like any other. A Service without a selector has Endpoints of
-//! its user's own: they are mirrored into EndpointSlices. A Service of type ExternalName has none.
-//! (Behaviour: upstream `pkg/controller/{endpointslice,endpoint,endpointslicemirroring}`.)
+//! A pod of `runtimeClassName: wasm` is an endpoint like any other. The Endpoints of a Service without a selector are
+//! written by a user, and mirrored into EndpointSlices. A Service of type ExternalName has no endpoints. (Behaviour:
+//! upstream `pkg/controller/{endpointslice,endpoint,endpointslicemirroring}`.)
 
 mod act;
 mod addresses;

@@ -1,4 +1,4 @@
-//! Events are for reading within the hour: older ones, and more than anyone can read, are removed.
+//! The event collector: removes Events that are older than a time, by default an hour, or exceed a maximum number.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn key_and_time(event: &Event) -> Seen {
     (event.namespace().unwrap_or_default(), event.name_any(), last)
 }
 
-/// The events to remove: pure. One of a clock that is ahead of ours is as if it had just happened.
+/// The events to remove; pure. An event with a time in the future, from a clock that is ahead, counts as new.
 fn plan(mut events: Vec<Seen>, config: &Config, now: Timestamp) -> Vec<Seen> {
     events.sort_by_key(|(_, _, at)| std::cmp::Reverse(*at));
     let keep_for = SignedDuration::try_from(config.keep_for).unwrap_or(SignedDuration::MAX);
@@ -64,7 +64,7 @@ impl EventCollector {
         let mut resync = ResyncTicker::every(self.config.every, stop.clone());
         while resync.next().await {
             if let Some(Err(error)) = stop.run_until_cancelled(self.sweep()).await {
-                tracing::warn!(%error, "could not look through the events; will try again");
+                tracing::warn!(%error, "cannot collect old events; will retry");
             }
         }
     }

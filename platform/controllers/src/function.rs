@@ -35,7 +35,7 @@ pub struct Config {
     pub history_max: usize,
     /// The largest number of functions that are reconciled at the same time.
     pub workers_max: usize,
-    /// Asked before a function is called Ready; without it, being able to answer is enough.
+    /// Checked before a function becomes Ready; without it, a ready revision is sufficient.
     pub routes: Option<Routes>,
     /// The client for components of `spec.source.oci`; without it they are not supported.
     pub registries: Option<RegistryClient>,
@@ -48,7 +48,7 @@ pub struct Config {
 pub struct Routes {
     /// Whether requests are routed by this state of a function; the second argument is its latest ready revision.
     pub follow: Arc<RouteFollows>,
-    /// Changes whenever routes did.
+    /// Changes whenever routes change.
     pub changes: watch::Receiver<u64>,
 }
 

@@ -30,7 +30,7 @@ pub struct Config {
     pub workers_max: usize,
     /// The interval of discovery of served kinds.
     pub rediscover_every: Duration,
-    /// Owners remembered as absent.
+    /// The maximum number of owners that are cached as absent.
     pub absent_max: usize,
 }
 

@@ -21,7 +21,7 @@ use crate::{
     template_hash::safe_encoded,
 };
 
-/// On pods: which revision's template they are made from.
+/// The label of pods with the revision whose template they are made from.
 pub(crate) const LABEL_REVISION_HASH: &str = "controller-revision-hash";
 
 /// The revisions of one object, oldest first.
@@ -58,8 +58,9 @@ fn data(template: &PodTemplateSpec) -> Value {
     json!({"spec": {"template": value}})
 }
 
-/// The hash of a revision's data, equal to upstream's (`history.HashControllerRevision`): FNV-1 over the JSON text that Go
-/// writes (sorted keys, HTML characters escaped, a `creationTimestamp` of null), followed by the count of collisions.
+/// The hash of a revision's data, equal to upstream's (`history.HashControllerRevision`): FNV-1 over the JSON text
+/// that Go writes (sorted keys, HTML characters escaped, a `creationTimestamp` of null), followed by the count of
+/// collisions.
 fn revision_hash(data: &Value, collisions: Option<i32>) -> String {
     let mut data = data.clone();
     if let Some(template) = data.pointer_mut("/spec/template").and_then(Value::as_object_mut) {
@@ -74,7 +75,7 @@ fn revision_hash(data: &Value, collisions: Option<i32>) -> String {
     safe_encoded(fnv1(text.as_bytes()))
 }
 
-/// The value with the keys of its objects in order, whatever map serde_json was built with.
+/// The value with the keys of its objects in order, independent of serde_json's map type.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -157,7 +158,7 @@ impl RevisionHistory {
     }
 }
 
-/// Carries [`Newest`] out. None: the name is taken by other data, count a collision.
+/// Carries [`Newest`] out. `None`: other data has the name, so the caller counts a collision.
 pub(crate) async fn ensure(
     client: &Client,
     namespace: &str,

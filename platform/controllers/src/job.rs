@@ -56,7 +56,7 @@ impl Default for Config {
     }
 }
 
-/// On every pod of a Job until it is counted.
+/// The finalizer of a Job's pods until they are counted.
 const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
-/// On a pod of an indexed Job: its index.
+/// The annotation and label of an indexed Job's pods with their index.
 const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";

@@ -1,7 +1,8 @@
 //! JobQueue → the Jobs that name it, resumed in turn within the queue's quota.
 //!
-//! The plan is [`mayfly_api::job_queue::plan`]. A queue is worked on by one worker at a time, and a Job that was resumed
-//! counts as running from the answer of the API on, whatever the informer shows: a quota is never given twice.
+//! The plan is [`mayfly_api::job_queue::plan`]. A queue is worked on by one worker at a time, and a Job that was
+//! resumed counts as running from the response of the API on, whatever the informer shows: a quota is never given
+//! twice.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -130,7 +131,7 @@ impl JobQueueController {
         Ok(if more { Outcome::RequeueAfter(Duration::ZERO) } else { Outcome::Done })
     }
 
-    /// The Job as it is known to be: one that was resumed runs, even while the informer is behind.
+    /// The Job in its last known state: a resumed Job counts as running even while the informer is behind.
     fn as_it_is(&self, job: &Job, now: Timestamp) -> Option<QueuedJob> {
         let queued = QueuedJob::of(job, now)?;
         let mut resumed = self.resumed.lock();
@@ -168,7 +169,7 @@ impl JobQueueController {
 
     async fn write_status(&self, queue: &JobQueue, plan: &QueuePlan) -> kube::Result<()> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        // The Jobs to start are in the status once they run.
+        // Jobs to be started count as waiting until they run.
         let status = JobQueueStatus {
             waiting: count(plan.waiting.len() + plan.start.len()),
             running: count(plan.running),

@@ -1,4 +1,4 @@
-//! Small readings of object metadata that several controllers share.
+//! Helpers for object metadata that several controllers share.
 
 use kube::{
     Resource,
@@ -31,13 +31,13 @@ pub(crate) fn by_controller<K: Resource>(object: &K) -> Vec<String> {
     controller_of(object).map(|owner| owner.uid.clone()).into_iter().collect()
 }
 
-/// Deletes exactly this object, not a later one of the same name.
+/// Deletes only the object with this uid, not a later one of the same name.
 pub(crate) fn only(uid: &str) -> DeleteParams {
     let preconditions = Some(Preconditions { uid: Some(uid.into()), resource_version: None });
     DeleteParams { preconditions, ..DeleteParams::background() }
 }
 
-/// Whether the API answered that the object does not exist, which is as good as deleted.
+/// Whether the API answered that the object does not exist, which counts as deleted.
 pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }

@@ -46,14 +46,14 @@ impl Default for Config {
     }
 }
 
-/// Makes the default objects of every namespace, and makes them again when they are deleted or changed.
+/// Creates the default objects of every namespace, and restores them when they are deleted or changed.
 pub(crate) struct NamespaceDefaultsController {
     config: Config,
     client: Client,
     namespaces: Informer<Namespace>,
 }
 
-/// The two kinds, of every namespace only the objects of these names.
+/// The informers of both kinds, limited to the objects with these names in all namespaces.
 struct Known {
     accounts: Informer<ServiceAccount>,
     root_cas: Informer<ConfigMap>,

@@ -52,10 +52,10 @@ pub(crate) trait PodOwner:
     + Sync
     + 'static
 {
-    /// On every pod of such an object, from its creation or adoption on.
+    /// The finalizer that every pod of such an object gets at its creation or adoption.
     const FINALIZER: Option<&'static str>;
 
-    /// Which pods may be its own. An absent selector selects nothing: the API requires one.
+    /// The selector of its pods. An absent selector selects nothing: the API requires one.
     fn selector(&self) -> Result<Selector, InvalidSelector>;
 
     /// The template of the pods.
@@ -72,14 +72,14 @@ pub(crate) struct OwnedPods<O> {
     expectations: Mutex<Expectations>,
 }
 
-/// Why an object's pods are not as they should be.
+/// The reason why an object's pods could not be reconciled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Api(#[from] kube::Error),
     #[error("spec.selector: {0}")]
     Selector(#[from] InvalidSelector),
-    #[error("a pod could not be created: {0}")]
+    #[error("cannot create a pod: {0}")]
     Create(kube::Error),
 }
 
@@ -114,7 +114,7 @@ impl<O: PodOwner> OwnedPods<O> {
         self.run_with(name, WorkQueue::default(), workers_max, stop, reconcile).await;
     }
 
-    /// The same over a queue that others fill, too.
+    /// [`Self::run`] with a queue to which the caller also adds keys.
     pub(crate) async fn run_with<F, E>(
         self: Arc<Self>,
         name: &'static str,
@@ -163,8 +163,9 @@ impl<O: PodOwner> OwnedPods<O> {
         Some(ObjectKey::new(pod.namespace().unwrap_or_default(), &owner.name))
     }
 
-    /// Whether everything that was done for this owner was seen, so that its pods may be counted. If not, the
-    /// outcome to end with: the pod's event will wake its owner, and the time is for the case that it never comes.
+    /// `None` once the informer has observed all writes for this owner, so that its pods may be counted. Otherwise
+    /// the outcome of the reconciliation: a pod event will wake the owner, and the delay covers an event that never
+    /// comes.
     pub(crate) fn unsettled(&self, key: &ObjectKey) -> Option<Outcome> {
         let met = self.expectations.lock().met(key, Instant::now());
         (!met).then_some(Outcome::RequeueAfter(expectations::TIMEOUT))
@@ -176,7 +177,7 @@ impl<O: PodOwner> OwnedPods<O> {
     }
 }
 
-/// The reference with which a pod names its owner.
+/// The owner reference of the owner's pods.
 fn reference<O: PodOwner>(owner: &O) -> Option<OwnerReference> {
     let reference = owner.controller_owner_ref(&())?;
     Some(OwnerReference { block_owner_deletion: Some(true), ..reference })

@@ -125,7 +125,7 @@ impl<T: Namespaced> Dependents<T> {
     }
 }
 
-/// The reference with which a dependent names the object that controls it.
+/// The owner reference of the dependents that an object controls.
 pub(crate) fn controller_reference<O: Resource<DynamicType = ()>>(owner: &O) -> Option<OwnerReference> {
     let reference = owner.controller_owner_ref(&())?;
     Some(OwnerReference { block_owner_deletion: Some(true), ..reference })

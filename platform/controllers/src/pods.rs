@@ -36,7 +36,7 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Neither finished nor on its way out.
+/// Whether a pod has neither finished nor been marked for deletion.
 pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_finished(pod) && pod.metadata.deletion_timestamp.is_none()
 }

@@ -24,14 +24,14 @@ use crate::{
 
 /// Redirects that are followed for one request: registries send clients on to storage and content networks.
 const REDIRECTS_MAX: usize = 5;
-/// Largest answer of a token server, and largest error that is read, in bytes.
+/// Largest response of a token server, and largest error that is read, in bytes.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 /// Longest part of an error that is repeated, in characters.
 const MESSAGE_CHARACTERS_MAX: usize = 300;
 /// The maximum number of hosts with cached connections.
 const CLIENTS_MAX: usize = 64;
 
-/// Asks registries. Cheap to clone.
+/// The client of all registries. Cheap to clone.
 #[derive(Clone)]
 pub struct RegistryClient {
     config: Arc<RegistryConfig>,
@@ -61,12 +61,12 @@ pub struct BlobBody {
     pub stream: BoxStream<'static, Result<Bytes, PullError>>,
 }
 
-/// One registry, as one user.
+/// A registry with the login of one user.
 struct Endpoint {
     spec: EndpointSpec,
     client: HttpClient,
     login: Option<RegistryLogin>,
-    /// `Authorization` as the registry last wanted it.
+    /// The `Authorization` header that the registry last required.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
@@ -76,10 +76,10 @@ impl RegistryClient {
         Self { config: Arc::new(config), clients: Arc::default() }
     }
 
-    /// Finds the image: at the mirrors, then at the registry of its name; with the fitting logins, then with none.
+    /// Finds the image: at the mirrors, then at the registry of its name; with the matching logins, then with none.
     ///
     /// # Errors
-    /// What the registry of its name said, or the mirror that said more than "not found".
+    /// The error of the registry in its name, or of a mirror whose error was not "not found".
     pub async fn open(&self, image: &Reference, keychain: &Keychain) -> Result<RemoteImage, PullError> {
         let endpoints =
             self.config.endpoints(image.registry(), image.resolve_registry()).map_err(PullError::Config)?;
@@ -123,7 +123,7 @@ impl RegistryClient {
                 Ok(target) => {
                     return Ok(RemoteImage { endpoint, repository: image.repository().to_owned(), target });
                 }
-                // The first answer with credentials counts: without any, most registries answer only that they are
+                // The first response with credentials counts: without any, most registries respond only that they are
                 // required.
                 Err(error) if error.is_denied() => {
                     denied.get_or_insert(error);
@@ -152,7 +152,7 @@ impl RemoteImage {
     /// A manifest that an index names.
     ///
     /// # Errors
-    /// The registry does not give it, or gives another.
+    /// The registry does not return it, or returns another document.
     pub async fn manifest(&self, digest: &str) -> Result<RemoteDocument, PullError> {
         self.endpoint.document(&self.repository, digest, Some(digest), digest).await
     }
@@ -160,7 +160,7 @@ impl RemoteImage {
     /// A blob from `offset` on.
     ///
     /// # Errors
-    /// The registry does not give it.
+    /// The registry does not return it.
     pub async fn blob(&self, digest: &str, offset: u64) -> Result<BlobBody, PullError> {
         let mut headers = HeaderMap::new();
         if offset > 0
@@ -181,7 +181,7 @@ impl RemoteImage {
     }
 }
 
-/// A body that fails when nothing of it comes for long.
+/// A body that fails when no data arrives for [`STALL_TIMEOUT`].
 fn steady(body: Incoming, host: String) -> impl Stream<Item = Result<Bytes, PullError>> + Send {
     let stream = Some(body.into_data_stream());
     futures::stream::unfold((stream, host), |(stream, host)| async move {
@@ -192,7 +192,7 @@ fn steady(body: Incoming, host: String) -> impl Stream<Item = Result<Bytes, Pull
             Ok(Some(Ok(chunk))) => Some((Ok(chunk), (Some(stream), host))),
             Ok(Some(Err(error))) => Some((Err(unreachable(innermost(&error))), (None, host))),
             Err(_) => {
-                let cause = format!("nothing came for {} s", STALL_TIMEOUT.as_secs());
+                let cause = format!("no data arrived for {} s", STALL_TIMEOUT.as_secs());
                 Some((Err(unreachable(cause)), (None, host)))
             }
         }
@@ -247,7 +247,7 @@ impl Endpoint {
 
     /// Follows redirects; the login is for the registry's host only.
     async fn follow(&self, url: &str, headers: &HeaderMap) -> Result<Response<Incoming>, PullError> {
-        let mut uri: Uri = url.parse().map_err(|_| PullError::Malformed(format!("no address: {url}")))?;
+        let mut uri: Uri = url.parse().map_err(|_| PullError::Malformed(format!("not an address: {url}")))?;
         let first = uri.clone();
         for _ in 0..=REDIRECTS_MAX {
             let mut request = Request::new(Full::default());
@@ -270,7 +270,7 @@ impl Endpoint {
         Err(PullError::Malformed(format!("more than {REDIRECTS_MAX} redirects")))
     }
 
-    /// The header that answers a challenge; `None` where there is nothing (new) to say.
+    /// The header that answers a challenge; `None` if there are no (new) credentials for it.
     async fn answer(
         &self,
         challenge: Option<Challenge>,
@@ -333,7 +333,8 @@ impl Endpoint {
             serde_json::from_slice(&text).map_err(|error| PullError::Malformed(error.to_string()))?;
         let token = value["token"].as_str().or(value["access_token"].as_str()).unwrap_or_default();
         let header = HeaderValue::from_str(&format!("Bearer {token}"));
-        let mut header = header.map_err(|_| PullError::Malformed("the token is no header".into()))?;
+        let mut header =
+            header.map_err(|_| PullError::Malformed("the token is not a valid header value".into()))?;
         header.set_sensitive(true);
         Ok(header)
     }
@@ -363,7 +364,7 @@ fn redirected(base: &Uri, location: &str) -> Result<Uri, PullError> {
     }
 }
 
-/// The error in a registry's answer.
+/// The error in a registry's response.
 async fn failure(answer: Response<Incoming>, host: &str, what: &str) -> PullError {
     let status = answer.status();
     let text = collect(answer.into_body(), host, "an error", TOKEN_BYTES_MAX).await.unwrap_or_default();

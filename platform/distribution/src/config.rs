@@ -23,7 +23,7 @@ use crate::{
     credentials::{DockerAuth, RegistryLogin},
 };
 
-/// The mirror of registries that have none of their own.
+/// The key of the mirror for registries without one of their own.
 const ANY: &str = "*";
 
 /// A file of settings that cannot be used.
@@ -46,7 +46,7 @@ pub struct RegistryConfig {
 /// The registry that Mayfly serves itself.
 #[derive(Clone, Debug)]
 pub struct BuiltinRegistry {
-    /// Its address, such as `http://127.0.0.1:9090`.
+    /// The address, such as `http://127.0.0.1:9090`.
     pub url: String,
     /// The credentials required from clients that are not on this machine.
     pub login: RegistryLogin,
@@ -57,13 +57,13 @@ pub struct BuiltinRegistry {
 pub(crate) struct HostSettings {
     pub(crate) login: Option<RegistryLogin>,
     pub(crate) ca_pem: Option<Vec<u8>>,
-    /// The certificates and the key that this client shows, in PEM.
+    /// The certificates and the key that this client presents, in PEM.
     pub(crate) identity_pem: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) skip_verify: bool,
     has_tls: bool,
 }
 
-/// One place that may have an image.
+/// An endpoint that may have an image.
 #[derive(Clone, Debug)]
 pub(crate) struct EndpointSpec {
     /// Scheme, host and a path, to which `/v2/` is added.
@@ -108,7 +108,7 @@ impl RegistryConfig {
     /// Reads a file, and those that it names. Blocks.
     ///
     /// # Errors
-    /// The file, or one that it names, cannot be read or understood.
+    /// The file, or one that it names, cannot be read or parsed.
     pub fn read(path: &Path) -> Result<Self, RegistryConfigError> {
         let failed = |why: String| RegistryConfigError { path: path.display().to_string(), why };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
@@ -134,7 +134,7 @@ impl RegistryConfig {
         Ok(config)
     }
 
-    /// Speaks to this host (with its port, if it has one) without TLS.
+    /// Connects to this host (with its port, if it has one) without TLS.
     pub fn allow_plain_http(&mut self, host: &str) {
         self.plain_http.insert(host.to_owned());
     }
@@ -148,7 +148,7 @@ impl RegistryConfig {
     /// registry's host as clients reach it.
     ///
     /// # Errors
-    /// The image is one of the built-in registry, and there is none.
+    /// The image is one of the built-in registry, and this process serves none.
     pub(crate) fn endpoints(&self, registry: &str, origin: &str) -> Result<Vec<EndpointSpec>, String> {
         if registry == BUILTIN_REGISTRY {
             let builtin = self.builtin.as_ref().ok_or("this process serves no registry of its own")?;
@@ -212,16 +212,17 @@ fn base_of(endpoint: &str) -> Result<(String, String), String> {
         true => endpoint.to_owned(),
         false => format!("https://{endpoint}"),
     };
-    let parsed: http::Uri = url.parse().map_err(|error| format!("{endpoint:?} is no address: {error}"))?;
+    let parsed: http::Uri =
+        url.parse().map_err(|error| format!("{endpoint:?} is not an address: {error}"))?;
     let host = parsed.authority().map(|authority| authority.as_str().to_owned());
     let (Some(host), Some("http" | "https")) = (host, parsed.scheme_str()) else {
-        return Err(format!("{endpoint:?} is no address of HTTP or HTTPS"));
+        return Err(format!("{endpoint:?} is not an HTTP or HTTPS address"));
     };
     let base = url.trim_end_matches('/').trim_end_matches("/v2").trim_end_matches('/');
     Ok((base.to_owned(), host))
 }
 
-/// Docker's and containerd's rule: what does not leave the machine needs no TLS.
+/// Docker's and containerd's rule: connections within the machine need no TLS.
 fn is_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

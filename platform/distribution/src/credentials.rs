@@ -16,7 +16,7 @@ pub struct RegistryLogin {
     pub username: String,
     /// The password, or a personal token.
     pub password: String,
-    /// A refresh token, which counts instead of the password.
+    /// A refresh token, used instead of the password.
     pub identity_token: String,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct DockerAuth {
 
 impl DockerAuth {
     /// # Errors
-    /// `auth` that is no name and password.
+    /// `auth` is not a user name and a password.
     pub(crate) fn login(&self) -> Result<RegistryLogin, String> {
         let mut login = RegistryLogin {
             username: self.username.clone(),
@@ -74,7 +74,7 @@ impl Keychain {
     /// `kubernetes.io/dockerconfigjson`).
     ///
     /// # Errors
-    /// The text is none; nothing of it is added.
+    /// The text is not such a file; nothing of it is added.
     pub fn add_docker_config(&mut self, text: &[u8]) -> Result<(), String> {
         let config: DockerConfig =
             serde_json::from_slice(text).map_err(|error| format!("no Docker config.json: {error}"))?;
@@ -113,8 +113,8 @@ fn path_of(pattern: &str) -> (&str, &str) {
     (host, path)
 }
 
-/// Upstream's rule (`credentialprovider/keyring.go`): hosts fit part by part, `*` within a part; a port must be the
-/// same; a path is a beginning of the repository.
+/// Upstream's rule (`credentialprovider/keyring.go`): hosts match part by part, `*` within a part; a port must be the
+/// same; a path matches the beginning of the repository.
 fn matches(pattern: &str, image: &Reference) -> bool {
     let (host, path) = path_of(pattern);
     let registry = image.registry();
@@ -140,7 +140,7 @@ fn host_matches(pattern: &str, host: &str) -> bool {
         && patterns.iter().zip(&parts).all(|(pattern, part)| part_matches(pattern, part))
 }
 
-/// One part of a host name against a pattern in which `*` is any text.
+/// Matches one part of a host name against a pattern in which `*` is any text.
 fn part_matches(pattern: &str, part: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == part };
     let Some(rest) = part.strip_prefix(before) else { return false };

@@ -1,4 +1,4 @@
-//! Manifests and indexes, as they came.
+//! Manifests and indexes, as received.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -24,15 +24,15 @@ pub struct RemoteDocument {
     pub media_type: String,
     /// `sha256:…`.
     pub digest: String,
-    /// Its bytes, as they came: the digest is theirs.
+    /// The received bytes, from which the digest was computed.
     pub bytes: Bytes,
 }
 
 impl RemoteDocument {
-    /// Reads an answer; `expected` is the digest by which it was asked for.
+    /// Reads a response; `expected` is the requested digest.
     ///
     /// # Errors
-    /// [`PullError::DigestMismatch`], or no document at all.
+    /// [`PullError::DigestMismatch`], or [`PullError::Malformed`] if the response is not a document.
     pub(crate) fn read(
         bytes: Bytes,
         header: Option<&str>,
@@ -46,7 +46,7 @@ impl RemoteDocument {
             serde_json::from_slice(&bytes).map_err(|error| PullError::Malformed(error.to_string()))?;
         let stated = value["mediaType"].as_str().filter(|stated| !stated.is_empty());
         let by_header = header.map(|text| text.split(';').next().unwrap_or_default().trim());
-        // Old OCI manifests do not say what they are; the answer's header does, else their shape.
+        // Old OCI manifests do not state their type; the response's header does, else their structure.
         let media_type = match (stated, by_header.filter(|header| ACCEPTED.contains(header))) {
             (Some(stated), _) => stated,
             (None, Some(header)) => header,

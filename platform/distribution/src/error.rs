@@ -1,12 +1,13 @@
-//! Why a pull failed.
+//! The errors of a pull.
 
-/// Why a registry did not give what was asked of it. The words are those of containerd's pulls where it has them.
+/// The reason why a registry did not return the requested content. The messages are those of containerd's pulls where
+/// it has them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullError {
     /// The registry has no such repository, tag or digest.
     #[error("{0}: not found")]
     NotFound(String),
-    /// The registry wants other credentials, or any.
+    /// The registry requires credentials, or others.
     #[error("pull access denied, repository does not exist or may require authorization: {host}: {message}")]
     Denied {
         /// The registry's address.
@@ -14,7 +15,7 @@ pub enum PullError {
         /// The registry's message.
         message: String,
     },
-    /// No connection, or a broken one.
+    /// The connection failed or broke.
     #[error("failed to do request to {host}: {cause}")]
     Unreachable {
         /// The registry's address.
@@ -32,7 +33,7 @@ pub enum PullError {
         /// The registry's message.
         message: String,
     },
-    /// The content is not the one that was asked for.
+    /// The content is not the requested one.
     #[error("the registry sent content with digest {actual} for {expected}: it is refused")]
     DigestMismatch {
         /// The requested digest.
@@ -40,15 +41,15 @@ pub enum PullError {
         /// The received digest.
         actual: String,
     },
-    /// The registry sent more than there may be.
+    /// The registry sent more than the limit.
     #[error("{what} is larger than {bytes_max} bytes: it is refused")]
     TooLarge {
         /// The content.
         what: String,
-        /// The most there may be.
+        /// The limit.
         bytes_max: u64,
     },
-    /// The answer is none that the protocol knows.
+    /// The response does not follow the protocol.
     #[error("the registry's answer cannot be understood: {0}")]
     Malformed(String),
     /// Settings of this registry cannot be used.

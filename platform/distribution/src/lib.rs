@@ -7,8 +7,8 @@
 //! **Does not belong here:** the storage of content, pull policies and back-off, the registry that Mayfly serves
 //! itself.
 //!
-//! Answers of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is computed
-//! by the store that receives it. Start reading at [`RegistryClient`].
+//! Responses of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is
+//! computed by the store that receives it. Start reading at [`RegistryClient`].
 
 #![warn(missing_docs)]
 
@@ -29,5 +29,5 @@ pub use error::PullError;
 pub use oci_spec::distribution::Reference;
 pub use reference::{InvalidReference, parse_reference};
 
-/// The name by which pods and functions pull from the registry that Mayfly serves, whatever port it has.
+/// The name by which pods and functions pull from the registry that Mayfly serves, independent of its port.
 pub const BUILTIN_REGISTRY: &str = "registry.mayfly.internal";

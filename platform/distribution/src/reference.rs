@@ -2,7 +2,7 @@
 
 use oci_spec::distribution::Reference;
 
-/// A text that is no name of an image.
+/// A text that is not the name of an image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name {text:?}: {cause}")]
 pub struct InvalidReference {
@@ -13,7 +13,7 @@ pub struct InvalidReference {
 /// Reads a name; what it leaves out is completed: `busybox` is `docker.io/library/busybox:latest`.
 ///
 /// # Errors
-/// In upstream's words.
+/// The text is not a name; the message is upstream's.
 pub fn parse_reference(text: &str) -> Result<Reference, InvalidReference> {
     text.parse::<Reference>()
         .map_err(|error| InvalidReference { text: text.to_owned(), cause: error.to_string() })

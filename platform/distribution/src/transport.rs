@@ -1,4 +1,4 @@
-//! HTTP and TLS to one registry: trust, deadlines, bounded answers.
+//! HTTP and TLS to one registry: trust, deadlines, bounded responses.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{config::HostSettings, error::PullError};
 
 /// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// The timeout of an answer's head: some registries build manifests on demand.
+/// The timeout of a response's head: some registries build manifests on demand.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest pause within a body.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -109,7 +109,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// One request, and its answer's head.
+/// Sends a request and returns the head of its response.
 pub(crate) async fn send(
     client: &HttpClient,
     request: Request<Full<Bytes>>,
@@ -124,7 +124,7 @@ pub(crate) async fn send(
     }
 }
 
-/// A whole body of at most `bytes_max` bytes.
+/// Reads a complete body of at most `bytes_max` bytes.
 pub(crate) async fn collect(
     body: Incoming,
     host: &str,
@@ -137,7 +137,7 @@ pub(crate) async fn collect(
         let unreachable = |cause: String| PullError::Unreachable { host: host.to_owned(), cause };
         let chunk = tokio::time::timeout(STALL_TIMEOUT, stream.next())
             .await
-            .map_err(|_| unreachable(format!("nothing came for {} s", STALL_TIMEOUT.as_secs())))?;
+            .map_err(|_| unreachable(format!("no data arrived for {} s", STALL_TIMEOUT.as_secs())))?;
         let Some(chunk) = chunk else { return Ok(bytes.into()) };
         bytes.extend_from_slice(&chunk.map_err(|error| unreachable(innermost(&error)))?);
         if bytes.len() > bytes_max {

@@ -1,5 +1,5 @@
-//! The client against Debian's docker-registry with TLS and a password, and against scripted registries that ask for
-//! tokens, break off, redirect or lie.
+//! The client against Debian's docker-registry with TLS and a password, and against scripted registries that require
+//! tokens, disconnect, redirect or send wrong content.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -53,7 +53,7 @@ fn sample() -> Sample {
     Sample { config, layer, manifest: manifest.to_string().into_bytes() }
 }
 
-/// A docker-registry that ends with this value.
+/// A docker-registry that ends when this value is dropped.
 struct Debian {
     child: Child,
     address: SocketAddr,
@@ -92,7 +92,7 @@ fn start(folder: &Path, name: &str, http: &str, auth: &str) -> Debian {
         said.push(line);
         found
     });
-    // Its later words are read, so that it is never kept waiting.
+    // Its further output is read, so that it never blocks.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
     let address = address.unwrap_or_else(|| panic!("docker-registry does not listen: {said:?}"));
     Debian { child, address }
@@ -196,13 +196,13 @@ async fn pulls_from_debians_registry_with_tls_and_a_password() {
             .is_ok()
     );
 
-    // The mirror has it, and nobody asks the registry of the name.
+    // The mirror has it, so the registry of the name gets no request.
     let mirrored = settings("{}", &format!("registry.invalid: {{endpoint: ['http://{}']}}", open.address));
     let elsewhere = parse_reference("registry.invalid/team/app:1").unwrap();
     assert_eq!(mirrored.open(&elsewhere, &Keychain::default()).await.unwrap().target, found.target);
 }
 
-/// Serves what `answer` makes of each request, on a port of its own.
+/// Serves the responses of `answer` on a port of its own.
 async fn scripted(
     answer: impl Fn(Request, SocketAddr) -> Response + Clone + Send + Sync + 'static,
 ) -> SocketAddr {

@@ -1,8 +1,8 @@
 //! The ConfigMaps and Secrets that environments are made from.
 //!
-//! A cluster may hold many that no environment names (certificates, notes of package managers, locks that
-//! change all day). So they are followed from the first environment that names one: until then
-//! none is copied, and a write of one costs nothing here.
+//! A cluster may hold many that no environment refers to (certificates, release records of package managers, locks
+//! that change all day). So they are watched only once an environment refers to one: until then none is cached, and a
+//! write of one costs nothing here.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -15,14 +15,14 @@ use parking_lot::Mutex;
 
 use crate::{Change, Changes, Informer, Informers, changes::Dirty};
 
-/// One of them, by name.
+/// A ConfigMap or a Secret, by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EnvObject {
     ConfigMap(ObjectKey),
     Secret(ObjectKey),
 }
 
-/// Both kinds, as one part of this process knows them. Cheap to clone.
+/// The cached objects of both kinds. Cheap to clone.
 #[derive(Clone)]
 pub struct EnvObjects {
     informers: Informers,
@@ -54,13 +54,13 @@ impl EnvObject {
 }
 
 impl EnvObjects {
-    /// Follows nothing yet.
+    /// Does not watch either kind yet.
     pub fn create(informers: &Informers) -> Self {
         Self { informers: informers.clone(), followed: Arc::default(), listeners: Arc::default() }
     }
 
-    /// Follows both kinds from now on, and returns when the first lists are complete. Called before an environment
-    /// is made that names one, from the runtime on which the informers shall run.
+    /// Watches both kinds from now on, and returns when the first lists are complete. Called before an environment is
+    /// made that refers to one, from the runtime on which the informers are to run.
     pub async fn follow(&self) {
         let followed = self.followed.get_or_init(|| {
             let followed = Followed { config_maps: self.informers.of(), secrets: self.informers.of() };
@@ -72,13 +72,13 @@ impl EnvObjects {
         followed.secrets.synced().await;
     }
 
-    /// Calls `listener` with each object that is present when following begins, and with each that changes or is
+    /// Calls `listener` with each object that is present when watching begins, and with each that changes or is
     /// removed later. It must not block.
     pub fn listen(&self, listener: impl Fn(&EnvObject) + Send + 'static) {
         self.listeners.lock().push(Box::new(listener));
     }
 
-    /// The same as a set that waits to be looked at.
+    /// The same changes as [`Self::listen`], as a set of keys.
     pub fn subscribe(&self) -> Changes<EnvObject> {
         let dirty = Arc::new(Dirty::default());
         let weak: Weak<Dirty<EnvObject>> = Arc::downgrade(&dirty);
@@ -103,7 +103,7 @@ fn tell<K: kube::Resource + 'static>(
     });
 }
 
-/// Objects that are not followed count as absent.
+/// Objects that are not watched count as absent.
 impl EnvSources for EnvObjects {
     fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
         self.followed.get()?.config_maps.get(&ObjectKey::new(namespace, name))

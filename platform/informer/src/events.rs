@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-/// The maximum number of queued records. Further ones are dropped: events are for people.
+/// The maximum number of queued records. Further ones are dropped: events are informational.
 const QUEUE_MAX: usize = 1024;
 /// The number of events whose repetition is recognised.
 const REMEMBERED_MAX: usize = 4096;
@@ -35,7 +35,7 @@ const REFILL_EVERY: Duration = Duration::from_secs(300);
 /// Events that are about cluster-scoped objects live in this namespace, as upstream's do.
 const NAMESPACE_OF_CLUSTER_SCOPED: &str = "default";
 
-/// Says things about objects, in the name of one component. Cheap to clone.
+/// Records events about objects, for one component. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct EventRecorder {
     records: mpsc::Sender<Record>,
@@ -71,7 +71,7 @@ impl EventRecorder {
         Self { records }
     }
 
-    /// Something ordinary happened. `reason` is one word in UpperCamelCase.
+    /// Records a normal event. `reason` is one word in UpperCamelCase.
     pub fn normal<K: Resource<DynamicType = ()>>(
         &self,
         about: &K,
@@ -81,7 +81,7 @@ impl EventRecorder {
         self.say(about.object_ref(&()), EventSeverity::Normal, reason, message.into());
     }
 
-    /// An abnormal event, which an operator may want to act on.
+    /// Records an abnormal event, which an operator may want to act on.
     pub fn warning<K: Resource<DynamicType = ()>>(
         &self,
         about: &K,
@@ -191,7 +191,7 @@ impl Writer {
             let Some(record) = record else { return };
             let reason = record.reason;
             if let Err(error) = self.write(record).await {
-                tracing::debug!(reason, %error, "could not write an event");
+                tracing::debug!(reason, %error, "cannot write an event");
             }
         }
     }

@@ -15,8 +15,8 @@ use crate::{Backoff, WatchConfig};
 /// Pauses between tries to reach the API.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(5) };
 
-/// Lists, then watches, and tells `on_event`, until `stop`. Never gives up: an outage is waited out, a
-/// history that is gone is answered by listing again (`Init`, `InitApply`…, `InitDone`).
+/// Lists, then watches, and calls `on_event`, until `stop`. Never gives up: retries during an outage, and lists again
+/// when the API no longer has the history (`Init`, `InitApply`…, `InitDone`).
 pub async fn follow<K>(
     api: Api<K>,
     config: WatchConfig,
@@ -38,7 +38,8 @@ pub async fn follow<K>(
             match event {
                 None => break,
                 Some(Ok(event)) => {
-                    // A list begins, perhaps of an API that is away: only its answer ends a row of failures.
+                    // `Init` starts a list, perhaps while the API is unreachable: only a response ends a series of
+                    // failures.
                     if !matches!(event, Event::Init) {
                         failures = 0;
                     }

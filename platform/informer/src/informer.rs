@@ -1,4 +1,4 @@
-//! One kind, kept up to date by list and watch.
+//! The objects of one kind, kept up to date by list and watch.
 //!
 //! ```text
 //!            list                  watch event
@@ -77,7 +77,7 @@ impl<'a, K> Change<'a, K> {
         }
     }
 
-    /// The states before and after, where there are such.
+    /// The states before and after, if they exist.
     pub fn states(&self) -> impl Iterator<Item = &'a Arc<K>> {
         let (old, new) = match self {
             Self::Added(new) => (None, Some(*new)),
@@ -141,7 +141,7 @@ impl<K> Informer<K> {
         let _ = synced.wait_for(|synced| *synced).await;
     }
 
-    /// A subscriber of its own: starts with every key there is.
+    /// A new subscription, which starts with the keys of all objects.
     pub fn subscribe(&self) -> Changes
     where
         K: Resource + 'static,
@@ -156,8 +156,8 @@ impl<K> Informer<K> {
         Changes::of(dirty)
     }
 
-    /// Calls `handler` with `Added` for every object there is, then with every change, in order. It runs
-    /// in the informer's task: it must not block, and must not call `handle`.
+    /// Calls `handler` with `Added` for every existing object, then with every change, in order. It runs in the
+    /// informer's task: it must not block, and must not call `handle`.
     pub fn handle(&self, handler: impl Fn(Change<'_, K>) + Send + 'static) {
         let mut handlers = self.shared.handlers.lock();
         let objects = self.list();

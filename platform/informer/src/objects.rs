@@ -7,7 +7,7 @@ use std::{
 
 use mayfly_api::ObjectKey;
 
-/// Which index values an object has.
+/// Returns the index values of an object.
 pub(crate) type ValuesOf<K> = Arc<dyn Fn(&K) -> Vec<String> + Send + Sync>;
 
 pub(crate) struct Objects<K> {
@@ -51,7 +51,7 @@ impl<K> Objects<K> {
             .map(|(_, object)| object)
     }
 
-    /// Returns what was there before.
+    /// Returns the previous object.
     pub(crate) fn insert(&mut self, key: ObjectKey, object: Arc<K>) -> Option<Arc<K>> {
         let old = self.by_key.insert(key.clone(), object.clone());
         for table in &mut self.tables {
@@ -71,7 +71,7 @@ impl<K> Objects<K> {
         Some(old)
     }
 
-    /// The number of the index called `name`, made now if it is not there yet.
+    /// The number of the index called `name`, built now if it does not exist yet.
     pub(crate) fn index(&mut self, name: &'static str, values_of: ValuesOf<K>) -> usize {
         if let Some(at) = self.tables.iter().position(|table| table.name == name) {
             return at;

@@ -35,13 +35,13 @@ impl<Q: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static> ReconcileKey fo
 /// The result of a successful reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing more until something changes.
+    /// Nothing to do until something changes.
     Done,
-    /// Look again after this time, even if nothing changes.
+    /// Reconcile again after this time, even if nothing changes.
     RequeueAfter(Duration),
 }
 
-/// Keys to look at. Cheap to clone; holds each key at most once.
+/// Keys to reconcile. Cheap to clone; holds each key at most once.
 pub struct WorkQueue<Q> {
     shared: Arc<Shared<Q>>,
 }
@@ -69,13 +69,13 @@ impl<Q: ReconcileKey> WorkQueue<Q> {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Look at `key` now, or as soon as the work on it that is under way has ended.
+    /// Adds `key`, to be reconciled now, or as soon as the work on it in progress has ended.
     pub fn add(&self, key: Q) {
         self.shared.queue.lock().add(key);
         self.shared.notify.notify_one();
     }
 
-    /// Look at `key` after `delay`, or earlier if something else says so.
+    /// Adds `key`, to be reconciled after `delay`, or earlier if it is added again.
     pub fn add_after(&self, key: Q, delay: Duration) {
         self.shared.queue.lock().add_at(key, Instant::now() + delay);
         self.shared.notify.notify_one();
@@ -91,7 +91,7 @@ impl<Q: ReconcileKey> WorkQueue<Q> {
     }
 }
 
-/// Works on the queue's keys, `workers_max` at a time, until `stop`; then waits for the work under way.
+/// Reconciles the queue's keys, `workers_max` at a time, until `stop`; then waits for the work in progress.
 /// A panic in `reconcile` counts as a failure of its key.
 pub async fn run<Q, F, Fut, E>(
     name: &'static str,
@@ -157,9 +157,9 @@ fn settle<Q: ReconcileKey>(
             let failures = queue.failed(key.clone(), now);
             // The first failures are mostly lost races for a resourceVersion.
             if failures <= 3 {
-                tracing::debug!(reconciler = name, ?key, %error, failures, "will try again");
+                tracing::debug!(reconciler = name, ?key, %error, failures, "a reconciliation failed; will retry");
             } else {
-                tracing::warn!(reconciler = name, ?key, %error, failures, "keeps failing; will try again");
+                tracing::warn!(reconciler = name, ?key, %error, failures, "a reconciliation keeps failing; will retry");
             }
         }
     }

@@ -37,8 +37,8 @@ impl Informers {
         self.selected(WatchConfig::default())
     }
 
-    /// The same, narrowed by `config` if this is the first call for the kind: on a machine that is only a
-    /// node, the pods bound to it, say.
+    /// [`Self::of`], limited by `config` if this is the first call for the kind: for example, on a machine that is
+    /// only a node, to the pods bound to it.
     pub fn selected<K>(&self, config: WatchConfig) -> Informer<K>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! The informer against an API that is only its wire: lists, watches, outages, a history that is gone.
+//! The informer against a fake API at the HTTP level: lists, watches, outages, a history that is gone.
 
 use std::{
     collections::BTreeMap,
@@ -211,7 +211,7 @@ async fn keeps_the_last_snapshot_while_the_api_is_away() {
     api.put("a", "2");
     api.set_down(false);
     until(&mut changes, || value(&informer, "a").as_deref() == Some("2")).await;
-    assert_eq!(api.state.lock().unwrap().lists, 1, "the watch goes on where it broke off");
+    assert_eq!(api.state.lock().unwrap().lists, 1, "the watch resumes at its last revision");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,7 +273,7 @@ async fn what_environments_are_made_from_is_followed_once_one_is_named() {
     let sources = EnvObjects::create(&informers);
     let mut changes = sources.subscribe();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(api.state.lock().unwrap().lists, 0, "nobody named one");
+    assert_eq!(api.state.lock().unwrap().lists, 0, "no environment refers to one");
     assert!(sources.config_map("ns", "settings").is_none());
 
     sources.follow().await;

@@ -84,7 +84,7 @@ impl RegistryServer {
         Ok(response)
     }
 
-    /// `POST …/blobs/uploads/`: a whole blob, one that is here already, or a session.
+    /// `POST …/blobs/uploads/`: a complete blob, the mount of an existing one, or a new session.
     pub(crate) async fn begin_upload(
         &self,
         name: &RepositoryName,
@@ -147,7 +147,7 @@ impl RegistryServer {
     }
 }
 
-/// A chunk that says where it begins begins at the end of what came.
+/// Checks that a chunk with a range begins at the end of the received bytes.
 async fn continues(upload: &OpenUpload, headers: &HeaderMap) -> Result<(), RegistryRefusal> {
     let Some(range) = headers.get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok()) else {
         return Ok(());
@@ -158,7 +158,7 @@ async fn continues(upload: &OpenUpload, headers: &HeaderMap) -> Result<(), Regis
     if begin == Some(length) {
         return Ok(());
     }
-    let message = format!("the chunk {range:?} does not continue the {length} bytes that came");
+    let message = format!("the chunk {range:?} does not continue the {length} bytes received so far");
     Err(refusal(StatusCode::RANGE_NOT_SATISFIABLE, "BLOB_UPLOAD_INVALID", message))
 }
 
@@ -186,7 +186,7 @@ fn progress(status: StatusCode, name: &RepositoryName, id: Uuid, length: u64) ->
 
 #[derive(Debug, PartialEq, Eq)]
 enum RangeOfBlob {
-    /// None that this registry knows: the whole blob answers it (RFC 9110, section 14.2).
+    /// A range that this registry does not support: the response has the complete blob (RFC 9110, section 14.2).
     Ignored,
     Part {
         from: u64,

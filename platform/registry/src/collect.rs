@@ -1,4 +1,5 @@
-//! Garbage: manifests that no tag and no other manifest names, and contents that no manifest names.
+//! Garbage collection: of manifests that no tag and no other manifest references, and of contents that no manifest
+//! references.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,7 @@ use crate::{manifests::ManifestLinks, names::RepositoryName, store::RegistryStor
 
 /// The time for which a manifest without a tag is kept: pods that run it may be started again by its digest.
 const UNTAGGED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The time for which a content without a manifest is kept: its push may be under way.
+/// The time for which a content without a manifest is kept: its push may be in progress.
 const UNNAMED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// A manifest in a repository.
@@ -55,7 +56,7 @@ fn plan(manifests: &Manifests, now: Timestamp) -> Vec<(RepositoryName, Digest)> 
     manifests.keys().filter(|key| !kept.contains(key)).cloned().collect()
 }
 
-/// Looks once, and removes.
+/// Runs one round of the collection.
 pub(crate) async fn collect(store: &RegistryStore, now: Timestamp) -> io::Result<()> {
     let named = store
         .run(move |store| {
@@ -75,7 +76,8 @@ pub(crate) async fn collect(store: &RegistryStore, now: Timestamp) -> io::Result
         if named.contains(&content.digest) || !is_older(content.created, now, UNNAMED_FOR) {
             continue;
         }
-        // A manifest that names it meanwhile is pushed after its blobs were, or were looked at: that renewed it.
+        // A manifest that references it meanwhile is pushed after its blobs were pushed or checked, which renewed
+        // them.
         if let Removal::SetAside(aside) = store.contents.set_aside(&content.digest, content.created).await? {
             aside.remove().await?;
         }

@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode, header};
 use mayfly_artifacts::UploadError;
 use serde_json::json;
 
-/// A refusal: a status, a code of the specification and words for a person.
+/// A refusal: a status, a code of the specification and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegistryRefusal {
     pub(crate) status: StatusCode,
@@ -35,12 +35,12 @@ impl RegistryRefusal {
 
     pub(crate) fn digest_invalid(text: &str) -> Self {
         let message =
-            format!("{text:?} is no digest that this registry knows: it keeps sha256:<64 hex digits>");
+            format!("{text:?} is not a digest that this registry supports: it uses sha256:<64 hex digits>");
         refusal(StatusCode::BAD_REQUEST, "DIGEST_INVALID", message)
     }
 
     pub(crate) fn unsupported() -> Self {
-        refusal(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", "the registry does not do this")
+        refusal(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", "the registry does not support this operation")
     }
 }
 
@@ -52,7 +52,7 @@ impl From<std::io::Error> for RegistryRefusal {
             }
             kind => {
                 tracing::error!(%error, "the registry's store failed");
-                let message = format!("the registry's store failed ({kind}); the server's log says more");
+                let message = format!("the registry's store failed ({kind}); see the server's log");
                 refusal(StatusCode::INTERNAL_SERVER_ERROR, "UNKNOWN", message)
             }
         }

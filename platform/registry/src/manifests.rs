@@ -1,4 +1,4 @@
-//! Manifests: kept as they come, by digest and by tag; what refers to them.
+//! Manifests: stored unchanged, by digest and by tag; and their referrers.
 
 use axum::{
     body::{Body, Bytes},
@@ -34,7 +34,7 @@ impl ManifestLinks {
     pub(crate) fn of(manifest: &Value) -> Self {
         let digest = |part: &Value| part["digest"].as_str().and_then(|text| text.parse().ok());
         let list = |name: &str| manifest[name].as_array().into_iter().flatten();
-        // Layers that lie elsewhere have addresses of their own, and are never pushed.
+        // Layers with addresses of their own are stored elsewhere, and never pushed.
         let here = |part: &&Value| part["urls"].as_array().is_none_or(|urls| urls.is_empty());
         let layers = list("layers").chain(list("blobs")).filter(here);
         Self {
@@ -132,13 +132,13 @@ impl RegistryServer {
             return Err(RegistryRefusal::digest_invalid(&named.to_string()));
         }
         let manifest: Value =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(format!("is no JSON: {error}")))?;
+            serde_json::from_slice(&bytes).map_err(|error| invalid(format!("is not JSON: {error}")))?;
         let by_header = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let stated = manifest["mediaType"].as_str();
         if let (Some(stated), Some(by_header)) = (stated, by_header)
             && stated != by_header
         {
-            return Err(invalid(format!("says that it is {stated}, and its header {by_header}")));
+            return Err(invalid(format!("states the media type {stated}, and its header {by_header}")));
         }
         let media_type = stated.or(by_header).ok_or_else(|| invalid("has no media type".into()))?.to_owned();
         let links = ManifestLinks::of(&manifest);
@@ -159,7 +159,7 @@ impl RegistryServer {
         Ok(response)
     }
 
-    /// Keeps a manifest whose parts are here. Between the look and the naming nothing is collected.
+    /// Stores a manifest whose parts are present. Excludes the collection between the check and the write.
     async fn keep(
         &self,
         name: &RepositoryName,
@@ -202,7 +202,7 @@ impl RegistryServer {
         }
     }
 
-    /// The manifests that are about this one, as an index.
+    /// The manifests whose subject is this one, as an index.
     pub(crate) async fn referrers(
         &self,
         name: &RepositoryName,

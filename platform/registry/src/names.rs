@@ -125,7 +125,7 @@ pub(crate) fn target(path: &str) -> Result<RegistryRequest, RegistryRefusal> {
 }
 
 pub(crate) fn upload_unknown() -> RegistryRefusal {
-    let message = "there is no such upload: it ended, or nothing came for too long";
+    let message = "there is no such upload: it ended, or was idle for too long";
     refusal(http::StatusCode::NOT_FOUND, "BLOB_UPLOAD_UNKNOWN", message)
 }
 

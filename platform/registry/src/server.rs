@@ -30,7 +30,7 @@ const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 /// The access rule of the registry.
 #[derive(Clone)]
 pub enum RegistryAccess {
-    /// All clients that reach its port, which only this machine does.
+    /// All clients that reach its port, which listens on this machine only.
     Anyone,
     /// Clients that send this token as the password of a login, or as a bearer token.
     Token(String),
@@ -44,7 +44,7 @@ pub struct RegistryServer {
     access: RegistryAccess,
 }
 
-/// The parts of a query that mean something.
+/// The query parameters that the registry supports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RegistryQuery {
     pub(crate) digest: Option<String>,
@@ -55,7 +55,7 @@ pub(crate) struct RegistryQuery {
 }
 
 impl RegistryServer {
-    /// Opens or makes the registry's folder. Blocks while it does.
+    /// Opens or creates the registry's folder. Blocks while it does.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -74,7 +74,7 @@ impl RegistryServer {
             .with_state(self.clone())
     }
 
-    /// Removes what nothing names any more, from time to time, until `stop`.
+    /// Removes unreferenced contents periodically, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -83,7 +83,7 @@ impl RegistryServer {
             }
             self.uploads.forget_idle().await;
             if let Err(error) = collect::collect(&self.store, jiff::Timestamp::now()).await {
-                tracing::warn!(%error, "cannot collect the registry's garbage; will try again");
+                tracing::warn!(%error, "cannot collect the registry's garbage; will retry");
             }
         }
     }
@@ -100,7 +100,7 @@ impl RegistryServer {
             }
             _ => String::new(),
         };
-        // Of digests, whose comparison tells nothing of the token.
+        // Compares digests, so that the time of the comparison is independent of the token.
         let digest = |text: &str| ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
         digest(&password).as_ref() == digest(token).as_ref()
     }
@@ -190,7 +190,7 @@ impl RegistryQuery {
     }
 }
 
-/// Percent-encoding undone.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }

@@ -75,7 +75,7 @@ impl RegistryStore {
         self.repository(name).is_dir()
     }
 
-    /// The tags in order, with what they name.
+    /// The tags in order, with their digests.
     pub(crate) fn tags(&self, name: &RepositoryName) -> io::Result<Vec<(String, Digest)>> {
         let mut tags = Vec::new();
         for tag in file_names(&self.repository(name).join("tags"))? {
@@ -110,7 +110,7 @@ impl RegistryStore {
         Ok(manifests)
     }
 
-    /// Since when a repository has a manifest.
+    /// The time since which a repository has a manifest.
     pub(crate) fn manifest_since(
         &self,
         name: &RepositoryName,
@@ -120,7 +120,8 @@ impl RegistryStore {
         jiff::Timestamp::try_from(fs::metadata(path)?.modified()?).map_err(io::Error::other)
     }
 
-    /// Names a content that is here, durably; the tag last, so that it never leads nowhere.
+    /// Adds a stored content to a repository, durably; the tag is written last, so that it never refers to a missing
+    /// manifest.
     pub(crate) fn add_manifest(
         &self,
         name: &RepositoryName,
@@ -171,7 +172,7 @@ impl RegistryStore {
     }
 }
 
-/// A small file, whole or not at all, and durable.
+/// Writes a small file atomically and durably.
 fn write(folder: &Path, name: &str, text: &str) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let temporary = folder.join(format!(".{name}.{}", uuid::Uuid::new_v4()));
@@ -202,7 +203,7 @@ fn read_if_there(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// The names in a folder that are not of files being written; none when there is no folder.
+/// The names of the complete files in a folder; none when there is no folder.
 fn file_names(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

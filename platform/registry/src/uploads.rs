@@ -1,4 +1,4 @@
-//! Blobs that are arriving: sessions, each with a file that grows.
+//! Uploads of blobs: sessions, each with a file that grows.
 
 use std::{collections::HashMap, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     names::{RepositoryName, upload_unknown},
 };
 
-/// BlobUploads at the same time; each is a file.
+/// The maximum number of concurrent uploads; each is a file.
 const SESSIONS_MAX: usize = 256;
 /// The longest pause of an upload between two chunks.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
@@ -32,7 +32,7 @@ struct Session {
     is_busy: bool,
 }
 
-/// A session that one request has for itself. Dropped, the next one may have it.
+/// The exclusive use of a session by one request. Dropped, the next request can use it.
 pub(crate) struct OpenUpload {
     uploads: BlobUploads,
     id: Uuid,
@@ -58,7 +58,7 @@ impl BlobUploads {
         {
             let mut sessions = self.sessions.lock();
             if sessions.len() >= SESSIONS_MAX {
-                let message = format!("{SESSIONS_MAX} uploads are under way: try again when one has ended");
+                let message = format!("{SESSIONS_MAX} uploads are in progress: retry when one has ended");
                 return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "TOOMANYREQUESTS", message));
             }
             let session = Session { name: name.clone(), touched: Instant::now(), is_busy: true };
@@ -84,7 +84,7 @@ impl BlobUploads {
         Ok(OpenUpload { uploads: self.clone(), id })
     }
 
-    /// Removes uploads for which nothing came for long.
+    /// Removes uploads that have been idle for too long.
     pub(crate) async fn forget_idle(&self) {
         let idle: Vec<Uuid> = {
             let mut sessions = self.sessions.lock();
@@ -113,7 +113,8 @@ impl OpenUpload {
         Ok(fs::metadata(self.path()).await?.len())
     }
 
-    /// Appends a body, and says how much there is then. What came before a failure stays, as its client may continue.
+    /// Appends a body, and returns the new length. Bytes received before a failure are kept, as the client may
+    /// continue.
     pub(crate) async fn append(&self, body: Body) -> Result<u64, RegistryRefusal> {
         let mut length = self.length().await?;
         let mut file = fs::OpenOptions::new().append(true).open(self.path()).await?;
@@ -123,7 +124,7 @@ impl OpenUpload {
                 Ok(chunk) => chunk,
                 Err(error) => {
                     file.flush().await?;
-                    let message = format!("the upload broke off: {error}");
+                    let message = format!("the upload ended early: {error}");
                     return Err(refusal(StatusCode::BAD_REQUEST, "BLOB_UPLOAD_INVALID", message));
                 }
             };

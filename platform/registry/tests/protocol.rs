@@ -57,7 +57,7 @@ impl Registry {
         self.send(Method::GET, path, &[], b"").await
     }
 
-    /// In one piece, as curl would.
+    /// Pushes a blob in one piece, as curl would.
     async fn push_blob(&self, name: &str, content: &[u8]) -> String {
         let digest = Digest::of(content).to_string();
         let path = format!("/v2/{name}/blobs/uploads/?digest={digest}");

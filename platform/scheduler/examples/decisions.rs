@@ -1,6 +1,6 @@
-//! How many placements a second: `cargo run --release -p mayfly-scheduler --example decisions`.
+//! Measures placements per second: `cargo run --release -p mayfly-scheduler --example decisions`.
 //!
-//! 5,000 nodes, every node looked at for every pod. Nothing is bound: this is the planner's own speed.
+//! 5,000 nodes, all examined for every pod. Nothing is bound: this is the speed of the planner alone.
 #![expect(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
 use std::time::Duration;

@@ -33,7 +33,7 @@ impl PolicyObjects {
         self.namespaces.subscribe()
     }
 
-    /// Takes the labels of changed namespaces into the cache.
+    /// Updates the labels of changed namespaces in the cache.
     pub(crate) fn take_namespaces(&self, keys: BTreeSet<ObjectKey>, cache: &mut Cache) -> Effect {
         let mut effect = Effect::None;
         for key in keys {
@@ -44,7 +44,7 @@ impl PolicyObjects {
         effect
     }
 
-    /// The budgets as they are. One whose status is not known allows no disruption.
+    /// The current budgets. One whose status is not known allows no disruption.
     pub(crate) fn budgets(&self) -> Vec<DisruptionBudget> {
         let budgets = self.budgets.list();
         let known = budgets.iter().filter_map(|budget| {

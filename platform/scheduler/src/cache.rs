@@ -21,7 +21,7 @@ use crate::{
     request::{HostPort, PodRequest, is_finished},
 };
 
-/// A node's place in the packed arrays. Given again after the node is gone.
+/// A node's index in the packed arrays. Reused after the node is removed.
 pub type NodeId = usize;
 
 /// One node and the sums over its pods.
@@ -103,7 +103,7 @@ impl Cache {
         changed
     }
 
-    /// A node as the API shows it; `None` when it is gone.
+    /// Sets a node to its state in the API; `None` if it was removed.
     pub fn set_node(&mut self, name: &str, node: Option<&Node>) -> Effect {
         let Some(node) = node else {
             if let Some(id) = self.ids.remove(name) {
@@ -152,14 +152,14 @@ impl Cache {
         Effect::MayFit
     }
 
-    /// A pod as the API shows it; `None` when it is gone.
+    /// Sets a pod to its state in the API; `None` if it was removed.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>) -> Effect {
         let bound = pod.filter(|pod| !is_finished(pod)).and_then(|pod| {
             let node = pod.spec.as_ref()?.node_name.clone().filter(|node| !node.is_empty())?;
             Some((node, pod))
         });
         let Some((node, pod)) = bound else {
-            // An assumed pod is not bound in the API yet: it keeps its place while it exists.
+            // An assumed pod is not bound in the API yet: it keeps its node while it exists.
             let assumed = self.pods.get(key).is_some_and(|held| {
                 held.assumed && pod.is_some_and(|pod| pod.metadata.uid.as_deref() == Some(&held.request.uid))
             });
@@ -192,7 +192,7 @@ impl Cache {
         effect.max(Effect::MayAttract)
     }
 
-    /// The labels of a namespace; `None` when it is gone.
+    /// Sets the labels of a namespace; `None` if it was removed.
     pub fn set_namespace(&mut self, name: &str, labels: Option<&BTreeMap<String, String>>) -> Effect {
         if self.index.set_namespace(name, labels) { Effect::MayFit } else { Effect::None }
     }
@@ -209,14 +209,14 @@ impl Cache {
         self.ids.get(node).copied()
     }
 
-    /// Books a planned pod on its node.
+    /// Assumes a planned pod on its node, which reserves its requests.
     pub fn assume(&mut self, request: &PodRequest, node: &str) {
         self.release(&request.key);
         let (node, request) = (node.into(), Arc::new(request.clone()));
         self.hold(Held { node, request, assumed: true, is_terminating: false });
     }
 
-    /// Takes a pod out as if it were gone, to try what fits without it. [`Cache::put_back`] undoes it.
+    /// Removes a pod temporarily, to test what fits without it. [`Cache::put_back`] undoes it.
     pub(crate) fn take_out(&mut self, key: &ObjectKey) -> Option<TakenOut> {
         let held = self.pods.get(key).cloned()?;
         self.release(key);
@@ -227,7 +227,7 @@ impl Cache {
         self.hold(pod.0);
     }
 
-    /// The binding of an assumed pod failed.
+    /// Removes an assumed pod whose binding failed.
     pub fn forget(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         let assumed = self.pods.get(key).is_some_and(|held| held.assumed && held.request.uid == uid);
         if assumed { self.release(key) } else { Effect::None }

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::request::PodRequest;
 
-/// The pods to delete, as they were seen, and the pod that they make room for.
+/// The pods to delete, as they were observed, and the pod that they make room for.
 pub(crate) struct Eviction {
     request: PodRequest,
     node: String,
@@ -24,7 +24,7 @@ pub(crate) struct Eviction {
 }
 
 impl Eviction {
-    /// Victims that are gone or end already are left out.
+    /// Victims that are removed or terminating already are left out.
     pub(crate) fn new(
         request: &PodRequest,
         node: String,
@@ -51,7 +51,7 @@ impl Eviction {
         for victim in &self.victims {
             if let Err(error) = evict(&client, victim).await {
                 let pod = victim.metadata.name.as_deref().unwrap_or_default();
-                tracing::warn!(pod, %error, "could not preempt a pod; will try again");
+                tracing::warn!(pod, %error, "cannot preempt a pod; will retry");
             }
         }
         let key = &self.request.key;
@@ -59,7 +59,7 @@ impl Eviction {
         let patch =
             json!({"metadata": {"uid": self.request.uid}, "status": {"nominatedNodeName": self.node}});
         if let Err(error) = api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-            tracing::debug!(pod = %key, %error, "could not write the nominated node");
+            tracing::debug!(pod = %key, %error, "cannot write the nominated node");
         }
     }
 }
@@ -79,11 +79,11 @@ async fn evict(client: &Client, victim: &Pod) -> kube::Result<()> {
         last_transition_time: Some(Time(Timestamp::now())),
         ..PodCondition::default()
     });
-    // Of the pod as it was seen: a status that changed meanwhile is not overwritten. The condition is for readers.
+    // Conditional on the observed version: a newer status is not overwritten. The condition is informational.
     let seen = json!({"uid": victim.metadata.uid, "resourceVersion": victim.metadata.resource_version});
     let patch = Patch::Merge(json!({"metadata": seen, "status": {"conditions": conditions}}));
     if let Err(error) = api.patch_status(name, &PatchParams::default(), &patch).await {
-        tracing::debug!(pod = name, %error, "could not mark a pod as a disruption target");
+        tracing::debug!(pod = name, %error, "cannot mark a pod as a disruption target");
     }
     let preconditions = Preconditions { uid: victim.metadata.uid.clone(), resource_version: None };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };

@@ -1,8 +1,8 @@
 //! The gangs that hold nodes: a plain struct, no locks, no async; time comes in as an argument.
 //!
-//! A gang is planned as one decision (`state.rs`), so that no plan leaves a part of it. A part can still hold nodes when
-//! a binding fails or a pod is lost later: a gang that stays incomplete for its timeout while another pod of it waits
-//! gives its nodes back, so that two such gangs cannot block each other for ever.
+//! A gang is planned as one decision (`state.rs`), so that no plan leaves a part of it. A part can still hold nodes
+//! when a binding fails or a pod is lost later: a gang that stays incomplete for its timeout while another pod of it
+//! waits gives its nodes back, so that two such gangs cannot block each other for ever.
 //!
 //! ```text
 //!   absent ──(plan of all members)──▶ complete ◀──────────────┐ a pod is placed again
@@ -46,12 +46,12 @@ struct PlacedGang {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GangMember {
     pub uid: String,
-    /// It holds its node no more.
+    /// Whether it has succeeded, and holds its node no more.
     pub succeeded: bool,
 }
 
 impl Gangs {
-    /// A pod as the API shows it; `None` when it is gone.
+    /// Records the state of a pod in the API; `None` if it was removed.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
         let placed = pod.and_then(|pod| {
             let node = pod.spec.as_ref()?.node_name.as_deref().filter(|node| !node.is_empty());
@@ -67,7 +67,7 @@ impl Gangs {
         }
     }
 
-    /// A pod of the gang has a node.
+    /// Records that a pod of the gang has a node.
     pub fn place(&mut self, gang: &Gang, key: &ObjectKey, member: GangMember, now: Instant) {
         if self.gang_of.get(key).is_some_and(|known| *known != gang.key) {
             self.remove(key, now);
@@ -84,7 +84,7 @@ impl Gangs {
         placed.judge(now);
     }
 
-    /// A pod of a gang lost its node.
+    /// Records that a pod of a gang lost its node.
     pub fn remove(&mut self, key: &ObjectKey, now: Instant) {
         let Some(gang) = self.gang_of.remove(key) else { return };
         let Some(placed) = self.placed.get_mut(&gang) else { return };
@@ -100,13 +100,13 @@ impl Gangs {
         self.placed.get(gang).map_or(0, |placed| placed.members.len())
     }
 
-    /// When a gang has been incomplete for its timeout.
+    /// The time at which a gang will have been incomplete for its timeout.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.placed.values().filter_map(PlacedGang::deadline).min()
     }
 
-    /// The pods that hold nodes of gangs whose timeout is over; `waits` tells whether a pod of the gang waits for a
-    /// node. Each gang has its whole timeout again.
+    /// The pods that hold nodes of gangs whose timeout is over; `waits` returns whether a pod of the gang waits for a
+    /// node. The timeout of each of these gangs starts again.
     pub fn overdue(&mut self, now: Instant, waits: impl Fn(&GangKey) -> bool) -> Vec<(ObjectKey, String)> {
         let mut released = Vec::new();
         for (key, gang) in &mut self.placed {

@@ -1,9 +1,10 @@
 //! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
 //! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
-//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU and
-//! memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2, the rules
-//! about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision, where it is warm.
+//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU
+//! and memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2,
+//! the rules about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision,
+//! where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,7 +18,7 @@ use crate::{
     topology::TopologyRules,
 };
 
-/// Weights, in the scale where a whole score is 100.
+/// Weights, on the scale on which the maximum score is 100.
 const TAINT_WEIGHT: f32 = 3.0;
 const AFFINITY_WEIGHT: f32 = 2.0;
 const REVISION_BONUS: f32 = 100.0;
@@ -35,14 +36,14 @@ pub enum Decision {
     Unschedulable(FitError),
 }
 
-/// Why no node takes the pod: the number of nodes, and of those with each reason.
+/// The reason why no node takes the pod: the number of nodes, and of those with each reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitError {
     pub nodes: usize,
     pub reasons: BTreeMap<String, usize>,
     /// The reason that excludes every node, independent of the nodes.
     pub blocked: Option<String>,
-    /// Of a pod of a gang: of how many of its pods there is room, or that have a node, and how many it has.
+    /// For a pod of a gang: the number of its pods that fit or have a node, and its size.
     pub gang: Option<(usize, usize)>,
 }
 
@@ -73,14 +74,14 @@ impl fmt::Display for FitError {
     }
 }
 
-/// The amounts a pod asks for, each with the column of what is free.
+/// The amounts that a pod requests, each with the column of the free amounts.
 type Wanted<'a> = Vec<(u64, Option<&'a [u64]>)>;
 
 struct Scan<'a> {
     snapshot: &'a Snapshot,
     verdicts: &'a Verdicts,
     rules: &'a TopologyRules,
-    /// By verdict: its part of the score, or `None` when it is a misfit.
+    /// By verdict: the static part of the score, or `None` for a misfit.
     static_scores: Vec<Option<f32>>,
     wanted: Wanted<'a>,
     request: &'a PodRequest,
@@ -89,12 +90,12 @@ struct Scan<'a> {
 }
 
 impl Planner {
-    /// Where the next scan starts.
+    /// The position at which the next scan starts.
     pub(crate) fn start(&self) -> usize {
         self.start
     }
 
-    /// Finds the best node. Snapshot and index are only changed by what they remember of constraints.
+    /// Finds the best node. Changes only the caches for constraints in snapshot and index.
     pub fn plan(&mut self, snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest) -> Decision {
         let verdicts = snapshot.verdicts(&request.constraints);
         let rules = TopologyRules::of(snapshot, &verdicts, index, request);
@@ -131,7 +132,7 @@ impl Planner {
     }
 }
 
-/// Whether one node takes the pod as things are.
+/// Whether a node takes the pod in the current state.
 pub(crate) fn fits(snapshot: &mut Snapshot, index: &mut PodIndex, request: &PodRequest, id: NodeId) -> bool {
     let verdicts = snapshot.verdicts(&request.constraints);
     let rules = TopologyRules::of(snapshot, &verdicts, index, request);
@@ -201,7 +202,7 @@ impl<'a> Scan<'a> {
         self.request.host_ports.iter().any(conflicts)
     }
 
-    /// Looks at every node again, slowly, and says what is in the way.
+    /// Examines every node again, without shortcuts, and counts the reasons why none fits.
     fn explain(&self) -> FitError {
         let mut error = FitError { nodes: self.snapshot.node_count, ..FitError::default() };
         for (id, facts) in self.snapshot.facts.iter().enumerate() {

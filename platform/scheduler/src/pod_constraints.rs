@@ -23,7 +23,7 @@ const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 const HOST_SKEW_DEFAULT: u32 = 3;
 const ZONE_SKEW_DEFAULT: u32 = 5;
 
-/// What a pod demands and prefers of the pods around it. Empty for most pods.
+/// The requirements and preferences of a pod about other pods. Empty for most pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodConstraints {
     /// One filter for all required affinity terms: upstream counts only pods that match every term.
@@ -66,9 +66,9 @@ pub(crate) struct SpreadConstraint {
 /// A set of pods.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PodFilter {
-    /// Those of one controller, by its uid.
+    /// The pods of one controller, by its uid.
     Owner(String),
-    /// Those that match every part.
+    /// The pods that match every part.
     Parts(Vec<FilterPart>),
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct FilterPart {
     selector: Option<Selector>,
 }
 
-/// The properties of a pod that filters look at.
+/// The properties of a pod that filters read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodTraits {
     pub(crate) namespace: String,

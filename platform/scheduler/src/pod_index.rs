@@ -1,5 +1,5 @@
-//! Bound pods by node, and how many of each set of pods a node has: what affinity, anti-affinity and spread constraints
-//! are evaluated on. A plain struct, kept up to date by the cache.
+//! Bound pods by node, and how many of each set of pods a node has, for the evaluation of affinity, anti-affinity and
+//! spread constraints. A plain struct, kept up to date by the cache.
 //!
 //! A filter that a planned pod asks for is counted once over all pods and incrementally after that. Terms that bound
 //! pods carry (their anti-affinity holds for pods that come later) are counted as long as a pod carries them.
@@ -17,8 +17,8 @@ use crate::{
     request::PodRequest,
 };
 
-/// Filters that are counted at the same time; the one that was not used for the longest time makes room. Each pod that
-/// is bound is compared with all of them.
+/// Filters that are counted at the same time; the least recently used one is evicted. Each pod that is bound is
+/// compared with all of them.
 const FILTERS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ pub(crate) type NodeCounts = HashMap<NodeId, u32>;
 #[derive(Clone, Debug)]
 pub(crate) struct IndexedPod {
     pub(crate) request: Arc<PodRequest>,
-    /// Deleted, and not gone yet: spread constraints do not count it.
+    /// Marked for deletion: spread constraints do not count it.
     pub(crate) is_terminating: bool,
 }
 
@@ -91,7 +91,8 @@ impl PodIndex {
         self.nodes.get(node).into_iter().flat_map(BTreeMap::values)
     }
 
-    /// The labels of a namespace; `None` when it is gone. Returns whether a bound or planned pod's constraints read them.
+    /// Sets the labels of a namespace; `None` if it was removed. Returns whether a bound or planned pod's constraints
+    /// read them.
     pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<&Labels>) -> bool {
         let before = match labels {
             Some(labels) if self.namespaces.get(name) == Some(labels) => return false,

@@ -1,4 +1,4 @@
-//! Which pods of lower priority make room for a pod that fits nowhere.
+//! Decides which pods of lower priority are deleted for a pod that fits nowhere.
 //!
 //! Candidates are nodes where the pod fits once all pods of lower priority are gone. Of those pods as many as possible
 //! stay, those first whose disruption budget would be violated, then those of higher priority. The best candidate
@@ -193,7 +193,8 @@ fn try_node(
     Some(candidate)
 }
 
-/// The pods that stay if they can, first the first: those whose budgets would be violated, then by priority and age.
+/// The pods in the order in which they are reprieved: those whose budgets would be violated, then by priority and
+/// age.
 fn in_order_of_reprieve(mut pods: Vec<TakenOut>, budgets: &[DisruptionBudget]) -> Vec<(TakenOut, bool)> {
     let age = |pod: &PodRequest| (Reverse(pod.priority), pod.started.is_none(), pod.started);
     pods.sort_by_key(|pod| age(pod.request()));

@@ -7,7 +7,7 @@
 //!     │                   ▼                                  │
 //!     └───────────── backing off ◀───────────────────────────┘
 //! ```
-//! Active pods go by priority, then by when they came. (Shape: upstream `pkg/scheduler/backend/queue`.)
+//! Active pods are ordered by priority, then by arrival. (Shape: upstream `pkg/scheduler/backend/queue`.)
 
 use std::{
     cmp::Reverse,
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::{cache::Effect, request::PodRequest};
 
-/// Pauses between tries of one pod: the first, doubled up to the most.
+/// Pauses between attempts for one pod: the first, doubled up to the maximum.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(10) };
 /// After this long an unschedulable pod is tried again even if nothing seems to have changed.
 const UNSCHEDULABLE_MOST: Duration = Duration::from_secs(300);
@@ -31,7 +31,7 @@ pub struct Queue {
     waiting: HashMap<ObjectKey, Waiting>,
     active: BTreeSet<Turn>,
     later: BTreeSet<(Instant, ObjectKey)>,
-    /// The pods of each gang, wherever they are.
+    /// The pods of each gang, in any state.
     gangs: HashMap<GangKey, BTreeSet<ObjectKey>>,
     arrivals: u64,
     /// Raised whenever something changed that may let a pod fit.
@@ -45,7 +45,7 @@ struct Waiting {
     request: PodRequest,
     arrival: u64,
     attempts: u32,
-    /// When its back-off ends.
+    /// The time at which its back-off ends.
     rested: Option<Instant>,
     place: Place,
 }
@@ -76,7 +76,7 @@ impl Queue {
         self.waiting.is_empty()
     }
 
-    /// A pod that wants a node, as it is now; `None` when it is gone or wants none any more.
+    /// Sets the current request of a pod that needs a node; `None` if it was removed or needs none any more.
     pub fn set(&mut self, key: &ObjectKey, request: Option<PodRequest>) {
         let Some(request) = request else {
             self.take(key);
@@ -117,7 +117,7 @@ impl Queue {
         self.gangs.get(gang).map_or(0, BTreeSet::len)
     }
 
-    /// Takes pods of a gang out to be planned, the oldest first, whether they rest or not.
+    /// Takes pods of a gang out to be planned, the oldest first, backing off or not.
     pub fn take_gang(&mut self, gang: &GangKey, count: usize) -> Vec<Popped> {
         let keys: Vec<_> = self.gangs.get(gang).into_iter().flatten().cloned().collect();
         let arrival = |key: &ObjectKey| self.waiting.get(key).map_or(u64::MAX, |waiting| waiting.arrival);
@@ -131,7 +131,7 @@ impl Queue {
         Some(Popped { request, arrival, attempts: attempts + 1, changes: self.changes })
     }
 
-    /// No node fits it now.
+    /// Returns a pod that fits no node now.
     pub fn unschedulable(&mut self, popped: Popped, now: Instant) {
         let rested = now + BACKOFF.full(popped.attempts);
         let changed = popped.changes != self.changes;
@@ -140,13 +140,13 @@ impl Queue {
         self.put_back(popped, place, rested);
     }
 
-    /// Something went wrong that time may heal.
+    /// Returns a pod after a failure that may be temporary.
     pub fn failed(&mut self, popped: Popped, now: Instant) {
         let rested = now + BACKOFF.full(popped.attempts);
         self.put_back(popped, Place::BackingOff(rested), rested);
     }
 
-    /// Tries pods again that a change may let fit.
+    /// Requeues pods that a change may let fit.
     pub fn apply(&mut self, effect: Effect, now: Instant) {
         match effect {
             Effect::None => {}
@@ -155,7 +155,7 @@ impl Queue {
         }
     }
 
-    /// Something changed that may let a pod fit.
+    /// Requeues pods after a change that may let one fit.
     pub fn may_fit(&mut self, now: Instant) {
         self.retry(now, |_| true);
     }
@@ -178,7 +178,7 @@ impl Queue {
         }
     }
 
-    /// When a pod becomes active by time alone.
+    /// The next time at which a pod becomes active without a change.
     pub fn next_wake(&self) -> Option<Instant> {
         self.later.first().map(|(at, _)| *at)
     }

@@ -1,4 +1,4 @@
-//! Decisions without an API: for tests, benchmarks and questions of "what if".
+//! Decisions without an API: for tests, benchmarks and what-if analyses.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,19 +26,19 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// A node as the API would show it; `None` when it is gone.
+    /// Sets a node, as the API would; `None` if it was removed.
     pub fn set_node(&mut self, name: &str, node: Option<&Node>, now: Instant) {
         let effect = self.state.cache.set_node(name, node);
         self.apply(effect, now);
     }
 
-    /// A pod as the API would show it; `None` when it is gone.
+    /// Sets a pod, as the API would; `None` if it was removed.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
         let effect = self.state.take_pod(key, pod, VolumeNeeds::default(), now);
         self.apply(effect, now);
     }
 
-    /// The binding of a placed pod failed.
+    /// Reports that the binding of a placed pod failed.
     pub fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) {
         let effect = self.state.forget(key, uid, now);
         self.apply(effect, now);
@@ -70,7 +70,7 @@ impl Rehearsal {
         self.state.preempt(&PodRequest::of(pod), || budgets.to_vec())
     }
 
-    /// The labels of a namespace.
+    /// Sets the labels of a namespace.
     pub fn set_namespace(&mut self, name: &str, labels: &BTreeMap<String, String>, now: Instant) {
         let effect = self.state.cache.set_namespace(name, Some(labels));
         self.apply(effect, now);

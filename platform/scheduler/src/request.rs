@@ -32,7 +32,7 @@ pub struct PodRequest {
     pub uid: String,
     pub priority: i32,
     pub amounts: Amounts,
-    /// CPU and memory for scores: with an assumption where nothing is asked.
+    /// CPU and memory for scores; absent requests are replaced by assumed ones.
     pub cpu_millis_scored: u64,
     pub memory_bytes_scored: u64,
     pub host_ports: Vec<HostPort>,
@@ -42,23 +42,23 @@ pub struct PodRequest {
     pub constraints: Arc<Constraints>,
     /// The gang that it is placed with.
     pub gang: Option<Arc<Gang>>,
-    /// Why it cannot be placed at all, whatever the nodes are.
+    /// The reason why it cannot be placed on any node.
     pub refused: Option<String>,
     /// The constraints by its claims; empty until [`PodRequest::with_volumes`].
     pub volumes: Arc<VolumeNeeds>,
-    /// The constraints on the pods around it.
+    /// The constraints on other pods.
     pub(crate) others: Arc<PodConstraints>,
-    /// What the constraints of other pods look at.
+    /// The traits that the constraints of other pods read.
     pub(crate) traits: Arc<PodTraits>,
     /// Whether pods of lower priority may be deleted to make room for it.
     pub(crate) may_preempt: bool,
     /// The node that it preempted pods on.
     pub(crate) nominated_node: Option<String>,
-    /// When a bound pod started; the youngest victims are preferred. `None`: not started.
+    /// The start of a bound pod; the youngest victims are preferred. `None`: not started.
     pub(crate) started: Option<Timestamp>,
 }
 
-/// A port of the node that a container wants for itself.
+/// A port of the node that a container uses exclusively.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
     pub protocol: String,
@@ -68,7 +68,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Whether both cannot be had on one node.
+    /// Whether the ports cannot both be used on one node.
     pub fn conflicts(&self, other: &Self) -> bool {
         let any = |address: &str| address.is_empty() || address == "0.0.0.0";
         self.port == other.port
@@ -113,7 +113,7 @@ impl PodRequest {
         }
     }
 
-    /// Whether something else than nodes keeps it from being placed.
+    /// Whether it cannot be placed for a reason other than the nodes.
     pub(crate) fn is_blocked(&self) -> bool {
         self.refused.is_some() || self.volumes.blocked.is_some()
     }
@@ -133,7 +133,7 @@ pub fn wants_node(pod: &Pod) -> bool {
     !bound && ours && !gated && pod.metadata.deletion_timestamp.is_none() && !is_finished(pod)
 }
 
-/// Whether a pod gave its resources back.
+/// Whether a pod has finished and released its resources.
 pub fn is_finished(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))

@@ -1,4 +1,4 @@
-//! The scheduler's task: changes in, decisions out, bindings beside it.
+//! The scheduler's task: processes changes, decides, and runs bindings beside it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -43,11 +43,12 @@ use crate::{
 /// The configuration of the scheduler.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Bindings on their way to the API at the same time.
+    /// The maximum number of concurrent bindings.
     pub bindings_max: usize,
-    /// Pods planned before changes are looked at again.
+    /// Pods planned before changes are processed again.
     pub batch_max: usize,
-    /// Failure reports and preemptions on their way to the API at the same time; past that, both wait for the next try.
+    /// The maximum number of concurrent failure reports and preemptions; beyond it, both wait for the pod's next
+    /// attempt.
     pub reports_max: usize,
     /// The longest wait of a stop for bindings in progress.
     pub drain_timeout: Duration,
@@ -67,12 +68,12 @@ pub struct Scheduler {
     nodes: Informer<Node>,
     storage: Storage,
     policies: PolicyObjects,
-    /// Pods that wait for a node and have claims: looked at again when any claim, volume or class changes.
+    /// Pods that wait for a node and have claims: reconsidered when any claim, volume or class changes.
     with_claims: BTreeSet<ObjectKey>,
     state: SchedulerState,
 }
 
-/// Bindings on their way to the API.
+/// Bindings in progress.
 #[derive(Default)]
 struct Bindings {
     tasks: JoinSet<kube::Result<()>>,
@@ -105,7 +106,7 @@ impl Bindings {
         self.bound(joined)
     }
 
-    /// One that has ended already.
+    /// A binding that has ended already.
     fn ended(&mut self) -> Option<Bound> {
         let joined = self.tasks.try_join_next_with_id()?;
         self.bound(joined)
@@ -131,7 +132,7 @@ impl Scheduler {
         Self { config, client, pods, nodes, storage, policies, with_claims: BTreeSet::new(), state }
     }
 
-    /// Runs until `stop`, then waits for the bindings under way.
+    /// Runs until `stop`, then waits for bindings in progress.
     pub async fn run(mut self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "default-scheduler", None, stop.clone());
         let synced = async {
@@ -178,7 +179,7 @@ impl Scheduler {
         }
         let drained = async { while bindings.next().await.is_some() {} };
         if tokio::time::timeout(self.config.drain_timeout, drained).await.is_err() {
-            tracing::warn!("stopped with bindings under way; their pods will be placed at the next start");
+            tracing::warn!("stopped with bindings in progress; their pods will be placed at the next start");
         }
     }
 
@@ -248,7 +249,7 @@ impl Scheduler {
                 bindings.spawn(popped, node, binding);
             }
             Decision::Unschedulable(error) if reports.len() >= self.config.reports_max => {
-                tracing::debug!(pod = %popped.request.key, %error, "a report waits for the next try");
+                tracing::debug!(pod = %popped.request.key, %error, "a report waits for the pod's next attempt");
                 self.state.queue.failed(popped, now);
             }
             Decision::Unschedulable(error) => {
@@ -263,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Searches pods to delete for one that fits nowhere, and starts to delete them.
+    /// Searches victims for a pod that fits nowhere, and starts to delete them.
     fn preempt(
         &mut self,
         request: &PodRequest,
@@ -318,7 +319,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the pod's readers why it has no node: a condition, and an event.
+    /// Reports why a pod has no node, in a condition and an event.
     fn report(
         &self,
         request: &PodRequest,
@@ -339,7 +340,7 @@ impl Scheduler {
         reports.spawn(async move {
             let result = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
             if let Err(error) = result {
-                tracing::debug!(pod = name, %error, "could not report that a pod has no node");
+                tracing::debug!(pod = name, %error, "cannot report that a pod has no node");
             }
         });
     }
@@ -375,7 +376,7 @@ fn bind(
 /// The event and condition of a pod that is removed with its incomplete gang.
 const RELEASED: &str = "other pods of its gang have had no node for too long; the gang gives its nodes back";
 
-/// Removes pods, one after the other; a failure is made up for at the gang's next timeout.
+/// Removes pods, one after the other; a failure is retried at the gang's next timeout.
 async fn release(client: Client, pods: Vec<(ObjectKey, String)>) {
     for (key, uid) in pods {
         let api: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
@@ -395,32 +396,32 @@ async fn release(client: Client, pods: Vec<(ObjectKey, String)>) {
         };
         let deleted = api.delete(&key.name, &only).await;
         if let Some(error) = marked.err().or(deleted.err()) {
-            tracing::debug!(pod = %key, %error, "could not remove a pod of an incomplete gang");
+            tracing::debug!(pod = %key, %error, "cannot remove a pod of an incomplete gang");
         }
     }
 }
 
-/// Names the chosen node on the claims that wait for it. Their change, once they are bound, brings the pod back.
+/// Sets the chosen node on the claims that wait for it. Their change, once they are bound, requeues the pod.
 async fn select_node(client: Client, volumes: Arc<VolumeNeeds>, node: String) {
     for claim in volumes.unbound.iter().filter(|claim| claim.selected_node.is_none()) {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &claim.key.namespace);
         let annotations = json!({ANNOTATION_SELECTED_NODE: node});
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
         if let Err(error) = api.patch(&claim.key.name, &PatchParams::default(), &patch).await {
-            tracing::debug!(claim = %claim.key, %error, "could not name the node of a claim; the next try does");
+            tracing::debug!(claim = %claim.key, %error, "cannot set the node of a claim; will retry");
         }
     }
 }
 
-/// Adds to the pod's conditions why it has no node; `None` when they say so already. Of the pod as it was seen: the
-/// API refuses it for one that was bound meanwhile.
+/// A patch with the reason why the pod has no node; `None` if its conditions have it already. Conditional on the
+/// observed version: the API refuses it for a pod that was bound meanwhile.
 fn unschedulable(pod: &Pod, message: &str) -> Option<Value> {
     let conditions = with_unschedulable(pod, message)?;
     let seen = json!({"uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version});
     Some(json!({"metadata": seen, "status": {"conditions": conditions}}))
 }
 
-/// The pod's conditions with the one that says why it has no node; `None` when they say so already.
+/// The pod's conditions with the reason why it has no node; `None` if they have it already.
 fn with_unschedulable(pod: &Pod, message: &str) -> Option<Vec<PodCondition>> {
     let mut conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let known = conditions.iter().find(|condition| condition.type_ == "PodScheduled");

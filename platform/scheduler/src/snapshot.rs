@@ -1,4 +1,4 @@
-//! The cache, packed for scanning: one array per quantity, one place per node.
+//! The cache, packed for scanning: one array per quantity, one element per node.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,7 +32,7 @@ pub struct Snapshot {
     revisions_on: Vec<Vec<Arc<str>>>,
     /// The most recently used last.
     verdicts: Vec<(Arc<Constraints>, Arc<Verdicts>)>,
-    /// By node label. Made when a rule asks for the label, dropped when a node's labels change.
+    /// By node label. Built when a rule reads the label, dropped when a node's labels change.
     domains: HashMap<String, Arc<DomainColumn>>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Share {
 pub(crate) struct Verdicts {
     /// By node: an index into `table`.
     pub(crate) of_node: Vec<u32>,
-    /// The different verdicts there are; few.
+    /// The distinct verdicts, of which there are few.
     pub(crate) table: Vec<FitVerdict>,
 }
 
@@ -106,7 +106,7 @@ impl Share {
 }
 
 impl Snapshot {
-    /// Takes over what changed in the cache.
+    /// Applies the changes of the cache.
     pub fn update(&mut self, cache: &mut Cache) {
         for id in cache.take_changed() {
             self.take(id, cache.slots().get(id).and_then(Option::as_ref));
@@ -198,7 +198,7 @@ impl Snapshot {
         column
     }
 
-    /// The verdicts on all nodes, from the last time or made now.
+    /// The verdicts on all nodes, cached or computed now.
     pub(crate) fn verdicts(&mut self, constraints: &Arc<Constraints>) -> Arc<Verdicts> {
         let same = |known: &Arc<Constraints>| Arc::ptr_eq(known, constraints) || known == constraints;
         if let Some(at) = self.verdicts.iter().position(|(known, _)| same(known)) {

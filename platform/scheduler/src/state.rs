@@ -23,12 +23,12 @@ pub(crate) struct SchedulerState {
     pub(crate) gangs: Gangs,
     snapshot: Snapshot,
     planner: Planner,
-    /// Pods that wait for victims to end, with their nodes: pods of lower priority leave that room to them.
+    /// Pods that wait for victims to end, with their nodes, where pods of lower priority must leave room for them.
     nominated: HashMap<ObjectKey, (PodRequest, String)>,
 }
 
 impl SchedulerState {
-    /// A pod as the API shows it, and what its claims demand.
+    /// Sets a pod to its state in the API, with the constraints of its claims.
     pub(crate) fn take_pod(
         &mut self,
         key: &ObjectKey,
@@ -39,7 +39,7 @@ impl SchedulerState {
         let effect = self.cache.set_pod(key, pod);
         let waiting = pod.filter(|pod| wants_node(pod));
         let waiting = waiting.map(|pod| PodRequest::of(pod).with_volumes(volumes));
-        // One that is assumed has its node already; its binding is on the way.
+        // An assumed pod has a node already; its binding is in progress.
         let is_assumed = waiting.as_ref().is_some_and(|request| self.cache.holds(key, &request.uid));
         if !is_assumed {
             self.gangs.set_pod(key, pod, now);
@@ -57,14 +57,14 @@ impl SchedulerState {
         effect
     }
 
-    /// The binding of an assumed pod failed.
+    /// Removes an assumed pod whose binding failed.
     pub(crate) fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) -> Effect {
         self.gangs.remove(key, now);
         self.cache.forget(key, uid)
     }
 
-    /// Decides about the next pod, and books it on its node; about several pods, all of one gang, where the gang is
-    /// placed together. A pod whose claims have to be bound first is not booked, and decided again after that.
+    /// Decides about the next pod, and assumes it on its node; about several pods, all of one gang, where the gang is
+    /// placed together. A pod whose claims have to be bound first is not assumed, and decided again after that.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Vec<(Popped, Decision)>> {
         let popped = self.queue.pop(now)?;
         let gang = popped.request.gang.clone();
@@ -105,7 +105,7 @@ impl SchedulerState {
         decision
     }
 
-    /// Searches pods to delete for one that no node takes, and keeps the room that they leave for it.
+    /// Searches victims for a pod that no node takes, and reserves the room that they leave for it.
     pub(crate) fn preempt(
         &mut self,
         request: &PodRequest,
@@ -127,7 +127,7 @@ impl SchedulerState {
         found
     }
 
-    /// Books nominated pods that a pod of this priority has to leave room for.
+    /// Assumes nominated pods that a pod of this priority has to leave room for.
     fn reserve_nominated(&mut self, request: &PodRequest) -> Vec<(ObjectKey, String)> {
         let others = self.nominated.values().filter(|(other, _)| {
             other.uid != request.uid
@@ -149,7 +149,7 @@ impl SchedulerState {
         }
     }
 
-    /// Plans the members that complete a gang: all of them are booked, or none.
+    /// Plans the members that complete a gang: all of them are assumed, or none.
     fn decide_gang(&mut self, gang: &Gang, members: Vec<Popped>, now: Instant) -> Vec<(Popped, Decision)> {
         let placed = self.gangs.count(&gang.key);
         let reserved =

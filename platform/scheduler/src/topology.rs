@@ -1,4 +1,4 @@
-//! The rules of one pod about the pods around it, evaluated over all nodes: which nodes they exclude, and a score.
+//! The rules of one pod about other pods, evaluated over all nodes: which nodes they exclude, and a score.
 //!
 //! Pure: snapshot and index in, a verdict by node out. Sources: upstream's plugins `interpodaffinity` and
 //! `podtopologyspread`. Scores are normalised over the nodes that neither the pod's node constraints nor these rules
@@ -14,13 +14,13 @@ use crate::{
     snapshot::{DomainColumn, Snapshot, Verdicts},
 };
 
-/// Weights of both plugins (upstream's default), in the scale where a whole score is 100.
+/// Weights of both plugins (upstream's default), on the scale on which the maximum score is 100.
 const AFFINITY_WEIGHT: f32 = 2.0;
 const SPREAD_WEIGHT: f32 = 2.0;
 /// The weight of a bound pod's required affinity for a pod that matches it (upstream: `HardPodAffinityWeight`).
 const REQUIRED_AFFINITY_WEIGHT: i64 = 1;
 
-/// Why the pods around a node exclude it. The words are upstream's.
+/// The reason why pods exclude a node. The words are upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TopologyMisfit {
     SpreadLabel,
@@ -279,7 +279,8 @@ impl Evaluation<'_> {
     }
 }
 
-/// By domain: whether one of its nodes has a counted pod. Nodes without the label have the domain 0, which never has.
+/// By domain: whether one of its nodes has a counted pod. Nodes without the label have the domain 0, which never has
+/// one.
 fn presence(counts: &NodeCounts, column: &DomainColumn) -> Vec<bool> {
     sums(counts, column).into_iter().map(|sum| sum > 0).collect()
 }

@@ -1,4 +1,4 @@
-//! What the claims of a pod demand of its node. Pure. (Behaviour: upstream
+//! The constraints of a pod's claims on its node. Pure. (Behaviour: upstream
 //! `pkg/scheduler/framework/plugins/{volumebinding,volumezone,volumerestrictions}`.)
 //!
 //! A bound claim brings the node affinity of its volume. A claim that waits for its first consumer is bound after the
@@ -34,10 +34,10 @@ pub trait VolumeObjects {
     fn is_used(&self, claim: &ObjectKey, except: &ObjectKey) -> bool;
 }
 
-/// The demands of all of a pod's claims.
+/// The constraints by all of a pod's claims.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VolumeNeeds {
-    /// Why no node will do until a claim changes.
+    /// The reason why no node fits until a claim changes.
     pub blocked: Option<String>,
     /// The node affinities of bound volumes: all must match.
     pub affinities: Vec<NodeSelector>,
@@ -49,7 +49,7 @@ pub struct VolumeNeeds {
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnboundClaim {
     pub key: ObjectKey,
-    /// Chosen already.
+    /// The node that was chosen already.
     pub selected_node: Option<String>,
     /// The topologies in which a volume can be made; `None`: in none, as the class has no provisioner. An empty list
     /// is everywhere.
@@ -153,7 +153,7 @@ impl VolumeNeeds {
         *self == Self::default()
     }
 
-    /// Why the volumes cannot be used on a node.
+    /// The reason why the volumes cannot be used on a node.
     pub fn misfit(&self, node: &NodeFacts) -> Option<&'static str> {
         if !self.affinities.iter().all(|affinity| node.matches_selector(affinity)) {
             return Some(AFFINITY_CONFLICT);

@@ -343,7 +343,8 @@ fn affinity_places_pods_in_the_domain_of_others() {
              pod second label:app=web near:app=web@zone
              decide"
         ),
-        // A pod that matches its own term starts the group; one that does not waits for another pod. Node x has no zone.
+        // A pod that matches its own term starts the group; one that does not waits for another pod. Node x has no
+        // zone.
         "alone: 0/4 nodes are available: 4 node(s) didn't match pod affinity rules.
          first -> a1
          db -> a2
@@ -452,7 +453,7 @@ fn preemption_deletes_the_fewest_pods_of_the_lowest_priority() {
          preempt small
          pod never cpu=5 priority=10
          preempt never",
-        // By priority: low4 -> a, low3 -> b, low2 -> a or b.
+        // The pods are placed by priority: low4 -> a, low3 -> b, low2 -> a or b.
         "low4 -> a
          low3 -> b
          low2 -> a

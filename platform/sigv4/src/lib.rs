@@ -75,13 +75,13 @@ pub fn sign(
 }
 
 fn set(request: &mut Parts, name: HeaderName, value: &str) {
-    // Only what an operator configured can be no header's value; then the service refuses the request.
+    // Only an operator's configuration can have an invalid header value; then the service refuses the request.
     if let Ok(value) = HeaderValue::from_str(value) {
         request.headers.insert(name, value);
     }
 }
 
-/// The text that is hashed, and the names of the headers in it.
+/// The canonical request, and the names of its signed headers.
 fn canonical(request: &Parts, hash: &str, is_s3: bool) -> (String, String) {
     let one_space =
         |text: &str| text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");

@@ -1,4 +1,4 @@
-//! How a simulated pod lives: read from its annotations.
+//! The behaviour of a simulated pod, from its annotations.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,13 +8,13 @@ use mayfly_api::k8s::api::core::v1::Pod;
 pub const ANNOTATION_START: &str = "simulated.mayfly.dev/start-seconds";
 /// The pause between running and ready.
 pub const ANNOTATION_READY: &str = "simulated.mayfly.dev/ready-seconds";
-/// How long the containers run; without it, until the pod is deleted.
+/// The time for which the containers run; without it, until the pod is deleted.
 pub const ANNOTATION_RUN: &str = "simulated.mayfly.dev/run-seconds";
 /// The exit code of containers that end by themselves.
 pub const ANNOTATION_EXIT_CODE: &str = "simulated.mayfly.dev/exit-code";
 /// The pause between deletion and the end; at most the grace period.
 pub const ANNOTATION_STOP: &str = "simulated.mayfly.dev/stop-seconds";
-/// A text: the containers cannot start, for this reason.
+/// The reason why the containers cannot start.
 pub const ANNOTATION_START_ERROR: &str = "simulated.mayfly.dev/start-error";
 
 /// The life of a simulated pod.

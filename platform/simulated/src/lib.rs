@@ -1,9 +1,10 @@
-//! Nodes that run nothing, for tests and rehearsals of capacity: `mayfly up --simulated-nodes N`.
+//! Nodes that run nothing, for tests and capacity planning: `mayfly up --simulated-nodes N`.
 //!
 //! **Belongs here:** the objects and leases of simulated nodes, and the life of the pods that are bound to them: when
-//! they start, become ready, end and go, as annotations of the pod say ([`behavior`]).
+//! they start, become ready, end and are removed, by annotations of the pod ([`behavior`]).
 //!
-//! **Does not belong here:** placing pods (the scheduler), real containers (the kubelet and its runtimes), simulated GPUs
+//! **Does not belong here:** placing pods (the scheduler), real containers (the kubelet and its runtimes), simulated
+//! GPUs
 //! (`gpu/`).
 //!
 //! One task owns all pods of all nodes: a queue of pods ordered by when their next step is due, and one informer. A pod
@@ -28,7 +29,7 @@ pub struct Config {
     pub pods_max: u32,
     /// The version that the nodes report.
     pub version: String,
-    /// Writes to the API on their way at the same time.
+    /// The maximum number of concurrent writes to the API.
     pub writes_max: usize,
 }
 
@@ -59,7 +60,7 @@ impl SimulatedNodes {
         Self { config, client, pods }
     }
 
-    /// Registers the nodes, removes those of an earlier run that are too many, and lets pods live until `stop`.
+    /// Registers the nodes, removes surplus ones of an earlier run, and simulates pods until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         tokio::join!(nodes::keep(&self.config, &self.client, &stop), self.pods.run(&stop));
     }

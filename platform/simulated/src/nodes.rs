@@ -29,13 +29,13 @@ use crate::Config;
 pub(crate) const LABEL_SIMULATED: &str = "mayfly.dev/simulated";
 const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 const LABEL_REGION: &str = "topology.kubernetes.io/region";
-/// Simulated nodes are dealt out to this many zones.
+/// The number of zones over which simulated nodes are distributed.
 const ZONES: u32 = 3;
-/// Leases are written seldom, so that thousands of idle nodes cost nothing. The node controller waits as long as a lease
-/// says before it calls a node silent.
+/// Leases are written seldom, so that thousands of idle nodes cost nothing. The node controller waits for the
+/// duration in a lease before it treats a node as silent.
 const LEASE_SECONDS: i32 = 3600;
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(900);
-/// Pause before nodes that could not be written are tried again.
+/// The pause before nodes that could not be written are retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const FIELD_MANAGER: &str = "simulated-nodes";
 
@@ -56,11 +56,11 @@ pub(crate) fn address(number: u32) -> String {
     format!("198.{}.{c}.{d}", 18 + (b & 1))
 }
 
-/// Keeps all nodes and their leases until `stop`.
+/// Maintains all nodes and their leases until `stop`.
 pub(crate) async fn keep(config: &Config, client: &Client, stop: &CancellationToken) {
     let work = async {
         while let Err(error) = remove_others(config, client).await {
-            tracing::warn!(%error, "could not remove simulated nodes of an earlier run; will try again");
+            tracing::warn!(%error, "cannot remove simulated nodes of an earlier run; will retry");
             tokio::time::sleep(RETRY_AFTER).await;
         }
         let mut missing: Vec<u32> = (1..=config.count).collect();
@@ -83,7 +83,7 @@ pub(crate) async fn keep(config: &Config, client: &Client, stop: &CancellationTo
     }
 }
 
-/// Does something for each node, some at a time; returns those where it failed.
+/// Runs `work` for each node, with limited concurrency; returns the nodes for which it failed.
 async fn each<F>(config: &Config, numbers: Vec<u32>, work: impl Fn(u32) -> F) -> Vec<u32>
 where
     F: Future<Output = kube::Result<()>>,
@@ -93,13 +93,13 @@ where
     let results = results.buffer_unordered(config.writes_max);
     let failed = results.filter_map(|(number, result)| async move {
         let error = result.err()?;
-        tracing::warn!(node = name(number), %error, "could not write a simulated node; will try again");
+        tracing::warn!(node = name(number), %error, "cannot write a simulated node; will retry");
         Some(number)
     });
     failed.collect().await
 }
 
-/// Removes simulated nodes of an earlier run beyond today's number; their pods are collected.
+/// Removes simulated nodes of an earlier run beyond the configured number; their pods are collected.
 async fn remove_others(config: &Config, client: &Client) -> kube::Result<()> {
     let api: Api<Node> = Api::all(client.clone());
     let nodes = api.list(&ListParams::default().labels(LABEL_SIMULATED)).await?;

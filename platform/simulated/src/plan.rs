@@ -18,7 +18,7 @@ use mayfly_api::k8s::{
 
 use crate::behavior::Behavior;
 
-/// What is to be done with a pod, and when.
+/// The next action on a pod, and its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DueStep {
     pub at: Timestamp,
@@ -28,7 +28,7 @@ pub struct DueStep {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodStep {
     WriteStatus(Box<PodStatus>),
-    /// The deleted pod's object goes.
+    /// Remove the object of the deleted pod.
     Remove,
 }
 

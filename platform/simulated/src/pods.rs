@@ -1,4 +1,4 @@
-//! The task that lets the pods of all simulated nodes live: a queue by due time, and writes beside it.
+//! The task that simulates the pods of all nodes: a queue by due time, and writes beside it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,7 +24,7 @@ use crate::{
     plan::{self, PodStep},
 };
 
-/// Pause before a failed write is tried again.
+/// The pause before a failed write is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const FIELD_MANAGER: &str = "simulated-nodes";
 /// Pods get addresses of the shared address space (RFC 6598), one after the other.
@@ -69,7 +69,7 @@ impl Due {
     }
 }
 
-/// The pods that writes are on their way for, and whether their object changed meanwhile.
+/// The pods with a write in progress, and whether their object changed meanwhile.
 type Writing = HashMap<ObjectKey, bool>;
 
 impl SimulatedPods {
@@ -107,7 +107,7 @@ impl SimulatedPods {
                 Some((key, result)) = writes.next() => {
                     let is_changed = writing.remove(&key).unwrap_or(false);
                     if let Err(error) = result {
-                        tracing::debug!(pod = %key, %error, "could not write a simulated pod; will try again");
+                        tracing::debug!(pod = %key, %error, "cannot write a simulated pod; will retry");
                         due.set(key, Some(Instant::now() + RETRY_AFTER));
                     } else if is_changed {
                         due.set(key.clone(), self.due(&key));
@@ -125,7 +125,7 @@ impl SimulatedPods {
         (node <= self.nodes).then_some((pod, node))
     }
 
-    /// When the pod's next step is due.
+    /// The time of the pod's next step.
     fn due(&self, key: &ObjectKey) -> Option<Instant> {
         let (pod, _) = self.own(key)?;
         let now = Timestamp::now();
@@ -168,7 +168,7 @@ async fn carry_out(api: Api<Pod>, pod: Arc<Pod>, step: PodStep) -> kube::Result<
         }
     };
     match result {
-        // The pod is gone, or another one has its name.
+        // The pod was removed, or another one has its name.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         result => result,
     }

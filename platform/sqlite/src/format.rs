@@ -12,7 +12,7 @@ use crate::{Log, beside, mark::MarkError};
 
 /// The longest wait of a statement for an operator's `sqlite3` that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// SQLite takes a shorter file for a new one.
+/// SQLite treats a shorter file as new.
 const PAGE_BYTES_MIN: u64 = 512;
 
 /// The identity of a kind of database and its schema.
@@ -24,8 +24,8 @@ pub struct DatabaseFormat {
     pub version: i64,
     /// The statements that create the tables of a new file.
     pub schema: &'static str,
-    /// A table of the schema. A file without an application id that has the version and this table is taken for one of
-    /// an early build and gets the id; `None`: it is refused.
+    /// A table of the schema. A file without an application id that has the version and this table is treated as one
+    /// of an early build and gets the id; `None`: it is refused.
     pub early_table: Option<&'static str>,
     /// The behaviour of the program without the file, as the end of a message that proposes to move the file away.
     pub without: &'static str,
@@ -36,13 +36,13 @@ pub struct DatabaseFormat {
 pub struct WriterSettings {
     /// SQLite's page cache, in KiB.
     pub cache_kib: i64,
-    /// Bytes in the write-ahead log before it is folded into the data file.
+    /// Bytes in the write-ahead log at which it is checkpointed into the data file.
     pub log_bytes_max: u64,
     /// Whether all pages are read and checked when the file is opened. It costs time in proportion to the file.
     pub quick_check: bool,
 }
 
-/// Why a database cannot be opened. The files are left as they are.
+/// The reason why a database cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
     /// The content is wrong, or part of what was acknowledged is missing.
@@ -79,8 +79,8 @@ pub struct OpenedDatabase {
 }
 
 impl OpenedDatabase {
-    /// Lets the connection fold its log into the data file when it is closed: for a caller that has read the content
-    /// and found it sound.
+    /// Lets the connection checkpoint its log into the data file when it is closed: for a caller that has read the
+    /// content and found it sound.
     ///
     /// # Errors
     /// An error of SQLite.
@@ -184,13 +184,13 @@ impl DatabaseFormat {
         Ok(connection)
     }
 
-    /// Content of the file that is wrong.
+    /// The error for wrong content of the file.
     #[must_use]
     pub fn damaged(&self, path: &Path, problem: impl Into<String>) -> DatabaseError {
         DatabaseError::Damaged { path: path.into(), problem: problem.into(), without: self.without }
     }
 
-    /// A failure while the file is opened or its content is read.
+    /// The error for a failure while the file is opened or its content is read.
     #[must_use]
     pub fn failed(&self, path: &Path, error: rusqlite::Error) -> DatabaseError {
         match is_damage(&error) {
@@ -199,8 +199,8 @@ impl DatabaseFormat {
         }
     }
 
-    /// SQLite takes a file that is empty, or shorter than a page, for a new one: it would write over the
-    /// rest of a damaged one, and delete a log whose data file is gone.
+    /// SQLite treats a file that is empty, or shorter than a page, as new: it would overwrite the rest of a damaged
+    /// one, and delete a log whose data file is missing.
     fn refuse_what_sqlite_would_overwrite(&self, path: &Path) -> Result<(), DatabaseError> {
         let bytes = |path: &Path| match fs::metadata(path) {
             Ok(metadata) => Ok(metadata.len()),
@@ -225,9 +225,9 @@ impl DatabaseFormat {
 enum Identity {
     /// Nothing was written yet.
     New,
-    /// Of a build that set no application id.
+    /// Written by a build that set no application id.
     Early,
-    /// Of this version.
+    /// Written by this version.
     Known,
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 pub(crate) const HEADER_BYTES: usize = 32;
 const FRAME_HEADER_BYTES: usize = 24;
-/// Its lowest bit says in which byte order the words of a checksum are read.
+/// The lowest bit gives the byte order in which the words of a checksum are read.
 const MAGIC: u32 = 0x377f_0682;
 /// SQLite's largest page.
 const PAGE_BYTES_MAX: u32 = 65_536;
@@ -12,7 +12,7 @@ const PAGE_BYTES_MAX: u32 = 65_536;
 /// The salts that distinguish a log from an earlier one in the same file.
 pub(crate) type Salts = [u8; 8];
 
-/// A header that is whole.
+/// An intact header.
 pub(crate) struct Header {
     pub(crate) salts: Salts,
     page_bytes: usize,
@@ -38,7 +38,7 @@ pub(crate) fn checksum((mut one, mut two): (u32, u32), bytes: &[u8], big_endian:
     (one, two)
 }
 
-/// The salts as they stand in a header, whole or not.
+/// The salts in a header, intact or not.
 pub(crate) fn salts(header: &[u8; HEADER_BYTES]) -> Salts {
     let mut salts = [0; 8];
     salts.copy_from_slice(&header[16..24]);
@@ -46,7 +46,7 @@ pub(crate) fn salts(header: &[u8; HEADER_BYTES]) -> Salts {
 }
 
 impl Header {
-    /// `None`: it is not one, or damaged. SQLite takes the log for empty then.
+    /// `None` if it is not a header, or is damaged. SQLite then treats the log as empty.
     pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let (magic, page_bytes) = (word(bytes, 0), word(bytes, 8));
         let big_endian = magic & 1 == 1;
@@ -58,7 +58,7 @@ impl Header {
         whole.then(|| Self { salts: salts(bytes), page_bytes, big_endian, checksum })
     }
 
-    /// Reads frames, from the first, until one is not whole or there are `most`; says how many were whole.
+    /// Reads frames, from the first, until one is damaged or `most` are read; returns the number of intact ones.
     pub(crate) fn whole_frames(&self, mut log: impl Read, most: u64) -> io::Result<u64> {
         let mut frame = vec![0; FRAME_HEADER_BYTES + self.page_bytes];
         let mut running = self.checksum;

@@ -26,12 +26,12 @@ impl GroupCommitPolicy {
         Self { group_max, share, wait_max, expected: 0, commit: Duration::ZERO }
     }
 
-    /// Notes how long a commit took.
+    /// Records the duration of a commit.
     pub const fn committed(&mut self, took: Duration) {
         self.commit = took;
     }
 
-    /// Notes how large a group was, and how many writes queued up meanwhile.
+    /// Records the size of a group, and the number of writes that queued up meanwhile.
     pub const fn done(&mut self, group: usize, queued: usize) {
         self.expected = group + queued;
     }
@@ -42,7 +42,7 @@ impl GroupCommitPolicy {
         self.expected.min(self.group_max)
     }
 
-    /// For how long, at most.
+    /// The longest time for which the next group waits.
     #[must_use]
     pub fn wait_max(&self) -> Duration {
         (self.commit / self.share).min(self.wait_max)

@@ -1,4 +1,4 @@
-//! How Mayfly opens and writes its SQLite databases: the object store, the workflow journal, the catalog of state
+//! The opening and writing of Mayfly's SQLite databases: the object store, the workflow journal, the catalog of state
 //! machines. Each is a file with one writer.
 //!
 //! **Opening.** A database has an application id and a schema version ([`DatabaseFormat`]). A file of another program,
@@ -18,11 +18,10 @@
 //! was begun anew (its salts differ), not a backup of the data file alone (there is no log then). Not detected: damage
 //! to frames of the last moments before a loss of power, together with that loss.
 //!
-//! The writer folds the log into the data file, between commits, when the log has grown to a bound.
+//! The writer checkpoints the log into the data file, between commits, when the log has grown to its limit.
 //!
-//! **Belongs here:** opening, the checks of a file, the mark, the walk along the log
-//! (<https://sqlite.org/fileformat2.html#walformat>), what makes commits durable and how many writes share one,
-//! folding.
+//! **Belongs here:** opening, the checks of a file, the mark, the reading of the log
+//! (<https://sqlite.org/fileformat2.html#walformat>), the durability of commits, group commit, checkpoints.
 //! **Does not belong here:** tables, or any database's content. Start at [`DatabaseFormat`].
 
 mod format;

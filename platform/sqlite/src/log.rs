@@ -1,5 +1,5 @@
-//! The log of a database that one connection writes: synced at each commit, marked before the commit is
-//! acknowledged, folded into the data file between commits.
+//! The log of a database that one connection writes: synced at each commit, marked before the commit is acknowledged,
+//! checkpointed into the data file between commits.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use rusqlite::{Connection, ffi};
 
 use crate::mark::{Mark, MarkError};
 
-/// A database's write-ahead log, as its only writer knows it.
+/// A database's write-ahead log, as its only writer tracks it.
 #[derive(Debug)]
 pub struct Log {
     /// None for a database in memory.
     mark: Option<Mark>,
     /// Pages in the log after the last commit.
     frames: i64,
-    /// Pages in it before it is folded into the data file.
+    /// Pages in it at which it is checkpointed into the data file.
     frames_max: i64,
 }
 
@@ -27,16 +27,16 @@ impl Log {
         Ok(Self { mark: Some(Mark::check(database)?), ..Self::in_memory() })
     }
 
-    /// That of a database in memory, which has none.
+    /// The log of a database in memory, which has neither log nor mark.
     pub(crate) const fn in_memory() -> Self {
         Self { mark: None, frames: 0, frames_max: i64::MAX }
     }
 
-    /// Sets a writing connection up: a commit is on the disk when it returns, and does not stop to fold the log.
-    /// `bytes_max` bounds the log, as far as the folding of it keeps up.
+    /// Configures a writing connection: a commit is durable when it returns, and never runs a checkpoint. `bytes_max`
+    /// bounds the log, as far as the checkpoints keep up.
     ///
     /// # Errors
-    /// What SQLite says, for a file that is no database among others. Also when the database that was started before
+    /// An error of SQLite, for example if the file is not a database. Also when the database that was started before
     /// is no longer the one at its path.
     pub(crate) fn start(&mut self, connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
@@ -51,11 +51,11 @@ impl Log {
         Ok(())
     }
 
-    /// Notes how far the log has come: after each commit, before it is acknowledged.
+    /// Records the length of the log: after each commit, before it is acknowledged.
     ///
     /// # Errors
-    /// An error of its own kind (`SQLITE_READONLY_DBMOVED`): the file was removed or replaced, and the commit is in
-    /// one that is gone when it is closed.
+    /// An error of its own kind (`SQLITE_READONLY_DBMOVED`): the file was removed or replaced, and the commit is lost
+    /// when the file is closed.
     pub fn committed(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         match checkpoint(connection, "NOOP") {
             Ok(frames) => {
@@ -77,11 +77,12 @@ impl Log {
         self.mark.as_ref().map_or(Ok(()), Mark::check_in_place).map_err(|error| sqlite_error(&error))
     }
 
-    /// Folds the log into the data file when it has grown to its limit, at a moment without waiting
-    /// commit; says whether. What the data file could not take stays in the log, and the next call tries again.
+    /// Checkpoints the log into the data file when it has grown to its limit, at a time without a waiting commit;
+    /// returns whether it did. Pages that the data file could not take stay in the log, and the next call tries
+    /// again.
     ///
     /// # Errors
-    /// What SQLite says: a full disk, above all.
+    /// An error of SQLite, most often a full disk.
     pub fn fold_if_due(&self, connection: &Connection) -> rusqlite::Result<bool> {
         let due = self.frames >= self.frames_max;
         if due {
@@ -90,7 +91,7 @@ impl Log {
         Ok(due)
     }
 
-    /// The connection was closed, which folded the log in: there is nothing to remember.
+    /// Removes the mark after the connection was closed, which checkpointed the log.
     pub fn closed(self) {
         if let Some(mark) = self.mark {
             mark.remove();
@@ -138,7 +139,7 @@ mod tests {
         let mark = std::fs::read(folder.path().join("some.db-mark")).unwrap();
         assert!(!mark.is_empty());
 
-        // Not closed: as after a kill. Whole, it is opened; cut off within what the mark says, it is not.
+        // Not closed, as after a kill: an intact log is accepted; one cut off within the marked length is not.
         assert!(Log::check(&path).is_ok());
         std::fs::write(&wal, &std::fs::read(&wal).unwrap()[..40]).unwrap();
         assert!(matches!(Log::check(&path), Err(MarkError::Damaged { .. })));

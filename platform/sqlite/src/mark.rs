@@ -17,13 +17,13 @@ const MARK_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"MayflyWM";
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Why a database must not be opened. Nothing was changed.
+/// The reason why a database must not be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarkError {
     /// Acknowledged writes are missing in the log.
     #[error(
         "its write-ahead log had {acknowledged} pages when it was last written, and only the first {whole} of \
-         them are whole"
+         them are intact"
     )]
     Damaged { acknowledged: u64, whole: u64 },
     /// The database was removed, but not the mark of its last commit.
@@ -60,7 +60,8 @@ pub(crate) struct Mark {
 struct FileIdentity(u64, u64);
 
 impl FileIdentity {
-    /// Of the file at a path. The file itself must not be opened for that: closing it would release SQLite's locks.
+    /// The identity of the file at a path. The file itself must not be opened for that: closing it would release
+    /// SQLite's locks.
     fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         Ok(Self(metadata.dev(), metadata.ino()))
@@ -144,16 +145,16 @@ impl Mark {
         Ok(mark)
     }
 
-    /// Notes how many frames the log has, after a commit that is durable and before it is acknowledged.
+    /// Records the number of frames in the log, after a commit that is durable and before it is acknowledged.
     ///
-    /// A mark that cannot be written stays where it was, which refuses nothing that is sound; the first time, it is
+    /// If the mark cannot be written, the earlier one remains, which never refuses a sound log; the first failure is
     /// logged.
     pub(crate) fn advance(&mut self, frames: u64) {
         if let Err(error) = self.write(frames) {
             self.files = None;
             if !std::mem::replace(&mut self.told, true) {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "damage to the write-ahead log would go unnoticed: no mark");
+                tracing::warn!(%path, %error, "cannot write the mark: damage to the write-ahead log would not be detected");
             }
         }
     }
@@ -172,7 +173,7 @@ impl Mark {
         files.mark.write_all_at(&reached.encode(), 0)
     }
 
-    /// The database was opened, perhaps again: its log may be another file.
+    /// Records that the database was opened, perhaps again: its log may be another file.
     ///
     /// # Errors
     /// [`MarkError::Removed`]: this is not the database that was opened before.
@@ -212,14 +213,14 @@ impl Mark {
         MarkError::Removed { path: self.database.clone() }
     }
 
-    /// The database was closed and its log folded in: there is nothing to remember. The mark of a database that was
-    /// removed stays, so that the next start does not make an empty one.
+    /// Removes the mark after the database was closed and its log checkpointed. The mark of a removed database stays,
+    /// so that the next start does not create an empty one.
     pub(crate) fn remove(self) {
         let is_in_place = self
             .identity
             .is_none_or(|opened| FileIdentity::of(&self.database).is_ok_and(|found| found == opened));
         if is_in_place && !self.wal.exists() {
-            // Left behind, it speaks of a log that is no more, and says nothing.
+            // A mark that remains is of a log that does not exist any more, and is ignored.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -243,7 +244,8 @@ fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
         }
         // A later log, or an older one that a loss of power brought back together with its mark.
         Some(_) => Ok(None),
-        // SQLite would take it for empty. It is this log if its first frame says so.
+        // The header is damaged: SQLite would treat the log as empty. The first frame's salts tell whether it is this
+        // log.
         None => {
             let mut salts = Salts::default();
             file.seek(SeekFrom::Start(HEADER_BYTES as u64 + 8))?;
@@ -341,7 +343,7 @@ mod tests {
         let mut mark = Mark::check(&database).unwrap();
         fs::write(&database, "content").unwrap();
         fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
-        // As SQLite does: no other file can get this one's inode.
+        // SQLite keeps the file open, too, so that no other file can get its inode.
         let _open = File::open(&database).unwrap();
         mark.opened().unwrap();
         mark.advance(2);

@@ -1,4 +1,4 @@
-//! How many durable writes a second the store takes.
+//! Measures the durable writes per second of the store.
 //!
 //! ```text
 //! cargo run --release -p mayfly-store --example write_bench -- --clients 64 --seconds 5
@@ -39,7 +39,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<d
             "--seconds" => options.seconds = value.parse()?,
             "--value-bytes" => options.value_bytes = value.parse()?,
             "--objects" => options.objects = value.parse()?,
-            // The disk to measure; the temporary directory may be in memory.
+            // A directory on the disk to measure; the temporary directory may be in memory.
             "--dir" => options.dir = value.into(),
             _ => return Err(format!("unknown flag {flag}").into()),
         }

@@ -10,7 +10,7 @@ use crate::{
     write::{Write, WriteError, Written},
 };
 
-/// The events that one transaction will make true.
+/// The events of one transaction, not committed yet.
 pub(crate) struct EventBatch<F> {
     /// The published state; it does not change while the batch is planned.
     published: F,
@@ -25,7 +25,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
         Self { published, pending: HashMap::new(), events: Vec::new(), revision }
     }
 
-    /// Accepts all of the writes and returns where their events stand, or accepts none.
+    /// Accepts all of the writes and returns the positions of their events, or accepts none.
     pub(crate) fn add(&mut self, writes: Vec<Write>) -> Result<Range<usize>, WriteError> {
         let start = self.events.len();
         for write in writes {
@@ -77,7 +77,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
         self.pending.get(key).cloned().unwrap_or_else(|| (self.published)(key))
     }
 
-    /// Takes back the events from `start` on, the newest first.
+    /// Reverts the events from `start` on, the newest first.
     fn undo(&mut self, start: usize) {
         for event in self.events.drain(start..).rev() {
             self.revision.0 -= 1;
@@ -86,7 +86,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
     }
 }
 
-/// The answer to the author of a write about its event.
+/// The result of a write, from its event.
 pub(crate) fn written(event: &WriteEvent) -> Written {
     let entry = match (event.kind, &event.previous) {
         (EventKind::Deleted, Some(previous)) => previous,

@@ -1,4 +1,4 @@
-//! The bounded history of one resource: what watches and past lists are answered from.
+//! The bounded history of one resource, for watches and for lists at a past revision.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,12 +12,12 @@ pub(crate) struct WatchHistory {
     bytes: usize,
     /// Every event of this resource after this revision is in `events`.
     floor: Revision,
-    /// Carries the newest revision of this resource to the watches that wait for it.
+    /// Sends the newest revision of this resource to the watches that wait for it.
     signal: Arc<watch::Sender<Revision>>,
 }
 
 impl WatchHistory {
-    /// Knows nothing of what happened up to `floor`.
+    /// An empty history, without the events up to `floor`.
     pub(crate) fn new(floor: Revision) -> Self {
         Self { events: VecDeque::new(), bytes: 0, floor, signal: Arc::new(watch::Sender::new(floor)) }
     }
@@ -27,7 +27,7 @@ impl WatchHistory {
         self.events.push_back(event);
     }
 
-    /// Forgets the oldest event.
+    /// Drops the oldest event.
     pub(crate) fn forget(&mut self) -> Option<Arc<WriteEvent>> {
         let event = self.events.pop_front()?;
         self.bytes -= bytes_of(&event);
@@ -35,7 +35,7 @@ impl WatchHistory {
         Some(event)
     }
 
-    /// The events after a revision, oldest first; `None` when some of them are forgotten.
+    /// The events after a revision, oldest first; `None` when some of them were dropped.
     pub(crate) fn after(&self, revision: Revision) -> Option<impl Iterator<Item = &Arc<WriteEvent>>> {
         if revision < self.floor {
             return None;

@@ -10,21 +10,21 @@ use crate::{
 /// The size and the start of a list.
 #[derive(Clone, Debug, Default)]
 pub struct ListOptions {
-    /// At most so many entries; `None`: all.
+    /// The maximum number of entries; `None`: all.
     pub limit: Option<usize>,
-    /// Only keys after this one: the `next` of the page before.
+    /// Only keys after this one: the `next` of the previous page.
     pub after: Option<Key>,
-    /// As it was at this revision, for as long as the history holds it; `None`: as it is now.
-    /// A page that continues another passes the first page's revision.
+    /// The revision to list at, for as long as the history has it; `None`: the current one. A page that continues
+    /// another passes the first page's revision.
     pub at: Option<Revision>,
 }
 
-/// One page.
+/// One page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// The revision that the entries are consistent with; a watch continues after it.
     pub revision: Revision,
-    /// In the order of their keys.
+    /// The entries, in the order of their keys.
     pub entries: Vec<Arc<Entry>>,
     /// The number of entries of the range after this page.
     pub remaining: usize,
@@ -40,11 +40,11 @@ pub enum ListError {
     Future { current: Revision },
 }
 
-/// A resource at one revision: its table of now, and what to undo in it.
+/// A resource at one revision: its current table, and the later changes to undo in it.
 pub(crate) struct ListView {
     revision: Revision,
     table: ResourceTable,
-    /// For each key that changed after `revision`, what it was then.
+    /// For each key that changed after `revision`, its entry at `revision`.
     then: BTreeMap<Key, Option<Arc<Entry>>>,
 }
 
@@ -53,7 +53,7 @@ impl ListView {
     pub(crate) fn new(revision: Revision, table: ResourceTable, newer: &[Arc<WriteEvent>]) -> Self {
         let mut then = BTreeMap::new();
         for event in newer {
-            // The first change after the revision saw the state at the revision.
+            // The first change after the revision has the state at the revision as its previous one.
             then.entry(event.entry.key.clone()).or_insert_with(|| event.previous.clone());
         }
         Self { revision, table, then }
@@ -73,7 +73,7 @@ impl ListView {
         Listing { revision: self.revision, entries, remaining, next }
     }
 
-    /// The entries of the view in key order: the table's where nothing changed, else those of then.
+    /// The entries of the view in key order: those of the table for unchanged keys, else those of `then`.
     fn merged<'a>(
         &'a self,
         range: &'a Range,
@@ -107,7 +107,7 @@ impl ListView {
         self.then.range::<Key, _>((from, Bound::Unbounded)).filter(|(key, _)| range.contains(key))
     }
 
-    /// Counted, not walked: what the table holds there, corrected by what changed since.
+    /// Counted without iterating: the table's number of entries, corrected by the keys that changed.
     fn remaining(&self, range: &Range, after: Option<&Key>, end: Position) -> usize {
         let mut count = self.table.count(self.start(range, after), end);
         for (key, then) in self.then_after(range, after) {

@@ -1,4 +1,4 @@
-//! One process at a time: a lock on a file beside the data file.
+//! A lock on a file beside the data file, so that only one process opens a store at a time.
 //!
 //! The kernel releases it at any end of the process, so a lock file that a crash leaves behind is no obstacle. The file
 //! itself stays: removing it would let two processes hold locks on two files of one name.
@@ -20,7 +20,7 @@ pub(crate) struct Lock {
 }
 
 pub(crate) enum LockError {
-    /// Another process has it; its id, when it could be read.
+    /// Another process holds the lock; its id, if it could be read.
     Held {
         pid: Option<u32>,
     },

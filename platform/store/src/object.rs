@@ -61,7 +61,7 @@ pub struct Entry {
     pub modified: Revision,
 }
 
-/// Which objects a list or a watch is about.
+/// The objects of a list or a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     pub resource: Arc<str>,
@@ -103,8 +103,8 @@ impl Range {
 }
 
 impl Scope {
-    /// Whether a key of the same resource sorts before, within or after the scope, which is one
-    /// stretch of the order of keys.
+    /// Whether a key of the same resource sorts before, within or after the scope, which is contiguous in the order
+    /// of keys.
     pub(crate) fn place(&self, key: &Key) -> Ordering {
         match self {
             Self::All => Ordering::Equal,

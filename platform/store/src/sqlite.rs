@@ -31,7 +31,7 @@ const FORMAT: DatabaseFormat = DatabaseFormat {
 /// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
 const CACHE_KIB: i64 = 8 * 1024;
 
-/// Why a store cannot be opened. The files are left as they are.
+/// The reason why a store cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
@@ -119,7 +119,7 @@ impl SqliteBackend {
                     EventKind::Deleted => delete.execute(params![created])?,
                 };
                 if changed != 1 {
-                    let problem = format!("{key} is not in the file as it should be");
+                    let problem = format!("{key} is not in the file, but in the index");
                     return Err(TransactionError::Final(CommitError::Broken(problem)));
                 }
             }
@@ -144,13 +144,13 @@ impl Backend for SqliteBackend {
         }
     }
 
-    /// Folds the write-ahead log into the data file when it has grown to its limit.
+    /// Checkpoints the write-ahead log into the data file if it has grown to its limit.
     fn maintain(&mut self) -> Result<bool, String> {
         let folded = self.log.fold_if_due(&self.connection);
-        folded.map_err(|error| format!("cannot fold the write-ahead log into the data file: {error}"))
+        folded.map_err(|error| format!("cannot checkpoint the write-ahead log into the data file: {error}"))
     }
 
-    /// Folds the write-ahead log into the data file and closes both.
+    /// Checkpoints the write-ahead log into the data file and closes both.
     fn close(self: Box<Self>) {
         match self.connection.close() {
             Ok(()) => self.log.closed(),
@@ -165,7 +165,7 @@ fn settings(config: &Config) -> WriterSettings {
     WriterSettings { cache_kib: CACHE_KIB, log_bytes_max: config.log_bytes_max, quick_check: true }
 }
 
-/// Bounds the data file.
+/// Limits the size of the data file.
 fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
     // SQLite's own largest number of pages bounds it too; a larger file keeps the size it has.
@@ -178,7 +178,7 @@ fn load(connection: &Connection, path: &Path) -> Result<StoredObjects, DatabaseE
     let damaged = |problem: String| FORMAT.damaged(path, problem);
     let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
         |error| match error {
-            rusqlite::Error::QueryReturnedNoRows => damaged("it does not say its revision".into()),
+            rusqlite::Error::QueryReturnedNoRows => damaged("it has no revision".into()),
             other => engine(other),
         },
     )?;
@@ -222,7 +222,7 @@ fn decode(row: &rusqlite::Row<'_>, names: &mut Names) -> rusqlite::Result<(Entry
     Ok((entry, row.get(6)?))
 }
 
-/// Resources and namespaces are few: objects share their text.
+/// Shares the texts of resources and namespaces, of which there are few, between objects.
 #[derive(Default)]
 struct Names(HashMap<Box<str>, Arc<str>>);
 
@@ -249,8 +249,8 @@ fn checksum(entry: &Entry) -> u32 {
     hasher.finalize()
 }
 
-/// Whether the disk, or its user's quota, has no room for so many bytes: asked by writing them. (SQLite keeps the
-/// system's error to itself; a used-up quota is to it as any that is not `ENOSPC`.)
+/// Whether the disk, or its user's quota, has no room for so many bytes, tested by writing them. (SQLite does not
+/// report the system's error, and treats a used-up quota like any error that is not `ENOSPC`.)
 fn is_full(path: &Path, bytes: u64) -> bool {
     let probe = beside(path, "-room");
     let write = || {

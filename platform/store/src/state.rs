@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) struct StoreState {
     revision: Revision,
-    /// The revision at which this process began to remember events.
+    /// The revision from which on this process has events.
     opened: Revision,
     resources: HashMap<Arc<str>, Resource>,
     limits: HistoryLimits,
@@ -28,7 +28,7 @@ pub(crate) struct StoreState {
 
 struct Resource {
     table: ResourceTable,
-    /// The same entries, for lookups of one.
+    /// The same entries, for the lookup of one.
     by_name: ByName,
     history: WatchHistory,
 }
@@ -107,7 +107,7 @@ impl StoreState {
         Published { signals, revision: self.revision, _forgotten: forgotten }
     }
 
-    /// The largest history forgets first: a busy resource does not cost a quiet one its past.
+    /// Drops events of the largest history first, so that a busy resource does not evict the history of a quiet one.
     fn trim_bytes(&mut self, forgotten: &mut Vec<Arc<WriteEvent>>) {
         while self.history_bytes > self.limits.bytes {
             let largest = self.resources.values_mut().max_by_key(|resource| resource.history.bytes());
@@ -118,8 +118,8 @@ impl StoreState {
         }
     }
 
-    /// The data of a list, taken out of the lock: the requested revision, the current table, and the events between
-    /// them.
+    /// The data of a list, for use without the lock: the requested revision, the current table, and the events
+    /// between them.
     pub(crate) fn snapshot(
         &self,
         range: &Range,
@@ -146,7 +146,7 @@ impl StoreState {
         Some(&self.resources.get(resource)?.history)
     }
 
-    /// Makes room for a resource that has no event yet: someone wants to wait for its first one.
+    /// Adds a resource without events, for a watch that waits for its first one.
     pub(crate) fn add_resource(&mut self, resource: &Arc<str>) {
         self.resource(resource);
     }
@@ -163,7 +163,7 @@ impl StoreState {
         self.history_bytes
     }
 
-    /// Every watch's signal, to tell that there will be nothing more.
+    /// The signals of all watches, to end them.
     pub(crate) fn signals(&self) -> Vec<Arc<watch::Sender<Revision>>> {
         self.resources.values().map(|resource| Arc::clone(resource.history.signal())).collect()
     }

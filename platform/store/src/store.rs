@@ -1,4 +1,4 @@
-//! The store as its users hold it.
+//! The public handle of the store.
 
 use std::{
     fmt,
@@ -39,14 +39,14 @@ pub struct Config {
     pub queue_writes_max: usize,
     /// …and as bytes of their values.
     pub queue_bytes_max: usize,
-    /// The longest wait of a write for a place in the queue before it is [`WriteError::Overloaded`].
+    /// The longest wait of a write for space in the queue before it is [`WriteError::Overloaded`].
     pub queue_wait_max: Duration,
     /// The largest value of one object.
     pub value_bytes_max: usize,
     /// The largest data file. Beyond it, only writes that need no more room are taken: the others
     /// are [`WriteError::Full`].
     pub file_bytes_max: u64,
-    /// The write-ahead log is folded into the data file when it has grown to this.
+    /// The size at which the write-ahead log is checkpointed into the data file.
     pub log_bytes_max: u64,
 }
 
@@ -60,12 +60,12 @@ impl Config {
             queue_writes_max: 4096,
             queue_bytes_max: 64 << 20,
             queue_wait_max: Duration::from_secs(5),
-            // etcd's limit for one request, which the objects of this field are made to fit.
+            // etcd's limit for one request, which Kubernetes objects are made to fit.
             value_bytes_max: 3 << 19,
             // etcd's suggested quota; larger stores indicate misuse.
             file_bytes_max: 8 << 30,
-            // A page that is changed often is copied once for each log, and writers wait meanwhile; yet what is
-            // left of it by a crash has to be read at the next start.
+            // A large log saves copies of pages that change often, and pauses of the writer; but after a crash it has
+            // to be read at the next start.
             log_bytes_max: 64 << 20,
         }
     }
@@ -87,9 +87,9 @@ pub(crate) struct StoreContext {
     pub(crate) counters: Counters,
     /// Turns true when the writer has stopped and closed the backend.
     pub(crate) closed: watch::Sender<bool>,
-    /// Why no further write can be taken, once that is so.
+    /// The reason why no further write is accepted, once that is so.
     pub(crate) broken: OnceLock<Arc<str>>,
-    /// The last group did not fit.
+    /// Whether the last group did not fit.
     pub(crate) full: AtomicBool,
 }
 
@@ -165,7 +165,7 @@ impl Store {
 
     /// Makes one change durable. Returns once it is on the disk and visible to readers.
     ///
-    /// A caller that goes away while waiting does not know whether the write happened.
+    /// A caller that is dropped while it waits does not know whether the write happened.
     pub async fn write(&self, write: Write) -> Result<Written, WriteError> {
         let mut written = self.write_all(vec![write]).await?;
         written.pop().ok_or(WriteError::Closed)
@@ -224,19 +224,19 @@ impl Store {
         Ok(ListView::new(revision, table, &newer).page(range, options))
     }
 
-    /// Every event of a range after a revision, those of the past first.
+    /// Every event of a range after a revision, past ones first.
     pub fn watch(&self, range: Range, after: Revision) -> Result<Watch, WatchError> {
         Watch::start(Arc::clone(&self.shared), range, after)
     }
 
-    /// The failure of the disk or of the writer that only a restart may repair; acknowledged writes are present then.
-    /// Reads are still answered.
+    /// The failure of the disk or of the writer, which only a restart may repair; acknowledged writes are present
+    /// then. Reads are still answered.
     pub fn failure(&self) -> Option<Arc<str>> {
         self.shared.broken.get().cloned()
     }
 
-    /// Whether the last write found no room on the disk, or in a file that may grow no more. It is over when one is
-    /// written again, which the leases of nodes see to within seconds.
+    /// Whether the last write found no room on the disk, or in a file at its maximum size. The next successful write
+    /// resets it, which takes seconds at most, since nodes renew their leases.
     pub fn is_full(&self) -> bool {
         self.shared.full.load(Ordering::Relaxed)
     }
@@ -256,10 +256,10 @@ impl Store {
         }
     }
 
-    /// Finishes what is queued, folds the write-ahead log into the data file and lets go of it.
+    /// Finishes queued writes, checkpoints the write-ahead log into the data file and closes it.
     /// Later writes, of any clone, are [`WriteError::Closed`]; reads still answer.
     ///
-    /// Without it the same happens in the background once the last clone is gone.
+    /// Without this call the same happens in the background once the last clone is dropped.
     pub async fn close(&self) {
         let mut closed = self.shared.closed.subscribe();
         // Fails only if the writer was stopped already.
@@ -292,6 +292,6 @@ mod tests {
             let WriteError::Failed(why) = refused else { panic!("{refused}") };
             assert!(why.contains("start the server again"), "{why}");
         }
-        assert!(store.failure().is_some(), "its health says so");
+        assert!(store.failure().is_some(), "the failure is reported");
     }
 }

@@ -11,8 +11,7 @@ use crate::{
 pub struct Watch {
     shared: Arc<StoreContext>,
     range: Range,
-    /// Everything up to here has been looked at; what of it is in range but not handed out yet is
-    /// in `found`.
+    /// The revision up to which events were scanned; those in range that were not returned yet are in `found`.
     cursor: Revision,
     delivered: Revision,
     found: VecDeque<Arc<WriteEvent>>,
@@ -28,7 +27,7 @@ pub enum WatchError {
     Future { current: Revision },
 }
 
-/// Why a watch ended.
+/// The reason why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchClosed {
     /// `oldest` is the smallest revision a watch of this resource can still start after.
@@ -38,8 +37,7 @@ pub enum WatchClosed {
     Closed,
 }
 
-/// Events looked at under the lock at a time: a watch that has fallen far behind does not hold up
-/// the writer.
+/// Events scanned under the lock at a time: a watch that has fallen far behind does not hold up the writer.
 const SCAN_MAX: usize = 256;
 
 impl fmt::Debug for Watch {
@@ -79,7 +77,7 @@ impl Watch {
                 self.delivered = event.revision;
                 return Ok(event);
             }
-            // Seen before looking, so that an event in between wakes the wait below.
+            // Marked before the scan, so that an event in between wakes the wait below.
             self.signal.mark_unchanged();
             let closed = *self.shared.closed.borrow();
             let more = self.scan()?;
@@ -94,21 +92,21 @@ impl Watch {
         }
     }
 
-    /// The revision up to which every event of the range has been handed out: what a bookmark says.
-    /// It moves on while other objects change and this range is quiet.
+    /// The revision up to which every event of the range was returned, for bookmarks. It advances while other objects
+    /// change and this range is quiet.
     pub fn progress(&mut self) -> Revision {
         while self.found.is_empty() {
             match self.scan() {
                 Ok(true) => {}
                 Ok(false) => break,
-                // `next` will say that the watch has lagged; until then nothing is promised.
+                // `next` will report that the watch has lagged; until then only returned events count.
                 Err(_) => return self.delivered,
             }
         }
         if self.found.is_empty() { self.cursor } else { self.delivered }
     }
 
-    /// Looks at the next few events; says whether there are more to look at.
+    /// Scans the next few events; returns whether there are more to scan.
     fn scan(&mut self) -> Result<bool, WatchClosed> {
         let state = self.shared.state.read();
         let Some(history) = state.history(&self.range.resource) else { return Ok(false) };

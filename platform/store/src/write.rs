@@ -1,4 +1,4 @@
-//! Write requests and their answers.
+//! Write requests and their responses.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub struct Written {
     pub revision: Revision,
 }
 
-/// Why a write did not happen. Nothing of it is kept, of none of the writes of a
+/// The reason why a write failed. Nothing of it is kept, nor of the other writes of a
 /// [`write_all`](crate::Store::write_all).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
@@ -60,7 +60,7 @@ pub enum WriteError {
     Overloaded,
     #[error("the store is closed")]
     Closed,
-    /// The engine refused for a reason that is not the caller's. What is acknowledged is kept.
-    #[error("the data file could not be written: {0}")]
+    /// SQLite refused for a reason that the caller did not cause. Acknowledged writes are kept.
+    #[error("cannot write the data file: {0}")]
     Failed(Arc<str>),
 }

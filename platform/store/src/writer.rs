@@ -34,7 +34,8 @@ const BATCH_REQUESTS_MAX: usize = 1024;
 const GATHER_SHARE: u32 = 4;
 /// The longest a group waits for more requests.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// One sleep while it waits, since the queue cannot be waited for until a moment; the kernel adds its own slack.
+/// The duration of one sleep while it waits, because waiting for the queue has no timeout; the kernel adds its own
+/// slack.
 const GATHER_STEP: Duration = Duration::from_micros(20);
 
 pub(crate) enum WriterCommand {
@@ -45,7 +46,7 @@ pub(crate) enum WriterCommand {
 pub(crate) struct QueuedWrite {
     pub(crate) writes: Vec<Write>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Written>, WriteError>>,
-    /// Its share of the queue's bytes.
+    /// The permit for its bytes in the queue.
     pub(crate) room: OwnedSemaphorePermit,
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn start(
     thread.spawn(body).expect("a thread for the store's writer");
 }
 
-/// Tells everyone that there is no writer any more, however it ended.
+/// Announces when dropped that the writer has ended, also after a panic.
 pub(crate) struct Stopped(pub(crate) Arc<StoreContext>);
 
 impl Drop for Stopped {
@@ -146,7 +147,7 @@ impl Writer {
         }
     }
 
-    /// Judges every request; the refused are answered at once.
+    /// Checks every request; refused ones are answered at once.
     fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<WriteEvent>>, Accepted) {
         let state = self.shared.state.read();
         let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
@@ -154,7 +155,7 @@ impl Writer {
         for QueuedWrite { writes, reply, room } in requests {
             match batch.add(writes) {
                 Ok(events) => accepted.push((events, reply, room)),
-                // A caller that went away needs no answer.
+                // A caller that went away needs no response.
                 Err(error) => drop(reply.send(Err(error))),
             }
         }
@@ -185,8 +186,8 @@ impl Writer {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
                 Err(WriteError::Failed(error.into()))
             }
-            // After a failed sync it is unknown what of the file is on the disk, and the kernel may call
-            // the next one a success although it is not: nothing may be written upon that.
+            // After a failed sync it is unknown which data is on the disk, and the kernel may report success for the
+            // next sync although it is not: no further writes are safe.
             Err(CommitError::Broken(problem)) => {
                 tracing::error!(problem, "the storage takes no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
@@ -209,7 +210,7 @@ impl Writer {
 fn answer(accepted: Accepted, events: &[Arc<WriteEvent>]) {
     for (range, reply, _room) in accepted {
         let written = events[range].iter().map(|event| written(event)).collect();
-        // A caller that went away needs no answer.
+        // A caller that went away needs no response.
         let _ = reply.send(Ok(written));
     }
 }

@@ -1,4 +1,4 @@
-//! Who waits for the disk: writers, together; readers never.
+//! Writers wait for the disk in groups; readers never wait.
 
 use std::{path::Path, pin::pin, sync::Arc};
 
@@ -20,7 +20,7 @@ fn open(directory: &Path) -> Store {
     Store::open(Config::new(directory.join("objects.db"))).unwrap()
 }
 
-/// Another program that holds the file: no commit ends before it lets go.
+/// Another program that holds the file: no commit ends before it releases it.
 fn hold(directory: &Path) -> rusqlite::Connection {
     let operator = rusqlite::Connection::open(directory.join("objects.db")).unwrap();
     operator.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -46,7 +46,7 @@ async fn writes_that_come_during_a_commit_share_the_next_one() {
     }
     let stats = store.stats();
     assert_eq!(stats.writes, WRITERS as u64);
-    // Those that the writer had taken when the file was held, and all others.
+    // One group that the writer had taken when the file was held, and one of all others.
     assert!(stats.commits <= 2, "{} commits", stats.commits);
     store.close().await;
 }
@@ -69,7 +69,7 @@ async fn writers_at_the_same_time_share_commits_by_themselves() {
     }
     let stats = store.stats();
     assert_eq!(stats.writes, (WRITERS * WRITES) as u64);
-    // Groups of all of them would be 50 commits; how near it comes is the machine's affair.
+    // Groups of all of them would be 50 commits; how close the result comes depends on the machine.
     assert!(stats.commits * 4 <= stats.writes, "{} commits of {} writes", stats.commits, stats.writes);
     store.close().await;
 }
@@ -84,7 +84,7 @@ async fn written(directory: &Path) -> Store {
     store
 }
 
-/// What there is then, as each way of reading tells it.
+/// Checks the state through each way of reading.
 fn check_reads(store: &Store, watch: &mut Watch) {
     let name = |entry: &Arc<Entry>| entry.key.name.to_string();
     let (one, two) = (key(1, 0), key(2, 0));
@@ -97,7 +97,7 @@ fn check_reads(store: &Store, watch: &mut Watch) {
     let past = ListOptions { at: Some(Revision(1)), ..ListOptions::default() };
     let past = store.list(&Range::resource("pods"), &past).unwrap().entries;
     assert_eq!((past.len(), &past[0].value[..]), (1, &b"value"[..]));
-    // One that was there before, and one that begins now.
+    // A watch that existed before, and one that begins now.
     let mut late = store.watch(Range::resource("pods"), Revision(2)).unwrap();
     for watch in [watch, &mut late] {
         let event = watch.next().now_or_never().expect("what happened is known").unwrap();

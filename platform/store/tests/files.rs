@@ -151,7 +151,7 @@ async fn a_damaged_file_is_refused_and_left_alone() {
     }
 }
 
-/// The files as a kill leaves them, in a folder of their own: what SQLite makes to read is made again.
+/// The files as a kill leaves them, in a folder of their own, without those that SQLite recreates.
 fn as_killed(directory: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for (name, content) in contents(directory) {
@@ -198,7 +198,7 @@ async fn damage_within_the_log_is_refused_and_its_torn_tail_is_not() {
     fs::OpenOptions::new().write(true).open(log(copy.path())).unwrap().set_len(bytes / 2).unwrap();
     refused(copy.path(), bytes / 2);
 
-    // A group that was on its way: begun, never acknowledged, torn anywhere.
+    // A group in progress: begun, never acknowledged, torn at any byte.
     let copy = as_killed(directory.path());
     let mut torn = fs::read(log(copy.path())).unwrap();
     let begun = torn[torn.len() - 2 * usize::try_from(FRAME_BYTES).unwrap()..].to_vec();
@@ -211,13 +211,13 @@ async fn damage_within_the_log_is_refused_and_its_torn_tail_is_not() {
     let names: Vec<_> = contents(copy.path()).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["objects.db"], "nothing is left to remember");
 
-    // Power was lost: the mark on the disk is an earlier one, and the newest frames never came there.
+    // After a loss of power: the mark on the disk is an earlier one, and the newest frames were never written.
     let copy = as_killed(directory.path());
     fs::copy(earlier.path().join("objects.db-mark"), copy.path().join("objects.db-mark")).unwrap();
     overwrite(&log(copy.path()), earlier_bytes + 2000, &[0; 4096]);
     assert_eq!(open(copy.path()).unwrap().revision(), Revision(20));
 
-    // A backup of the data file alone is none of the log's business.
+    // A backup of the data file alone is accepted, although the mark is of another log.
     let copy = as_killed(directory.path());
     let backup = tempfile::tempdir().unwrap();
     filled(backup.path()).await;
@@ -226,7 +226,7 @@ async fn damage_within_the_log_is_refused_and_its_torn_tail_is_not() {
     assert_eq!(open(copy.path()).unwrap().revision(), Revision(200));
 }
 
-/// Opening says that it is damaged, and changes nothing.
+/// Opening reports the damage, and changes nothing.
 fn refused(directory: &Path, place: u64) {
     let before = contents(directory);
     for _ in 0..2 {
@@ -257,7 +257,7 @@ async fn a_file_changed_behind_its_back_stops_the_writing() {
             "{why}"
         );
     }
-    // Reads go on, and the next start goes by the file.
+    // Reads go on, and the next start uses the content of the file.
     assert_eq!(store.get(&key("b")).unwrap().value, "1");
     store.close().await;
     let store = open(directory.path()).unwrap();

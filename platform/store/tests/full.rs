@@ -1,4 +1,4 @@
-//! No space: writes are refused in words, nothing acknowledged is lost, and it passes.
+//! A full disk: writes are refused with an explanation, nothing acknowledged is lost, and writes work again later.
 
 use std::{fs, path::Path, process::Command, sync::Arc};
 

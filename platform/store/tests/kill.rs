@@ -18,7 +18,7 @@ const ROUNDS: u32 = 24;
 const CLIENTS: usize = 16;
 const PATH: &str = "STORE_KILL_TEST_PATH";
 
-/// What the child's clients do in turn, each on keys of its own.
+/// The operations that the child's clients perform in turn, each on keys of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Operation {
     Create,
@@ -37,7 +37,7 @@ fn counter(client: usize) -> Key {
     Key::new("counters", "", client.to_string())
 }
 
-/// What a client keeps: an object for each step since its last delete, and the count.
+/// The state of a client: an object for each step since its last delete, and the count.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Expected {
     count: Option<u64>,
@@ -143,7 +143,7 @@ fn run_and_kill(path: &Path, lifetime: Duration) -> Vec<(usize, u64, u64)> {
         let Some(line) = line.strip_prefix("acknowledged ") else { continue };
         let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         acknowledged.push((usize::try_from(numbers[0]).unwrap(), numbers[1], numbers[2]));
-        // Counted from the first word, so that every round gets to write.
+        // Counted from the first output, so that every round gets to write.
         if begin.get_or_insert_with(Instant::now).elapsed() >= lifetime {
             child.kill().unwrap();
         }
@@ -181,7 +181,8 @@ fn nothing_acknowledged_is_lost() {
             if found == *state {
                 continue;
             }
-            // One step may have been in flight. This read has seen it: it stays, like an acknowledged one.
+            // One step may have been in flight. This read has observed it, so it must persist like an acknowledged
+            // one.
             state.apply(*next);
             assert_eq!(found, *state, "round {round}: client {client}, after step {next}");
             *next += 1;

@@ -1,5 +1,5 @@
-//! The conformance suite of backends: the store over each of them against the plainest model that could be right, the
-//! whole state after every write.
+//! The conformance suite of backends: the store over each of them, compared with the simplest possible model, which is
+//! the complete state after every write.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use mayfly_store::{
 };
 use proptest::prelude::*;
 
-/// Small, so that falling out of it happens in most runs.
+/// Small, so that most runs exceed it.
 const HISTORY_EVENTS_MAX: usize = 24;
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ struct Change {
 
 type State = BTreeMap<Key, (String, Revision, Revision)>;
 
-/// What happened, as an event should tell it.
+/// A write, as an event should report it.
 #[derive(Clone, Debug, PartialEq)]
 struct Told {
     revision: Revision,
@@ -60,7 +60,7 @@ struct Told {
 
 #[derive(Default)]
 struct Model {
-    /// By revision.
+    /// The states by revision.
     states: Vec<State>,
     events: Vec<Told>,
     /// The revision at which the store was opened: it has no history before it.
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes up to so many events; a watch that lagged had reason to, and is gone.
+    /// Takes up to so many events; a watch that lagged is checked to have had reason to, and removed.
     fn drain(&mut self, index: usize, events: usize) {
         let (watch, range, seen) = &mut self.watches[index];
         for _ in 0..events {

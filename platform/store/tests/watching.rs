@@ -1,4 +1,4 @@
-//! Watches and writers at the same time, and what the bounds on both do.
+//! Watches and writers at the same time, and the effects of the limits of both.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -75,7 +75,7 @@ async fn live_watches_see_every_event_once_and_in_order() {
     let early: Vec<_> = all.iter().map(|range| start(range, Revision(0))).collect();
     let partial = [start(&some[0], Revision(0))];
     let writers: Vec<_> = (0..WRITERS).map(|n| tokio::spawn(writer(store.clone(), n))).collect();
-    // One that begins in the middle of it, at a revision that a list named.
+    // A watch that begins in the middle, at the revision of a list.
     let mut late = store.watch(all[0].clone(), Revision(0)).unwrap();
     let middle = loop {
         let event = late.next().await.unwrap();
@@ -127,7 +127,7 @@ async fn a_watch_that_is_too_slow_is_told_so() {
     assert_eq!(again, Some(WatchError::TooOld { oldest: Revision(1) }));
     let mut watch = store.watch(Range::resource("pods"), Revision(1)).unwrap();
     assert_eq!(watch.next().await.unwrap().revision, Revision(2));
-    // Events of others neither reach a watch nor age it, but it can tell how far it is.
+    // Events of other resources neither reach a watch nor age it, but its progress advances with them.
     assert_eq!(other.progress(), Revision(11));
     store.write(create(key("nodes", "", 1), 1)).await.unwrap();
     assert_eq!(other.next().await.unwrap().revision, Revision(12));

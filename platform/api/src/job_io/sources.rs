@@ -72,7 +72,7 @@ pub struct ArtifactTarget {
 pub struct HttpLocation {
     /// `http://` or `https://`, without user and password.
     pub url: String,
-    /// Headers that are no secret.
+    /// Headers that are not secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     /// A Secret whose keys are names of headers, such as `Authorization`.
@@ -112,10 +112,10 @@ fn region() -> String {
 pub struct GitLocation {
     /// `https://`, `http://`, or a protocol that the node's operator allows.
     pub repository: String,
-    /// A branch, a tag, or a commit of a server that gives out commits by name. Default: the default branch.
+    /// A branch, a tag, or a commit if the server allows fetching commits by hash. Default: the default branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// The commits that are fetched to reach the revision; 0 for all. Default 1.
+    /// The number of commits that are fetched to reach the revision; 0 for all. Default 1.
     #[serde(default = "depth_one")]
     pub depth: u32,
     /// A Secret with the keys `username` and `password`.
@@ -168,14 +168,14 @@ impl InputArtifact {
         }
         if let Some(sum) = &self.sha256 {
             if !matches!(source, ArtifactSource::Http(_) | ArtifactSource::S3(_)) {
-                return Err("sha256 goes with http and s3".into());
+                return Err("sha256 is for http and s3 only".into());
             }
             if sum.len() != 64 || !sum.bytes().all(|byte| byte.is_ascii_hexdigit()) {
                 return Err("sha256 is 64 hexadecimal digits".into());
             }
         }
         if self.directory && matches!(source, ArtifactSource::Raw(_)) {
-            return Err("raw is a file: directory does not go with it".into());
+            return Err("raw is a file: directory cannot be set".into());
         }
         Ok(source)
     }
@@ -207,7 +207,9 @@ impl HttpLocation {
             .iter()
             .find(|(name, value)| !token(name) || value.bytes().any(|byte| byte < b' ' || byte == 127))
         {
-            return Err(format!("http.headers: {name:?} is no header, or its value has control characters"));
+            return Err(format!(
+                "http.headers: {name:?} is not a header's name, or its value has control characters"
+            ));
         }
         seconds("http", self.timeout_seconds)
     }
@@ -218,19 +220,19 @@ impl S3Location {
         web_url("s3.endpoint", &self.endpoint)?;
         let bucket = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         if self.bucket.is_empty() || !self.bucket.bytes().all(bucket) {
-            return Err(format!("s3.bucket: {:?} is no name of a bucket", self.bucket));
+            return Err(format!("s3.bucket: {:?} is not a bucket's name", self.bucket));
         }
         if self.key.is_empty() || self.key.len() > 1024 {
             return Err("s3.key has 1 to 1024 bytes".into());
         }
-        // In a URL's path they would lead to another key.
+        // Such parts would lead to another key in a URL's path.
         if self.key.split('/').any(|part| matches!(part, "." | "..")) {
             return Err("s3.key: a part of a key is neither . nor ..".into());
         }
         if self.region.is_empty()
             || !self.region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         {
-            return Err(format!("s3.region: {:?} is no region", self.region));
+            return Err(format!("s3.region: {:?} is not a region", self.region));
         }
         seconds("s3", self.timeout_seconds)
     }
@@ -238,7 +240,7 @@ impl S3Location {
 
 impl GitLocation {
     fn check(&self) -> Result<(), String> {
-        // Neither may be taken for an option of the program; `ext::` would run a command.
+        // Prevents that the text is parsed as an option of the program; `ext::` would run a command.
         let plain = |text: &str| {
             !text.is_empty()
                 && !text.starts_with('-')
@@ -248,7 +250,7 @@ impl GitLocation {
             return Err("git.repository is a URL, such as https://example.com/group/project.git".into());
         };
         if !plain(&self.repository) || protocol.contains(':') || rest.is_empty() {
-            return Err("git.repository is no URL of a repository".into());
+            return Err("git.repository is not the URL of a repository".into());
         }
         if matches!(protocol, "http" | "https") {
             web_url("git.repository", &self.repository)?;
@@ -258,7 +260,7 @@ impl GitLocation {
                 || revision.contains([':', '^', '~', '?', '*', '[', '\\'])
                 || revision.contains(".."))
         {
-            return Err(format!("git.revision: {revision:?} is no branch, tag or commit"));
+            return Err(format!("git.revision: {revision:?} is not a branch, tag or commit"));
         }
         seconds("git", self.timeout_seconds)
     }
@@ -270,7 +272,7 @@ fn web_url(field: &str, text: &str) -> Result<(), String> {
     let Some(rest) = rest else { return Err(format!("{field} begins with http:// or https://")) };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     if authority.is_empty() || text.bytes().any(|byte| byte <= b' ' || byte == 127) {
-        return Err(format!("{field} is no URL"));
+        return Err(format!("{field} is not a URL"));
     }
     if authority.contains('@') {
         return Err(format!("{field} has a user or a password in it: they belong in a Secret"));
@@ -331,23 +333,23 @@ mod tests {
             (json!({"raw": "x", "digest": Digest::of(b"x")}), "one of digest, raw"),
             (json!({"raw": "x", "directory": true}), "raw is a file"),
             (json!({"raw": "x".repeat(1 << 21)}), "push it"),
-            (json!({"raw": "x", "sha256": "0".repeat(64)}), "goes with http"),
+            (json!({"raw": "x", "sha256": "0".repeat(64)}), "for http and s3 only"),
             (json!({"http": {"url": url}, "sha256": "0"}), "64 hexadecimal"),
             (json!({"http": {"url": "ftp://example.com/x"}}), "http.url begins with"),
-            (json!({"http": {"url": "https:///x"}}), "http.url is no URL"),
+            (json!({"http": {"url": "https:///x"}}), "http.url is not a URL"),
             (json!({"http": {"url": "https://u:p@example.com/x"}}), "belong in a Secret"),
             (json!({"http": {"url": url, "headers": {"A": "x\r\nB: y"}}}), "control characters"),
-            (json!({"http": {"url": url, "headers": {"A:B": "x"}}}), "is no header"),
+            (json!({"http": {"url": url, "headers": {"A:B": "x"}}}), "is not a header's name"),
             (json!({"http": {"url": url, "timeoutSeconds": 4000}}), "1 to 3600"),
             (json!({"http": {"url": url, "password": "x"}}), "unknown field"),
-            (s3(json!({"bucket": "a/b"})), "no name of a bucket"),
+            (s3(json!({"bucket": "a/b"})), "not a bucket's name"),
             (s3(json!({"key": ""})), "s3.key"),
             (s3(json!({"key": "a/../b"})), "s3.key: a part"),
             (s3(json!({"region": "a b"})), "s3.region"),
             (s3(json!({"endpoint": "example.com"})), "s3.endpoint"),
             (git(json!({"repository": "ext::sh -c id"})), "is a URL"),
-            (git(json!({"repository": "ext::x://y"})), "no URL of a repository"),
-            (git(json!({"repository": "--upload-pack=x://y"})), "no URL of a repository"),
+            (git(json!({"repository": "ext::x://y"})), "not the URL of a repository"),
+            (git(json!({"repository": "--upload-pack=x://y"})), "not the URL of a repository"),
             (git(json!({"repository": "https://u:p@example.com/x"})), "belong in a Secret"),
             (git(json!({"revision": "--output=x"})), "git.revision"),
             (git(json!({"revision": "a:b"})), "git.revision"),

@@ -1,14 +1,14 @@
-//! Which Jobs of a queue start now, and what the others wait for: pure.
+//! Decides which Jobs of a queue start now, and the reasons why the others wait: pure.
 //!
-//! Jobs go by priority, then by age. The first one that does not fit is the *head*; a Job behind it may start (backfill)
-//! only if that cannot delay the head, which is so if
+//! Jobs are ordered by priority, then by age. The first one that does not fit is the *head*; a Job behind it may
+//! start (backfill) only if that cannot delay the head, which is the case if
 //!
 //! - beside it there is still room for the head in every resource that both request, or
 //! - it ends by its own deadline before the time at which the running Jobs have made room for the head by theirs, or
 //!   leaves room for the head at that time.
 //!
-//! A Job that waits for its namespace's quota alone does not hold up other namespaces: it is a head for the resources of
-//! its namespace only. A Job that can never fit holds up nobody.
+//! A Job that waits for its namespace's quota alone does not hold up other namespaces: it is a head for the resources
+//! of its namespace only. A Job that can never fit holds up nobody.
 
 use std::{
     cmp::Reverse,
@@ -36,7 +36,7 @@ pub struct QueuePlan {
     pub running: usize,
 }
 
-/// Why a Job waits.
+/// The reason why a Job waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueReason {
     /// A resource has too little left.
@@ -47,7 +47,7 @@ pub enum QueueReason {
         quota: u64,
         namespace: bool,
     },
-    /// It would fit, and could delay a Job that is before it.
+    /// It would fit, but could delay a Job that is before it.
     Behind(ObjectKey),
     /// It can never fit.
     TooLarge {
@@ -152,11 +152,11 @@ struct Pool {
     used: u64,
 }
 
-/// A Job that waits for room, and what must not be taken from it.
+/// A Job that waits for room, and the amounts that are protected for it.
 struct QueueHead {
     key: ObjectKey,
     protected: Needs,
-    /// The running Jobs have made room for it by then.
+    /// The time at which the running Jobs have made room for it.
     reserved_at: Option<Timestamp>,
     of_queue: bool,
 }
@@ -172,7 +172,7 @@ struct Pools<'a> {
 
 impl<'a> Pools<'a> {
     fn new(spec: &JobQueueSpec, namespaces: &'a BTreeMap<String, BTreeMap<String, String>>) -> Self {
-        // Validation refuses a selector that cannot be read; one that is here nevertheless selects nothing.
+        // Validation refuses a selector that cannot be parsed; if one is stored nevertheless, it selects nothing.
         let selector = |selector| Selector::from_object(selector).ok();
         let rules = spec.namespace_quotas.iter().filter_map(|rule| {
             Some((selector(&rule.namespace_selector)?, Amounts::from_quantities(&rule.quota)))
@@ -194,7 +194,7 @@ impl<'a> Pools<'a> {
     fn pool(&mut self, namespace: Option<&str>, resource: &str, quota: u64) -> QuotaId {
         let key = (namespace.map(str::to_owned), resource.to_owned());
         if let Some(id) = self.ids.get(&key) {
-            // Of several quotas for one namespace, the smallest counts.
+            // If several quotas apply to one namespace, the smallest counts.
             self.pools[*id].quota = self.pools[*id].quota.min(quota);
             return *id;
         }
@@ -208,7 +208,7 @@ impl<'a> Pools<'a> {
         self.namespaces.get(namespace).cloned().unwrap_or_default()
     }
 
-    /// What the Job takes of each quota.
+    /// The amounts that the Job needs of each quota.
     fn needs(&mut self, job: &QueuedJob) -> Needs {
         let namespace = &job.key.namespace;
         let labels = self.labels(namespace);
@@ -234,7 +234,7 @@ impl<'a> Pools<'a> {
         self.held.push((needs, until));
     }
 
-    /// Starts the Job, or says why it waits.
+    /// Starts the Job, or records why it waits.
     fn decide(
         &mut self,
         job: &QueuedJob,
@@ -285,7 +285,7 @@ impl<'a> Pools<'a> {
         Ok(())
     }
 
-    /// One Job is the head of the queue, and one of each namespace that waits for its own quota.
+    /// Adds a Job as a head: at most one of the queue, and one of each namespace that waits for its own quota.
     fn add_head(&self, job: &QueuedJob, needs: &Needs, of_queue: bool, heads: &mut Vec<QueueHead>) {
         let of_namespace = |head: &QueueHead| !head.of_queue && head.key.namespace == job.key.namespace;
         if heads.iter().any(|head| if of_queue { head.of_queue } else { of_namespace(head) }) {
@@ -309,7 +309,7 @@ impl<'a> Pools<'a> {
         })
     }
 
-    /// What is used of a quota after a time.
+    /// The amount of a quota that is in use after a time.
     fn used_at(&self, id: QuotaId, at: Timestamp) -> u64 {
         let lasting = self.held.iter().filter(|(_, until)| until.is_none_or(|until| until > at));
         let amounts = lasting.flat_map(|(needs, _)| needs).filter(|(of, _)| *of == id);

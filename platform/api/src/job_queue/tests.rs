@@ -90,10 +90,10 @@ fn backfill_never_takes_what_the_head_waits_for() {
     let needs = ("head", "needs 4 of nvidia.com/gpu, and 1 of 4 in the queue's quota are free");
     let behind = ("small", "could delay job a/head, which is before it");
     let spec = || json!({"quota": {"nvidia.com/gpu": 4, "cpu": 8}});
-    // Nobody knows when the room will be there.
+    // It is not known when there will be room.
     check(spec(), &[busy(None), head(), job(2, "a/small", 1)], &[], &[needs, behind]);
     check(spec(), &[busy(None), head(), limited(job(2, "a/small", 1), 10)], &[], &[needs, behind]);
-    // It ends before the room is there, or not.
+    // It ends before there is room for the head, or not.
     check(spec(), &[busy(Some(100)), head(), limited(job(2, "a/small", 1), 100)], &["small"], &[needs]);
     check(spec(), &[busy(Some(100)), head(), limited(job(2, "a/small", 1), 101)], &[], &[needs, behind]);
     // The head leaves room for it at that time.
@@ -219,7 +219,7 @@ fn check_head(jobs: &[QueuedJob], plan: &QueuePlan, now: i64) -> Result<(), Test
     let (before, filled): (Vec<_>, Vec<_>) = started.into_iter().partition(|job| turn(job) < turn(head));
     let is_running = |job: &&QueuedJob| matches!(job.state, QueuedJobState::Running { .. });
     let held: Vec<_> = jobs.iter().filter(is_running).chain(before).collect();
-    // By deadlines alone, the room is there at this time.
+    // By deadlines alone, there is room at this time.
     let mut ends: Vec<_> = held.iter().filter_map(|job| until(job, now)).collect();
     ends.sort_unstable();
     let used = |jobs: &[&QueuedJob], time: Timestamp| -> u64 {

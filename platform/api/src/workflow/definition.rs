@@ -23,8 +23,8 @@ pub fn value(definition: &Value) -> Result<Value, serde_json::Error> {
     }
 }
 
-/// Tells definitions apart: the same for two that differ in white space or in the order of members alone. A
-/// text that is not JSON counts as it is written.
+/// A digest that is equal for definitions that differ only in white space or in the order of members. A text that is
+/// not JSON is digested as it is written.
 pub fn digest(definition: &Value) -> Digest {
     match value(definition) {
         Ok(value) => Digest::of(sorted(&value).to_string().as_bytes()),
@@ -32,7 +32,7 @@ pub fn digest(definition: &Value) -> Digest {
     }
 }
 
-/// The same value, members in the order of their names.
+/// Sorts the members of all objects in a value by their names.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {

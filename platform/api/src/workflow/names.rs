@@ -20,9 +20,9 @@ use crate::{
     wellknown::NAMESPACE_DEFAULT,
 };
 
-/// The region of this installation: the one that AWS's tools take for the default.
+/// The region of this installation: the default of AWS's tools.
 pub const REGION: &str = "us-east-1";
-/// Its account: the one that the API gives to keys that name none.
+/// The account of this installation: the one that the API assigns to keys without an account.
 pub const ACCOUNT: &str = "000000000000";
 /// The role of state machines without one: it is not used here, but the API requires a value.
 pub const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 /// Deepest nesting of a pattern.
 const DEPTH_MAX: usize = 32;
-/// Most rules of one pattern.
+/// Maximum number of rules in one pattern.
 const RULES_MAX: usize = 1_000;
 
 /// A pattern, parsed.
@@ -30,11 +30,11 @@ pub struct PatternError {
 /// All conditions of one level have to hold.
 #[derive(Clone, Debug, PartialEq)]
 enum Condition {
-    /// The field fits one of the rules.
+    /// The field matches one of the rules.
     Leaf(String, Vec<Rule>),
-    /// The field is an object that fits.
+    /// The field is an object that matches.
     Nested(String, Vec<Condition>),
-    /// One of these levels fits.
+    /// One of these levels matches.
     Or(Vec<Vec<Condition>>),
 }
 
@@ -76,7 +76,7 @@ impl Pattern {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the pattern.
     pub fn parse(pattern: &Value) -> Result<Self, Vec<PatternError>> {
         let mut parser = Parser::default();
         let Value::Object(map) = pattern else {
@@ -89,7 +89,7 @@ impl Pattern {
         }
     }
 
-    /// Whether an event fits.
+    /// Whether an event matches.
     pub fn matches(&self, event: &Value) -> bool {
         holds(&self.0, Some(event))
     }
@@ -113,7 +113,7 @@ fn holds(level: &[Condition], value: Option<&Value>) -> bool {
 impl Rule {
     fn fits(&self, value: Option<&Value>) -> bool {
         match (self, value) {
-            // Only a leaf exists.
+            // As in EventBridge, `exists` is about leaves only.
             (Self::Exists(wanted), value) => value.is_some_and(|value| !value.is_object()) == *wanted,
             (_, None) => false,
             (rule, Some(Value::Array(items))) => items.iter().any(|item| rule.fits_one(item)),
@@ -173,7 +173,7 @@ fn folded(text: &str) -> String {
     text.to_lowercase()
 }
 
-/// Steps back to the last star only, so it takes no more than the product of both lengths.
+/// Backtracks to the last star only, so that the time is bounded by the product of both lengths.
 fn fits_glob(glob: &[Glob], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut seen, mut star) = (0, 0, None);
@@ -218,7 +218,7 @@ impl Parser {
             return Vec::new();
         }
         if map.is_empty() {
-            self.wrong("an empty object fits nothing that can be told: name a field");
+            self.wrong("an empty object does not say what to match: name a field");
         }
         let mut level = Vec::new();
         for (field, value) in map {
@@ -249,7 +249,7 @@ impl Parser {
             Value::Object(map) => Some(Condition::Nested(field.to_owned(), self.level(map))),
             Value::Array(rules) => {
                 if rules.is_empty() {
-                    self.wrong("an empty array fits nothing: put values or rules into it");
+                    self.wrong("an empty array matches nothing: put values or rules into it");
                 }
                 self.rules += rules.len();
                 if self.rules > RULES_MAX {
@@ -269,7 +269,7 @@ impl Parser {
     fn rule(&mut self, rule: &Value) -> Option<Rule> {
         let Value::Object(map) = rule else {
             if rule.is_array() {
-                self.wrong("an array in an array is no rule");
+                self.wrong("an array in an array is not a rule");
                 return None;
             }
             return Some(Rule::Equals(rule.clone()));

@@ -18,7 +18,7 @@ pub struct Times {
     zone: TimeZone,
 }
 
-/// Why there are no times.
+/// The reason why a schedule is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSchedule {
     /// Not a cron expression.
@@ -27,7 +27,7 @@ pub enum InvalidSchedule {
     /// A time zone that is not in this machine's database.
     #[error("this machine knows no such time zone; write it like Europe/Berlin (from /usr/share/zoneinfo)")]
     TimeZone,
-    /// A date that does not come, such as the 30th of February.
+    /// A date that never occurs, such as the 30th of February.
     #[error("no time in the next years fits it")]
     Never,
 }
@@ -36,7 +36,7 @@ impl Times {
     /// Parses an expression of five fields, or six with seconds in front, and an IANA time zone; `None` is UTC.
     ///
     /// # Errors
-    /// Which of the two is wrong, or that the expression never comes true after `now`.
+    /// The expression or the time zone is invalid, or no time after `now` matches.
     pub fn parse(cron: &str, zone: Option<&str>, now: Timestamp) -> Result<Self, InvalidSchedule> {
         let parser = CronParser::builder().year(Year::Disallowed).build();
         let cron = parser.parse(cron).map_err(|error| InvalidSchedule::Cron(error.to_string()))?;

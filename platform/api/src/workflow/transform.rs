@@ -14,7 +14,7 @@ use super::InputTransform;
 /// The name of the whole event.
 const EVENT: &str = "event";
 
-/// Whether a place may be called so: letters, digits, `_`, `-` and `.`.
+/// Whether a text is a valid name of a placeholder: letters, digits, `_`, `-` and `.`.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     !name.is_empty() && name.chars().all(plain)
@@ -31,7 +31,7 @@ enum Step {
 }
 
 impl Place {
-    /// Parses a path of members and items; `None` when it is none.
+    /// Parses a path of members and items; `None` if the text is not one.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix('$')?;
         let mut steps = Vec::new();
@@ -93,7 +93,7 @@ impl InputTransform {
         name == EVENT || self.paths.contains_key(name)
     }
 
-    /// The input for an event. Parts that the event does not have are null, and nothing inside of a text.
+    /// The input for an event. Parts that the event does not have become null, and empty inside of a text.
     pub fn apply(&self, event: &Value) -> Value {
         let part = |path: &String| Place::parse(path)?.of(event).cloned();
         let mut parts: BTreeMap<&str, Value> =
@@ -159,7 +159,7 @@ fn plain(part: &Value) -> String {
     }
 }
 
-/// Replaces places by parts; a place that names no part is kept. `shown` receives the text before the place.
+/// Replaces placeholders by parts; unknown placeholders are kept. `shown` receives the text before the placeholder.
 fn replace(template: &str, parts: &BTreeMap<&str, Value>, shown: impl Fn(&Value, &str) -> String) -> String {
     let (mut out, mut rest) = (String::new(), template);
     while let Some(start) = rest.find('<') {

@@ -7,17 +7,16 @@ use jiff::Timestamp;
 use super::{Schedule, Trigger, WorkflowSpec, names, pattern::Pattern, schedule::Times};
 use crate::{ObjectKey, duration::Span, names::dns_label, validation::FieldError};
 
-/// Most triggers of one workflow or function.
+/// Maximum number of triggers of one workflow or function.
 const TRIGGERS_MAX: usize = 100;
 /// Longest name of a trigger: an execution's name has 80 characters, of which an event's id takes 37.
 const TRIGGER_NAME_BYTES_MAX: usize = 40;
-/// Most missed starts that can be made up for.
+/// Maximum number of missed starts that can be caught up.
 const CATCH_UP_MAX: u32 = 1_000;
 /// Longest jitter.
 const JITTER_MAX: Span = Span::from_secs(24 * 3600);
 
-/// Everything that is wrong with a workflow's name and triggers, all at once. `now` is when it is asked for: a
-/// schedule has to have a time after it.
+/// Validates a workflow's name and triggers, and returns all errors. `now`: a schedule has to have a time after it.
 pub fn validate(key: &ObjectKey, spec: &WorkflowSpec, now: Timestamp) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match &spec.state_machine {
@@ -46,7 +45,7 @@ pub fn validate(key: &ObjectKey, spec: &WorkflowSpec, now: Timestamp) -> Vec<Fie
     errors
 }
 
-/// Everything that is wrong with the triggers of a workflow or a function.
+/// Validates the triggers of a workflow or a function, and adds all errors.
 pub fn validate_triggers(triggers: &[Trigger], now: Timestamp, errors: &mut Vec<FieldError>) {
     if triggers.len() > TRIGGERS_MAX {
         let detail = format!("must have at most {TRIGGERS_MAX} triggers");

@@ -25,7 +25,7 @@ pub(crate) fn admission_environment() -> &'static Arc<Env> {
     &ENVIRONMENT
 }
 
-/// What is matched.
+/// A write that rules and selectors are matched against.
 #[derive(Clone, Copy)]
 pub(super) struct MatchedWrite<'a> {
     pub(super) kind: &'a Kind,
@@ -47,7 +47,7 @@ pub(super) struct MatchResources {
 }
 
 impl MatchResources {
-    /// Those of a webhook.
+    /// The rules and selectors of a webhook.
     pub(super) fn of_webhook(webhook: &Value) -> Self {
         Self::parse(webhook, "rules")
     }
@@ -72,7 +72,7 @@ impl MatchResources {
         self.rules.iter().any(|rule| rule_matches(rule, write)) && self.selects(write)
     }
 
-    /// The same for a binding, of which no rules stand for all.
+    /// [`Self::concerns`] for a binding, whose empty rules match everything.
     pub(super) fn restricts_to(&self, write: &MatchedWrite<'_>) -> bool {
         (self.rules.is_empty() || self.rules.iter().any(|rule| rule_matches(rule, write)))
             && self.selects(write)
@@ -120,7 +120,7 @@ fn rule_matches(rule: &Value, write: &MatchedWrite<'_>) -> bool {
         && has("apiVersions", kind.version)
 }
 
-/// The values that the variables of an expression have.
+/// The values of an expression's variables.
 pub(super) struct AdmissionValues {
     values: Vec<(&'static str, CelValue)>,
     size: u64,
@@ -206,7 +206,7 @@ impl MatchConditions {
         self.0.is_empty()
     }
 
-    /// Whether all hold. One that does not is stronger than one that cannot be evaluated.
+    /// Whether all conditions hold. A condition that is false takes precedence over one that cannot be evaluated.
     pub(super) fn hold(&self, values: &AdmissionValues, context: &Context<'_, '_>) -> Result<bool, String> {
         let mut failure = None;
         for condition in &self.0 {

@@ -10,7 +10,8 @@ use mayfly_api::validation::FieldError;
 const PREFIX: &str = "pod-security.kubernetes.io/";
 const MODES: [&str; 3] = ["enforce", "audit", "warn"];
 const VERSION_LATEST: &str = "latest";
-/// Most existing pods that a change of the enforced level is checked against (upstream's `defaultNamespaceMaxPodsToCheck`).
+/// Maximum number of existing pods that a changed level is checked against (upstream's
+/// `defaultNamespaceMaxPodsToCheck`).
 const EXISTING_PODS_MAX: usize = 3000;
 
 /// A level with the version of its rules, as a namespace names it.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// From the most permissive to the strictest.
+/// The levels, from the most permissive to the strictest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SecurityLevel {
     Privileged,
@@ -140,7 +140,7 @@ fn name_of(item: &Value) -> &str {
     item["name"].as_str().unwrap_or("")
 }
 
-/// A field of the security context that the pod and each container can set.
+/// Whether the pod, and which of its containers, set a security context that breaks a rule.
 struct Setters<'a> {
     pod: bool,
     containers: Vec<&'a str>,
@@ -176,7 +176,7 @@ impl<'a> PodView<'a> {
         self.containers().filter(|container| bad(container)).map(name_of).collect()
     }
 
-    /// The places of bad security contexts.
+    /// The pod and containers whose security context is `bad`.
     fn setters(&self, bad: impl Fn(&Value) -> bool) -> Setters<'a> {
         Setters {
             pod: bad(&self.spec["securityContext"]),

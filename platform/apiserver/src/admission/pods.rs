@@ -36,7 +36,7 @@ impl ServerState {
         spec.insert("serviceAccount".into(), name.as_str().into());
         let namespace = &request.namespace;
         let Some(account) = self.object("", "serviceaccounts", namespace, &name) else {
-            // A new namespace has no account yet for a moment.
+            // Without the controller that creates it, a namespace has no default account.
             if name == "default" && !self.config.service_accounts_required {
                 return Ok(());
             }
@@ -53,7 +53,7 @@ impl ServerState {
         let mounts =
             |map: &Map<String, Value>| map.get("automountServiceAccountToken").and_then(Value::as_bool);
         let wanted = mounts(&*spec).or_else(|| mounts(&account.0)).unwrap_or(true);
-        // A component gets no token: the API is not among its destinations. Nor does a batch job, which has no volumes.
+        // A component gets no token: it cannot connect to the API. Neither does a batch job: it has no volumes.
         let class = spec.get("runtimeClassName").and_then(Value::as_str);
         let has_volumes = !matches!(class, Some(RUNTIME_CLASS_WASM | RUNTIME_CLASS_SLURM));
         if wanted && has_volumes && self.config.service_account_token_volumes {
@@ -102,7 +102,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// Of several global defaults the one with the lowest value.
+    /// The global default; of several the one with the lowest value.
     fn default_priority_class(&self) -> Option<Object> {
         let mut classes = self.objects("scheduling.k8s.io", "priorityclasses", "");
         classes.retain(|class| class.0.get("globalDefault") == Some(&Value::Bool(true)));

@@ -1,9 +1,9 @@
 //! ValidatingAdmissionPolicies: rules in CEL that refuse writes, or warn of them. (Source: upstream
 //! `apiserver/pkg/admission/plugin/policy/validating`.)
 //!
-//! A policy says which writes it concerns and what has to hold of them; a binding puts it into effect, perhaps for a part
-//! of these writes and with an object of parameters. Policies see a write after all changes by webhooks, so that they
-//! cannot be evaded.
+//! A policy says which writes it concerns and what has to hold of them; a binding puts it into effect, perhaps for a
+//! part of these writes and with an object of parameters. Policies see a write after all changes by webhooks, so that
+//! they cannot be evaded.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(super) struct AdmissionPolicy {
     ignores_failures: bool,
     constraints: MatchResources,
     conditions: MatchConditions,
-    /// In the order in which they can refer to each other.
+    /// In definition order: a variable can refer to earlier ones.
     variables: Vec<(String, AdmissionExpression)>,
     validations: Vec<PolicyValidation>,
     /// The version and kind of the parameters.
@@ -55,7 +55,7 @@ struct PolicyBinding {
     warns: bool,
 }
 
-/// What an evaluation found wrong.
+/// A validation that does not hold, or that cannot be evaluated.
 struct PolicyFailure {
     message: String,
     /// Empty: upstream's default.
@@ -104,7 +104,7 @@ impl AdmissionPolicy {
         }
     }
 
-    /// What is wrong with a write, with one object of parameters.
+    /// The failures of a write, with one parameter object.
     fn failures(&self, values: &AdmissionValues) -> Vec<PolicyFailure> {
         let mut context = values.context();
         match self.conditions.hold(values, &context) {
@@ -279,7 +279,8 @@ impl ServerState {
         failures
     }
 
-    /// The objects of parameters that a binding names, each of which is evaluated; without a kind of parameters, null.
+    /// The parameter objects that a binding selects, each of which is evaluated; null if there is no kind of
+    /// parameters.
     fn parameters(
         &self,
         policy: &AdmissionPolicy,
@@ -344,5 +345,5 @@ impl ServerState {
     }
 }
 
-/// The policies at a moment.
+/// A snapshot of the policies.
 pub(super) type RegisteredPolicies = Arc<Vec<AdmissionPolicy>>;

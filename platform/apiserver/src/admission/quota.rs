@@ -1,6 +1,6 @@
-//! ResourceQuotas: a write that would use more of a namespace than it may is refused (upstream's
-//! `plugin/resourcequota`). What is used is counted from the stored objects under a lock that is held until the write
-//! is done, so that two writes cannot take the last place.
+//! ResourceQuotas: refuses a write that would use more of a namespace than it may (upstream's
+//! `plugin/resourcequota`). The usage is counted from the stored objects under a lock that is held until the write is
+//! done, so that two writes cannot both use the rest of a quota.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -108,7 +108,7 @@ fn limited(quota: &Object, kind: &Kind, new: &Object, wanted: &QuotaUsage) -> Ve
     if in_scopes(quota, kind, new) { names } else { Vec::new() }
 }
 
-/// Whether a quota with scopes is about this object: pods only have scopes.
+/// Whether the scopes of a quota include this object; scopes apply to pods only.
 pub(super) fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
     let scopes = quota.at(&["spec", "scopes"]).and_then(Value::as_array);
     let selected = quota.at(&["spec", "scopeSelector", "matchExpressions"]).and_then(Value::as_array);
@@ -223,9 +223,9 @@ pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
     usage
 }
 
-/// A pod's effective requests or limits (`side`) for each resource (upstream: `component-helpers/resource`): the sum of
-/// its containers and sidecars, or its largest init container with the sidecars that start before it where that is
-/// more, and the overhead, which raises a limit but makes none.
+/// A pod's effective requests or limits (`side`) for each resource (upstream: `component-helpers/resource`): the sum
+/// of its containers and sidecars, or, if that is more, its largest init container with the sidecars that start
+/// before it; plus the overhead, which is only added to limits that are set.
 fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
     let containers =
         |list: &str| pod.at(&["spec", list]).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

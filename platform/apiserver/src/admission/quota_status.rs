@@ -73,7 +73,7 @@ impl ServerState {
             if let Err(error) = self.write_quota_status(&namespace, &name, status).await
                 && !error.has_reason("NotFound")
             {
-                tracing::warn!(%error, namespace, name, "the status of a quota could not be written");
+                tracing::warn!(%error, namespace, name, "cannot write the status of a quota");
             }
         }
         took

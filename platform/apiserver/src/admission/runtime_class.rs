@@ -60,7 +60,7 @@ fn apply_overhead(pod: &mut Object, class: Option<&Object>) -> Result<(), String
     }
 }
 
-/// By the values of the quantities, of which each has several spellings.
+/// The values of quantities, in thousandths: equal values can be spelled differently.
 fn amounts(quantities: &Map<String, Value>) -> BTreeMap<&str, u64> {
     quantities.iter().map(|(name, quantity)| (name.as_str(), millis(quantity))).collect()
 }
@@ -95,7 +95,7 @@ fn merged_tolerations(mut all: Vec<Value>, added: &[Value]) -> Vec<Value> {
     let mut merged: Vec<Value> = Vec::new();
     for (at, toleration) in all.iter().enumerate() {
         let is_included = merged.iter().any(|kept| includes(kept, toleration))
-            // Of equal ones the first is kept.
+            // Of equal tolerations the first is kept.
             || all[at + 1..].iter().any(|later| later != toleration && includes(later, toleration));
         if !is_included {
             merged.push(toleration.clone());

@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
-/// Lines that wait for the disk. When they are used up, requests wait: no event is lost while the disk works.
+/// Lines that wait for the disk. While the queue is full, requests wait: no event is lost while the disk works.
 const QUEUE_LINES: usize = 1_024;
 /// The size at which a file is rotated (upstream's recommendation for `--audit-log-maxsize`).
 const FILE_BYTES_MAX: u64 = 100 << 20;
@@ -45,7 +45,7 @@ impl AuditLog {
         let _ = self.0.send(line).await;
     }
 
-    /// Queues a line from a place that must not wait; a full queue loses it, which is logged.
+    /// Queues a line without waiting; if the queue is full, the line is lost, which is logged.
     pub(super) fn try_write(&self, line: String) {
         if self.0.try_send(line).is_err() {
             tracing::error!("an audit event was lost: the disk of the audit log is too slow");

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::{access::User, rbac::Attributes};
 
-/// How much of a request is recorded.
+/// The extent to which a request is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub(crate) enum AuditLevel {
     None,
@@ -29,7 +29,7 @@ impl AuditLevel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum AuditStage {
     RequestReceived,
-    /// Of a long-running request (a watch, a followed log): the head of the response is sent.
+    /// The head of the response of a long-running request (a watch, a followed log) is sent.
     ResponseStarted,
     ResponseComplete,
     Panic,
@@ -46,7 +46,7 @@ impl AuditStage {
     }
 }
 
-/// Why a policy is not accepted.
+/// The reason why a policy is not accepted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AuditPolicyError {
     #[error("the audit policy cannot be read: {0}")]
@@ -166,7 +166,7 @@ impl AuditRule {
         for url in &self.non_resource_urls {
             let stars = url.matches('*').count();
             if url != "*" && (!url.starts_with('/') || stars > usize::from(url.ends_with('*'))) {
-                return Err(format!("nonResourceURLs: {url:?} is no path, or has a `*` before its end"));
+                return Err(format!("nonResourceURLs: {url:?} is not a path, or has a `*` before its end"));
             }
         }
         for group in &self.resources {

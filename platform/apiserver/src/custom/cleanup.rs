@@ -1,4 +1,5 @@
-//! The end of a definition: its objects are deleted, then it goes. One level-triggered task, as for namespaces.
+//! The deletion of a definition: first of its objects, then of the definition. One level-triggered task, as for
+//! namespaces.
 
 use std::{sync::Arc, time::Duration};
 
@@ -53,7 +54,7 @@ impl ServerState {
                 Ok(done) => waiting |= !done,
                 Err(error) => {
                     let name = definition.name();
-                    tracing::warn!(%error, name, "the objects of a definition could not be deleted, will try again");
+                    tracing::warn!(%error, name, "cannot delete the objects of a definition, will retry");
                     waiting = true;
                 }
             }
@@ -61,8 +62,7 @@ impl ServerState {
         waiting
     }
 
-    /// Deletes the objects of a definition, and removes its finalizer when none is left. Returns whether that is
-    /// done.
+    /// Deletes the objects of a definition, and removes its finalizer when none is left. Returns whether it did.
     async fn remove_objects(&self, definition: &Object) -> Result<bool, ApiError> {
         if !definition.finalizers().contains(&CLEANUP_FINALIZER) {
             return Ok(true);
@@ -111,7 +111,7 @@ impl ServerState {
         }
     }
 
-    /// Accepts names that became free, and those that the end of the process left open.
+    /// Accepts names that became free, and names whose acceptance a restart interrupted.
     async fn settle_names(&self) {
         for definition in definitions(&self.store) {
             if !names::is_settled(&definition) {
@@ -132,9 +132,9 @@ impl ServerState {
             super::settle(&mut object, &self.store, &now);
             Ok(ObjectUpdate::new(object))
         };
-        // As long as it fails, the task that runs in the background tries again.
+        // If this fails, the background task tries again.
         if let Err(error) = self.change(&request, name, Part::Status, settled).await {
-            tracing::debug!(%error, "the status of a definition could not be written");
+            tracing::debug!(%error, "cannot write the status of a definition");
         }
     }
 }

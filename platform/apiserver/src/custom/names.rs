@@ -71,7 +71,7 @@ pub(super) fn add_stored(definition: &mut Object) {
     }
 }
 
-/// Notes that the objects of a definition that is being deleted are gone.
+/// Records that the objects of a definition that is being deleted are gone.
 pub(super) fn set_terminated(definition: &mut Object, now: &Value) {
     let done = condition("Terminating", "False", "InstanceDeletionCompleted", "removed all instances", now);
     add_condition(definition, done);
@@ -96,7 +96,7 @@ fn condition(name: &str, status: &str, reason: &str, message: &str, now: &Value)
     json!({"type": name, "status": status, "lastTransitionTime": now, "reason": reason, "message": message})
 }
 
-/// Replaces the condition of the same type if it differs. `Established` is never taken back.
+/// Replaces the condition of the same type if it differs. `Established` is never reset.
 fn set_condition(conditions: &mut Value, new: Value) {
     let Value::Array(list) = conditions else { return };
     match list.iter_mut().find(|old| old["type"] == new["type"]) {

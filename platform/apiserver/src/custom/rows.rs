@@ -1,4 +1,4 @@
-//! From a version of a CustomResourceDefinition to a row of the registry.
+//! Converts versions of a CustomResourceDefinition to rows of the registry.
 
 use std::cmp::Reverse;
 
@@ -20,7 +20,7 @@ use crate::{
     schema::{Findings, NodeId, normalise_metadata, schemas},
 };
 
-/// One version of a definition, compiled.
+/// A compiled version of a definition.
 #[derive(Debug)]
 pub(crate) struct CustomVersion {
     /// The name of the schema in OpenAPI documents: `dev.example.v1.Widget`.
@@ -63,8 +63,8 @@ impl CustomVersion {
         prune::fill_object(&self.schema, &mut object.0);
     }
 
-    /// The errors of an object by its schema, and by its rules where nothing hides them. `old`: the object before an
-    /// update.
+    /// Validates an object by its schema, and by its rules unless an error of the schema prevents that. `old`: the
+    /// object before an update.
     pub(crate) fn validate(&self, object: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let mut errors = validate::object_errors(&self.schema, &self.patterns, object);
         if let Some(rules) = &self.rules {

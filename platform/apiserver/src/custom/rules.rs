@@ -24,7 +24,7 @@ const OBJECT_COST_MAX: u64 = 20_000_000;
 /// The rules of one definition's version, compiled.
 pub(super) struct ValidationRules {
     env: Arc<Env>,
-    /// By their text; messages that are expressions are among them.
+    /// Compiled expressions by their text, including those of messages.
     expressions: HashMap<String, CelExpression>,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn schema_errors(schema: &Value, path: &str, errors: &mut Vec<FieldEr
     }
 }
 
-/// What one object is validated with.
+/// The state of the validation of one object.
 struct Evaluation<'a> {
     rules: &'a ValidationRules,
     cost_left: u64,
@@ -75,7 +75,7 @@ impl ValidationRules {
         (!expressions.is_empty()).then(|| Self { env: Arc::new(env), expressions })
     }
 
-    /// The violations of an object. A value that an update does not change is not looked at again.
+    /// The violations of an object. A value that an update does not change is not validated again.
     pub(super) fn errors(&self, schema: &Value, new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let mut evaluation = Evaluation { rules: self, cost_left: OBJECT_COST_MAX, errors: Vec::new() };
         let (new, old) = (visible(new), old.map(visible));
@@ -211,7 +211,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// The old item that an item of a list with keys replaces. Items of other lists have no such.
+/// The old item that an item of a list with keys replaces; `None` for items of other lists.
 fn same_item<'a>(schema: &Value, item: &Value, old: &'a Value) -> Option<&'a Value> {
     if schema["x-kubernetes-list-type"] != "map" {
         return None;

@@ -101,7 +101,7 @@ fn version_errors(spec: &Value, errors: &mut Vec<FieldError>) {
             let detail = "must contain unique version names";
             errors.push(FieldError::invalid("spec.versions", format!("{name:?}"), detail));
         }
-        // Upstream's internal form has what all versions share once, at the top.
+        // Upstream's internal form has the fields that all versions share at the top level.
         let of_columns = if one_table { "spec".to_owned() } else { path.clone() };
         let columns = rules_items(&version["additionalPrinterColumns"]).filter(|_| at == 0 || !one_table);
         for (column, value) in columns.enumerate() {
@@ -145,7 +145,7 @@ fn is_common(versions: &[&Value], field: &str) -> bool {
     versions.iter().all(|version| version[field] == versions[0][field])
 }
 
-/// The versions as Go prints the structs; what all share is not in them.
+/// The versions as Go prints the structs, without the fields that all share.
 fn go_versions(versions: &[&Value]) -> String {
     let own = |field: &str, kind: &str, version: &Value| {
         let is_shown = !version[field].is_null() && !is_common(versions, field);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::object::Object;
 
-/// Most errors that are listed for one object.
+/// The maximum number of errors that are listed for one object.
 const ERRORS_MAX: usize = 64;
 
 /// Compiles the patterns of a schema and all below it. One that does not compile is left out: definitions with such
@@ -27,7 +27,7 @@ pub(super) fn collect_patterns(schema: &Value, patterns: &mut HashMap<String, Re
     }
 }
 
-/// Whether an error leaves an object in a form that rules are not evaluated on.
+/// Whether an error prevents the evaluation of the rules.
 pub(super) fn hides_rules(error: &FieldError) -> bool {
     matches!(
         error.kind,

@@ -103,7 +103,7 @@ fn sum(values: &[Value]) -> CelAnswer {
             one.checked_add(*other).map(Value::UInt).ok_or_else(overflow)
         }
         (Value::Float(one), Value::Float(other)) => Ok(Value::Float(one + other)),
-        _ => Err(failed("sum", "the items are no numbers of one type")),
+        _ => Err(failed("sum", "the items are not numbers of one type")),
     })
 }
 

@@ -50,7 +50,7 @@ impl QuantityValue {
     fn compare(self, other: Self) -> Ordering {
         match self.aligned(other) {
             Some((one, other, _)) => one.cmp(&other),
-            // Too far apart for exact numbers.
+            // The exponents are too far apart for exact numbers.
             None => self.approximate().total_cmp(&other.approximate()),
         }
     }
@@ -61,7 +61,7 @@ impl QuantityValue {
     }
 
     fn approximate(self) -> f64 {
-        // The text of a number has its nearest double.
+        // Parsing the decimal text gives the nearest double.
         format!("{}e{}", self.mantissa, self.exponent).parse().unwrap_or(f64::NAN)
     }
 }

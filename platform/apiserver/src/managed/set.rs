@@ -53,7 +53,7 @@ impl FieldSet {
         self
     }
 
-    /// The same for a path of two steps: `metadata`, then one of these.
+    /// [`Self::without`] for a path of two steps: `metadata`, then one of these.
     pub(crate) fn without_below(mut self, step: &str, steps: &[&str]) -> Self {
         if let Some(node) = self.0.get_mut(step) {
             node.member = false;

@@ -259,7 +259,7 @@ fn many_managers_are_put_together() {
     }
     let entries = entries_of(script.live.as_ref().unwrap()).unwrap();
     assert_eq!(entries.len(), UPDATE_MANAGERS_MAX);
-    // The map itself, and the keys of the managers that were put together.
+    // The map itself, and the keys of the managers that were merged.
     assert_eq!(script.owns(ANCIENT_CHANGES).len(), 1 + 20 - (UPDATE_MANAGERS_MAX - 1));
 }
 

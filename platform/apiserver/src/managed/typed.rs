@@ -1,5 +1,5 @@
-//! Values seen through their shape: which fields they have, what differs, how they merge, what goes.
-//! The rules are those of structured-merge-diff's `typed` package.
+//! Operations on values by their shape: their fields, their differences, merge, and removal. The rules are those of
+//! structured-merge-diff's `typed` package.
 
 use serde_json::{Map, Value};
 
@@ -15,13 +15,13 @@ pub(crate) struct Shape<'a> {
     node: Option<NodeId>,
     merge: Option<&'a Merge>,
     /// Maps without a schema (`x-kubernetes-preserve-unknown-fields`) have fields with owners of their own. Those of
-    /// built-in kinds have one owner on the whole.
+    /// built-in kinds have one owner as a whole.
     deduced: bool,
 }
 
 /// The identification of the parts of a value.
 enum Form<'a> {
-    /// One owner for all of it.
+    /// The value has one owner as a whole.
     Leaf,
     Fields,
     /// Items by value.

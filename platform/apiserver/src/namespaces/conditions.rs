@@ -28,7 +28,8 @@ impl Left {
         self.resources.is_empty()
     }
 
-    /// `failure`: why something could not be deleted. `now` is when what differs from `old` changed.
+    /// `failure`: why something could not be deleted. `now`: the transition time of conditions that differ from
+    /// `old`.
     pub(super) fn conditions(&self, failure: Option<&str>, old: &[Value], now: &Value) -> Vec<Value> {
         let listed = |counts: &BTreeMap<String, usize>, between: &str| {
             let each =

@@ -29,7 +29,7 @@ pub(super) fn document(version_3: impl IntoIterator<Item = Value>) -> Value {
     })
 }
 
-/// A schema, and all below it.
+/// Converts a schema and its subschemas.
 fn schema_of(schema: Value) -> Value {
     match schema {
         Value::Array(items) => items.into_iter().map(schema_of).collect(),
@@ -55,7 +55,7 @@ fn schema_map(mut map: Map<String, Value>) -> Map<String, Value> {
         map.insert("$ref".into(), reference.into());
     }
     let below = |(field, value): (String, Value)| match field.as_str() {
-        // The names in it are the fields' own.
+        // The keys are names of fields, not keywords.
         "properties" => match value {
             Value::Object(fields) => {
                 let fields = fields.into_iter().map(|(name, schema)| (name, schema_of(schema)));
@@ -106,7 +106,7 @@ fn operation_of(mut operation: Map<String, Value>) -> Value {
     Value::Object(operation)
 }
 
-/// A parameter of a path or a query: in version 2 its type is its own.
+/// Converts a parameter: version 2 has the type in the parameter itself, not in a schema.
 fn parameter(parameter: Value) -> Value {
     let Value::Object(mut parameter) = parameter else { return parameter };
     if let Some(Value::Object(schema)) = parameter.remove("schema") {

@@ -299,7 +299,7 @@ fn order(merged: Vec<Value>, wanted: &[Value], live: &[Value], key: Option<&str>
     all
 }
 
-/// A value that comes in new: without nulls and directives. `None`: it is marked for deletion.
+/// A newly added value, without nulls and directives. `None`: it is marked for deletion.
 fn cleaned(value: Value) -> Option<Value> {
     match value {
         Value::Object(map) if map.get(DIRECTIVE).and_then(Value::as_str) == Some("delete") => None,
@@ -353,7 +353,7 @@ mod tests {
 
         use super::*;
 
-        /// Pods, and patches of them, with names and directives that meet.
+        /// Pods, and patches of them, with overlapping names and directives.
         fn value() -> impl Strategy<Value = Value> {
             let leaf = prop_oneof![
                 Just(Value::Null),

@@ -11,10 +11,10 @@ use x509_parser::{certification_request::X509CertificationRequest, prelude::From
 /// The time by which the clock of a verifier may be behind (upstream's backdate).
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Why a request cannot be signed.
+/// The reason why a request cannot be signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    #[error("the request is none that can be signed: {0}")]
+    #[error("the request cannot be signed: {0}")]
     Request(rcgen::Error),
     #[error(
         "a request with several organisations cannot be signed: the certificate would have only one of them"
@@ -28,8 +28,8 @@ pub enum SignError {
     Validity,
 }
 
-/// Signs a request. Usages and validity are those of the arguments, not of the request; the certificate is never one
-/// of an authority.
+/// Signs a request. Usages and validity are those of the arguments, not of the request; the certificate is never a CA
+/// certificate.
 pub(super) fn sign(
     issuer: &Issuer<'_, impl SigningKey>,
     request: &str,
@@ -56,7 +56,7 @@ pub(super) fn sign(
     }
     let at = |time: Option<Timestamp>| {
         let seconds = time.ok_or(SignError::Validity)?.as_second();
-        // The calendar of rcgen's dates, counted from an instant of it.
+        // rcgen's date type is constructed from the Unix epoch.
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         Ok(epoch + std::time::Duration::from_secs(seconds.try_into().map_err(|_| SignError::Validity)?))
     };

@@ -78,7 +78,7 @@ impl ServerState {
             if let Err(error) = written.await
                 && !error.has_reason("NotFound")
             {
-                tracing::warn!(%error, role = name, "the rules of an aggregated role could not be written");
+                tracing::warn!(%error, role = name, "cannot write the rules of an aggregated role");
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     meta, object::Object, registry::registry, schema::wire::canonicalise, server::ServerState, verbs,
 };
 
-/// Made from upstream's `bootstrappolicy`, brought to version 1.33.
+/// Derived from upstream's `bootstrappolicy`, updated to version 1.33.
 const ROLES: &str = include_str!("bootstrap_roles.json");
 /// The port of the API in the Service `kubernetes`.
 const API_PORT: u16 = 443;

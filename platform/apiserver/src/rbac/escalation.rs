@@ -151,7 +151,7 @@ fn is_covered(held: &[PolicyRule], atom: &PolicyRule) -> bool {
     })
 }
 
-/// Puts atoms that differ in their verb only together again.
+/// Merges atoms that differ only in their verb.
 fn compact(atoms: Vec<PolicyRule>) -> Vec<PolicyRule> {
     let mut rules: Vec<PolicyRule> = Vec::new();
     for atom in atoms {

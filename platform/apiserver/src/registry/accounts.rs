@@ -36,7 +36,7 @@ fn service_account() -> Kind {
     }
 }
 
-/// Names of roles may have colons (`system:node`): path segments, no more.
+/// Names of roles may have colons (`system:node`): they need only be valid path segments.
 pub(super) fn path_segment_name(name: &str) -> Result<(), String> {
     match name {
         "." | ".." => Err(format!("may not be '{name}'")),

@@ -47,7 +47,7 @@ pub(super) fn kinds() -> Vec<Kind> {
     }]
 }
 
-/// `a=b,c=d`, expressions in kubectl's way.
+/// A selector as text: `a=b,c=d`, with expressions as kubectl prints them.
 pub(crate) fn selector_text(selector: Option<&Value>) -> String {
     let Some(selector) = selector else { return String::new() };
     let labels = selector["matchLabels"].as_object().into_iter().flatten();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::object::{Object, map_at};
 
-/// The target where none is given, in percent.
+/// The default target, in percent.
 const UTILIZATION_DEFAULT: i64 = 80;
 const METRICS_ANNOTATION: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT_METRICS_ANNOTATION: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
@@ -151,7 +151,8 @@ fn metric_text(metric: &Value, current: &Value) -> String {
     format!("{prefix}{now}/{wanted}{suffix}")
 }
 
-/// The CPU metric of v1 is the metric of v2 that v1 has a field for; the others travel in an annotation.
+/// Whether the CPU metric of v1, the only metric with a field in v1, represents this metric; others are kept in an
+/// annotation.
 fn is_cpu_utilization(metric: &Value) -> bool {
     metric["type"] == "Resource"
         && metric["resource"]["name"] == "cpu"

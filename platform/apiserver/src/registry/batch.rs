@@ -38,7 +38,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             &[
                 NAME,
                 Column::text("Status", "Status of the job."),
-                Column::text("Completions", "Pods that ended well, of how many that shall."),
+                Column::text("Completions", "Succeeded pods, of the required completions."),
                 Column::text("Duration", "Time from start to completion."),
                 AGE,
                 Column::text("Containers", "Names of each container in the template.").wide(),
@@ -50,7 +50,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         defaults,
         on_create: |object| {
             object.0.insert("status".into(), json!({}));
-            // The queue's controller resumes it in its turn.
+            // The queue controller resumes the Job when the queue admits it.
             let queue = object.at(&["metadata", "labels", LABEL_QUEUE]).and_then(Value::as_str);
             if queue.is_some_and(|queue| !queue.is_empty()) {
                 object.map_mut("spec").insert("suspend".into(), json!(true));

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{AGE, Column, Kind, NAME, Subresource, columns, defaulting::fill, print, rules, signing_rules};
 use crate::object::Object;
 
-/// Above this only the system's own classes are (upstream's `HighestUserDefinablePriority`).
+/// The highest priority of a class that is not a system class (upstream's `HighestUserDefinablePriority`).
 const USER_PRIORITY_MAX: i64 = 1_000_000_000;
 const SYSTEM_PREFIX: &str = "system-";
 const SYSTEM_CLASSES: [(&str, i64); 2] =
@@ -72,7 +72,7 @@ fn priority_class() -> Kind {
     }
 }
 
-/// Why a class is none of the system's own (upstream's `IsKnownSystemPriorityClass`).
+/// The reason why a class is not a system class (upstream's `IsKnownSystemPriorityClass`).
 fn no_system_class(name: &str, value: i64, is_default: bool) -> Option<String> {
     match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
         None => Some(format!("{name} is not a known system priority class")),

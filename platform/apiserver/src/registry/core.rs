@@ -162,7 +162,7 @@ fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Keys, sizes and, once `immutable` is set, that nothing changes.
+/// Checks keys and sizes and, once `immutable` is set, that nothing changes.
 fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if old.is_some_and(|old| old.at(&["immutable"]) == Some(&Value::Bool(true))) {
@@ -193,14 +193,14 @@ fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> V
         }
     }
     if bytes > DATA_BYTES_MAX {
-        // Of a ConfigMap it is about no single field; this is how upstream writes that.
+        // The error of a ConfigMap concerns no single field, for which upstream's path is this.
         let path = if fields == ["data"] { "data" } else { "[]" };
         errors.push(FieldError::too_long(path, DATA_BYTES_MAX));
     }
     errors
 }
 
-/// What is wrong with a key (upstream's `IsConfigMapKey`).
+/// The errors of a key (upstream's `IsConfigMapKey`).
 fn key_errors(key: &str) -> Vec<String> {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let mut errors = Vec::new();

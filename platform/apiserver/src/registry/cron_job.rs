@@ -14,7 +14,7 @@ use super::{
 };
 use crate::object::Object;
 
-/// A job's name is the CronJob's with a dash and a number of minutes behind it.
+/// A job's name is the CronJob's name, a dash and a number of minutes: 11 more bytes.
 const NAME_BYTES_MAX: usize = names::LABEL_BYTES_MAX - 11;
 const CONTAINERS: [&str; 6] = ["spec", "jobTemplate", "spec", "template", "spec", "containers"];
 
@@ -79,7 +79,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     } else if let Err(why) = cron(schedule) {
         errors.push(FieldError::invalid("spec.schedule", format!("{schedule:?}"), why));
     }
-    // A time zone that was there before the field for it stays allowed.
+    // A schedule that had a time zone before `timeZone` existed remains valid.
     let had_zone = old.is_some_and(|old| old.str_at(&["spec", "schedule"]).contains("TZ"));
     if schedule.contains("TZ") && had_zone && !spec["timeZone"].is_null() {
         let detail = "cannot use both timeZone field and TZ or CRON_TZ in schedule";

@@ -5,14 +5,14 @@ use serde_json::Value;
 
 use crate::{meta, object::Object};
 
-/// Longest texts, in characters.
+/// Maximum lengths of texts, in characters.
 const REPORTING_INSTANCE_MAX: usize = 128;
 const ACTION_MAX: usize = 128;
 const REASON_MAX: usize = 128;
 const NOTE_MAX: usize = 1024;
 
-/// Rules of both groups, of which those of core Events are all; `object` has the fields of core Events.
-/// `controller` is the path of the reporting controller.
+/// Rules of both groups; core Events have no further ones. `object` has the fields of core Events. `controller` is
+/// the path of the reporting controller.
 pub(super) fn common(object: &Object, controller: &str, errors: &mut Vec<FieldError>) {
     let text = |field: &str| object.str_at(&[field]);
     let (involved, own) = (object.str_at(&["involvedObject", "namespace"]), object.meta_str("namespace"));

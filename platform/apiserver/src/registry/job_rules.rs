@@ -7,7 +7,8 @@ use mayfly_api::validation::{FieldError, FieldErrorKind};
 use super::rules;
 use crate::meta;
 
-/// The largest number of failed indexes, of completions without a limit of them, and of indexes at the same time with one.
+/// The maximum of `maxFailedIndexes`, and the number of completions above which [`PARALLELISM_PER_INDEX_MAX`] limits
+/// it and the parallelism.
 const FAILED_INDEXES_MAX: i32 = 100_000;
 const PARALLELISM_PER_INDEX_MAX: i32 = 10_000;
 

@@ -21,7 +21,7 @@ pub(super) fn kinds() -> Vec<Kind> {
     vec![limit_range(), resource_quota(), disruption_budget()]
 }
 
-/// Adds to `into` what only `from` has.
+/// Copies to `into` the members that only `from` has.
 fn inherit(item: &mut Map<String, Value>, into: &str, from: &str) {
     let Some(from) = map_in(item, &[from]).cloned() else { return };
     let into = map_at(item, into);
@@ -141,7 +141,7 @@ fn disruption_budget() -> Kind {
             }
             errors
         },
-        // As upstream, which forgot to check it.
+        // Not checked, as upstream.
         valid_name: |_| Ok(()),
         unconditional_update: false,
         ..Kind::built_in::<PodDisruptionBudget>("poddisruptionbudget")

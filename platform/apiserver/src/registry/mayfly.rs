@@ -1,4 +1,4 @@
-//! Our own kinds.
+//! The kinds of `mayfly.dev`.
 
 use mayfly_api::{
     Function, JobQueue, Revision, job_queue,
@@ -25,7 +25,7 @@ fn function() -> Kind {
                 NAME,
                 Column::text("URL", "Where the function answers."),
                 Column::text("Latest", "The newest revision."),
-                Column::text("Ready", "Whether every traffic target can answer; else why not."),
+                Column::text("Ready", "Whether every traffic target is ready; otherwise the reason."),
                 Column::integer("Replicas", "Replicas that are running, over all revisions."),
                 AGE,
                 Column::text("Source", "Where the code comes from.").wide(),
@@ -70,7 +70,7 @@ fn revision() -> Kind {
             &[
                 NAME,
                 Column::text("Function", "The function this is a state of."),
-                Column::text("Ready", "Whether it can answer; else why not."),
+                Column::text("Ready", "Whether it is ready; otherwise the reason."),
                 Column::integer("Replicas", "Replicas that are running."),
                 AGE,
                 Column::text("Source", "Where the code comes from.").wide(),
@@ -108,8 +108,8 @@ fn job_queue() -> Kind {
         columns: const {
             &[
                 NAME,
-                Column::integer("Waiting", "Jobs that wait for their turn."),
-                Column::integer("Running", "Jobs that have started and not ended."),
+                Column::integer("Waiting", "Jobs that wait to be admitted."),
+                Column::integer("Running", "Jobs that have started and not finished."),
                 Column::text("Used", "The amounts that running Jobs request, of the queue's quota."),
                 AGE,
                 Column::text("Next", "The Job that starts next, and what it waits for.").wide(),
@@ -147,9 +147,9 @@ fn used(object: &Object) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// The defaults of our kinds are those of their types: the spec is decoded and encoded, and what that has more is
-/// added. What the user wrote stays as it was spelled (`60s`, not `1m`), so that applying it again changes
-/// nothing. An object that does not decode stays as it is, and is refused afterwards.
+/// Sets the defaults of our kinds, which are those of their types: the spec is decoded and encoded, and the members
+/// that this adds are merged. Values that the user wrote keep their spelling (`60s`, not `1m`), so that applying them
+/// again changes nothing. An object that does not decode stays as it is, and is refused afterwards.
 pub(super) fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Object) {
     let filled = typed::<K>(object).and_then(|typed| serde_json::to_value(typed).ok());
     if let Some(Value::Object(mut filled)) = filled {
@@ -180,7 +180,7 @@ pub(super) fn ready(object: &Object) -> Value {
     }
 }
 
-/// The short form of where the code comes from.
+/// The source of the code in a short form.
 fn source(object: &Object) -> String {
     let text = |field| object.str_at(&["spec", "source", field]);
     if let Some(hex) = text("component").strip_prefix("sha256:") {

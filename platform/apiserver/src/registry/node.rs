@@ -30,7 +30,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         },
         cells,
         selectable: &[("spec.unschedulable", "false")],
-        // Kept: a node registers itself together with its status.
+        // The status is kept, because a node registers itself together with its status.
         on_create: |_| {},
         defaults: |object| {
             let capacity =
@@ -40,7 +40,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             {
                 object.map_mut("status").insert("allocatable".into(), capacity);
             }
-            // The network of one family is in both fields.
+            // `podCIDR` and the first of `podCIDRs` are the same network.
             let (one, all) =
                 (object.str_at(&["spec", "podCIDR"]).to_owned(), object.at(&["spec", "podCIDRs"]));
             let first = all.and_then(|list| list.get(0)?.as_str()).unwrap_or("").to_owned();

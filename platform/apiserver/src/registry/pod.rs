@@ -46,13 +46,13 @@ pub(super) fn kinds() -> Vec<Kind> {
             spec.entry("enableServiceLinks").or_insert(json!(true));
         },
         on_admitted: |object| {
-            // Limits that admission set are requests, too, and decide the class.
+            // Limits that admission set become requests, too, and determine the QoS class.
             pod_spec_defaults(object.map_mut("spec"));
             let class = qos_class(object);
             object.map_mut("status").insert("qosClass".into(), class.into());
         },
         on_create: |object| {
-            // Upstream makes the least grace of a negative one.
+            // As upstream, a negative grace period becomes 1.
             let spec = object.map_mut("spec");
             if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|s| s < 0) {
                 spec.insert("terminationGracePeriodSeconds".into(), 1.into());
@@ -70,7 +70,7 @@ pub(super) fn kinds() -> Vec<Kind> {
                 );
             }
         },
-        // Before the validation, which takes a list without them for one from which they were removed.
+        // Runs before the validation, which would report a list without them as a removal.
         on_update: |new, _| crate::admission::default_tolerations(new),
         validate,
         warn: super::pod_runtime::of_pod,

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{pod_resources, pod_rules, rules, service_rules::port_name_errors};
 use crate::meta;
 
-/// Fields of a pod that a variable may have as its value, besides labels and annotations.
+/// Pod fields that the `fieldRef` of a variable may name, besides labels and annotations.
 const FIELDS_OF_VARIABLES: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -24,7 +24,7 @@ const FIELDS_OF_VARIABLES: [&str; 9] = [
     "status.podIP",
     "status.podIPs",
 ];
-/// Further fields that have a name here, and cannot be used.
+/// Known pod fields that a `fieldRef` cannot use.
 const OTHER_FIELDS: [&str; 5] =
     ["metadata.annotations", "metadata.labels", "spec.restartPolicy", "spec.schedulerName", "status.phase"];
 const ONE_SOURCE: &str =

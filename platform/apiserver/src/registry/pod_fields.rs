@@ -1,5 +1,5 @@
-//! Validation of further fields of the spec of a pod or a template: volumes, affinity, names, the security context. (Rules:
-//! upstream `pkg/apis/core/validation`.)
+//! Validation of further fields of the spec of a pod or a template: volumes, affinity, names, the security context.
+//! (Rules: upstream `pkg/apis/core/validation`.)
 
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value};
@@ -57,7 +57,7 @@ fn mode(mode: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// A file that is made of a key, or of a field.
+/// Rules of a file with the value of a key or of a field.
 fn file(item: &Value, source: &str, path: &str, errors: &mut Vec<FieldError>) {
     if source != "downwardAPI" {
         rules::required(&item["key"], &format!("{path}.key"), errors);

@@ -76,7 +76,7 @@ fn is_extended(name: &str) -> bool {
     domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 
-/// In thousandths.
+/// A quantity in thousandths.
 fn millis(amount: &Value) -> Option<u64> {
     let quantity = Quantity(amount.as_str().unwrap_or("").into());
     let whole = || quantity::whole(&quantity).ok().map(|whole| whole.saturating_mul(1000));

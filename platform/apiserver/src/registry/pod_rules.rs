@@ -11,11 +11,11 @@ use super::{
 /// Upstream's bound of `activeDeadlineSeconds`: an int32.
 const DEADLINE_SECONDS: std::ops::RangeInclusive<i64> = 1..=i32::MAX as i64;
 
-/// The fields of a volume that are no source.
+/// The field of a volume that is not a source.
 const VOLUME_NAME: &str = "name";
 const PROBE_HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
 const MOUNT_PROPAGATIONS: [&str; 3] = ["Bidirectional", "HostToContainer", "None"];
-/// Limits of a resolver's configuration (upstream's `MaxDNSNameservers` and its kin).
+/// Limits of a resolver's configuration (upstream's `MaxDNSNameservers` and related ones).
 const NAMESERVERS_MAX: usize = 3;
 const SEARCHES_MAX: usize = 32;
 const SEARCHES_BYTES_MAX: usize = 2048;
@@ -216,7 +216,7 @@ pub(super) fn check_toleration(toleration: &Value, path: &str, errors: &mut Vec<
         }
         "Exists" if value.is_empty() => {}
         "Exists" => {
-            // As Go prints the struct.
+            // The value as Go prints the struct.
             let seconds = if seconds.is_null() { "(*int64)(nil)" } else { "(*int64)" };
             let shown = format!(
                 "core.Toleration{{Key:{key:?}, Operator:{operator:?}, Value:{value:?}, Effect:{effect:?}, \

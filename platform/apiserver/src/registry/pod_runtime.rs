@@ -11,7 +11,7 @@ pub(super) fn of_pod(object: &Object) -> Vec<String> {
     warnings(object, &["spec"], "spec")
 }
 
-/// The warnings for whatever makes pods from `spec.template`.
+/// The warnings for an object that creates pods from `spec.template`.
 pub(super) fn of_template(object: &Object) -> Vec<String> {
     warnings(object, &["spec", "template", "spec"], "spec.template.spec")
 }

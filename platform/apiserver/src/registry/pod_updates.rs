@@ -1,4 +1,4 @@
-//! What an update may change of a pod. (Rules: upstream `pkg/apis/core/validation`, `ValidatePodUpdate`.)
+//! Validation of updates of a pod. (Rules: upstream `pkg/apis/core/validation`, `ValidatePodUpdate`.)
 
 use mayfly_api::validation::FieldError;
 use serde_json::{Map, Value};
@@ -51,7 +51,7 @@ pub(super) fn check(new: &Object, old: &Object, errors: &mut Vec<FieldError>) {
     errors.push(FieldError::forbidden("spec", detail));
 }
 
-/// A deadline can be set, and become shorter. Returns whether it is as it may be.
+/// A deadline can be set or shortened. Returns whether the change is allowed.
 fn deadline(new: &Value, old: &Value, errors: &mut Vec<FieldError>) -> bool {
     const PATH: &str = "spec.activeDeadlineSeconds";
     let (after, before) = (new["activeDeadlineSeconds"].as_i64(), old["activeDeadlineSeconds"].as_i64());
@@ -92,7 +92,7 @@ fn rest(spec: &Value, old: &Value) -> Map<String, Value> {
     for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
         rest.remove(field);
     }
-    // A negative one may become 1.
+    // A negative grace period may become 1.
     const GRACE: &str = "terminationGracePeriodSeconds";
     if old[GRACE].as_i64().is_some_and(|seconds| seconds < 0) && matches!(spec[GRACE].as_i64(), Some(..=1)) {
         rest.remove(GRACE);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{meta, object::Object};
 
-/// Counted kinds, of which there is no fraction.
+/// Counted kinds, whose amounts are whole numbers.
 const COUNTED: [&str; 9] = [
     "configmaps",
     "persistentvolumeclaims",
@@ -23,7 +23,7 @@ const COUNTED: [&str; 9] = [
     "services.loadbalancers",
     "services.nodeports",
 ];
-/// What a quota may limit besides counts, without a domain.
+/// The amounts that a quota may limit besides counts: names without a domain.
 const AMOUNTS: [&str; 10] = [
     "cpu",
     "ephemeral-storage",
@@ -36,7 +36,7 @@ const AMOUNTS: [&str; 10] = [
     "requests.memory",
     "requests.storage",
 ];
-/// What quotas with scopes may limit: the resources of pods.
+/// The resources of pods, which quotas with scopes may limit.
 const OF_PODS: [&str; 7] =
     ["pods", "cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
 const SCOPES: [&str; 6] = [
@@ -115,7 +115,7 @@ pub(super) fn resource_amount(name: &str, value: &Value, path: &str, errors: &mu
     }
 }
 
-/// In thousandths.
+/// A quantity in thousandths.
 pub(super) fn millis(value: &Value) -> Option<u64> {
     let quantity = Quantity(value.as_str()?.into());
     let whole = || quantity::whole(&quantity).ok().map(|whole| whole.saturating_mul(1000));
@@ -130,7 +130,7 @@ fn fits_scope(scope: &str, resource: &str) -> bool {
     }
 }
 
-/// The limited resources that a scope cannot be about.
+/// The limited resources that a scope does not apply to.
 fn unfit<'a>(spec: &'a Value, scope: &'a str) -> impl Iterator<Item = &'a String> {
     let names = rules::members(&spec["hard"]).map(|(name, _)| name);
     names.filter(move |name| is_limitable(name) && !fits_scope(scope, name))

@@ -105,7 +105,7 @@ pub(super) fn label_selector(selector: &Value, path: &str, errors: &mut Vec<Fiel
     }
 }
 
-/// Whether a label selector selects by nothing.
+/// Whether a label selector has no requirements.
 pub(crate) fn is_empty_selector(selector: &Value) -> bool {
     selector["matchLabels"].as_object().is_none_or(Map::is_empty)
         && selector["matchExpressions"].as_array().is_none_or(Vec::is_empty)
@@ -152,7 +152,7 @@ pub(super) fn int_or_percent(value: &Value, path: &str, errors: &mut Vec<FieldEr
     }
 }
 
-/// Refuses texts that are no IP addresses, in the words of upstream's two checks of them.
+/// Refuses texts that are not IP addresses, with the messages of upstream's two checks.
 pub(super) fn not_an_ip(text: &str, path: &str, errors: &mut Vec<FieldError>) {
     for detail in
         ["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)", "must be a valid IP address"]
@@ -171,7 +171,7 @@ pub(super) fn go_int_or_string(value: &Value) -> String {
     }
 }
 
-/// A percentage above 100.
+/// Refuses a percentage above 100.
 pub(super) fn not_more_than_all(value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let percent = value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<i64>().ok());
     if percent.is_some_and(|percent| percent > 100) {

@@ -9,7 +9,7 @@ use crate::object::Object;
 
 const WINDOW_SECONDS_MAX: i64 = 3600;
 const PERIOD_SECONDS_MAX: i64 = 1800;
-/// The sources of metrics with their types, in the order in which upstream looks at them.
+/// The sources of metrics with their types, in the order in which upstream checks them.
 const SOURCES: [(&str, &str); 5] = [
     ("object", "Object"),
     ("external", "External"),
@@ -118,7 +118,7 @@ fn metric_errors(metric: &Value, path: &str, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::required(format!("{path}.{source}"), detail));
         }
         Some(_) => {}
-        // Upstream says this a second time.
+        // Upstream reports this a second time.
         None => errors.push(rules::not_supported(of_type, kind, &TYPES)),
     }
     if present.len() != 1 {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{meta, object::Object};
 
-/// The port of the kubelet, which no load balancer may lead to.
+/// The port of the kubelet, which no load balancer may expose.
 const KUBELET_PORT: i64 = 10_250;
 /// The largest duration of `sessionAffinity: ClientIP`, in seconds.
 const AFFINITY_SECONDS_MAX: i64 = 86_400;
@@ -53,7 +53,7 @@ pub(super) fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     errors
 }
 
-/// What an update may not change.
+/// Refuses changes of immutable fields in an update.
 fn changes(spec: &Value, before: &Value, errors: &mut Vec<FieldError>) {
     let (kind, kind_before) = (rules::text(spec, "type"), rules::text(before, "type"));
     let (ip, ip_before) = (rules::text(spec, "clusterIP"), rules::text(before, "clusterIP"));
@@ -174,7 +174,7 @@ fn session_affinity(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Node ports where there are none, and ports that occur twice.
+/// Refuses node ports where the type allows none, and ports that occur twice.
 fn repeated_ports(ports: &[Value], kind: &str, errors: &mut Vec<FieldError>) {
     let node_port = |port: &Value| port["nodePort"].as_i64().unwrap_or(0);
     for at in (0..ports.len()).filter(|at| kind == "ClusterIP" && node_port(&ports[*at]) != 0) {
@@ -266,7 +266,7 @@ fn traffic_policies(spec: &Value, kind: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Pods of a node without root have loopback addresses of 127.64.0.0/10, and Services lead to them.
+/// Pods of a rootless node have loopback addresses in 127.64.0.0/10, which Services may route to.
 fn is_pod_address(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 127 && ip.octets()[1] & 0xc0 == 0x40)
 }

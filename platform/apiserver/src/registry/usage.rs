@@ -15,16 +15,16 @@ const COLUMNS: &[Column] = &[
     NAME,
     Column::text("Cpu", "Cores in use, over the window."),
     Column::text("Memory", "Memory in use."),
-    Column::text("Window", "What time the cores were measured over."),
+    Column::text("Window", "The period over which the usage was measured."),
 ];
 
 /// The usage of a node.
 #[derive(JsonSchema, Deserialize)]
-#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+#[expect(dead_code, reason = "declares the schema, and is decoded only to validate it")]
 struct NodeMetrics {
     /// The node's name and labels.
     metadata: ObjectMeta,
-    /// When it was measured.
+    /// The time of the measurement.
     timestamp: String,
     /// The time that cores were measured over, up to the timestamp.
     window: String,
@@ -34,11 +34,11 @@ struct NodeMetrics {
 
 /// The usage of a pod's containers.
 #[derive(JsonSchema, Deserialize)]
-#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+#[expect(dead_code, reason = "declares the schema, and is decoded only to validate it")]
 struct PodMetrics {
     /// The pod's name and labels.
     metadata: ObjectMeta,
-    /// When it was measured.
+    /// The time of the measurement.
     timestamp: String,
     /// The time that cores were measured over, up to the timestamp.
     window: String,
@@ -48,11 +48,12 @@ struct PodMetrics {
 
 /// The usage of a container.
 #[derive(JsonSchema, Deserialize)]
-#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+#[expect(dead_code, reason = "declares the schema, and is decoded only to validate it")]
 struct ContainerMetrics {
     name: String,
-    /// `memory`: the linear memories of its instances; replicas of a revision on one node share these, and each has
-    /// an equal part. `cpu`: of programs that run to their end; what requests take is not counted by pod, and left out.
+    /// `memory`: the linear memories of its instances; replicas of a revision on one node share these, and each is
+    /// assigned an equal part. `cpu`: of programs that run to completion; the CPU time of requests is not counted per
+    /// pod, and left out.
     usage: BTreeMap<String, Quantity>,
 }
 

@@ -48,7 +48,7 @@ fn class<'a>(object: &'a Object, field: &[&str]) -> &'a str {
 
 pub(super) fn claim_spec_defaults(spec: &mut Map<String, Value>) {
     fill(spec, [("volumeMode", json!("Filesystem"))]);
-    // Another source than a claim or a snapshot is dropped, as upstream: the field was there before it was checked.
+    // A source other than a claim or a snapshot is dropped, as upstream: the field existed before it was validated.
     let is_known = |source: &Value| {
         matches!(
             (source["apiGroup"].as_str().unwrap_or(""), source["kind"].as_str().unwrap_or("")),
@@ -58,7 +58,7 @@ pub(super) fn claim_spec_defaults(spec: &mut Map<String, Value>) {
     if !spec.contains_key("dataSourceRef") && spec.get("dataSource").is_some_and(|source| !is_known(source)) {
         spec.remove("dataSource");
     }
-    // A source is named in one of two fields, and shown in both.
+    // A source is given in one of two fields, and shown in both.
     if let Some(source) = spec.get("dataSource").cloned()
         && !spec.contains_key("dataSourceRef")
     {
@@ -184,7 +184,7 @@ fn modes(modes: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// The fields of a volume's spec that name where its data is.
+/// The fields of a volume's spec that name the source of its data.
 const SOURCES: [&str; 22] = [
     "awsElasticBlockStore",
     "azureDisk",

@@ -36,11 +36,11 @@ fn workflow() -> Kind {
             &[
                 NAME,
                 Column::text("Type", "STANDARD or EXPRESS."),
-                Column::text("Ready", "Whether executions can be started; else why not."),
-                Column::text("Triggers", "What starts executions by itself."),
+                Column::text("Ready", "Whether executions can be started; otherwise the reason."),
+                Column::text("Triggers", "The schedules and events that start executions."),
                 AGE,
-                Column::text("Next", "When the next execution starts by itself.").wide(),
-                Column::text("ARN", "Under which the Step Functions API knows it.").wide(),
+                Column::text("Next", "The time until the next scheduled execution.").wide(),
+                Column::text("ARN", "The ARN in the Step Functions API.").wide(),
             ]
         },
         cells: |object, now| {
@@ -66,12 +66,12 @@ fn workflow() -> Kind {
             let mut errors = Vec::new();
             immutable(new, old, &["spec", "type"], &mut errors);
             immutable(new, old, &["spec", "stateMachine"], &mut errors);
-            // The same spec was found to be good before.
+            // An unchanged spec was validated before.
             let changed = old.is_none_or(|old| new.0.get("spec") != old.0.get("spec"));
             if let Some(workflow) = typed::<Workflow>(new).filter(|_| changed) {
                 errors.extend(definition_errors(&workflow));
                 let key = ObjectKey::new(new.meta_str("namespace"), new.name());
-                // A schedule that never comes true is refused; which second it is now does not matter.
+                // A schedule that never fires is refused; the exact second of the check does not matter.
                 errors.extend(workflow::validate(&key, &workflow.spec, Timestamp::now()));
             }
             errors
@@ -91,10 +91,10 @@ fn execution() -> Kind {
         columns: const {
             &[
                 NAME,
-                Column::text("Workflow", "What it is a run of."),
+                Column::text("Workflow", "The Workflow that it executes."),
                 Column::text("Status", "RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED."),
                 Column::text("Started", "How long ago it started."),
-                Column::text("Duration", "How long it took, or takes so far."),
+                Column::text("Duration", "The time from its start to its end, or until now."),
                 Column::text("Error", "The error's name, when it did not succeed.").wide(),
             ]
         },
@@ -113,7 +113,7 @@ fn execution() -> Kind {
     }
 }
 
-/// Everything that is wrong with a definition or with tasks, each with its place, and its code where it has one.
+/// All errors of a definition or of tasks, each with its path, and with its code if it has one.
 fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
     if !workflow.spec.tasks.is_null() {
         return tasks_errors(workflow);
@@ -155,7 +155,7 @@ fn language_errors(workflow: &Workflow, path: &str, text: &str) -> Vec<FieldErro
 fn definition_warnings(workflow: &Workflow) -> Vec<String> {
     let (path, text) = match workflow.spec.tasks.is_null() {
         true => ("spec.definition", definition::text(&workflow.spec.definition)),
-        // Errors are told as such.
+        // Errors are reported by the validation.
         false => ("spec.tasks", tasks::definition_text(&workflow.spec.tasks).unwrap_or_default()),
     };
     diagnostics(workflow, &text, Severity::Warning)
@@ -175,15 +175,15 @@ fn diagnostics(
         WorkflowType::Standard => StateMachineType::Standard,
         WorkflowType::Express => StateMachineType::Express,
     };
-    // Which endpoints the server calls is not known here.
+    // The endpoints that the server calls are not known here.
     let found = check(text, kind, |_| false);
     found.into_iter().filter(move |problem| problem.severity == severity).take(PROBLEMS_MAX)
 }
 
-/// Replaces the definition, or the tasks, by those in kubectl's last-applied annotation when that is new. `kubectl apply` drops
-/// nulls from the objects that it creates (`ResultPath: null` has a meaning), and later sends JSON merge patches, in
-/// which a null deletes and which merge a definition into the stored one. The annotation has the whole applied
-/// object.
+/// Replaces the definition, or the tasks, by those in kubectl's last-applied annotation when the annotation is new.
+/// `kubectl apply` drops nulls from the objects that it creates (`ResultPath: null` has a meaning), and later sends
+/// JSON merge patches, in which a null deletes and which merge a definition into the stored one. The annotation has
+/// the complete applied object.
 fn take_what_was_applied(new: &mut Object, old: &Object) {
     let note = |object: &Object| {
         object
@@ -194,7 +194,7 @@ fn take_what_was_applied(new: &mut Object, old: &Object) {
     let Some(applied) = note(new).filter(|applied| note(old).as_ref() != Some(applied)) else { return };
     let Ok(applied) = serde_json::from_str::<Value>(&applied) else { return };
     let form = |field: &str| applied["spec"].get(field).filter(|value| !value.is_null()).cloned();
-    // A definition that came from the Step Functions API does not stay beside tasks that are applied, nor the reverse.
+    // A definition from the Step Functions API is removed when tasks are applied, and the reverse.
     let (field, other, value) = match (form("definition"), form("tasks")) {
         (Some(definition), None) => ("definition", "tasks", definition),
         (None, Some(tasks)) => ("tasks", "definition", tasks),

@@ -40,7 +40,7 @@ pub(super) fn number(object: &Object, path: &[&str]) -> i64 {
     object.at(path).and_then(Value::as_i64).unwrap_or(0)
 }
 
-/// An absent metadata.labels is that of the template (ReplicationControllers, DaemonSets of old).
+/// Sets absent labels to those of the template (ReplicationControllers, and DaemonSets of old versions).
 fn labels_of_template(object: &mut Object) {
     let labels = object.at(&["spec", "template", "metadata", "labels"]).cloned();
     if let Some(labels) = labels.filter(|labels| labels.as_object().is_some_and(|map| !map.is_empty())) {
@@ -170,7 +170,7 @@ pub(super) fn selector_and_template(new: &Object, kind: &str, errors: &mut Vec<F
     let is_empty = !selector.is_null() && rules::is_empty_selector(selector);
     let refuse = |detail: &str| FieldError::invalid("spec.selector", go_selector(selector), detail);
     let empty = is_empty.then(|| refuse(&format!("empty selector is invalid for {kind}")));
-    // Of DaemonSets the labels come first, and the template is checked in any case.
+    // For DaemonSets the labels are checked first, and the template in any case.
     let mut late = None;
     if of_daemons {
         late = empty;

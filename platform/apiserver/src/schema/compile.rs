@@ -100,8 +100,8 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
     (definitions, names)
 }
 
-/// An optional struct is the struct or null: as one that may be absent it has fields that can be checked and
-/// explained. (A null is as good as absent everywhere.)
+/// Removes the null alternative of an optional struct's schema, so that its fields can be checked and explained. (A
+/// null counts as absent everywhere.)
 fn without_null(schema: &mut Value) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(without_null),
@@ -211,7 +211,7 @@ impl<'a> Compiler<'a> {
         if let Some(id) = self.known.get(name) {
             return *id;
         }
-        // Known before its fields are: types may be recursive.
+        // Registered before its fields are compiled: types may be recursive.
         let id = node(None);
         self.known.insert(name.into(), id);
         let definitions = self.definitions;

@@ -37,7 +37,7 @@ fn unwrapped(text: &str) -> String {
     whole
 }
 
-/// Takes the descriptions of types (but for those of `roots`, the kinds) to the fields that have none, or only the
+/// Moves the descriptions of types (except those of `roots`, the kinds) to the fields that have none, or only the
 /// beginning of the type's.
 pub(super) fn once(definitions: &mut Map<String, Value>, roots: &[String]) {
     let mut of_types = Map::new();
@@ -64,7 +64,7 @@ fn describe(property: &mut Value, of_type: &Value) {
     if !of_type.as_str().is_some_and(|text| text.starts_with(own)) {
         return;
     }
-    // Nothing beside a bare reference counts (OpenAPI 3.0, "Reference Object").
+    // Keywords beside a bare reference are ignored (OpenAPI 3.0, "Reference Object").
     if property.get("$ref").is_some() {
         *property = json!({"allOf": [property.take()]});
     }

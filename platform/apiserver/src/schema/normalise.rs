@@ -1,4 +1,4 @@
-//! Makes a decoded body fit its kind: unknown fields and nulls go, types are checked.
+//! Normalises a decoded body to its kind: removes unknown fields and nulls, and checks types.
 
 use std::fmt;
 
@@ -61,7 +61,8 @@ enum Step {
 struct Walk<'a> {
     schemas: &'a Schemas,
     kind: &'a Kind,
-    /// Go's types rewrite quantities; custom objects keep them as they were sent, so that a second apply changes nothing.
+    /// Go's types rewrite quantities; custom objects keep them as they were sent, so that a second apply changes
+    /// nothing.
     rewrites_quantities: bool,
     path: Vec<Step>,
     findings: Findings,
@@ -177,7 +178,7 @@ impl Walk<'_> {
 
     fn fields(&mut self, id: NodeId, map: &mut Map<String, Value>) {
         let Node::Struct(shape) = self.schemas.node(id) else { return };
-        // In the order of the document, as Go's decoder finds unknown fields.
+        // Unknown fields are found in the order of the document, as by Go's decoder.
         map.retain(|key, value| {
             let Some(field) = shape.fields.get(key.as_str()) else {
                 self.findings.unknown.push(self.path(Some(key)));

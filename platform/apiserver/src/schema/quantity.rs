@@ -7,7 +7,7 @@ const DECIMAL: [(&str, i32); 10] =
 /// Binary units by their power of 1024.
 const BINARY: [(&str, u32); 6] = [("Ki", 1), ("Mi", 2), ("Gi", 3), ("Ti", 4), ("Pi", 5), ("Ei", 6)];
 
-/// Which units a quantity is written with.
+/// The kind of units of a quantity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Units {
     Decimal,
@@ -87,7 +87,7 @@ fn unit(suffix: &str) -> Option<(Units, i32, i128)> {
     Some((Units::Exponent, exponent.parse().ok()?, 1))
 }
 
-/// In binary units, where the number is a whole one of at least 1024.
+/// The text in binary units, if the number is a whole one of at least 1024.
 fn binary(mantissa: i128, exponent: i32) -> Option<String> {
     let mut number = mantissa.checked_mul(10i128.checked_pow(u32::try_from(exponent).ok()?)?)?;
     if number < 1024 {

@@ -37,7 +37,7 @@ pub(crate) struct WireField {
 pub(crate) enum Multiplicity {
     One,
     List,
-    /// With texts as keys.
+    /// A map with texts as keys.
     Map,
 }
 
@@ -68,9 +68,9 @@ enum Presence {
     Given,
     /// A pointer without `omitempty`: `null`.
     GivenOrNull,
-    /// A value with `omitempty`: zero is absent.
+    /// A value with `omitempty`: zero is written as absent.
     NotZero,
-    /// A value without: absent is zero.
+    /// A value without `omitempty`: absent is written as zero.
     Always,
     /// Embedded: the fields of the struct are written among those of its parent.
     Inline,
@@ -139,8 +139,8 @@ pub(crate) fn message_of(group: &str, version: &str, kind: &str) -> Option<&'sta
     message(&format!("{group}.{version}.{kind}"))
 }
 
-/// Writes an object as upstream writes it: zero values of fields with `omitempty` go, those of fields without come.
-/// Objects of own kinds stay as they are.
+/// Writes an object as upstream writes it: removes zero values of fields with `omitempty` and adds those of fields
+/// without it. Objects of our own kinds are not changed.
 pub(crate) fn canonicalise(kind: &Kind, object: &mut Map<String, Value>) {
     if kind.custom {
         return;

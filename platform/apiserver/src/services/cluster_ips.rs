@@ -108,7 +108,7 @@ pub(super) fn allocate(
     Vec::new()
 }
 
-/// The address that a Service asks for, or a free one.
+/// The address that a Service requests, or a free one.
 fn given_ip(
     wanted: Option<&str>,
     network: ServiceNetwork,
@@ -126,7 +126,7 @@ fn given_ip(
     };
     let shown = format!("[]string{{{text:?}}}");
     let Ok(ip) = text.parse::<IpAddr>() else {
-        return Err(refused(shown, format!("IP {text}: it is no IP address")));
+        return Err(refused(shown, format!("IP {text}: not an IP address")));
     };
     if own.contains(&ip) {
         return Ok(ip);
@@ -183,7 +183,7 @@ fn decide_families(new: &mut Object, networks: ServiceNetworks) -> Vec<FieldErro
         new.at(&["spec", "selector"]).and_then(Value::as_object).is_some_and(|map| !map.is_empty());
     let default = networks.primary.family();
     if is_headless && !has_selector {
-        // Its endpoints are written by somebody else, who may have other families than this cluster.
+        // Another component writes its endpoints, which may have other families than this cluster.
         let policy = if policy.is_empty() { REQUIRE_DUAL } else { &*policy };
         if chosen.is_empty() {
             chosen.push(default);

@@ -100,7 +100,7 @@ impl fmt::Display for ServiceNetwork {
     }
 }
 
-/// Why a text is not a network for Services.
+/// The reason why a text is not a network for Services.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{0:?} is neither an IPv4 network of 8 to 28 bits, such as 10.96.0.0/16, nor an IPv6 network of 64 to 120 bits, such \
@@ -130,7 +130,7 @@ impl FromStr for ServiceNetwork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceNetworks {
     pub primary: ServiceNetwork,
-    /// Of the other family.
+    /// The network of the other family, in a dual-stack cluster.
     pub secondary: Option<ServiceNetwork>,
 }
 

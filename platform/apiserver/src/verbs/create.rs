@@ -85,7 +85,7 @@ impl ServerState {
             let called = self.call_webhooks(&attributes, &concerned, Some(object), None);
             warnings.extend(called.await?);
         }
-        // Held until the write is done: see `Inner::namespaces`.
+        // Held until the write is done: see `ServerState::namespaces`.
         let _open = self.namespaces.read().await;
         self.check_namespace(request, object.name())?;
         let mut admitted = self.admit(request, object, None).await?;
@@ -137,7 +137,7 @@ impl ServerState {
         }
     }
 
-    /// The addresses and ports in use, locked, where a write of this kind may take some.
+    /// The addresses and ports in use, locked, if a write of this kind may allocate some.
     pub(super) async fn allocations_for(
         &self,
         kind: &Kind,
@@ -161,7 +161,7 @@ impl ServerState {
         if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
     }
 
-    /// Nothing comes into a namespace that is absent or on its way out.
+    /// Refuses creations in a namespace that does not exist or is being deleted.
     fn check_namespace(&self, request: &WriteRequest, name: &str) -> Result<(), ApiError> {
         if !request.kind.namespaced {
             return Ok(());
@@ -176,7 +176,7 @@ impl ServerState {
     }
 }
 
-/// Metadata and the kind's own rules, all at once.
+/// Checks the metadata and the kind's own rules, and reports all errors together.
 pub(super) fn validate(kind: &Kind, new: &Object, old: Option<&Object>) -> Result<(), ApiError> {
     let mut errors = meta::validate(new, old, kind);
     let of_schema = kind.definition.map_or_else(Vec::new, |definition| definition.validate(new, old));

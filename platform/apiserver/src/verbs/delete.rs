@@ -42,8 +42,8 @@ pub(crate) enum Propagation {
 }
 
 impl DeleteOptions {
-    /// The body (null: there is none) wins over the query, as upstream. A deletion cannot be taken back: what cannot
-    /// be understood of it is refused.
+    /// The body (null: there is none) takes precedence over the query, as upstream. Options that cannot be parsed are
+    /// refused, since a deletion cannot be undone.
     pub(crate) fn parse(body: &Value, query: &Query) -> Result<Self, ApiError> {
         let said: Option<v1::DeleteOptions> = serde_json::from_value(body.clone()).map_err(|error| {
             ApiError::bad_request(format!(
@@ -119,7 +119,7 @@ impl DeleteOptions {
 enum Step {
     Remove,
     Mark(Object),
-    /// It is being deleted, and nothing of it changes.
+    /// The object is already being deleted, and does not change.
     Nothing,
 }
 
@@ -142,7 +142,7 @@ impl ServerState {
         }
         let options = &Self::with_default_propagation(request, options);
         let outcome = |state| Ok(WriteOutcome { state, created: false, warnings: warnings.clone() });
-        // After a namespace is marked nothing comes into it any more: wait for creations under way.
+        // No object is created in a marked namespace: wait for creations in progress.
         let _closed = match kind.has(Subresource::Finalize) {
             true => Some(self.namespaces.write().await),
             false => None,
@@ -176,8 +176,8 @@ impl ServerState {
         }
     }
 
-    /// Removes an object; returns it as it was last. An object of a kind with a grace period is marked before, even if
-    /// the period is 0, so that its watchers see the mark as with upstream. Parts of the platform save that write.
+    /// Removes an object; returns its last state. An object of a kind with a grace period is marked first, even if
+    /// the period is 0, so that its watchers see the mark as with upstream. Requests of this process skip that write.
     async fn mark_and_remove(
         &self,
         request: &WriteRequest,
@@ -222,7 +222,7 @@ impl ServerState {
     }
 
     /// The default policies of upstream: dependents of Jobs and ReplicationControllers are orphaned unless the client
-    /// chooses. Parts of the platform choose for themselves. Events have no dependents, and the storage of definitions
+    /// chooses. Requests of this process always choose. Events have no dependents, and the storage of definitions
     /// ignores the policy.
     fn with_default_propagation(request: &WriteRequest, options: &DeleteOptions) -> DeleteOptions {
         if request.kind.kind == "Event" || custom::is_definition(request.kind) {
@@ -236,7 +236,7 @@ impl ServerState {
         DeleteOptions { propagation: options.propagation.or(default), ..options.clone() }
     }
 
-    /// Deletes the objects of a list; returns them as they were, and the warnings, each once.
+    /// Deletes the objects of a list; returns their last states, and the deduplicated warnings.
     pub(crate) async fn delete_collection(
         &self,
         request: &WriteRequest,
@@ -263,7 +263,7 @@ impl ServerState {
     }
 }
 
-/// Decides; nothing is written here.
+/// Decides the effect of a deletion, without writing.
 fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timestamp) -> Step {
     let mut marked = object.clone();
     set_finalizers(&mut marked, options.propagation);
@@ -313,7 +313,7 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
     Step::Mark(marked)
 }
 
-/// Kinds of which a deletion answers the object instead of a `Status` (upstream's `ReturnDeletedObject`).
+/// Whether a deletion of a kind returns the object instead of a `Status` (upstream's `ReturnDeletedObject`).
 pub(crate) fn returns_deleted(kind: &Kind) -> bool {
     matches!(
         (kind.group, kind.plural),
@@ -329,7 +329,7 @@ pub(crate) fn returns_deleted(kind: &Kind) -> bool {
     )
 }
 
-/// When an object's deletion began.
+/// The time at which an object's deletion began.
 fn began(object: &Object) -> Option<jiff::Timestamp> {
     let ends: jiff::Timestamp = object.meta_str("deletionTimestamp").parse().ok()?;
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Part, WriteOutcome, WriteRequest, set_type, update::ObjectUpdate, validate_schema};
 use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::ServerState, status::ApiError};
 
-/// Most operations of one JSON patch (upstream's limit).
+/// The maximum number of operations in one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
 /// The maximum number of bytes that the copies of one JSON patch may add (upstream's limit): copying a list into
 /// itself doubles it each time.
@@ -32,7 +32,7 @@ impl PatchForm {
     }
 }
 
-/// A patch, decoded.
+/// A decoded patch.
 #[derive(Clone, Debug)]
 pub(crate) enum Patch {
     Json(json_patch::Patch),
@@ -57,7 +57,7 @@ impl Patch {
         }
     }
 
-    /// The patched object; not yet made to fit its kind.
+    /// The patched object, before it is normalised to its kind.
     fn apply(&self, kind: &Kind, current: &Object) -> Result<Object, ApiError> {
         let mut value = Value::Object(current.0.clone());
         match self {
@@ -69,12 +69,12 @@ impl Patch {
         }
         match value {
             Value::Object(map) => Ok(Object(map)),
-            _ => Err(ApiError::unprocessable("the patch does not leave an object behind")),
+            _ => Err(ApiError::unprocessable("the patched value is not a JSON object")),
         }
     }
 }
 
-/// A JSON patch, with no more operations than one may have.
+/// Parses a JSON patch and checks the number of its operations.
 pub(crate) fn parse_json(body: &Value) -> Result<json_patch::Patch, ApiError> {
     let patch: json_patch::Patch = serde_json::from_value(body.clone())
         .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
@@ -88,7 +88,7 @@ pub(crate) fn parse_json(body: &Value) -> Result<json_patch::Patch, ApiError> {
     Ok(patch)
 }
 
-/// Applies a JSON patch. An error leaves a part of it behind.
+/// Applies a JSON patch. After an error the value is partially patched.
 pub(crate) fn apply_json(value: &mut Value, patch: &json_patch::Patch) -> Result<(), ApiError> {
     let mut copied_bytes = 0;
     for (at, operation) in patch.0.iter().enumerate() {

@@ -128,7 +128,7 @@ impl ServerState {
         let is_exact = rule == Some("Exact") || (rule.is_none() && query.limit.is_some());
         if let Some(asked) = asked {
             self.not_in_the_future(asked).map_err(|error| match is_exact {
-                // An exact list is one of upstream's storage, whose error has no reason.
+                // Upstream's storage answers an exact list, and its error has no reason.
                 true => ApiError::without_reason("etcdserver: mvcc: required revision is a future revision"),
                 false => error,
             })?;

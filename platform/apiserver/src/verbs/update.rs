@@ -1,4 +1,4 @@
-//! `update`, and what `patch` shares with it: a compare-and-swap loop around one change.
+//! `update`, and the compare-and-swap loop that it shares with `patch`.
 
 use mayfly_store::{Entry, Key, Revision, Write, WriteError};
 use serde_json::Value;
@@ -20,7 +20,7 @@ use crate::{
 /// change without a version can be retried more often.
 const ATTEMPTS: usize = 32;
 
-/// Which part of an object a write is about.
+/// The part of an object that a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Main,
@@ -38,7 +38,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The subresource that webhooks and policies know a part by; `None` for what is no update to them.
+    /// The subresource name of a part for webhooks and policies; `None` if the write is not an update to them.
     fn subresource(self) -> Option<&'static str> {
         match self {
             Self::Main => Some(""),
@@ -55,7 +55,7 @@ impl Part {
 pub(crate) struct ObjectUpdate {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
-    /// The owners of the fields are right already: the change is an apply.
+    /// The owners of the fields are up to date: the change is an apply.
     pub(crate) applied: bool,
 }
 
@@ -181,7 +181,7 @@ impl ServerState {
                 drop(allocations);
                 return match self.remove(kind, &key, &entry, &current).await {
                     Ok(_) => {
-                        // As upstream, the version of the object as it was last stored.
+                        // As upstream, the version of the last write.
                         new.set_resource_version(entry.modified);
                         outcome(ObjectState::Deleted(new))
                     }
@@ -213,7 +213,7 @@ impl ServerState {
         Err(ApiError::modified(kind, name))
     }
 
-    /// Removes an object that is still as it was read.
+    /// Removes an object, unless it has changed since it was read.
     pub(super) async fn remove(
         &self,
         kind: &Kind,
@@ -260,7 +260,7 @@ fn same_stored(value: &[u8], entry: &Entry) -> bool {
     parse(value).is_some_and(|new| parse(&entry.value) == Some(new))
 }
 
-/// Waiting for nothing any more: marked for deletion, no finalizers, no grace.
+/// Whether a deletion can be completed: the object is marked, and has no finalizers and no grace period.
 fn is_finished(object: &Object) -> bool {
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);
     let spec_finalizers =
@@ -336,7 +336,7 @@ pub(crate) fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -
     if is_main {
         meta::count_generation(new, old, kind);
     }
-    // Of a status only the metadata has rules; a bound pod was valid before.
+    // A status write can break only the rules of the metadata; a bound pod was valid before.
     match (part, kind.definition) {
         (Part::Main | Part::Scale, _) => validate(kind, new, Some(old)),
         (_, Some(definition)) => {

@@ -8,8 +8,8 @@
 //!        └─ events … bookmarks … ─┬─ timeout, shutdown, client disconnected: the stream ends
 //!                                 └─ too slow: an ERROR line with Status 410, then the end
 //! ```
-//! The source of the events, the store or a view of objects that are kept elsewhere, is a [`WatchSource`]; the rest is
-//! common to both.
+//! The source of the events, the store or a view of objects that another component stores, is a [`WatchSource`]; the
+//! rest is common to both.
 
 mod lines;
 mod source;
@@ -46,7 +46,7 @@ pub(crate) struct Start {
     end_bookmark: bool,
 }
 
-/// A watch that can begin.
+/// A watch that is ready to start.
 pub(crate) struct Beginning {
     pub(crate) initial: Vec<Arc<Entry>>,
     /// The revision of `initial`; `source` has the events after it.
@@ -73,7 +73,7 @@ impl Start {
 }
 
 impl ServerState {
-    /// The lines of a watch, from its beginning on. The permit is given back with the stream.
+    /// The lines of a watch, from its beginning on. The permit is released with the stream.
     pub(crate) async fn watch(
         &self,
         namespace: &str,

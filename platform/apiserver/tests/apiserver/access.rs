@@ -1,4 +1,4 @@
-//! Who may come in, what is open to all, discovery, and what is refused on the way.
+//! Authentication, paths that need none, discovery, and requests that are refused before their verb.
 
 use axum::body::Body;
 use http::{Request, StatusCode};
@@ -223,7 +223,7 @@ async fn odd_paths_are_refused_and_harm_nobody() {
     }
 }
 
-/// Disk full: the write is refused with words, reads go on.
+/// On a full disk, writes are refused with an explanation, and reads succeed.
 #[tokio::test]
 async fn a_full_disk_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -245,7 +245,7 @@ async fn a_full_disk_is_told() {
     assert_eq!(server.get(&format!("{path}/m0")).await.0, StatusCode::OK);
 }
 
-/// To an HTTP/2 client a body there is a broken stream; what it would be is said all the same.
+/// For an HTTP/2 client a body in a response to HEAD is a broken stream; the headers describe it all the same.
 #[tokio::test]
 async fn head_answers_without_a_body() {
     let server = Fixture::new().await;
@@ -328,7 +328,7 @@ async fn nobody_grants_what_they_do_not_hold() {
         "roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
     let bindings = format!("{RBAC}/rolebindings");
     assert_eq!(call_as(&server, "bob", "POST", &bindings, binding).await.0, StatusCode::FORBIDDEN);
-    // Neither may they become somebody else.
+    // Nor may they impersonate another user.
     let twice = request("GET", "/api").header("impersonate-user", "bob");
     assert_eq!(server.send(twice.body(Body::empty()).unwrap()).await.status(), StatusCode::OK);
 }

@@ -1,4 +1,4 @@
-//! Uploads: kept once, checked before they are kept, and refused with words.
+//! Uploads: stored once, checked before they are stored, and refused with an explanation.
 
 use std::sync::{
     Arc,
@@ -70,7 +70,8 @@ async fn an_upload_that_breaks_off_is_forgotten() {
     assert_eq!(server.get("/artifacts").await.1["items"], json!([]));
 }
 
-/// Who stops in the middle holds nobody else for long, and no place of other requests.
+/// An upload that stalls blocks other uploads of its digest for a limited time only, and takes no permit of other
+/// requests.
 #[tokio::test]
 async fn an_upload_that_stalls_ends() {
     let stall = std::time::Duration::from_millis(100);
@@ -92,7 +93,7 @@ async fn an_upload_that_stalls_ends() {
     let (stalled, (code, _)) = both.await.expect("neither waits for the upload's whole time");
     let (refused, status) = json_of(stalled).await;
     assert_eq!((refused, code), (StatusCode::BAD_REQUEST, StatusCode::CREATED));
-    assert!(status["message"].as_str().unwrap().contains("nothing of it came"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("no data of the upload arrived"), "{status}");
 }
 
 #[tokio::test]
@@ -115,7 +116,7 @@ async fn what_is_in_use_stays() {
     assert_eq!(server.send(stranger).await.status(), StatusCode::UNAUTHORIZED);
 }
 
-/// Content that somebody pushed for a job is not undone by one who takes it for a component.
+/// Content that was uploaded as a job's input survives a refused upload of the same digest as a component.
 #[tokio::test]
 async fn what_was_there_outlives_a_refused_upload() {
     let server = Fixture::new().await;
@@ -136,7 +137,7 @@ async fn what_was_there_outlives_a_refused_upload() {
     assert_eq!(head.status(), StatusCode::NOT_FOUND);
 }
 
-/// Is asked who needs an artifact, and lets somebody make a function of it at that moment.
+/// A view that is asked for the user of an artifact, and meanwhile creates a function that uses it.
 struct MakesFunction {
     client: kube::Client,
     made: AtomicBool,
@@ -204,7 +205,7 @@ async fn what_was_uploaded_since_stays() {
     let (code, status) = delete("Thu, 01 Jan 2026 00:00:00 GMT").await;
     assert_eq!(code, StatusCode::CONFLICT);
     assert!(status["message"].as_str().unwrap().contains("uploaded again"), "{status}");
-    // What the list says is enough to remove what was listed.
+    // The upload time in the list is sufficient as a condition to remove the listed artifact.
     let (_, list) = server.get("/artifacts").await;
     let created: jiff::Timestamp = list["items"][0]["created"].as_str().unwrap().parse().unwrap();
     let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
@@ -212,7 +213,7 @@ async fn what_was_uploaded_since_stays() {
     assert_eq!(delete(&listed).await.0, StatusCode::OK);
 }
 
-/// Who finds that it is there already has as much time to name it as who uploads it.
+/// A client that finds an artifact present has as much time to reference it as one that uploads it.
 #[tokio::test]
 async fn what_is_asked_for_is_as_young_as_an_upload() {
     let server = Fixture::new().await;

@@ -41,7 +41,7 @@ async fn requests_are_recorded_as_the_policy_says() {
     let log = folder.path().join("audit.log");
     let audit = Arc::new(Audit::create(POLICY, &log).unwrap());
     let server = Fixture::with(|config| config.audit = Some(audit), |_| {}).await;
-    // The parts of the server itself make requests, too: only these users' are looked at.
+    // Components of the server make requests, too: only the requests of these users are checked.
     let map = json!({"metadata": {"name": "a"}, "data": {"k": "v"}});
     let (code, _) = server.call("POST", MAPS, map.clone()).await;
     assert_eq!(code, StatusCode::CREATED);

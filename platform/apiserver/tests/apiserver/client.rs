@@ -59,7 +59,7 @@ async fn exercise(client: Client) {
     functions.delete("f", &DeleteParams::background()).await.unwrap();
 }
 
-/// A watcher sees what was there, what comes, what changes, and what goes.
+/// A watcher sees existing objects, additions, changes and deletions.
 async fn follow(client: Client, streaming: bool) {
     let pods: Api<Pod> = Api::default_namespaced(client);
     let pod = |name: &str| serde_json::from_value::<Pod>(support::pod(name)).unwrap();

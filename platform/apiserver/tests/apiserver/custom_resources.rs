@@ -47,7 +47,7 @@ async fn with_definition() -> Fixture {
     let fixture = Fixture::new().await;
     let (code, created) = fixture.call("POST", DEFINITIONS, definition()).await;
     assert_eq!(code, StatusCode::CREATED, "{created}");
-    // As upstream, the answer is older than the acceptance of the names.
+    // As upstream, the response is older than the acceptance of the names.
     assert_eq!(created["status"]["conditions"], Value::Null);
     let (_, found) = fixture.get(&format!("{DEFINITIONS}/widgets.example.dev")).await;
     let conditions = found["status"]["conditions"].as_array().unwrap();
@@ -60,7 +60,7 @@ async fn with_definition() -> Fixture {
     fixture
 }
 
-/// Asks again until a path answers with a code.
+/// Repeats a request until a path answers with a code.
 async fn until(fixture: &Fixture, path: &str, wanted: StatusCode) {
     let wait = async {
         while fixture.call("GET", path, Value::Null).await.0 != wanted {
@@ -180,7 +180,7 @@ async fn a_deleted_definition_takes_its_objects_with_it() {
     assert_eq!(code, StatusCode::CREATED);
     let mut watch = fixture.watch(&format!("{WIDGETS}?watch=true&resourceVersion=0")).await;
     assert_eq!(fixture.call("DELETE", DEFINITION, json!({})).await.0, StatusCode::OK);
-    // The object without a finalizer goes; the definition waits for the other.
+    // The object without a finalizer is removed; the definition waits for the other.
     until(&fixture, &format!("{WIDGETS}/two"), StatusCode::NOT_FOUND).await;
     assert_eq!(fixture.call("GET", DEFINITION, Value::Null).await.0, StatusCode::OK);
     let merge = "application/merge-patch+json";
@@ -274,7 +274,7 @@ async fn kubectl_applies_gets_explains_and_scales() {
     assert!(cluster.fails("apply -f -", &wrong).await.contains("should be greater than or equal to 1"));
     cluster.ok("delete crd widgets.example.dev --timeout=20s").await;
     let error = cluster.fails("get widgets", "").await;
-    // With the kinds that it remembers kubectl asks for a path that is not there; without, it knows no such kind.
+    // With cached discovery kubectl requests a path that does not exist; without, it knows no such kind.
     let texts = ["could not find the requested resource", "doesn't have a resource type"];
     assert!(texts.iter().any(|text| error.contains(text)), "{error}");
 }

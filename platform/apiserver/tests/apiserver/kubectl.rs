@@ -29,7 +29,7 @@ impl Drop for Cluster {
     }
 }
 
-/// What a command said.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     ok: bool,

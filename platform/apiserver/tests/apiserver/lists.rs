@@ -160,8 +160,8 @@ async fn the_tables_of_kubectl_have_larger_pages() {
     assert_eq!(lengths("limit=500", "application/json", "items").await, (500, true));
 }
 
-/// An object of each kind that is kept: where it is made, what it says, and the cells of its line. A null stands for
-/// what differs from run to run.
+/// An object of each stored kind: its path, its content, and the cells of its table row. A null stands for a value
+/// that differs between runs.
 fn one_of_each() -> Vec<(&'static str, Value, Value)> {
     let template = json!({"metadata": {"labels": {"app": "one"}},
                           "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x:1"}]}});
@@ -271,7 +271,7 @@ async fn every_kind_fills_its_columns() {
             assert!(fits, "{path}: {} is {cell}, not {expected}", columns[at]["name"]);
         }
     }
-    // Every other kind has a table too; what its cells say is compared with recorded tables.
+    // Every other kind has a table too; its cells are compared with recorded tables.
     let groups = server.get("/apis").await.1;
     let groups = groups["groups"].as_array().unwrap().iter();
     let groups = groups.map(|group| format!("/apis/{}", text(&group["preferredVersion"]["groupVersion"])));
@@ -342,7 +342,7 @@ async fn objects_enter_and_leave_a_selection() {
     assert_eq!(version(&line["object"]), current, "the state before, the version after");
     server.merge(&format!("{MAPS}/a"), json!({"data": {"n": "2"}})).await;
     server.call("DELETE", &format!("{MAPS}/b"), Value::Null).await;
-    assert_eq!(watch.event().await, ("DELETED".into(), "b".into()), "what is not selected is not told");
+    assert_eq!(watch.event().await, ("DELETED".into(), "b".into()), "an unselected object causes no event");
 
     let mut one = server
         .watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name=c&resourceVersion={current}"))

@@ -1,4 +1,4 @@
-//! Logs: what is asked of the nodes, and what becomes of their answers.
+//! Logs: the requests to the nodes, and what the client receives of their responses.
 
 use std::sync::{
     Arc,

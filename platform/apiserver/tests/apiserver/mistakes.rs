@@ -1,4 +1,4 @@
-//! Requests that say something wrong, or ask for more than anybody means: nothing is written, and it is said why.
+//! Invalid or excessive requests: nothing is written, and the reason is reported.
 
 use std::sync::{
     Arc,
@@ -88,7 +88,7 @@ async fn what_could_not_be_answered_is_not_done() {
     assert_eq!(server.get(&one).await.0, StatusCode::OK);
 }
 
-/// Whoever lists them could read none of them any more.
+/// A stored object that does not decode would break every list of its kind.
 #[tokio::test]
 async fn no_subresource_stores_what_its_kind_cannot_hold() {
     let server = Fixture::new().await;
@@ -112,7 +112,7 @@ async fn no_subresource_stores_what_its_kind_cannot_hold() {
     }
 }
 
-/// What is made of it would be refused for ever.
+/// Otherwise every pod made from the template would be refused.
 #[tokio::test]
 async fn a_template_is_refused_for_what_its_pods_would_be() {
     let server = Fixture::new().await;

@@ -41,7 +41,7 @@ async fn a_namespace_enforces_its_pod_security_level() {
     let (code, warnings) = warnings_of(&fixture, "POST", PODS, "application/json", pod("plain")).await;
     assert_eq!(code, 201);
     assert!(warnings.iter().any(|text| text.contains("would violate PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false (container \"c\"")), "{warnings:?}");
-    // A workload is only warned of: its pods are what is refused.
+    // A workload causes only a warning: its pods are refused.
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": host["spec"]});
     let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"},
         "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}}, "template": template}});

@@ -37,7 +37,7 @@ impl ReplayTarget for Fixture {
         let token = HeaderValue::try_from(format!("Bearer {TOKEN}")).unwrap();
         request.headers_mut().entry(header::AUTHORIZATION).or_insert(token);
         let (parts, body) = Fixture::send(self, request).await.into_parts();
-        // A watch that ends with an error has an answer up to there.
+        // A watch that ends with an error has a response up to there.
         let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
         Response::from_parts(parts, bytes)
     }

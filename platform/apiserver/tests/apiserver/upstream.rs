@@ -29,7 +29,7 @@ fn upstream() -> Option<Value> {
     document
 }
 
-/// What a property is: a type, or the name of a definition.
+/// The essence of a property: a type, or the name of a definition.
 fn essence(property: &Value) -> String {
     let reference = property["$ref"].as_str().or_else(|| property["allOf"][0]["$ref"].as_str());
     match reference {

@@ -1,4 +1,4 @@
-//! `metrics.k8s.io` and the scale of a Function: what nodes say they use, and what cannot be set.
+//! `metrics.k8s.io` and the scale of a Function: the usage that nodes report, and values that cannot be set.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::support::{Fixture, function, pod};
 
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
-/// Two nodes that answer, one that does not; each of the two says that it runs a pod of its name.
+/// Two nodes that answer and one that does not; each of the two reports a pod with the node's name.
 async fn nodes() -> Fixture {
     let server = Fixture::with(
         |_| {},
@@ -46,7 +46,7 @@ async fn nodes() -> Fixture {
     server
 }
 
-/// Where a node's answer has the uid of its pod.
+/// A placeholder for the uid of a node's pod.
 const UID: &str = "<uid>";
 
 fn names(list: &Value) -> Vec<&str> {
@@ -78,7 +78,8 @@ async fn nodes_say_what_they_use() {
     }
 }
 
-/// The uids of pods are the server's, so the node here says others: nobody is mistaken for one of the same name.
+/// The server assigns the uids of pods, so this node reports other uids: usage is not attributed to a pod of the same
+/// name.
 #[tokio::test]
 async fn what_a_node_says_of_other_pods_is_left_out() {
     let server = nodes().await;

@@ -1,5 +1,5 @@
-//! Objects that are kept elsewhere: listed, selected, paged, watched, and not written. And Workflows, whose
-//! definition comes from what kubectl notes.
+//! Objects that another component stores: listed, selected, paged, watched, and not written. And Workflows, whose
+//! definition is taken from kubectl's last-applied annotation.
 
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ async fn what_an_object_of_a_view_needs_is_not_removed() {
 async fn fixture() -> Fixture {
     let fixture = Fixture::new().await;
     let (status, _) = fixture.call("GET", PATH, Value::Null).await;
-    assert_eq!(status, 503, "nobody shows them yet");
+    assert_eq!(status, 503, "no view is attached yet");
     fixture.server.attach_view("executions.mayfly.dev", Arc::new(Ten));
     fixture
 }
@@ -178,7 +178,7 @@ async fn a_view_is_listed_in_pages_and_selected() {
     assert_eq!(fixture.call("GET", &format!("{PATH}/w.11"), Value::Null).await.0, 404);
     let (_, all) = fixture.call("GET", PATH, Value::Null).await;
     assert_eq!((names(&all).len(), &all["metadata"]["resourceVersion"]), (10, &json!("100")));
-    // Pages are full though the view knows nothing of selectors.
+    // Pages are full although the view does not evaluate selectors.
     let selected = format!("{PATH}?fieldSelector=status.phase%3DRUNNING&limit=2");
     let (_, first) = fixture.call("GET", &selected, Value::Null).await;
     assert_eq!(names(&first), ["w.0", "w.2"]);
@@ -228,7 +228,7 @@ async fn a_view_is_watched() {
     assert_eq!(from_now[..2], all[..2]);
     let (status, told) =
         fixture.call("GET", &format!("{PATH}?watch=1&sendInitialEvents=true"), Value::Null).await;
-    assert_eq!(status, 422, "as of the store's kinds: {told}");
+    assert_eq!(status, 422, "as for the store's kinds: {told}");
     let (status, told) = fixture.call("GET", &format!("{PATH}?watch=1&resourceVersion=7"), Value::Null).await;
     assert_eq!((status.as_u16(), &told["reason"]), (410, &json!("Expired")));
 }
@@ -266,7 +266,7 @@ async fn a_workflows_definition_is_what_was_applied() {
     let object = |definition: Value| json!({"metadata": {"name": "w"}, "spec": {"definition": definition}});
     let (status, told) = fixture.call("POST", WORKFLOWS, object(step(json!({"Comment": "c"})))).await;
     assert_eq!((status.as_u16(), &told["spec"]["type"]), (201, &json!("STANDARD")), "{told}");
-    // The patch loses the null and keeps the comment; the note has neither lost nor kept anything.
+    // The patch drops the null and keeps the comment; the annotation has neither dropped nor kept anything.
     let applied = step(json!({"ResultPath": null}));
     let mut patch = object(applied.clone());
     patch["metadata"]["annotations"] = json!({NOTE: object(applied.clone()).to_string()});
@@ -274,17 +274,17 @@ async fn a_workflows_definition_is_what_was_applied() {
     let merge = "application/merge-patch+json";
     let (status, told) = fixture.call_as("PATCH", &path, merge, patch.to_string()).await;
     assert_eq!((status.as_u16(), &told["spec"]["definition"]), (200, &applied), "{told}");
-    // What is created is what the note says, too.
+    // A created object is taken from the annotation, too.
     let mut created = object(step(json!({})));
     created["metadata"] = json!({"name": "n", "annotations": {NOTE: object(applied.clone()).to_string()}});
     let (_, told) = fixture.call("POST", WORKFLOWS, created).await;
     assert_eq!(told["spec"]["definition"], applied);
-    // A later patch that changes no note is a patch.
+    // A later patch that does not change the annotation is applied as a patch.
     let change = json!({"spec": {"definition": {"States": {"A": {"Comment": "d"}}}}});
     let (_, told) = fixture.call_as("PATCH", &path, merge, change.to_string()).await;
     let state = &told["spec"]["definition"]["States"]["A"];
     assert_eq!((&state["Comment"], state.get("ResultPath")), (&json!("d"), Some(&Value::Null)));
-    // What is wrong with a definition is told with its place and code, all of it.
+    // All errors of a definition are reported, with their place and code.
     let broken = json!({"StartAt": "X", "States": {"A": {"Type": "Pass", "Next": "B"}}});
     let (status, told) = fixture
         .call("POST", WORKFLOWS, json!({"metadata": {"name": "x"}, "spec": {"definition": broken}}))

@@ -28,7 +28,7 @@ const VALIDATING: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhoo
 const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A webhook server on loopback. Its paths say what it does.
+/// A webhook server on loopback. The path selects its behaviour.
 struct WebhookServer {
     address: SocketAddr,
     /// The certificate, base64 of PEM.
@@ -177,7 +177,7 @@ async fn a_validating_webhook_refuses_and_warns() {
     let (_, stored) = fixture.get(&format!("{MAPS}/a")).await;
     assert!(stored["metadata"]["labels"].is_null(), "{stored}");
 
-    // Without the configuration nothing is asked any more.
+    // Without the configuration the webhook is not called.
     fixture.call("DELETE", &format!("{VALIDATING}/hooks"), Value::Null).await;
     let before = hooks.reviews.count.load(Ordering::SeqCst);
     let (status, _) = fixture.call("POST", MAPS, map("b")).await;
@@ -194,7 +194,7 @@ async fn a_mutating_webhook_changes_and_is_invoked_again() {
     assert_eq!(created["metadata"]["labels"]["labelled"], "yes");
     assert_eq!(created["data"]["label"], "yes", "the first webhook saw the second one's label");
     assert_eq!(hooks.reviews.count.load(Ordering::SeqCst), 3);
-    // A dry run is announced and changes nothing.
+    // A dry run is marked in the review and changes nothing.
     let (status, dry) = fixture.call("POST", &format!("{MAPS}?dryRun=All"), map("b")).await;
     assert_eq!((status, &dry["metadata"]["labels"]["labelled"]), (StatusCode::CREATED, &json!("yes")));
     assert_eq!(hooks.reviews.last.lock()["request"]["dryRun"], true);
@@ -248,7 +248,7 @@ async fn a_dead_webhook_follows_its_failure_policy() {
     let begin = "Internal error occurred: failed calling webhook \"dead.hooks.example.com\": failed to call webhook: \
                  Post \"https://127.0.0.1:";
     assert!(message.starts_with(begin), "{message}");
-    // The namespace selector leaves other namespaces alone.
+    // The namespace selector excludes other namespaces.
     let elsewhere = "/api/v1/namespaces/kube-system/configmaps";
     assert_eq!(fixture.call("POST", elsewhere, map("a")).await.0, StatusCode::CREATED);
     let ignore = json!({"webhooks": [{"name": "dead.hooks.example.com", "failurePolicy": "Ignore"}]});
@@ -259,8 +259,8 @@ async fn a_dead_webhook_follows_its_failure_policy() {
     assert_eq!(fixture.call("POST", MAPS, map("a")).await.0, StatusCode::CREATED);
 }
 
-/// While a webhook does not answer, other writes go on, and so does the deletion of a namespace; the request that
-/// waits for it ends at the webhook's timeout.
+/// While a webhook does not answer, other writes and the deletion of a namespace proceed; the request that waits for
+/// it ends at the webhook's timeout.
 #[tokio::test]
 async fn a_webhook_that_hangs_holds_nobody_else_up() {
     let (fixture, hooks) = (Arc::new(Fixture::new().await), WebhookServer::start().await);

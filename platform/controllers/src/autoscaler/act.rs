@@ -49,7 +49,7 @@ pub(crate) struct AutoscalerController {
     client: Client,
     autoscalers: Informer<HorizontalPodAutoscaler>,
     pods: Informer<Pod>,
-    /// By autoscaler; dropped with it.
+    /// Histories by autoscaler, removed with it.
     histories: Mutex<HashMap<ObjectKey, ScalingHistory>>,
 }
 
@@ -248,7 +248,7 @@ fn metrics(autoscaler: &HorizontalPodAutoscaler) -> Vec<MetricSpec> {
     vec![MetricSpec { type_: "Resource".into(), resource, ..MetricSpec::default() }]
 }
 
-/// The server's own message where it answered.
+/// The message of the API's response, or of the error if there was none.
 fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),

@@ -32,14 +32,14 @@ pub(super) struct Limited {
 }
 
 impl ScalingHistory {
-    /// Notes the number of replicas at the first evaluation, so that a restart of this process forgets no scale-up.
+    /// Records the number of replicas at the first evaluation, so that a restart of this process forgets no scale-up.
     pub(super) fn begin(&mut self, current: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push_back((now, current));
         }
     }
 
-    /// Notes that the target was scaled.
+    /// Records that the target was scaled.
     pub(super) fn scaled(&mut self, before: i32, after: i32, now: Timestamp) {
         push(&mut self.changes, (now, after.saturating_sub(before)));
     }

@@ -1,4 +1,4 @@
-//! From the proposals of all metrics to the number of replicas and the status; pure.
+//! Computes the number of replicas and the status from the proposals of all metrics; pure.
 
 use mayfly_api::k8s::{
     api::autoscaling::v2::{
@@ -20,10 +20,10 @@ pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
 #[derive(Debug)]
 pub(super) struct AutoscalerPlan {
     pub(super) replicas: i32,
-    /// Why the number changes.
+    /// The reason why the number changes.
     pub(super) reason: String,
     pub(super) status: HorizontalPodAutoscalerStatus,
-    /// Why no metric could be evaluated.
+    /// The reason why no metric could be evaluated.
     pub(super) failure: Option<Unavailable>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn set(
     }
 }
 
-/// The status before anything of this evaluation is known.
+/// The initial status of an evaluation.
 pub(super) fn status(autoscaler: &HorizontalPodAutoscaler) -> HorizontalPodAutoscalerStatus {
     let known = autoscaler.status.clone().unwrap_or_default();
     HorizontalPodAutoscalerStatus { observed_generation: autoscaler.metadata.generation, ..known }

@@ -25,11 +25,11 @@ pub(super) struct MetricSample {
 /// Samples by the pod's name.
 pub(super) type Samples = BTreeMap<String, MetricSample>;
 
-/// The value of a metric.
+/// The number of replicas that a metric requires, and its current value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
-    /// In percent of the requests, where the target is a utilization.
+    /// The utilization in percent of the requests, where the target is one.
     pub(super) utilization: Option<i32>,
     /// Average over the pods, in thousandths.
     pub(super) average: u64,
@@ -50,7 +50,7 @@ pub(super) enum NoProposal {
     Fetch(String),
 }
 
-/// The pods by what their samples are worth.
+/// The pods, grouped by whether their samples count.
 struct Groups {
     ready: usize,
     unready: Vec<String>,

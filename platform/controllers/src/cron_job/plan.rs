@@ -31,7 +31,7 @@ pub(super) struct CronJobPlan {
     pub(super) delete: Vec<Arc<Job>>,
     /// The Job to create, and the time it is for.
     pub(super) create: Option<(Job, Timestamp)>,
-    /// Without the Job that is created.
+    /// The status, without the Job that is created.
     pub(super) status: CronJobStatus,
     /// Examine the CronJob again after this time.
     pub(super) again: Option<Duration>,

@@ -1,4 +1,4 @@
-//! The controller of CSI volumes, and what claims and volumes need of the drivers.
+//! The controller of CSI volumes: calls the drivers for claims and volumes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -42,16 +42,16 @@ use crate::{
 
 /// An index of the pods that have claims.
 pub(super) const WITH_CLAIMS: &str = "claims";
-/// The pause before another look at work whose driver has as many calls as it may have.
+/// The pause before work is retried whose driver has its maximum number of calls in progress.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What may have to be done.
+/// A unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum CsiKey {
     Claim(ObjectKey),
     Volume(String),
     Attachment(String),
-    /// Which attachments there are.
+    /// The set of attachments.
     Attachments,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct CsiController {
     pub(super) csi_nodes: Informer<CSINode>,
     pub(super) drivers: Informer<CSIDriver>,
     pub(super) attachments: Informer<VolumeAttachment>,
-    /// By driver: one that hangs must leave workers to the others.
+    /// The permits of calls by driver, so that a driver that hangs leaves workers to the others.
     permits: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -126,7 +126,7 @@ impl CsiController {
         let controller = Arc::new(self);
         let (again, queued) = (controller.clone(), queue.clone());
         let on_drivers = async {
-            // A driver that came back may be able to do what failed without it.
+            // Work that failed without a driver may succeed once the driver has returned.
             while let Some(Ok(())) = stop.run_until_cancelled(driver_changes.changed()).await {
                 again.look_at_all(&queued);
             }
@@ -239,7 +239,7 @@ impl CsiController {
         let per_driver = (self.config.workers_max / 4).max(1);
         let mut permits = self.permits.lock();
         if !permits.contains_key(driver) {
-            // Names come from objects that any user may write: those without a worker are forgotten.
+            // Names come from objects that any user may write, so unused entries are removed.
             permits.retain(|_, known| known.available_permits() < per_driver);
         }
         let new = || Arc::new(Semaphore::new(per_driver));
@@ -326,7 +326,7 @@ impl CsiController {
         }
     }
 
-    /// The part of the cluster that a node is in, as its driver calls it.
+    /// The topology of a node, as its driver reports it.
     fn topology(&self, node: &str, driver: &str) -> Result<BTreeMap<String, String>, CsiActError> {
         let missing = || CsiActError::Other(format!("CSI driver {driver} is not registered on node {node}"));
         let csi_node = self.csi_nodes.get(&ObjectKey::cluster(node)).ok_or_else(missing)?;
@@ -356,7 +356,7 @@ impl CsiController {
         }
     }
 
-    /// Makes a volume as large as its claim asks for.
+    /// Expands a volume to the size that its claim requests.
     async fn expand(
         &self,
         claim: &PersistentVolumeClaim,
@@ -403,7 +403,7 @@ impl CsiController {
         Ok(())
     }
 
-    /// Removes the data of a volume whose claim is gone, then its object.
+    /// Removes the data of a volume whose claim is deleted, then its object.
     async fn reclaim(&self, volume: &PersistentVolume, events: &EventRecorder) -> Result<(), CsiActError> {
         let Some(spec) = &volume.spec else { return Ok(()) };
         let Some(source) = &spec.csi else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Which volumes are attached to which nodes: pure.
+//! Decides which volumes are attached to which nodes: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,12 @@ use mayfly_api::{
 };
 use mayfly_csi::names;
 
-/// The annotation of attachments that this controller makes: others are left alone.
+/// The annotation of attachments that this controller creates; it ignores others.
 pub(super) const MANAGED: &str = "mayfly.dev/attached-by";
-/// The taint by which a person says that a node is shut down, and that its volumes may be detached.
+/// The taint by which an administrator declares that a node is shut down, so that its volumes may be detached.
 const TAINT_OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// All that attachment depends on.
+/// The inputs of the plan.
 pub(super) struct AttachState {
     pub(super) pods: Vec<Arc<Pod>>,
     pub(super) claims: BTreeMap<ObjectKey, Arc<PersistentVolumeClaim>>,
@@ -36,7 +36,7 @@ pub(super) enum AttachStep {
     Delete { name: String },
 }
 
-/// The attachments to make and to remove.
+/// The attachments to create and to remove.
 pub(super) fn plan(state: &AttachState) -> Vec<AttachStep> {
     let mut wanted: BTreeMap<String, AttachStep> = BTreeMap::new();
     for pod in &state.pods {

@@ -1,4 +1,4 @@
-//! Carries out what attachments need of the drivers.
+//! Carries out attachments through the drivers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -62,7 +62,7 @@ impl CsiController {
         Ok(())
     }
 
-    /// Whether the attachment's node uses the volume, as the API says: the informer may be behind it.
+    /// Whether the attachment's node uses the volume, read from the API because the informer may be behind.
     async fn is_in_use(&self, attachment: &str) -> Result<bool, CsiActError> {
         let Some(known) = self.attachments.get(&ObjectKey::cluster(attachment)) else { return Ok(false) };
         let nodes: Api<Node> = Api::all(self.client.clone());
@@ -70,7 +70,7 @@ impl CsiController {
         Ok(node.is_some_and(|node| attach::in_use(&node).iter().any(|name| name == attachment)))
     }
 
-    /// Attaches or detaches as the attachment says.
+    /// Attaches or detaches the volume of an attachment.
     pub(super) async fn attach(&self, attachment: &VolumeAttachment) -> Result<(), CsiActError> {
         let is_managed = attachment.annotations().contains_key(MANAGED);
         let status = attachment.status.clone().unwrap_or_default();
@@ -92,7 +92,7 @@ impl CsiController {
                 false => status.attach_error.and_then(|error| error.message),
             };
             if known != Some(error.to_string()) {
-                // The failure itself is what is reported.
+                // A failed write of the status is ignored: the original error is returned.
                 let _ = api
                     .patch_status(&attachment.name_any(), &PatchParams::default(), &Patch::Merge(told))
                     .await;
@@ -161,7 +161,7 @@ impl CsiController {
         Ok(())
     }
 
-    /// The node, as its driver calls it.
+    /// The driver's id of a node.
     fn node_id(&self, node: &str, driver: &str) -> Result<String, CsiActError> {
         let csi_node = self.csi_nodes.get(&ObjectKey::cluster(node));
         let id = csi_node.and_then(|csi_node| {
@@ -171,7 +171,7 @@ impl CsiController {
     }
 }
 
-/// Keeps an attachment until its volume is detached.
+/// The finalizer that keeps an attachment until its volume is detached.
 fn finalizer(driver: &str) -> String {
     format!("external-attacher/{}", driver.replace('.', "-"))
 }

@@ -1,4 +1,4 @@
-//! The request for a claim's volume, and the PersistentVolume made of its answer: pure.
+//! The request for a claim's volume, and the PersistentVolume made of its response: pure.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,16 +33,16 @@ const SECRETS: [(&str, &str); 3] = [
     ("node-publish", "nodePublishSecretRef"),
     ("controller-publish", "controllerPublishSecretRef"),
 ];
-/// The provisioner's own Secret: its name and namespace.
+/// The parameters with the name and namespace of the provisioner's own Secret.
 const PROVISIONER_SECRET: [&str; 2] =
     ["csi.storage.k8s.io/provisioner-secret-name", "csi.storage.k8s.io/provisioner-secret-namespace"];
-/// On a volume: the Secret by which it is deleted (upstream's).
+/// The annotations of a volume with the Secret for its deletion (upstream's).
 pub(super) const DELETION_SECRET: [&str; 2] = [
     "volume.kubernetes.io/provisioner-deletion-secret-name",
     "volume.kubernetes.io/provisioner-deletion-secret-namespace",
 ];
 
-/// The name of the volume of a claim, as a driver and the API know it.
+/// The name of a claim's volume, for the driver and for the API.
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> String {
     format!("pvc-{}", uid(claim))
 }
@@ -51,7 +51,8 @@ fn parameters(class: &StorageClass) -> BTreeMap<String, String> {
     class.parameters.clone().unwrap_or_default()
 }
 
-/// The name and namespace of the Secret that the class gives the provisioner. Templates in it are filled from the claim.
+/// The name and namespace of the Secret that the class gives the provisioner. Templates in it are filled from the
+/// claim.
 pub(super) fn provisioner_secret(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,
@@ -95,7 +96,7 @@ pub(super) fn request(
     }
 }
 
-/// A size as the claim writes it, if it is what the claim asks for.
+/// A size as a quantity: the claim's own one if it requests this size.
 pub(super) fn size(claim: &PersistentVolumeClaim, bytes: u64) -> Quantity {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let asked = resources.and_then(|resources| resources.requests.as_ref()?.get("storage").cloned());
@@ -140,7 +141,7 @@ pub(super) fn new_volume(
     let affinity = (!terms.is_empty()).then(|| json!({"required": {"nodeSelectorTerms": terms}}));
     let spec = claim.spec.as_ref();
     let bytes = u64::try_from(volume.capacity_bytes).unwrap_or(0);
-    // A driver that does not know the size has made what was asked for.
+    // Size 0: the driver does not know the size, so the requested one is assumed.
     let bytes = if bytes == 0 { requested_bytes(claim) } else { bytes };
     serde_json::from_value(json!({
         "metadata": {"name": volume_name(claim), "annotations": annotations},

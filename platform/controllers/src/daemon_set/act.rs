@@ -58,7 +58,8 @@ impl PodOwner for DaemonSet {
     }
 }
 
-/// Whether a node changed in something that decides where pods fit: its status changes all the time.
+/// Whether a node changed in a field that decides which pods fit. Its status, which changes all the time, does not
+/// count.
 fn fit_changed(change: &Change<'_, Node>) -> bool {
     match change {
         Change::Updated { old, new } => {

@@ -1,4 +1,4 @@
-//! Which pods to create and delete on which nodes, and the numbers; pure.
+//! Decides which pods to create and delete on which nodes, and the numbers; pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -107,7 +107,7 @@ pub(super) fn plan(
     plan
 }
 
-/// One node: a missing pod, failed ones, superfluous ones.
+/// Plans one node: creates a missing pod, deletes failed and surplus ones.
 fn manage(view: &DaemonSetView<'_>, node: &str, fit: Fit, pods: &[Arc<Pod>], plan: &mut DaemonSetPlan) {
     if !fit.stay {
         plan.delete.extend(pods.iter().filter(|pod| !is_terminating(pod)).cloned());

@@ -1,4 +1,4 @@
-//! Which nodes get pods, and how updates go over the nodes.
+//! The nodes that get pods, and the order of updates.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -145,7 +145,7 @@ impl DeploymentController {
                 json!({"resourceVersion": set.metadata.resource_version, "annotations": annotations});
             let patch = json!({"metadata": metadata, "spec": {"minReadySeconds": min_ready}});
             api.patch(&set.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
-            // The resize below would conflict with this write: the event of it brings the Deployment back.
+            // The resize below would conflict with this write, whose event starts another reconciliation.
             plan.resize.clear();
         }
         if let Some(set) = plan.create.take() {

@@ -28,7 +28,7 @@ use crate::metadata::{is_gone, label, only, uid};
 /// An index of EndpointSlices by the Service they belong to: `namespace/name`.
 const BY_SERVICE: &str = "service";
 const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
-/// On Endpoints that shall not become EndpointSlices.
+/// The label of Endpoints that are not mirrored.
 const LABEL_SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
 /// Keeps every Service's EndpointSlices and Endpoints.
@@ -41,7 +41,7 @@ pub(crate) struct EndpointsController {
     slices: Informer<EndpointSlice>,
     slices_by_service: Index<EndpointSlice>,
     endpoints: Informer<Endpoints>,
-    /// Services that were seen, and not yet gone.
+    /// Services that were observed and are not removed yet.
     served: Mutex<HashSet<ObjectKey>>,
 }
 

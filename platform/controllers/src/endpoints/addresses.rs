@@ -1,4 +1,4 @@
-//! Which endpoints a Service has: from its pods, or from Endpoints that a user wrote; pure.
+//! Computes the endpoints of a Service: from its pods, or from Endpoints that a user wrote; pure.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -149,7 +149,7 @@ fn target_port(port: &ServicePort, pod: &Pod) -> Option<i32> {
     }
 }
 
-/// The addresses of a pod, those that have one family.
+/// The addresses of a pod in one family.
 pub(super) fn addresses(pod: &Pod, family: Family) -> Vec<String> {
     let status = pod.status.as_ref();
     let all = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten().map(|ip| ip.ip.clone());
@@ -165,7 +165,7 @@ pub(super) fn publishes_not_ready(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.publish_not_ready_addresses == Some(true))
 }
 
-/// The name under which a pod of a headless Service is found.
+/// The DNS host name of a pod in a headless Service.
 pub(super) fn hostname(service: &Service, pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let own = spec.subdomain.as_deref() == Some(&service.name_any());

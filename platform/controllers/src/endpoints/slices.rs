@@ -1,7 +1,7 @@
-//! Which EndpointSlices to create, rewrite and delete so that they hold a Service's endpoints; pure.
+//! Decides which EndpointSlices to create, rewrite and delete so that they hold a Service's endpoints; pure.
 //!
-//! Endpoints stay in the slice they are in, so that a change rewrites few slices. What is left fills slices that
-//! change anyway, then the fullest one that has room for all of it, then new ones.
+//! Endpoints stay in the slice they are in, so that a change rewrites few slices. The remaining ones fill slices that
+//! change anyway, then the fullest one with space for all of them, then new ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -33,7 +33,7 @@ pub(super) struct SlicePlan {
     pub(super) delete: Vec<Arc<EndpointSlice>>,
 }
 
-/// A slice under work.
+/// A slice that is being filled.
 struct Draft {
     known: Arc<EndpointSlice>,
     endpoints: Vec<Endpoint>,
@@ -113,7 +113,7 @@ fn identity(endpoint: &Endpoint) -> (String, Option<String>) {
     (endpoint.addresses.first().cloned().unwrap_or_default(), uid)
 }
 
-/// Distributes endpoints over the known slices; returns those that found no room.
+/// Distributes endpoints over the known slices; returns those that did not fit.
 fn fill(
     slices: Vec<Arc<EndpointSlice>>,
     endpoints: Vec<Endpoint>,
@@ -165,8 +165,8 @@ fn rewritten(draft: &Draft, labels: &BTreeMap<String, String>) -> EndpointSlice 
     slice
 }
 
-/// A name from the Service and the group with the first free number: a second creation from a stale copy meets
-/// the first one's name and fails, instead of making a second slice.
+/// A name from the Service and the group with the first free number: a second creation from a stale copy has the same
+/// name and fails, instead of creating a second slice.
 fn free_name(service: &Service, manager: &str, (family, ports): &Group, taken: &BTreeSet<String>) -> String {
     let ports: Vec<_> = ports.iter().map(Port::write).collect();
     let mut number = 0_u32;

@@ -121,7 +121,7 @@ impl FunctionController {
         let (queue, other_claimants) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
         reconciler.functions.handle(move |change| {
             let key = ObjectKey::of(&**change.latest());
-            // Functions that claim its host, and those of its tags, may lose or win it now.
+            // Functions that claim its host, or the hosts of its tags, may lose or get it now.
             for object in change.states() {
                 for host in claimed_hosts(object).into_iter().chain([key.to_string()]) {
                     other_claimants
@@ -149,7 +149,7 @@ impl FunctionController {
     }
 }
 
-/// Looks at a function again when something that carries its label changes.
+/// Reconciles a function when an object with its label changes.
 fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueue<ObjectKey>) {
     let queue = queue.clone();
     informer.handle(move |change: Change<'_, K>| {
@@ -161,8 +161,8 @@ fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueu
     });
 }
 
-/// The hosts that a function's tags ask for, as the index of their claimants has them: `namespace/label`, as the key
-/// of the function that would have that host by its name alone.
+/// The hosts that a function's tags ask for, as keys of the index: `namespace/label`, which is also the key of the
+/// function that has that host by its name alone.
 fn claimed_hosts(function: &Function) -> Vec<String> {
     let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
     plan::tag_hosts(function).map(|(_, label)| ObjectKey::new(namespace, label).to_string()).collect()
@@ -178,7 +178,7 @@ fn env_sources(revision: &Revision) -> Vec<String> {
     env::references(&revision.spec.env).map(named).collect()
 }
 
-/// A source as the index of its users has it.
+/// The index key of an environment source.
 fn indexed(source: &EnvObject) -> String {
     match source {
         EnvObject::ConfigMap(key) => format!("ConfigMap/{key}"),
@@ -255,7 +255,7 @@ impl Reconciler {
         Ok(snapshot)
     }
 
-    /// The hosts of the function's tags that others have.
+    /// The hosts of the function's tags that other functions have.
     fn lost_hosts(&self, key: &ObjectKey, function: &Function) -> Vec<LostHost> {
         let lost = plan::tag_hosts(function).filter_map(|(tag, label)| {
             let host = ObjectKey::new(&key.namespace, &label);
@@ -351,7 +351,7 @@ impl Reconciler {
         let routed = async {
             loop {
                 changes.mark_unchanged();
-                // After the gateway's end nothing changes any more.
+                // When the gateway has stopped, routes do not change any more.
                 if follow(function, latest) || changes.changed().await.is_err() {
                     return;
                 }
@@ -360,7 +360,7 @@ impl Reconciler {
         tokio::time::timeout(ROUTE_WAIT, routed).await.is_ok()
     }
 
-    /// Returns whether the function needs no other look: `false` while the gateway has no route.
+    /// Returns `false` if the function must be checked again, because the gateway has no route yet.
     async fn write_status(
         &self,
         key: &ObjectKey,

@@ -15,11 +15,12 @@ use super::presence::Presence;
 
 /// The largest number of concurrent fetches: each occupies one of the controller's workers.
 const FETCHES_MAX: usize = 4;
-/// Largest component, in bytes: it is in memory for a moment. (The artifact store's own limit is lower by default.)
+/// Largest component, in bytes: it is held in memory during the fetch. (The artifact store's own limit is lower by
+/// default.)
 const COMPONENT_BYTES_MAX: usize = 256 << 20;
 /// The timeout of one fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// Longest part of a refusal that is repeated, in bytes.
+/// Maximum length of a refusal that is read, in bytes.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
 /// Media types of layers that are components: wkg's and oras' today, and the one of older tools.
 const COMPONENT_TYPES: [&str; 2] = ["application/wasm", "application/vnd.wasm.content.layer.v1+wasm"];
@@ -36,16 +37,18 @@ impl OciSources {
         Self { client, registries, turns: Semaphore::new(FETCHES_MAX) }
     }
 
-    /// The digest of the component that a reference names at the moment; it is in the artifact store then.
+    /// The digest of the component that a reference currently names, after it was fetched into the artifact store.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// The reason, as a message for users.
     pub(super) async fn fetch(&self, reference: &str, presence: &Presence) -> Result<Digest, String> {
         let registries = self.registries.as_ref().ok_or("this server pulls from no registry")?;
         let _turn = self.turns.try_acquire().map_err(|_| "other components are being fetched first")?;
         match tokio::time::timeout(FETCH_TIMEOUT, self.fetch_now(registries, reference, presence)).await {
             Ok(fetched) => fetched.map_err(|why| format!("cannot fetch {reference:?}: {why}")),
-            Err(_) => Err(format!("{reference:?} did not come within {} s", FETCH_TIMEOUT.as_secs())),
+            Err(_) => {
+                Err(format!("the fetch of {reference:?} took longer than {} s", FETCH_TIMEOUT.as_secs()))
+            }
         }
     }
 
@@ -106,7 +109,7 @@ fn component_layer(manifest: &Value) -> Result<Digest, String> {
         ([], [only]) if !is_file_system(only) => only,
         ([], _) => {
             return Err(format!(
-                "it is no component: none of its {} layers is of type {} (spec.source.image is for images of containers)",
+                "it is not a component: none of its {} layers is of type {} (spec.source.image is for images of containers)",
                 layers.len(),
                 COMPONENT_TYPES[0]
             ));

@@ -21,7 +21,7 @@ use mayfly_api::{
 
 use crate::metadata::{controller_of, uid};
 
-/// All that is known about one function.
+/// A snapshot of one function and its dependents.
 pub(super) struct FunctionSnapshot {
     pub(super) function: Arc<Function>,
     /// The function's revisions, by number.
@@ -33,7 +33,8 @@ pub(super) struct FunctionSnapshot {
     pub(super) name_taken: bool,
     /// Hosts that the function's tags ask for and do not get.
     pub(super) lost_hosts: Vec<LostHost>,
-    /// The component of a source in a registry, where a new revision needs it; or why it is not there.
+    /// The component of a source in a registry, if a new revision needs it; or the reason why it could not be
+    /// fetched.
     pub(super) fetched: Option<Result<Digest, String>>,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct LostHost {
     pub(super) holder: String,
 }
 
-/// One revision and what hangs on it.
+/// A revision and its dependents.
 pub(super) struct RevisionState {
     pub(super) revision: Arc<Revision>,
     pub(super) replica_set: Option<Arc<ReplicaSet>>,
@@ -82,13 +83,13 @@ pub(super) enum Readiness {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Writes the number down on the function, so that no later revision gets it.
+    /// Records the number on the function, so that no later revision gets it.
     TakeNumber(u32),
     CreateRevision(Box<Revision>),
     /// Makes an orphan the function's own (as upstream's controllers adopt what fits their selector).
     AdoptRevision(Arc<Revision>),
     CreateReplicaSet(Box<ReplicaSet>),
-    /// Lifts a ReplicaSet to `scaling.min`.
+    /// Raises a ReplicaSet to `scaling.min`.
     RaiseReplicas {
         replica_set: String,
         replicas: i32,
@@ -97,7 +98,7 @@ pub(super) enum Step {
         name: String,
         uid: String,
     },
-    /// The collector has to work first.
+    /// Wait for the garbage collector to remove the leftover revision.
     AwaitCollector,
 }
 
@@ -110,8 +111,9 @@ impl FunctionSnapshot {
         self.revisions.values().next_back()
     }
 
-    /// The newest revision that can answer. A revision that could keeps its place when a ConfigMap or a Secret of its
-    /// environment is deleted, as a running pod keeps its values: a deletion must not bring older code back.
+    /// The newest revision that can answer. A revision that was ready stays the latest one when a ConfigMap or a
+    /// Secret of its environment is deleted, as a running pod keeps its values: a deletion must not bring older code
+    /// back.
     pub(super) fn latest_ready(&self) -> Option<&RevisionState> {
         let named = self.function.status.as_ref().and_then(|status| status.latest_ready_revision.as_deref());
         self.revisions.values().rev().find(|state| match &state.readiness {
@@ -137,7 +139,7 @@ impl FunctionSnapshot {
         self.function.spec.traffic.clone()
     }
 
-    /// The revision that a target means, if it exists (and, for the latest, is ready).
+    /// The revision that a target refers to, if it exists (and, for the latest, is ready).
     pub(super) fn resolve(&self, target: &TrafficTarget) -> Option<&RevisionState> {
         match &target.revision {
             Some(name) => self.revision(name),
@@ -149,11 +151,11 @@ impl FunctionSnapshot {
         self.targets().iter().any(|target| self.resolve(target).is_some_and(|to| std::ptr::eq(to, state)))
     }
 
-    /// The number on the function: the highest that was ever given out, as far as it was written down.
+    /// The highest revision number that was allocated, as recorded on the function.
     pub(super) fn number_taken(&self) -> u32 {
         let annotations = self.function.metadata.annotations.as_ref();
         let text = annotations.and_then(|annotations| annotations.get(wellknown::ANNOTATION_GENERATION));
-        // Anyone may write it: one that no count reaches is none.
+        // Any user may write the annotation: a number above the maximum is ignored.
         text.and_then(|text| text.parse().ok()).filter(|number| *number <= NUMBER_MAX).unwrap_or(0)
     }
 
@@ -175,7 +177,7 @@ impl FunctionSnapshot {
         spec
     }
 
-    /// Whether a revision could be made now: one of a registry's artifact only when that is here.
+    /// Whether a revision can be created now: an artifact in a registry must have been fetched.
     fn has_source(&self) -> bool {
         self.function.spec.source.oci.is_none() || matches!(self.fetched, Some(Ok(_)))
     }
@@ -184,7 +186,7 @@ impl FunctionSnapshot {
         self.latest().is_none_or(|state| {
             let (mut has, mut wanted) = (state.revision.spec.clone(), self.wanted());
             if wanted.source.oci.is_some() && has.source.component.is_some() {
-                // A tag that was moved makes no revision; another reference does.
+                // A moved tag does not lead to a new revision; another reference does.
                 (has.source.component, wanted.source.component) = (None, None);
             } else if wanted.source.oci.is_some() {
                 return true;
@@ -194,7 +196,7 @@ impl FunctionSnapshot {
     }
 }
 
-/// A deployment each second for thirty years.
+/// Enough for a deployment each second for thirty years.
 const NUMBER_MAX: u32 = 1_000_000_000;
 
 impl RevisionState {
@@ -378,7 +380,7 @@ fn some_list(list: &[String]) -> Option<Vec<String>> {
     (!list.is_empty()).then(|| list.to_vec())
 }
 
-/// A call that was admitted may finish: its timeout, rounded up.
+/// The timeout in seconds, rounded up, so that an admitted call may finish.
 fn whole_seconds(timeout: Duration) -> i64 {
     let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
     i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
@@ -388,8 +390,8 @@ fn whole_seconds(timeout: Duration) -> i64 {
 const REASON_INVALID: &str = "CreateContainerError";
 
 /// Whether a revision can answer. `present` is whether the artifact store has its component or, for an image, whether
-/// nodes run containers; `missing_files` the archive of its files if the store lacks it; `environment` whether its environment
-/// can be made.
+/// nodes run containers; `missing_files` the archive of its files if the store lacks it; `environment` whether its
+/// environment can be made.
 pub(super) fn readiness(
     revision: &Revision,
     present: bool,
@@ -417,7 +419,7 @@ pub(super) fn readiness(
     if let Some(digest) = missing_files {
         return Readiness::ComponentMissing { digest: digest.to_string() };
     }
-    // Also while its pods run: they have the environment of their start, and requests are refused now.
+    // Applies even while its pods run: they have the environment of their start, but new requests are refused.
     if let Err(error) = environment {
         return Readiness::EnvironmentMissing { message: error.to_string() };
     }
@@ -462,8 +464,8 @@ pub(super) fn tag_hosts(function: &Function) -> impl Iterator<Item = (&str, Stri
     tags.map(move |tag| (tag, format!("{tag}-{name}")))
 }
 
-/// The other holder of the host that a tag claims: a function of that name before any tag; of several tags the first
-/// function's (the gateway's rule).
+/// The other holder of the host that a tag claims. A function of that name takes precedence over tags; among tags,
+/// that of the first function does (the gateway's rule).
 pub(super) fn host_holder(
     function: &Function,
     tag: &str,
@@ -483,7 +485,7 @@ pub(super) fn host_holder(
     (!own).then(|| format!("tag {first} of function {name}"))
 }
 
-/// Whether the revision is the function's own, and not one of an earlier function of the same name.
+/// Whether the revision belongs to this function, and not to an earlier function of the same name.
 pub(super) fn owned_by(revision: &Revision, function: &Function) -> bool {
     controller_of(revision).is_some_and(|owner| owner.uid == uid(function))
 }

@@ -1,4 +1,4 @@
-//! Which components the artifact store has, read through the API.
+//! Looks up which components the artifact store has, through the API.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// The time for which the presence of a component is cached.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
-/// Components remembered at most.
+/// The maximum number of cached components.
 const REMEMBERED_MAX: usize = 20_000;
 
 pub(super) struct Presence {
@@ -19,7 +19,7 @@ pub(super) struct Presence {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("asking for component {digest}: {cause}")]
+#[error("cannot look up component {digest}: {cause}")]
 pub(super) struct PresenceError {
     digest: Digest,
     cause: String,

@@ -14,12 +14,12 @@ use crate::metadata::condition;
 
 pub(super) const READY: &str = "Ready";
 pub(super) const ACTIVE: &str = "Active";
-/// Why a function that can answer is not ready for a moment.
+/// The reason why a function with a ready revision is not ready until the gateway has its route.
 pub(super) const ROUTE_PENDING: &str = "RoutePending";
 /// Whether the hosts of a function's tags belong to it. Present only for functions with tags.
 pub(super) const TAG_HOSTS: &str = "TagHosts";
 
-/// Why something is not ready: a reason for programs, a message for people.
+/// The reason why something is not ready: a reason for programs, a message for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) reason: &'static str,
@@ -128,7 +128,7 @@ fn tag_hosts(snapshot: &FunctionSnapshot, old: &[Condition], now: Timestamp) -> 
     Some(condition(old, TAG_HOSTS, false, "RouteConflict", message, generation, now))
 }
 
-/// The first thing that keeps some target of the traffic from answering.
+/// The first obstacle that keeps a target of the traffic from answering.
 fn trouble(snapshot: &FunctionSnapshot) -> Option<Trouble> {
     if snapshot.needs_revision() {
         if let Some(Err(message)) = &snapshot.fetched {

@@ -90,7 +90,7 @@ fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
         (snapshot(function(json!({})), &[]), vec!["take 1", "create hello-00001"]),
         (snapshot(function(json!({})), &[(1, "", Ready)]), vec![]),
         (snapshot(function(json!({})), &[(1, "OLD", Ready)]), vec!["take 2", "create hello-00002"]),
-        // Back to an older state: the newest counts.
+        // Back to the spec of an older revision: only the newest is compared.
         (
             snapshot(function(json!({})), &[(1, "", Ready), (2, "OLD", Ready)]),
             vec!["take 3", "create hello-00003"],
@@ -121,7 +121,7 @@ fn replicas_are_lifted_only_where_traffic_goes() {
         (without_sets(snapshot(function(min.clone()), &[(1, "", missing())])), vec![]),
         (snapshot(function(min.clone()), &[(1, "", Ready)]), vec!["raise hello-00001 2"]),
         (snapshot(function(pinned.clone()), &[(1, "", Ready), (2, "", Ready)]), vec!["raise hello-00001 2"]),
-        // The latest is not ready: the one before answers.
+        // The latest is not ready: traffic goes to the one before.
         (snapshot(function(min), &[(1, "", Ready), (2, "", missing())]), vec!["raise hello-00001 2"]),
     ] {
         assert_eq!(told(&plan::plan(&given, 10)), expected);
@@ -302,7 +302,7 @@ fn a_source_in_a_registry_is_resolved_when_a_revision_is_made() {
     assert_eq!(revision.spec.source.component, Some(component));
     assert_eq!(revision.spec.source.oci.as_deref(), Some("r.example.com/a:1"));
 
-    // The tag may lead elsewhere since: the revision stays until the reference changes.
+    // The tag may refer to another component since: the revision stays until the reference changes.
     let mut kept = with(&[], None);
     kept.revisions = snapshot(pulled.clone(), &[(1, "", Readiness::Ready)]).revisions;
     let made = Arc::new((**revision).clone());

@@ -37,22 +37,22 @@ impl ObjectIdentity {
     }
 }
 
-/// One object.
+/// The node of one object.
 #[derive(Clone, Debug)]
 pub(super) struct GraphNode {
     pub(super) identity: ObjectIdentity,
     pub(super) owners: Vec<OwnerReference>,
     pub(super) dependents: BTreeSet<Uid>,
     pub(super) being_deleted: bool,
-    /// It waits for its dependents to go.
+    /// Whether it waits for the deletion of its dependents.
     pub(super) deleting_dependents: bool,
-    /// Its dependents are kept.
+    /// Whether its dependents are kept.
     pub(super) orphaning: bool,
-    /// Only named by dependents, not seen.
+    /// Whether only dependents name it, and it was not observed.
     pub(super) is_virtual: bool,
 }
 
-/// "Look at this object."
+/// The check of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum CollectorWork {
     Delete(Uid),
@@ -88,7 +88,7 @@ impl Graph {
             .map(|node| &node.identity)
     }
 
-    /// The dependents that keep an owner in foreground deletion from going.
+    /// The dependents that block the deletion of an owner in foreground deletion.
     pub(super) fn blocking_dependents(&self, uid: &str) -> Vec<&GraphNode> {
         let blocks = |dependent: &&GraphNode| {
             dependent.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
@@ -101,7 +101,7 @@ impl Graph {
         uids.filter_map(|uid| self.nodes.get(uid))
     }
 
-    /// An object was seen, for the first time or changed.
+    /// Records an object that was observed, for the first time or changed.
     pub(super) fn observe(&mut self, identity: ObjectIdentity, meta: &ObjectMeta) -> Vec<CollectorWork> {
         let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let being_deleted = meta.deletion_timestamp.is_some();
@@ -114,7 +114,7 @@ impl Graph {
                 && node.identity == identity
                 && node.owners == owners
         };
-        // Most changes are none to the graph.
+        // Most changes do not affect the graph.
         if self.nodes.get(&identity.uid).is_some_and(is_known) {
             return Vec::new();
         }
@@ -186,7 +186,7 @@ impl Graph {
         if let Some(other) = other
             && let Some(node) = self.nodes.get_mut(&identity.uid)
         {
-            // Some dependents place it elsewhere: ask about that next.
+            // Some dependents name another identity: look that up next.
             node.identity = other;
             let dependents = node.dependents.clone().into_iter().map(CollectorWork::Delete);
             return dependents.chain([CollectorWork::Delete(identity.uid.clone())]).collect();
@@ -202,8 +202,8 @@ impl Graph {
         work
     }
 
-    /// An identity that some dependent gives to the node, other than the one it has, and after it in order
-    /// (so that asking comes to an end).
+    /// An identity that some dependent gives to the node, other than the one it has, and after it in order (so that
+    /// the lookups terminate).
     fn alternate_identity(&self, node: &GraphNode) -> Option<ObjectIdentity> {
         let identities = self.dependents(&node.identity.uid).flat_map(|dependent| {
             let namespace = dependent.identity.namespace.clone();
@@ -248,7 +248,7 @@ impl Graph {
                 }
             });
             node.dependents.insert(uid.clone());
-            // A dependent that comes while its owner waits for dependents to go has to go too.
+            // A dependent that is added while its owner waits for the deletion of dependents is deleted, too.
             if node.deleting_dependents {
                 work.push(CollectorWork::Delete(uid.clone()));
             }
@@ -264,7 +264,7 @@ fn doubtful(node: &GraphNode, owner: &OwnerReference, namespace: &str) -> bool {
     node.is_virtual || elsewhere || identity.kind != owner.kind || identity.name != owner.name
 }
 
-/// Owners that a change of references stopped blocking: they may be able to go now.
+/// Owners that a change of references stopped blocking: their deletion may proceed.
 fn unblocked(old: &[OwnerReference], new: &[OwnerReference]) -> Vec<CollectorWork> {
     let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
     let still = |owner: &&OwnerReference| new.iter().filter(blocks).any(|kept| kept.uid == owner.uid);

@@ -43,7 +43,7 @@ pub(super) struct CollectorContext {
 /// Owners that the API does not have, by full coordinates; the oldest is forgotten first.
 pub(super) struct AbsentOwners {
     order: VecDeque<ObjectIdentity>,
-    /// The same, for lookup.
+    /// The same owners, for lookup.
     known: HashSet<ObjectIdentity>,
     most: usize,
 }
@@ -75,9 +75,9 @@ pub(super) enum Error {
     Api(#[from] kube::Error),
     #[error("the API does not serve {kind} of {api_version}; nothing is deleted on its account")]
     NotServed { api_version: String, kind: String },
-    #[error("{0} is not seen by its watch yet")]
+    #[error("{0} was not observed by its watch yet")]
     NotObserved(String),
-    #[error("{0} changed while it was looked at")]
+    #[error("{0} changed while it was checked")]
     Changed(String),
 }
 
@@ -86,13 +86,13 @@ pub(super) enum Error {
 enum OwnerState {
     /// The owner exists.
     Solid,
-    /// It is not.
+    /// The owner does not exist.
     Dangling,
     /// It is being deleted and waits for its dependents.
     Waiting,
 }
 
-/// An object's owner references by what became of the owners.
+/// An object's owner references, by the state of the owners.
 #[derive(Debug, Default)]
 struct Owners {
     solid: Vec<OwnerReference>,
@@ -120,7 +120,7 @@ impl CollectorContext {
         Ok(kind.api(self.client.clone(), identity))
     }
 
-    /// The object as the API has it now, if it is this very object.
+    /// The object as the API has it now, if its uid is the same.
     pub(super) async fn live(&self, identity: &ObjectIdentity) -> Result<Option<Live>, Error> {
         let live = self.api(identity)?.get_metadata_opt(&identity.name).await?;
         Ok(live.filter(|live| live.metadata.uid.as_deref() == Some(&identity.uid)))
@@ -174,7 +174,8 @@ impl CollectorContext {
         }
         let (owners, unknown) = self.classify(identity, live).await?;
         if !owners.solid.is_empty() {
-            // Wanted. References to owners that are not there, or that wait for this, are taken away.
+            // An owner exists, so the object stays. References to owners that do not exist, or that wait for it, are
+            // removed.
             let gone: Vec<_> =
                 owners.dangling.iter().chain(&owners.waiting).map(|owner| &owner.uid).collect();
             if !gone.is_empty() {
@@ -228,7 +229,7 @@ impl CollectorContext {
         Ok((owners, unknown))
     }
 
-    /// `None`: such a reference is invalid, and its object is never deleted for it.
+    /// `None`: the reference is invalid, and its object is never deleted because of it.
     async fn owner_state(
         &self,
         identity: &ObjectIdentity,
@@ -286,7 +287,7 @@ impl CollectorContext {
         Ok(true)
     }
 
-    /// `version`: the state that was judged. One that changed since may have been given a new owner.
+    /// `version`: the resourceVersion that was checked. A changed object may have been given a new owner.
     async fn delete(
         &self,
         identity: &ObjectIdentity,
@@ -318,7 +319,7 @@ impl CollectorContext {
         self.patch(identity, live, json!({"finalizers": kept})).await
     }
 
-    /// Changes metadata of exactly this state of the object.
+    /// Patches the metadata, conditional on the uid and resourceVersion of `live`.
     pub(super) async fn patch(
         &self,
         identity: &ObjectIdentity,

@@ -10,12 +10,12 @@ use kube::{
 
 use super::{graph::ObjectIdentity, item::Live};
 
-/// Kinds that own nothing and are owned by nothing: watching them would only cost.
+/// Kinds whose objects neither own others nor are owned, which need not be watched.
 const IGNORED: [&str; 1] = ["Event"];
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kinds {
-    /// By apiVersion and kind, every served version.
+    /// Every served version, by apiVersion and kind.
     served: HashMap<(String, String), CollectedKind>,
     /// One version of each kind that can be collected.
     collected: Vec<CollectedKind>,

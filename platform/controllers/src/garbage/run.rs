@@ -26,7 +26,7 @@ use super::{
     kinds::{CollectedKind, Kinds},
 };
 
-/// Pauses after failures: of a watch, and of an object that could not be judged.
+/// Pauses after failures: of a watch, and of the check of an object.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(30) };
 
 /// Deletes objects whose owners are deleted.
@@ -54,7 +54,7 @@ impl GarbageCollector {
         let (synced, mut all_synced) = watch::channel(false);
         let monitors = monitor_all(shared.clone(), self.config.clone(), synced, stop.clone());
         let work = async {
-            // Half a graph would take an owner's dependents for none.
+            // In an incomplete graph an owner would seem to have no dependents.
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = all_synced.wait_for(|synced| *synced) => {}
@@ -110,7 +110,7 @@ async fn monitor_all(
             }
             Err(error) => {
                 failures += 1;
-                tracing::debug!(%error, failures, "cannot ask the API for its kinds; trying again");
+                tracing::debug!(%error, failures, "cannot discover the kinds of the API; will retry");
                 RETRY.pause(failures)
             }
         };

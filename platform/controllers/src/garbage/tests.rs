@@ -105,7 +105,7 @@ fn foreground_deletion_sends_the_dependents_first() {
     assert_eq!(graph.observe(identity("owner"), &going), [delete("child"), delete("owner")]);
     assert_eq!(graph.blocking_dependents("owner").len(), 1);
     let late = graph.observe(identity("late"), &owned_by(&["owner"]));
-    assert!(late.contains(&delete("late")), "one that comes late goes too: {late:?}");
+    assert!(late.contains(&delete("late")), "a late dependent is deleted, too: {late:?}");
     assert!(graph.remove(&identity("child"), true).contains(&delete("owner")), "the owner may go now");
     let unblocked = graph.observe(identity("late"), &owned_by(&[]));
     assert!(unblocked.contains(&delete("owner")), "{unblocked:?}");
@@ -115,7 +115,7 @@ fn foreground_deletion_sends_the_dependents_first() {
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 proptest! {
-    /// Both directions of ownership agree after any history, and nothing is left of what is gone.
+    /// Both directions of ownership agree after any history, and removed objects leave nothing behind.
     #[test]
     fn both_directions_agree(history in prop::collection::vec((0..5usize, prop::collection::vec(0..5usize, 0..3), any::<bool>()), 0..60)) {
         let mut graph = Graph::default();

@@ -37,7 +37,7 @@ use crate::{
 /// Jobs whose `spec.managedBy` names another controller are ignored.
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 
-/// Runs Jobs to their end.
+/// Runs Jobs to completion.
 pub(crate) struct JobController {
     config: Config,
     client: Client,
@@ -96,7 +96,7 @@ impl JobController {
             return Ok(Outcome::Done);
         }
         if self.written.lock().get(&key).is_some_and(|written| version(&job) < *written) {
-            // The informer is behind; its next event wakes us.
+            // The informer is behind; its next event requeues the Job.
             return Ok(Outcome::Done);
         }
         if let Some(later) = self.owned.unsettled(&key) {
@@ -172,7 +172,7 @@ impl JobController {
         }
     }
 
-    /// Writes outcomes, then numbers and conditions. Each only upon the state that was planned from.
+    /// Writes outcomes, then numbers and conditions, each conditional on the version that was planned from.
     async fn write(
         &self,
         key: &ObjectKey,
@@ -207,27 +207,27 @@ impl JobController {
         self.written.lock().insert(key.clone(), version(job));
     }
 
-    /// The Job is removed: its pods need not be counted any more.
+    /// Releases the pods of a removed Job, which need not be counted.
     async fn let_go(&self, key: &ObjectKey) -> kube::Result<()> {
         let mut pods = self.owned.pods.list_namespace(&key.namespace);
         pods.retain(|pod| OwnedPods::<Job>::owner_of(pod).as_ref() == Some(key));
         self.release(key, &pods).await
     }
 
-    /// Takes the finalizer off pods that are counted, or shall not be.
+    /// Removes the finalizer from pods that are counted, or need not be.
     async fn release(&self, key: &ObjectKey, pods: &[Arc<Pod>]) -> kube::Result<()> {
         let tracked = pods.iter().filter(|pod| is_tracked(pod));
         self.owned.without_finalizer(&key.namespace, tracked, FINALIZER).await
     }
 }
 
-/// The outcomes that are written down.
+/// The recorded outcomes of a Job's pods.
 fn outcomes(job: &Job) -> Vec<PodOutcome> {
     let text = job.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTCOMES));
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// The status with everything that is absent as null, so that a patch takes it away.
+/// The status with absent fields as null, so that a merge patch removes them.
 fn spelled_out(status: &JobStatus) -> Value {
     let optional =
         ["active", "succeeded", "failed", "startTime", "completionTime", "completedIndexes", "failedIndexes"];

@@ -22,7 +22,7 @@ pub(super) fn is_finished(status: &JobStatus) -> bool {
     finished_at(status).is_some()
 }
 
-/// When the Job was complete or had failed.
+/// The time at which the Job was complete or had failed.
 pub(super) fn finished_at(status: &JobStatus) -> Option<Timestamp> {
     let condition = holding(status, COMPLETE).or_else(|| holding(status, FAILED))?;
     Some(condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0))

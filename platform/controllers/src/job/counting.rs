@@ -1,4 +1,4 @@
-//! Each pod that has ended is counted once: pure.
+//! Counts each pod that has ended once: pure.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -26,20 +26,20 @@ pub(super) struct Counted {
     /// The numbers that are final.
     pub(super) succeeded: i32,
     pub(super) failed: i32,
-    /// Uids that are written down and not in the numbers yet.
+    /// Uids that are recorded in the status and not in the numbers yet.
     pub(super) uncounted_succeeded: Vec<String>,
     pub(super) uncounted_failed: Vec<String>,
-    /// Of an indexed Job.
+    /// The completed indexes of an indexed Job.
     pub(super) completed: BTreeSet<i32>,
-    /// Of one with a limit of failures for each index.
+    /// The failed indexes of a Job with a limit of failures for each index.
     pub(super) failed_indexes: BTreeSet<i32>,
-    /// Failed pods that are written down and keep their finalizer until the next pod of their index is there.
+    /// Failed pods that are recorded and keep their finalizer until the next pod of their index exists.
     pub(super) held: Vec<Arc<Pod>>,
-    /// Pods that are written down once the status is: their finalizer may go then.
+    /// Pods that the status records once it is written: their finalizer can be removed then.
     pub(super) release: Vec<Arc<Pod>>,
     /// The message of a failure policy's rule that fails the Job.
     pub(super) fail_job: Option<String>,
-    /// Pods that ended and were not known to have.
+    /// The outcomes of ended pods that were not recorded before.
     pub(super) outcomes: Vec<JobOutcome>,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn is_indexed(spec: &JobSpec) -> bool {
     spec.completion_mode.as_deref() == Some("Indexed")
 }
 
-/// Counts. `known` are the outcomes that are written down.
+/// Counts the pods. `known`: the recorded outcomes.
 pub(super) fn count_pods(
     spec: &JobSpec,
     status: &JobStatus,
@@ -148,7 +148,7 @@ impl Counted {
         }
     }
 
-    /// Keeps back the failed pods whose failures no other pod tells of yet.
+    /// Holds the failed pods whose failures no later pod records yet.
     fn hold(&mut self, pods: &[Arc<Pod>], below: i32) {
         for done in &self.completed {
             self.failed_indexes.remove(done);

@@ -1,7 +1,7 @@
 //! `spec.backoffLimitPerIndex`: the failures of an indexed Job, counted for each of its indexes. Pure.
 //!
-//! The numbers are annotations of the pods, as upstream's: a pod says how often its index failed before it. So the last
-//! failed pod of an index is kept in sight, by the Job's finalizer, until the next pod of the index is there.
+//! The numbers are annotations of the pods, as upstream's: a pod records how often its index failed before it. So the
+//! last failed pod of an index is kept, by the Job's finalizer, until the next pod of the index exists.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ pub(super) struct IndexFailures {
 }
 
 impl IndexFailures {
-    /// Those before a pod.
+    /// The failures before a pod, from its annotations.
     fn before(pod: &Pod) -> Self {
         let number = |name: &str| {
             let text = pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
@@ -59,13 +59,13 @@ pub(super) fn fails_index(spec: &JobSpec, pod: &Pod) -> bool {
     }
 }
 
-/// Whether a later pod of the same index is there: the failures of this one are in its annotations.
+/// Whether a later pod of the same index exists: the failures of this one are in its annotations.
 pub(super) fn is_followed(pod: &Pod, pods: &[Arc<Pod>]) -> bool {
     let (own, failures) = (index(pod), IndexFailures::before(pod).total());
     pods.iter().any(|other| index(other) == own && IndexFailures::before(other).total() > failures)
 }
 
-/// The failures of each index that failed, and when it did last.
+/// The failures of each index that failed, and the time of its last failure.
 pub(super) fn histories(spec: &JobSpec, pods: &[Arc<Pod>]) -> BTreeMap<i32, (IndexFailures, Timestamp)> {
     let mut last: BTreeMap<i32, (IndexFailures, Timestamp)> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| standing(pod) == Standing::Failed) {

@@ -30,22 +30,22 @@ use super::{
 };
 use crate::pods::is_ready;
 
-/// Everything to do, in the order in which it must happen.
+/// The actions, in the order in which they must happen.
 #[derive(Debug, Default)]
 pub(super) struct JobPlan {
-    /// The Job's time after its end is over: delete it, and nothing else.
+    /// Whether the Job's time to live after its end is over: it is deleted, and nothing else is done.
     pub(super) expired: bool,
-    /// Outcomes to write down beside those that are.
+    /// Outcomes to record in addition to the recorded ones.
     pub(super) outcomes: Vec<JobOutcome>,
     pub(super) status: JobStatus,
-    /// Once the status is written: take the finalizer off these.
+    /// Pods whose finalizer is removed once the status is written.
     pub(super) release: Vec<Arc<Pod>>,
     pub(super) pods: JobPods,
-    /// With a limit of failures for each index: those of the indexes that failed.
+    /// The failures of the indexes that failed, with a limit of failures for each index.
     pub(super) failures: BTreeMap<i32, IndexFailures>,
-    /// Look again after this time.
+    /// Examine the Job again after this time.
     pub(super) again: Option<Duration>,
-    /// Events: a warning?, reason, message.
+    /// Events: whether it is a warning, reason, message.
     pub(super) said: Vec<(bool, &'static str, String)>,
     /// The reason why a pod does not start, for an event that is recorded once.
     pub(super) stuck: Option<String>,
@@ -56,13 +56,13 @@ pub(super) struct JobPlan {
 pub(super) enum JobPods {
     #[default]
     Nothing,
-    /// One for each; of an indexed Job, with its index.
+    /// One pod for each entry; for an indexed Job, with its index.
     Create(Vec<Option<i32>>),
-    /// `forget`: they are not to be counted, because this controller does not need them any more.
+    /// `forget`: the pods are not counted, because the Job does not need them any more.
     Delete { pods: Vec<Arc<Pod>>, forget: bool },
 }
 
-/// The pods by where they are.
+/// The pods by state.
 struct Groups {
     active: Vec<Arc<Pod>>,
     terminating: Vec<Arc<Pod>>,
@@ -111,7 +111,7 @@ pub(super) fn plan(
     plan.release = counted.release;
     let targets = [SUCCESS_CRITERIA_MET, FAILURE_TARGET];
     if targets.iter().any(|target| conditions::holding(&plan.status, target).is_some()) {
-        // No index gets another pod.
+        // No index gets another pod, so no pod is held for a next one.
         plan.release.append(&mut counted.held);
     }
     if per_index::is_limited(spec) {
@@ -129,7 +129,7 @@ fn stuck(groups: &Groups) -> Option<String> {
     })
 }
 
-/// A Job that is complete or has failed only waits for its end, and lets its pods go.
+/// Plans a Job that is complete or has failed: its pods are released, and it is deleted after its time to live.
 fn after_the_end(
     spec: &JobSpec,
     status: JobStatus,
@@ -242,13 +242,13 @@ fn wake_at_deadline(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
 fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups) -> bool {
     let enough = match spec.completions {
         Some(wanted) => counted.total_succeeded() >= wanted,
-        // A work queue: one pod that succeeded means that there is no more work; the others finish theirs.
+        // A work queue: one succeeded pod means that there is no more work; the other pods finish their own.
         None => counted.total_succeeded() > 0,
     };
     enough && groups.active.is_empty() && spec.suspend != Some(true)
 }
 
-/// Ends the active pods; sets the condition when all are counted.
+/// Deletes the active pods; sets the condition when all are counted.
 fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
     if !groups.active.is_empty() {
         plan.pods = JobPods::Delete { pods: groups.active.clone(), forget: false };
@@ -270,7 +270,7 @@ fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'stat
     plan.again = Some(Duration::ZERO);
 }
 
-/// As many active pods as there should be.
+/// Creates or deletes pods to reach the desired number of active ones.
 fn manage(
     spec: &JobSpec,
     counted: &Counted,
@@ -296,7 +296,7 @@ fn manage(
         let surplus = least_useful(&groups.active, (active - wanted).min(config.burst_max));
         return JobPods::Delete { pods: surplus, forget: true };
     }
-    // With `Failed`, one that is still ending keeps its place.
+    // With `Failed`, a terminating pod is replaced only once it has ended.
     let replaces_early = spec.pod_replacement_policy.as_deref() != Some("Failed");
     let there = active + if replaces_early { 0 } else { groups.terminating.len() };
     let missing = wanted.saturating_sub(there).min(config.burst_max);
@@ -332,7 +332,7 @@ fn manage(
     if ready.is_empty() { JobPods::Nothing } else { JobPods::Create(ready) }
 }
 
-/// Those that lose the least: not ready before ready, young before old.
+/// The pods whose deletion loses the least work: not ready before ready, young before old.
 fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
     let mut ranked = active.to_vec();
     ranked.sort_by_key(|pod| {
@@ -372,7 +372,7 @@ fn write_numbers(spec: &JobSpec, status: &mut JobStatus, counted: &Counted, grou
         status.completed_indexes = Some(indexes::text(&counted.completed)).filter(|text| !text.is_empty());
     }
     if per_index::is_limited(spec) {
-        // Empty, too: upstream shows that it is counted.
+        // Set even if it is empty, as upstream.
         status.failed_indexes = Some(indexes::text(&counted.failed_indexes));
     }
     status.uncounted_terminated_pods = Some(UncountedTerminatedPods {

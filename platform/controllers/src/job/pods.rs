@@ -1,4 +1,4 @@
-//! Readings of one pod of a Job: pure.
+//! Properties of one pod of a Job: pure.
 
 use mayfly_api::{
     job_io::{ANNOTATION_OUTPUTS, JobOutcome},
@@ -14,7 +14,7 @@ use super::{COMPLETION_INDEX, FINALIZER};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Active,
-    /// Asked to end, and not at its end.
+    /// Its deletion was requested, and it has not ended.
     Terminating,
     Succeeded,
     Failed,
@@ -47,15 +47,15 @@ pub(super) fn ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerm
     statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
 }
 
-/// When it ended: its last container's end, else its deletion, else its creation.
+/// The time of its end: that of its last container, else of its deletion, else of its creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let ended = ends(pod).filter_map(|(_, end)| Some(end.finished_at.as_ref()?.0)).max();
     let deleted = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
     ended.or(deleted).or(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
-/// The reason for which a pod's container cannot start and will not without help, as `kubectl get pods` shows it, and
-/// the message.
+/// The reason and message for which a pod's container cannot start without intervention, as `kubectl get pods` shows
+/// them.
 pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
     let status = pod.status.as_ref()?;
     let statuses = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
@@ -66,7 +66,7 @@ pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
     })
 }
 
-/// Waiting reasons of containers that do not pass without help. `ErrImagePull` is the first attempt only.
+/// Waiting reasons that do not resolve without intervention. `ErrImagePull` is the first attempt only.
 const STUCK: [&str; 4] =
     ["ImagePullBackOff", "InvalidImageName", "CreateContainerError", "CreateContainerConfigError"];
 
@@ -87,7 +87,7 @@ pub(super) fn outcome(pod: &Pod) -> JobOutcome {
         index: index(pod),
         succeeded: standing(pod) == Standing::Succeeded,
         exit_code: end.map(|end| end.exit_code),
-        // The pod's own reason (a deadline, an eviction) is the stronger one.
+        // The pod's own reason (a deadline, an eviction) takes precedence.
         reason: status.reason.or_else(|| of_container(|end| end.reason.clone())).unwrap_or_default(),
         message: status.message.or_else(|| of_container(|end| end.message.clone())).unwrap_or_default(),
         outputs: annotation.and_then(|text| serde_json::from_str(text).ok()),

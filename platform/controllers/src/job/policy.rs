@@ -10,13 +10,13 @@ use super::pods::ends;
 /// The effect of a failed pod on its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodFailureVerdict {
-    /// One more towards `backoffLimit`.
+    /// The failure counts towards `backoffLimit`.
     Count,
-    /// As if it had not been.
+    /// The failure is not counted.
     Ignore,
     /// The pod's index has failed.
     FailIndex,
-    /// The Job has failed; why.
+    /// The Job has failed, with this message.
     FailJob(String),
 }
 
@@ -35,7 +35,7 @@ pub(super) fn verdict(spec: &JobSpec, pod: &Pod) -> PodFailureVerdict {
     PodFailureVerdict::Count
 }
 
-/// Why the rule matches, if it does.
+/// The message about the match, if the rule matches.
 fn matched(rule: &PodFailurePolicyRule, pod: &Pod) -> Option<String> {
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     let title = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());

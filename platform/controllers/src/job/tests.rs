@@ -107,12 +107,12 @@ fn a_pod_is_counted_once() {
     let uncounted = first.status.uncounted_terminated_pods.clone().unwrap();
     assert_eq!((uncounted.succeeded.as_deref(), first.status.succeeded), (Some(&["a".to_owned()][..]), None));
     assert_eq!(first.release.len(), 1);
-    // Its finalizer is still there: nothing more.
+    // The finalizer is still set: the numbers do not change.
     let mut same = job(spec.clone(), json!({}));
     same.status = Some(first.status);
     let second = look(&same, &ended);
     assert_eq!(second.status.uncounted_terminated_pods.as_ref(), Some(&uncounted));
-    // Gone, with its pod or without.
+    // The finalizer is removed, with the pod or without.
     for pods in [&[pod("a", "Succeeded", false)][..], &[]] {
         let counted = look(&same, pods);
         assert_eq!(counted.status.succeeded, Some(1));
@@ -241,7 +241,7 @@ fn a_success_policy_ends_the_job_before_all_indexes_have_succeeded() {
     assert_eq!(reason.as_deref(), Some("SuccessPolicy"));
     assert!(matches!(&plan.pods, JobPods::Delete { pods, .. } if pods.len() == 1));
     assert!(holding(&plan.status, COMPLETE).is_none(), "a pod still runs");
-    // A pod that was ended fails; the Job succeeds all the same.
+    // A pod that was deleted fails; the Job succeeds all the same.
     met.status = Some(plan.status);
     let plan = look(&met, &[pod("p1", "Failed", true)]);
     met.status = Some(plan.status);
@@ -267,7 +267,7 @@ proptest! {
         for (step, (ends, well)) in fates.into_iter().enumerate() {
             let plan = plan(&job, &pods, &[], &config, now());
             job.status = Some(plan.status);
-            // It may be killed between any two writes.
+            // The controller may be killed between any two writes.
             if step % 7 == 3 { continue; }
             for gone in &plan.release {
                 let found = pods.iter_mut().find(|pod| pod.metadata.uid == gone.metadata.uid);

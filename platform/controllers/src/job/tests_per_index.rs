@@ -58,7 +58,7 @@ fn a_failed_index_is_tried_again_up_to_its_limit_and_the_others_go_on() {
     let first = look(&job(spec.clone(), json!({})), &[failed(0, 0), running(1), running(2)]);
     assert_eq!((created(&first), failed_indexes(&first)), (vec![Some(0)], ""));
     let expected = BTreeMap::from([(0, IndexFailures { counted: 1, ignored: 0 })]);
-    assert_eq!(first.failures, expected, "the next pod is told of the failure");
+    assert_eq!(first.failures, expected, "the next pod records the failure");
     assert!(first.release.is_empty(), "the pod is held until the next one is there");
     let pods = [failed(0, 0), pod_of(0, expected[&0], "Running", 0), running(1), running(2)];
     let second = look(&job(spec.clone(), json!({})), &pods);

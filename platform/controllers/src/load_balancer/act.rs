@@ -25,12 +25,12 @@ use super::{
 };
 use crate::metadata::is_gone;
 
-/// Gives Services of the type LoadBalancer their addresses.
+/// Allocates the addresses of Services of the type LoadBalancer.
 pub(crate) struct LoadBalancerController {
     config: Config,
     client: Client,
     services: Informer<Service>,
-    /// The last event about each Service: a pass repeats its notices.
+    /// The last event about each Service, so that each notice is recorded once.
     noticed: Mutex<HashMap<ObjectKey, String>>,
 }
 
@@ -45,7 +45,7 @@ impl LoadBalancerController {
             return;
         }
         let events = EventRecorder::start(self.client.clone(), "service-controller", None, stop.clone());
-        // One key: addresses are planned over all Services at once.
+        // The queue has one key, because addresses are planned over all Services at once.
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.services.handle(move |_| changed.add(()));
@@ -87,7 +87,8 @@ impl LoadBalancerController {
         failure.map_or(Ok(Outcome::Done), Err)
     }
 
-    /// Writes the addresses of a Service, conditional on the version in the informer: a change since is planned again.
+    /// Writes the addresses of a Service, conditional on the version in the informer: a newer version is planned
+    /// again.
     async fn write(&self, key: &ObjectKey, ingress: Value) -> Result<(), kube::Error> {
         let Some(service) = self.services.get(key) else { return Ok(()) };
         let status = json!({

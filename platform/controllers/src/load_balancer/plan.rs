@@ -1,4 +1,4 @@
-//! Which Service gets which address. Pure.
+//! Decides which Service gets which address. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -54,7 +54,7 @@ pub(super) fn plan<'a>(services: impl IntoIterator<Item = &'a Service>, pool: Ip
                 None => Step::Exhausted { key: key.clone() },
             },
         };
-        // The status of a Service that gets nothing must not show an address that another one has.
+        // The status of a Service that gets no address must not show one that another Service has.
         let is_refused = matches!(step, Step::Exhausted { .. } | Step::Unavailable { .. });
         if is_refused && addresses(service).any(|address| pool.contains(&address)) {
             steps.push(Step::Release { key: key.clone() });

@@ -37,7 +37,7 @@ const BY_NODE: &str = "node";
 const SILENT_REASON: &str = "NodeStatusUnknown";
 const SILENT_MESSAGE: &str = "Kubelet stopped posting node status.";
 
-/// Watches over the nodes' Leases.
+/// Monitors the nodes' Leases.
 pub(crate) struct NodeController {
     config: Config,
     client: Client,
@@ -68,9 +68,9 @@ impl NodeController {
                 changed = changes.next() => {
                     for node in changed.iter().filter_map(|key| self.nodes.get(key)) {
                         let Some(step) = mark(&node) else { continue };
-                        // A conflict: the node's next change is looked at again.
+                        // After a conflict, the node's next change starts another check.
                         if let Err(error) = act(&self.client, &self.nodes, step, &events).await {
-                            tracing::debug!(%error, "could not mark a node");
+                            tracing::debug!(%error, "cannot mark a node");
                         }
                     }
                     continue;
@@ -85,7 +85,7 @@ impl NodeController {
             let pods_of = |node: &str| self.pods_by_node.get(node);
             for step in self.health.plan(&nodes, &leases, pods_of, &self.config, Instant::now()) {
                 if let Err(error) = act(&self.client, &self.nodes, step, &events).await {
-                    tracing::warn!(%error, "could not act on a node; will look again");
+                    tracing::warn!(%error, "cannot act on a node; will retry");
                 }
             }
         }
@@ -138,7 +138,7 @@ async fn act(
     Ok(())
 }
 
-/// All of a node's conditions, as not known.
+/// All of a node's conditions, with status Unknown.
 fn silent_conditions(node: &Node) -> Vec<NodeCondition> {
     let known = node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let mut conditions: Vec<_> = known

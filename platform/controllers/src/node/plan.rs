@@ -1,4 +1,4 @@
-//! Which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
+//! Decides which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ use crate::pods::is_active;
 pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
 pub(super) const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// When each node was last heard of, and since when it is unwell.
+/// The time of each node's last lease renewal, and since when it has been unhealthy.
 #[derive(Default)]
 pub(super) struct Health {
     nodes: HashMap<String, NodeHealth>,
@@ -34,7 +34,8 @@ struct NodeHealth {
     unwell: Option<Instant>,
 }
 
-/// On every node: how long its kubelet may cache Secrets and ConfigMaps (upstream's TTL controller). Ours watches them.
+/// The annotation of nodes for how long a kubelet may cache Secrets and ConfigMaps (upstream's TTL controller). Ours
+/// watches them.
 pub(super) const ANNOTATION_TTL: &str = "node.alpha.kubernetes.io/ttl";
 pub(super) const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
@@ -44,14 +45,14 @@ pub(super) enum Step {
     Mark {
         node: String,
         resource_version: Option<String>,
-        /// `None`: they are as they should be.
+        /// `None`: the taints need no change.
         taints: Option<Vec<Taint>>,
     },
-    /// The kubelet stopped speaking: the conditions are not known any more.
+    /// The kubelet stopped renewing its lease: the conditions become Unknown.
     MarkUnknown {
         node: String,
     },
-    /// The node's taints, as they should be.
+    /// Replaces the node's taints.
     SetTaints {
         node: String,
         resource_version: Option<String>,
@@ -85,7 +86,7 @@ impl Health {
             let name = node.name_any();
             let lease = leases.get(&name).and_then(|lease| lease.spec.as_ref());
             let renewed = lease.and_then(|lease| lease.renew_time.clone());
-            // A node whose lease says that it is renewed less often is not silent before that.
+            // A node whose lease has a longer duration is not silent before that.
             let duration = lease.and_then(|lease| u64::try_from(lease.lease_duration_seconds?).ok());
             let grace = config.grace.max(Duration::from_secs(duration.unwrap_or(0)));
             let health = self.nodes.entry(name.clone()).or_insert_with(|| NodeHealth {
@@ -127,13 +128,13 @@ fn reported(node: &Node) -> NodeState {
         Some("True") => NodeState::Ready,
         // Marked by this controller: the node sends its lease again, and will update its condition.
         Some("Unknown") => NodeState::Silent,
-        // It said nothing yet, and has its time for that.
+        // The node has not reported yet, and is within its grace period.
         None => NodeState::Ready,
         _ => NodeState::NotReady,
     }
 }
 
-/// What a node lacks that depends on its object alone.
+/// The annotation and taints that a node lacks by its object alone.
 pub(super) fn mark(node: &Node) -> Option<Step> {
     let spec = node.spec.as_ref();
     let is_cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
@@ -144,7 +145,7 @@ pub(super) fn mark(node: &Node) -> Option<Step> {
         taint.key == NOT_READY && ready_status(node).is_none() && taint.effect == "NoSchedule"
     };
     let changes = is_tainted != is_cordoned || taints.iter().any(is_premature);
-    // The API taints a new node as not ready; without a condition it is neither ready nor not.
+    // The API taints a new node as not ready, but without a condition the node is neither ready nor not ready.
     taints.retain(|taint| !is_premature(taint));
     if is_cordoned && !is_tainted {
         let effect = "NoSchedule".into();
@@ -160,7 +161,7 @@ pub(super) fn mark(node: &Node) -> Option<Step> {
     })
 }
 
-/// The taints that a state calls for, if the node has others. Taints of anyone else are kept.
+/// The taints that a state requires, if the node has others. Taints of other components are kept.
 fn taint_step(node: &Node, state: NodeState) -> Option<Step> {
     let key = match state {
         NodeState::Ready => None,

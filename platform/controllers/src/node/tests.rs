@@ -1,4 +1,4 @@
-//! A node's silence and its return, by a clock that the test moves.
+//! Nodes that become silent and return, by a clock that the test moves.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -75,7 +75,7 @@ fn a_silent_node_is_marked_tainted_emptied_and_comes_back() {
     assert!(at(80, node("Unknown", &tainted), lease(10)).is_empty());
     assert_eq!(at(81, node("Unknown", &tainted), lease(10)), ["evict hasty"]);
     assert_eq!(at(371, node("Unknown", &tainted), lease(10)), ["evict plain", "evict hasty"]);
-    // It speaks again: first the lease, then its own word.
+    // The node returns: it renews its lease before it reports its condition.
     assert!(!at(380, node("Unknown", &tainted), lease(20)).iter().any(|step| step.starts_with("unknown")));
     assert_eq!(at(381, node("True", &tainted), lease(20)), ["taints mine:NoSchedule"]);
     assert!(at(382, node("True", &[OTHER]), lease(20)).is_empty());
@@ -109,7 +109,7 @@ fn a_cordoned_node_is_tainted_and_a_new_one_annotated() {
         ),
         (node(json!({"unschedulable": true, "taints": [cordon]}), true), None),
         (node(json!({"taints": [cordon, other]}), true), Some("mark mine:NoSchedule")),
-        // Nothing was reported of it yet.
+        // The node has not reported yet.
         (node(json!({"taints": [premature]}), true), Some("mark ")),
     ];
     for (node, expected) in marks {

@@ -1,4 +1,4 @@
-//! Which objects an owner controls, adopts and releases: pure.
+//! Decides which objects an owner controls, adopts and releases: pure.
 
 use std::sync::Arc;
 

@@ -65,7 +65,7 @@ impl<O: PodOwner> OwnedPods<O> {
         Ok(live.is_some_and(|live| uid(&live) == uid(owner) && live.meta().deletion_timestamp.is_none()))
     }
 
-    /// Takes a finalizer off pods.
+    /// Removes a finalizer from pods.
     pub(crate) async fn without_finalizer(
         &self,
         namespace: &str,
@@ -176,7 +176,7 @@ fn batches<T>(all: &[T]) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Changes a pod's metadata, upon the state that is known.
+/// Changes a pod's metadata, conditional on the known version.
 async fn change(pods: &Api<Pod>, pod: &Pod, mut metadata: Value) -> kube::Result<Pod> {
     metadata["uid"] = json!(pod.metadata.uid);
     metadata["resourceVersion"] = json!(pod.metadata.resource_version);

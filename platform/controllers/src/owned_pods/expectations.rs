@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// and deleted between two lists). Upstream's value.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Uids of pods that the writes for one owner made or unmade.
+/// Uids of pods that the writes for one owner created or deleted.
 #[derive(Default)]
 pub(crate) struct Expectations {
     owners: HashMap<ObjectKey, Expected>,
@@ -29,7 +29,7 @@ struct Expected {
 }
 
 impl Expectations {
-    /// Whether everything that was done for this owner was seen, and its pods may be counted.
+    /// Whether the informer has observed all writes for this owner, so that its pods may be counted.
     pub(crate) fn met(&mut self, owner: &ObjectKey, now: Instant) -> bool {
         let Some(expected) = self.owners.get(owner) else { return true };
         let waiting = !expected.created.is_empty() || !expected.deleted.is_empty();
@@ -46,7 +46,7 @@ impl Expectations {
         self.owners.remove(owner);
     }
 
-    /// Writes begin. [`Expectations::end`] must follow.
+    /// Records the start of writes. [`Expectations::end`] must follow.
     pub(crate) fn begin(&mut self, owner: &ObjectKey, now: Instant) {
         let expected = self.owners.entry(owner.clone()).or_default();
         expected.in_flight += 1;
@@ -62,7 +62,7 @@ impl Expectations {
         }
     }
 
-    /// The API confirmed the creation of this pod.
+    /// Records that the API confirmed the creation of this pod.
     pub(crate) fn created(&mut self, owner: &ObjectKey, uid: &str) {
         let expected = self.owners.entry(owner.clone()).or_default();
         if !expected.seen.contains(uid) {
@@ -70,19 +70,19 @@ impl Expectations {
         }
     }
 
-    /// This pod is about to be deleted.
+    /// Records that this pod is about to be deleted.
     pub(crate) fn deleting(&mut self, owner: &ObjectKey, uid: &str) {
         self.owners.entry(owner.clone()).or_default().deleted.insert(uid.to_owned());
     }
 
-    /// It was not deleted after all.
+    /// Records that the deletion of this pod failed.
     pub(crate) fn not_deleted(&mut self, owner: &ObjectKey, uid: &str) {
         if let Some(expected) = self.owners.get_mut(owner) {
             expected.deleted.remove(uid);
         }
     }
 
-    /// The informer showed this pod; `going` if it is deleted or being deleted.
+    /// Records that the informer observed this pod; `going` if it is deleted or being deleted.
     pub(crate) fn saw(&mut self, owner: &ObjectKey, uid: &str, going: bool) {
         let Some(expected) = self.owners.get_mut(owner) else { return };
         expected.created.remove(uid);

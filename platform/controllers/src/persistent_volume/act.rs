@@ -66,7 +66,7 @@ pub(crate) struct PersistentVolumeController {
     nodes: Informer<Node>,
     pods: Informer<Pod>,
     pods_with_claims: Index<Pod>,
-    /// The last event about each claim, by its uid: a pass repeats its notices.
+    /// The last event about each claim, by its uid, so that each notice is recorded once.
     noticed: Mutex<HashMap<String, (&'static str, String)>>,
 }
 
@@ -103,12 +103,12 @@ impl PersistentVolumeController {
         if let Some(local) = &self.config.local {
             self.recover(local).await;
             if let Err(error) = self.ensure_class(local).await {
-                tracing::warn!(%error, "could not make the StorageClass of local volumes; the next start tries again");
+                tracing::warn!(%error, "cannot create the StorageClass of local volumes; will retry at the next start");
             }
         }
         let events =
             EventRecorder::start(self.client.clone(), "persistentvolume-controller", None, stop.clone());
-        // One key: binding is planned over all claims and volumes at once.
+        // The queue has one key, because binding is planned over all claims and volumes at once.
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.claims.handle(move |_| changed.add(()));
@@ -139,7 +139,7 @@ impl PersistentVolumeController {
         for step in steps {
             match self.act(step, &state, events).await {
                 Ok(()) => {}
-                // Planned from an old version; the new one is on its way, and plans again.
+                // The plan is from an old version; the event of the new one starts another plan.
                 Err(VolumeError::Api(kube::Error::Api(status)))
                     if status.is_conflict() || status.is_not_found() || status.is_already_exists() => {}
                 Err(error) => failures.push(error.to_string()),
@@ -157,7 +157,7 @@ impl PersistentVolumeController {
         let nodes = self.nodes.list().into_iter().map(|node| (node.name_any(), NodeFacts::of(&node)));
         let classes = self.classes.list().into_iter().map(|class| (class.name_any(), class));
         let mut claims = self.claims.list();
-        // The oldest claim chooses first.
+        // The oldest claim gets its volume first.
         claims.sort_by_key(|claim| {
             (claim.metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::of(&**claim))
         });
@@ -315,7 +315,7 @@ impl PersistentVolumeController {
         Ok(())
     }
 
-    /// Reads at the API whether the claim that a volume names exists: the informer may be behind.
+    /// Reads from the API whether the claim that a volume names exists: the informer may be behind.
     async fn claim_exists(&self, volume: &PersistentVolume) -> Result<bool, VolumeError> {
         let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
         let api: Api<PersistentVolumeClaim> =
@@ -326,7 +326,7 @@ impl PersistentVolumeController {
     }
 
     async fn unprotect_claim(&self, claim: &PersistentVolumeClaim) -> Result<(), VolumeError> {
-        // A pod that was created a moment ago may use it: list the pods at the API.
+        // The informer may lack a new pod that uses it: list the pods at the API.
         let namespace = claim.namespace().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
         let pods = pods.list(&ListParams::default()).await?;
@@ -408,7 +408,7 @@ impl PersistentVolumeController {
         let recovered = tokio::task::spawn_blocking(move || local::recover(&folder, &known)).await;
         if let Ok(Err(error)) = recovered {
             let folder = local.folder.display();
-            tracing::warn!(%folder, %error, "could not finish what was under way with local volumes");
+            tracing::warn!(%folder, %error, "cannot recover the folders of local volumes");
         }
     }
 

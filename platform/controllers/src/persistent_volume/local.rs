@@ -18,7 +18,7 @@ use std::{
 
 const NEW: &str = ".new-";
 const GONE: &str = ".gone-";
-/// Any user of a container may write to its volume; only root comes past [`FOLDER_MODE`] to it on the host.
+/// Any user of a container may write to its volume; on the host, [`FOLDER_MODE`] admits only root.
 const VOLUME_MODE: u32 = 0o777;
 const FOLDER_MODE: u32 = 0o711;
 
@@ -39,7 +39,7 @@ pub(super) fn prepare(folder: &Path, volume: &str) -> io::Result<()> {
     sync(folder)
 }
 
-/// The volume's object exists. Blocks.
+/// Gives the prepared folder its final name, once the volume's object exists. Blocks.
 pub(super) fn finish(folder: &Path, volume: &str) -> io::Result<()> {
     let (new, path) = (folder.join(format!("{NEW}{volume}")), path(folder, volume));
     if path.exists() {
@@ -112,7 +112,7 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, ["kept", "made"]);
-        // Again, each is what it was.
+        // A repetition changes nothing.
         prepare(&root, "kept").unwrap();
         finish(&root, "kept").unwrap();
         assert_eq!(fs::read(root.join("kept/data")).unwrap(), b"x");

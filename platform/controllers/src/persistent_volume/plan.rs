@@ -24,12 +24,12 @@ use mayfly_api::{
 use super::{LocalVolumes, protection};
 use crate::metadata::uid;
 
-/// On a claim and a volume: what upstream's controller writes, and other tools read.
+/// The annotation of a claim and a volume that a controller has bound; other tools read it.
 pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub(crate) const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
-/// All that binding depends on.
+/// The inputs of the plan.
 #[derive(Default)]
 pub(super) struct VolumeState {
     pub(super) claims: Vec<Arc<PersistentVolumeClaim>>,
@@ -42,7 +42,7 @@ pub(super) struct VolumeState {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// The volume's claimRef names the claim from now on.
+    /// Sets the volume's claimRef to the claim.
     Reserve {
         volume: Arc<PersistentVolume>,
         claim: Arc<PersistentVolumeClaim>,
@@ -51,13 +51,13 @@ pub(super) enum Step {
     Unreserve {
         volume: Arc<PersistentVolume>,
     },
-    /// The claim names its volume. `by_controller`: the claim left the choice open.
+    /// Sets the volume's name in the claim. `by_controller`: the claim left the choice open.
     Bind {
         claim: Arc<PersistentVolumeClaim>,
         volume: Arc<PersistentVolume>,
         by_controller: bool,
     },
-    /// The claim's status is that of a bound one: phase, capacity, access modes.
+    /// Sets the claim's status to that of a bound one: phase, capacity, access modes.
     ShowBound {
         claim: Arc<PersistentVolumeClaim>,
         volume: Arc<PersistentVolume>,
@@ -71,12 +71,12 @@ pub(super) enum Step {
         phase: &'static str,
         message: &'static str,
     },
-    /// Makes a local volume for the claim.
+    /// Creates a local volume for the claim.
     Provision {
         claim: Arc<PersistentVolumeClaim>,
         class: Arc<StorageClass>,
     },
-    /// A provisioner outside of this process is to make a volume.
+    /// Asks a provisioner outside of this process for a volume.
     AskProvisioner {
         claim: Arc<PersistentVolumeClaim>,
         provisioner: String,
@@ -133,7 +133,7 @@ struct Pass<'a> {
     claims: HashMap<ObjectKey, &'a Arc<PersistentVolumeClaim>>,
     /// Volumes whose claimRef names a claim, by that claim.
     reserved: HashMap<ObjectKey, Vec<&'a Arc<PersistentVolume>>>,
-    /// Volumes that this pass gives away.
+    /// Volumes that this pass has assigned.
     taken: HashSet<&'a str>,
     steps: Vec<Step>,
 }
@@ -238,7 +238,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A claim and a volume that name each other.
+    /// Handles a claim and a volume that name each other.
     fn bound_claim(
         &mut self,
         claim: Arc<PersistentVolumeClaim>,
@@ -277,7 +277,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A claim that names a volume which is not there.
+    /// Handles a claim that names a volume that does not exist.
     fn without_volume(&mut self, claim: &Arc<PersistentVolumeClaim>) {
         if annotation(&**claim, ANNOTATION_BIND_COMPLETED).is_some() {
             self.lost(claim.clone());
@@ -300,7 +300,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A claim that names no volume yet: one that is reserved for it, one that fits, or a new one.
+    /// Handles a claim that names no volume yet: it gets one that is reserved for it, one that fits, or a new one.
     fn unbound_claim(&mut self, claim: &'a Arc<PersistentVolumeClaim>) {
         let key = ObjectKey::of(&**claim);
         let reserved = self.reserved.get(&key).cloned().unwrap_or_default();
@@ -403,7 +403,7 @@ impl<'a> Pass<'a> {
         let claim = claim.filter(|claim| uid(&***claim) == ref_uid(reference));
         let Some(claim) = claim else { return self.released(volume) };
         match volume_name(claim) {
-            // The claim's own turn binds it.
+            // Planned with the claims, which binds it.
             "" => {}
             name if name == name_of(&**volume) => self.volume_is(volume, "Bound", ""),
             _ if annotation(&**volume, PROVISIONED_BY).is_some() => self.released(volume),
@@ -430,7 +430,7 @@ impl<'a> Pass<'a> {
         let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
         match (policy.unwrap_or("Retain"), annotation(&**volume, PROVISIONED_BY)) {
             ("Delete", Some(LOCAL_PROVISIONER)) => self.steps.push(Step::Reclaim { volume: volume.clone() }),
-            // Its own provisioner deletes it.
+            // The volume's own provisioner deletes it.
             ("Retain", _) | ("Delete", Some(_)) => {}
             ("Recycle", _) => {
                 self.volume_is(volume, "Failed", "Recycle is not supported: use Retain or Delete")

@@ -10,7 +10,7 @@ use mayfly_api::{
 
 use super::plan::{Step, VolumeState, volume_phase};
 
-/// Kept on a claim until no pod uses it, and on a volume until it is not bound.
+/// The finalizer of a claim until no pod uses it, and of a volume until it is not bound.
 pub(super) const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
 pub(super) const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
 

@@ -17,7 +17,7 @@ use crate::{
     resync::ResyncTicker,
 };
 
-/// Removes pods that have no controller, node or use any more.
+/// Removes pods that are finished, lost their node, or were deleted before they were bound.
 pub(crate) struct PodCollector {
     config: Config,
     client: Client,
@@ -26,7 +26,7 @@ pub(crate) struct PodCollector {
     absent: AbsentNodes,
 }
 
-/// Since when nodes that pods are bound to have been missing: a plain struct.
+/// The time since which nodes that pods are bound to have been missing.
 #[derive(Default)]
 struct AbsentNodes {
     since: HashMap<String, Instant>,
@@ -101,9 +101,9 @@ impl PodCollector {
             let result = api.delete(&pod.name_any(), &params).await;
             match &result {
                 Err(error) if !is_gone(&result) => {
-                    tracing::warn!(pod = %pod.name_any(), %error, "could not remove a pod nobody needs");
+                    tracing::warn!(pod = %pod.name_any(), %error, "cannot remove a pod that is no longer needed");
                 }
-                _ => tracing::debug!(pod = %pod.name_any(), "removed a pod nobody needs"),
+                _ => tracing::debug!(pod = %pod.name_any(), "removed a pod that is no longer needed"),
             }
         }
     }

@@ -166,7 +166,7 @@ impl<O: Replicated> ReplicaSetController<O> {
         let (status, again) = plan::status(set, owned, failure, Timestamp::now());
         if set.status.as_ref() != Some(&status) {
             let sets: Api<O> = Api::namespaced(self.client.clone(), &key.namespace);
-            // Spelled out, so that the last condition can be taken away.
+            // Set explicitly, so that a merge patch removes the last condition.
             let mut value = json!(status);
             value["conditions"] = json!(status.conditions);
             let patch = Patch::Merge(json!({"status": value}));

@@ -1,4 +1,4 @@
-//! Which pods to delete first (upstream: `ActivePodsWithRanks`).
+//! The order in which surplus pods are deleted (upstream: `ActivePodsWithRanks`).
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,7 +7,7 @@ use mayfly_api::k8s::{api::core::v1::Pod, jiff::Timestamp};
 /// An annotation: pods with a lower number go first.
 const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// A place in the order; the smallest goes first.
+/// The sort key of a pod; the smallest is deleted first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     /// A pod without a node before one with a node.
@@ -18,7 +18,7 @@ struct Place {
     cost: i32,
     /// Pods on nodes with more pods of the same ReplicaSet come first.
     alone: std::cmp::Reverse<usize>,
-    /// One that became ready lately before one that has been ready for long.
+    /// One that became ready recently before one that has been ready for long.
     ready_since: std::cmp::Reverse<Option<Timestamp>>,
     /// One that restarted more before one that restarted less.
     restarts: std::cmp::Reverse<i32>,

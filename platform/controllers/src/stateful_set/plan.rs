@@ -1,4 +1,4 @@
-//! Which pods to create and delete, and the numbers: the object, revisions, pods and time in; pure.
+//! Decides which pods to create and delete, and the numbers, from the object, its revisions, pods and the time; pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -115,7 +115,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Creates what is missing. Returns whether the set waits for a pod before anything else happens.
+/// Creates missing pods. Returns whether the set waits for a pod before anything else happens.
 fn replenish(
     view: &StatefulSetView<'_>,
     wanted: std::ops::Range<i32>,

@@ -27,7 +27,7 @@ fn image(name: &str) -> Value {
     json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": name}]}}}})
 }
 
-/// What `kubectl rollout status` waits for.
+/// The condition that `kubectl rollout status` waits for.
 fn is_rolled_out(deployments: &Informer<Deployment>, replicas: i32) -> bool {
     let Some(web) = deployments.get(&key("web")) else { return false };
     let status = web.status.clone().unwrap_or_default();

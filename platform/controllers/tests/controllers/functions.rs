@@ -46,7 +46,7 @@ async fn scale(cluster: &Cluster, set: &str, replicas: i32) {
     cluster.api::<ReplicaSet>().patch(set, &PatchParams::default(), &patch).await.unwrap();
 }
 
-/// Whoever has seen a function Ready must get the answer of the state that is.
+/// Once a function is Ready, requests are routed by its current spec.
 #[tokio::test]
 async fn ready_is_said_once_requests_go_there() {
     let mut cluster = Cluster::quiet().await;
@@ -118,7 +118,7 @@ async fn a_function_runs_scales_to_zero_and_goes() {
 
     scale(&cluster, "hello-00001", 0).await;
     until(&cluster.pods(), "no pod is left", || cluster.pods().is_empty()).await;
-    stays("nobody makes new ones", || cluster.pods().is_empty()).await;
+    stays("no new pods are created", || cluster.pods().is_empty()).await;
 
     cluster.api::<Function>().delete("hello", &DeleteParams::default()).await.unwrap();
     until(&cluster.revisions(), "the revision is collected", || cluster.revisions().is_empty()).await;
@@ -142,11 +142,11 @@ async fn each_change_makes_a_revision_and_numbers_never_come_back() {
     };
     until(&cluster.functions(), "the second revision is ready", latest("hello-00002")).await;
     assert_eq!(cluster.revisions().len(), 2);
-    // Traffic alone makes none.
+    // A change of the traffic alone creates no revision.
     let traffic = json!([{"revision": "hello-00001", "percent": 90}, {"latest": true, "percent": 10}]);
     patch(&cluster, "hello", json!({"traffic": traffic})).await;
     stays("traffic is no revision", || cluster.revisions().len() == 2).await;
-    // The newest is deleted by hand: what replaces it gets a new number.
+    // The newest revision is deleted by a user: its replacement gets a new number.
     cluster.api::<Revision>().delete("hello-00002", &DeleteParams::default()).await.unwrap();
     until(&cluster.functions(), "a third is made", latest("hello-00003")).await;
     let names: Vec<_> = cluster.revisions().keys().into_iter().map(|key| key.name).collect();
@@ -238,7 +238,8 @@ async fn a_function_that_comes_again_has_nothing_of_the_old_one() {
     }
 }
 
-/// Who deletes a function by mistake has some time to make it again from the same component.
+/// A component is kept for some time after its last function, so that a function deleted by mistake can be created
+/// again.
 #[tokio::test]
 async fn a_component_outlives_the_last_that_named_it() {
     let cluster = Cluster::start().await;
@@ -257,7 +258,7 @@ async fn a_component_outlives_the_last_that_named_it() {
     tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("its age starts anew");
 }
 
-/// Waits until `what` holds of files, which nobody tells of.
+/// Waits until `what` holds of files, whose changes cause no events.
 async fn until_on_disk(why: &str, what: impl Fn() -> bool) {
     let looking = async {
         while !what() {
@@ -271,7 +272,7 @@ async fn until_on_disk(why: &str, what: impl Fn() -> bool) {
 #[tokio::test]
 async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
     let mut cluster = Cluster::quiet().await;
-    // Seen, it goes: so everything is named before anybody looks.
+    // The collector removes unreferenced artifacts at once, so all are referenced before it starts.
     cluster.config.artifacts = ArtifactsConfig { every: Duration::from_millis(20), grace: Duration::ZERO };
     let engine: EngineHash = "an-engine".parse().unwrap();
     let mut digests = Vec::new();
@@ -285,22 +286,28 @@ async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
         cluster.function(name, json!({"source": {"component": digest}})).await;
     }
     let artifacts = cluster.artifacts.clone();
-    // The content, and what was made from it.
+    // The content, and the files derived from it.
     let files = |digest: &Digest| {
         (artifacts.path(digest).is_some(), artifacts.derived_path(digest, &engine).is_some())
     };
     cluster.run_controllers();
     cluster.run_node();
     cluster.run_compiler();
-    until_on_disk("what was never named is gone", || files(&never_named) == (false, false)).await;
+    until_on_disk("an artifact that was never referenced is removed", || {
+        files(&never_named) == (false, false)
+    })
+    .await;
     for name in ["first", "second", "kept"] {
         until_reason(&cluster, name, "Ready").await;
     }
-    // One after the other: whoever removed the second has looked at the others again since the first.
+    // One after the other: the round that removes the second has checked the others again since the first.
     for (name, digest) in [("first", first), ("second", second)] {
         assert_eq!(files(&digest), (true, true), "{name} is still named");
         cluster.api::<Function>().delete(name, &DeleteParams::background()).await.unwrap();
-        until_on_disk("what nobody names any more is gone", || files(&digest) == (false, false)).await;
+        until_on_disk("an artifact that is no longer referenced is removed", || {
+            files(&digest) == (false, false)
+        })
+        .await;
     }
     assert_eq!(files(&kept), (true, true));
     assert_eq!(reason(&cluster, "kept").as_deref(), Some("Ready"));

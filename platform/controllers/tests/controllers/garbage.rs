@@ -169,7 +169,7 @@ async fn an_owner_in_another_namespace_is_no_owner() {
         cluster.config_maps().get(&mayfly_api::ObjectKey::new("other", "far")).is_some()
     })
     .await;
-    // A dependent of the same owner in its own namespace is right, whatever the liar said.
+    // A dependent of the same owner in the right namespace stays, whatever the false reference says.
     let child = json!({"metadata": {"name": "child", "ownerReferences": [owner(&far)]}});
     let child: ConfigMap = serde_json::from_value(child).unwrap();
     elsewhere.create(&PostParams::default(), &child).await.unwrap();
@@ -260,5 +260,5 @@ async fn many_families_at_once() {
         secrets.is_synced() && secrets.len() == expected
     })
     .await;
-    stays("nobody else goes", || secrets.len() == expected).await;
+    stays("nothing else is deleted", || secrets.len() == expected).await;
 }

@@ -1,4 +1,4 @@
-//! The job controller against the real API, on a node whose containers end as they are told.
+//! The job controller against the real API, on a node whose containers end as instructed.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ fn job(name: &str, exit_code: Option<i32>, spec: Value) -> Value {
     job
 }
 
-/// Everything, with no pause after a failure.
+/// A complete cluster, without a pause after a failure.
 async fn cluster() -> Cluster {
     let mut cluster = Cluster::quiet().await;
     cluster.config.job.backoff.first = Duration::ZERO;
@@ -63,7 +63,7 @@ async fn makes_exactly_as_many_as_asked_and_counts_each_once() {
     assert_eq!((status.succeeded, status.failed, status.active), (Some(12), None, None));
     assert!(status.start_time.is_some() && status.completion_time.is_some());
     stays("there are no more", || cluster.pods().len() == 12).await;
-    // What became of the pods is written on the Job, and what they left is in the store.
+    // The Job records the outcomes of its pods, and the store has their outputs.
     let outcomes: Vec<JobOutcome> = serde_json::from_str(&done.annotations()[ANNOTATION_OUTCOMES]).unwrap();
     let pods: BTreeSet<_> = outcomes.iter().map(|outcome| outcome.pod.as_str()).collect();
     assert_eq!((outcomes.len(), pods.len()), (12, 12));
@@ -71,7 +71,7 @@ async fn makes_exactly_as_many_as_asked_and_counts_each_once() {
         assert!(outcome.succeeded && outcome.exit_code == Some(0));
         assert!(cluster.artifacts.path(&outcome.outputs.as_ref().unwrap().document).is_some());
     }
-    // Pods that are removed by another hand were counted.
+    // Pods that a user removes were counted.
     for pod in cluster.pods().list() {
         cluster.api::<Pod>().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     }
@@ -113,7 +113,7 @@ async fn a_deleted_job_and_a_suspended_one_let_their_pods_go() {
     cluster.api::<Job>().patch("rests", &PatchParams::default(), &suspend).await.unwrap();
     cluster.api::<Job>().delete("gone", &DeleteParams::background()).await.unwrap();
     until(&cluster.pods(), "all are gone", || cluster.pods().is_empty()).await;
-    until_job(&cluster, "it says that it rests", || holds(&cluster, "rests", "Suspended")).await;
+    until_job(&cluster, "its condition Suspended is set", || holds(&cluster, "rests", "Suspended")).await;
     let status = known(&cluster, "rests").unwrap().status.clone().unwrap();
     assert_eq!((status.failed, status.active), (None, None), "what was stopped did not fail");
     let resume = Patch::Merge(json!({"spec": {"suspend": false}}));

@@ -45,7 +45,7 @@ async fn makes_exactly_as_many_as_asked() {
     scale(&cluster, "web", 3).await;
     until(&cluster.sets(), "three are ready", || ready(&cluster, "web") == Some(3)).await;
     until(&cluster.pods(), "the others went", || cluster.pods().len() == 3).await;
-    // One that goes by another hand is made again.
+    // A pod that a user deletes is replaced.
     let victim = owned(&cluster, &web)[0].name_any();
     cluster.api::<Pod>().delete(&victim, &DeleteParams::default()).await.unwrap();
     let replaced = || {

@@ -17,7 +17,7 @@ use crate::Backoff;
 
 pub(super) struct KeyQueue<Q> {
     retry: Backoff,
-    /// In order of arrival.
+    /// The keys to work on, in order of arrival.
     waiting: VecDeque<Q>,
     /// The keys in `waiting`, and those in work that were added again.
     dirty: HashSet<Q>,
@@ -90,7 +90,7 @@ impl<Q: ReconcileKey> KeyQueue<Q> {
         }
     }
 
-    /// Returns how many failures in a row that makes.
+    /// Returns the number of consecutive failures.
     pub(super) fn failed(&mut self, key: Q, now: Instant) -> u32 {
         let failures = self.failures.entry(key.clone()).or_default();
         *failures = failures.saturating_add(1);

@@ -22,7 +22,7 @@ fn queue_script() {
     assert_eq!(queue.next(now), Next::Key("b"));
     assert_eq!(queue.next(now), Next::At(None));
     queue.succeeded("a", None);
-    assert_eq!(queue.next(now), Next::Key("a"), "what came during the work is not lost");
+    assert_eq!(queue.next(now), Next::Key("a"), "a key added during the work is not lost");
     queue.succeeded("b", Some(now + Duration::from_secs(5)));
     assert_eq!(queue.next(now), Next::At(Some(now + Duration::from_secs(5))));
     queue.add_at("b", now + Duration::from_secs(9));
@@ -48,7 +48,7 @@ fn failures_pause_longer_each_time_until_a_success() {
 }
 
 proptest! {
-    /// No key is worked on twice at once, and none that was added is forgotten.
+    /// No key is worked on twice at once, and no added key is lost.
     #[test]
     fn serial_per_key_and_nothing_lost(steps in prop::collection::vec((0..4u8, 0..5u8), 1..200)) {
         let now = Instant::now();

@@ -1,8 +1,8 @@
-//! A disk that fails while it syncs: what it failed for is not acknowledged, nothing is written upon it, and what
-//! was acknowledged is there at the next start. And one whose quota is used up, which passes.
+//! A disk that fails during a sync: the affected writes are not acknowledged, nothing is written afterwards, and
+//! acknowledged writes are present at the next start. And a disk whose quota is used up for a time.
 //!
-//! The test runs this very binary again as a child, with a library before the C library that lets a sync fail
-//! when it is told to, or every write (`failing_sync.c`).
+//! The test runs this very binary again as a child, with a preloaded library that lets a sync fail on request, or
+//! every write (`failing_sync.c`).
 
 use std::{
     env, fs,
@@ -26,7 +26,7 @@ fn create(name: &str) -> Write {
     Write::Create { key: key(name), value: vec![b'a'; 3000].into() }
 }
 
-/// The library, or why there is none.
+/// The library, or the reason why there is none.
 fn library(folder: &Path) -> Result<PathBuf, String> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_sync/failing_sync.c");
     let library = folder.join("failing_sync.so");
@@ -62,7 +62,7 @@ fn skipped(test: &str, reason: &str) {
     println!("\nSKIPPED {test}: {reason}");
 }
 
-/// The next sync fails.
+/// Makes the next sync fail.
 fn order() {
     fs::write(env::var_os(ORDER).unwrap(), "").unwrap();
 }
@@ -137,7 +137,7 @@ fn child_whose_data_file_fails() {
     });
 }
 
-/// The log keeps what could not be folded, and folding it again writes all of it again.
+/// The log keeps data whose checkpoint failed, and the next checkpoint writes all of it again.
 #[test]
 fn a_fold_that_fails_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();

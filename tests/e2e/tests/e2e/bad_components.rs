@@ -251,7 +251,7 @@ async fn errors_of_the_artifact_store_name_no_path_of_the_host() -> Result<()> {
     let bytes = std::fs::read(mayfly_e2e::guest("hello").map_err(anyhow::Error::msg)?)?;
     let refused = put(&up, bytes, &digest).await?;
     ensure!(refused.status == 500 && !format!("{refused:?}").contains(&data), "{refused:?}");
-    ensure!(refused.message().contains("its log says more"), "{refused:?}");
+    ensure!(refused.message().contains("see the server's log"), "{refused:?}");
     let list = up.api()?.get("/artifacts").await?;
     ensure!(list.status >= 400 && !format!("{list:?}").contains(&data), "{list:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! One call of a webhook: a POST over HTTPS, with a bound on its time and on the answer's size.
+//! A call of a webhook: a POST over HTTPS, with limits on its time and on the size of the response.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -16,18 +16,19 @@ use tokio_rustls::TlsConnector;
 
 use super::rules::Webhook;
 
-/// The largest answer that is read: a patch of the largest object, in base64.
+/// The largest response that is read: a patch of the largest object, in base64.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 pub(super) struct WebhookCall<'a> {
     pub(super) webhook: &'a Webhook,
     pub(super) body: &'a Value,
-    /// The endpoint of the webhook's Service, or why there is none; `None` for a webhook with a URL.
+    /// The endpoint of the webhook's Service, or the reason why there is none; `None` for a webhook with a URL.
     pub(super) endpoint: Option<Result<SocketAddr, String>>,
 }
 
 impl WebhookCall<'_> {
-    /// Sends the review; returns the answer, or why there is none, in upstream's words where those are public.
+    /// Sends the review; returns the response, or the reason for the failure, with upstream's message where it has
+    /// one.
     pub(super) async fn send(self) -> Result<Value, String> {
         let (timeout, seconds) = (self.webhook.timeout, self.webhook.timeout.as_secs());
         let url = format!("{}?timeout={seconds}s", self.webhook.url);

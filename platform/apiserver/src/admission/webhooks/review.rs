@@ -1,4 +1,4 @@
-//! AdmissionReviews (`admission.k8s.io/v1`): the request that a webhook gets, and its answer.
+//! AdmissionReviews (`admission.k8s.io/v1`): the request that a webhook gets, and its response.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::{
     verbs::{WriteRequest, apply_json, parse_json},
 };
 
-/// A write, or a connection, as admission sees it.
+/// The attributes of a write, or of a connection, for admission.
 pub(crate) struct AdmissionAttributes<'a> {
     pub(crate) request: &'a WriteRequest,
     pub(crate) operation: AdmissionOperation,
@@ -19,7 +19,7 @@ pub(crate) struct AdmissionAttributes<'a> {
 }
 
 impl AdmissionAttributes<'_> {
-    /// Group, version and kind of what is written, which of some subresources is not the object.
+    /// Group, version and kind of the written value; some subresources have a kind of their own.
     fn kind(&self) -> (&'static str, &'static str, &'static str) {
         match self.subresource {
             "scale" => ("autoscaling", "v1", "Scale"),
@@ -37,7 +37,7 @@ impl AdmissionAttributes<'_> {
         self.kind() == (self.request.kind.group, self.request.kind.version, self.request.kind.kind)
     }
 
-    /// The `request` of a review, but for the objects, of which the first that is given has the name.
+    /// The `request` of a review, without the objects. Its name is that of the first object that is given.
     pub(in crate::admission) fn request_value(&self, objects: [Option<&Object>; 2]) -> Value {
         let Self { request, operation, subresource } = self;
         let (kind, user) = (request.kind, &request.user);
@@ -101,10 +101,10 @@ impl Review<'_> {
     }
 }
 
-/// A webhook's answer.
+/// A webhook's response.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WebhookVerdict {
-    /// Why the request is refused; `None` if it is allowed.
+    /// The reason why the request is refused; `None` if it is allowed.
     pub(super) denied: Option<Denied>,
     pub(super) patch: Option<Value>,
     pub(super) warnings: Vec<String>,
@@ -119,7 +119,7 @@ pub(crate) struct Denied {
 }
 
 impl WebhookVerdict {
-    /// Reads the answer to the review `asked`.
+    /// Reads the response to the review `asked`.
     pub(super) fn parse(answer: &Value, asked: &Value) -> Result<Self, String> {
         if answer["apiVersion"] != asked["apiVersion"] || answer["kind"] != asked["kind"] {
             return Err("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview".into());
@@ -154,8 +154,8 @@ impl WebhookVerdict {
     }
 }
 
-/// The object after a webhook's JSON patch, with its defaults. A webhook cannot make it another object. `kind`: `None` for
-/// what is no object of the request's kind.
+/// Applies a webhook's JSON patch and sets the defaults. A webhook cannot change the object's identity. `kind`:
+/// `None` if the value is not an object of the request's kind.
 pub(super) fn patched(kind: Option<&Kind>, object: &Object, patch: &Value) -> Result<Object, String> {
     let patch = parse_json(patch).map_err(|error| error.message)?;
     let mut value = Value::Object(object.0.clone());

@@ -1,4 +1,4 @@
-//! Checks the families and addresses that a Service asks for (upstream's `ValidateServiceClusterIPsRelatedFields`).
+//! Checks the families and addresses that a Service requests (upstream's `ValidateServiceClusterIPsRelatedFields`).
 
 use std::net::IpAddr;
 

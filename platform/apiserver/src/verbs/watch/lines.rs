@@ -23,12 +23,12 @@ const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The maximum duration of a watch, whatever timeout its client requests.
 const WATCH_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// When a watch speaks without an event, and when it ends.
+/// The times of a watch's bookmarks, and its end.
 pub(super) struct Rhythm {
     bookmarks: Option<Interval>,
     last_bookmark: Option<Instant>,
     deadline: Instant,
-    /// Ages in tables are those of the moment a line is written.
+    /// Read when a line is written, for the ages in tables.
     clock: Clock,
     shutdown: CancellationToken,
 }
@@ -62,7 +62,7 @@ impl ServerState {
         let bookmarks = query.allow_watch_bookmarks;
         Rhythm {
             bookmarks: bookmarks.then(|| interval_at(now + interval, interval)),
-            // As upstream, a watch that is shorter than that has none.
+            // As upstream, a watch shorter than that sends none.
             last_bookmark: lasts
                 .checked_sub(LAST_BOOKMARK_BEFORE_END)
                 .filter(|_| bookmarks)

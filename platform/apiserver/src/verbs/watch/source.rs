@@ -9,13 +9,13 @@ use crate::{event_objects::EventObjects, selection::Selection, status::ApiError,
 pub(crate) enum WatchSource {
     /// The store.
     Objects { watch: Watch, decoded: Arc<EventObjects> },
-    /// A view, for kinds whose objects are kept elsewhere.
+    /// A view, for kinds whose objects another component stores.
     View(ViewEvents),
 }
 
 /// There will be no more events.
 pub(crate) enum WatchEnded {
-    /// The stream just ends, and the client comes again.
+    /// The stream ends without an error, and the client reconnects.
     Quietly,
     /// The watch ends with this error.
     Because(ApiError),

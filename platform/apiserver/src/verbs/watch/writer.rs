@@ -19,7 +19,7 @@ impl LineWriter {
         Self { view, clock, columns_sent: false }
     }
 
-    /// Tells the client why the watch ends.
+    /// Appends an ERROR line with the reason why the watch ends.
     pub(super) fn error(out: &mut Vec<u8>, error: &ApiError) {
         out.extend_from_slice(b"{\"type\":\"ERROR\",\"object\":");
         out.extend_from_slice(&error.to_json());

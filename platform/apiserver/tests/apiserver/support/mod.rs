@@ -54,7 +54,7 @@ impl Fixture {
         self.server.client(User::in_process("test"))
     }
 
-    /// One request with the administrator's token.
+    /// Sends one request with the administrator's token.
     pub async fn send(&self, request: Request<Body>) -> Response<Body> {
         self.server.service().oneshot(request).await.unwrap()
     }

@@ -36,11 +36,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long anything may take here.
+/// The timeout of all waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 pub const NS: &str = "default";
 pub const NODE: &str = "here";
-/// The smallest thing that the fake inspector takes for a component.
+/// The smallest content that the fake inspector accepts as a component.
 pub const COMPONENT: &[u8] = b"\0asm component";
 
 pub struct Cluster {
@@ -50,7 +50,7 @@ pub struct Cluster {
     pub runtime: Arc<SimulatedRuntime>,
     pub artifacts: Artifacts,
     pub config: Config,
-    /// Where the node keeps what jobs read and leave.
+    /// The node's storage of the inputs and outputs of jobs.
     pub jobs: Option<JobFiles>,
     pub folder: TempDir,
     pub stop: CancellationToken,
@@ -58,7 +58,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The API alone: nobody acts.
+    /// The API without controllers, scheduler and node.
     pub async fn quiet() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
@@ -88,7 +88,7 @@ impl Cluster {
         }
     }
 
-    /// Everything.
+    /// The complete control plane, with a node.
     pub async fn start() -> Self {
         let cluster = Self::quiet().await;
         cluster.run_controllers();
@@ -97,7 +97,7 @@ impl Cluster {
         cluster
     }
 
-    /// Takes every component that is there for compiled.
+    /// Simulates the compiler, for every component in the store.
     pub fn run_compiler(&self) {
         let (revisions, client, artifacts) = (self.revisions(), self.client.clone(), self.artifacts.clone());
         let follow = async move {
@@ -218,8 +218,8 @@ pub async fn until<K: Resource + 'static>(informer: &Informer<K>, why: &str, wha
     assert!(waited.await.is_ok(), "it never happened: {why}");
 }
 
-/// Lets everything that is under way settle, then checks that `what` still holds: for things that must
-/// not happen. Time is what has to pass here, there is no event for "nothing".
+/// Lets everything in progress settle, then checks that `what` still holds: for events that must not happen. This
+/// needs time, since no event tells that nothing happens.
 pub async fn stays(why: &str, what: impl Fn() -> bool) {
     for _ in 0..20 {
         assert!(what(), "it did not stay so: {why}");
