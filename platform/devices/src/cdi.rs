@@ -1,7 +1,7 @@
-//! The Container Device Interface: files that describe what a device changes of a container (version 1.1).
+//! The Container Device Interface (version 1.1): files that describe a device's changes to a container.
 //!
 //! Supported edits: environment, device files, mounts and hooks. A device whose edits need supplementary groups,
-//! `intelRdt` or network devices is refused by name, so that no container starts with half of its device.
+//! `intelRdt` or network devices is refused by name, so that no container starts with a partially configured device.
 
 use std::{
     collections::BTreeMap,
@@ -56,7 +56,7 @@ struct CdiDeviceSpec {
     container_edits: ContainerEdits,
 }
 
-/// The changes of a container by devices.
+/// The changes of a container for its devices.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerEdits {
@@ -105,14 +105,14 @@ struct CdiHook {
 /// The CDI files of a node.
 #[derive(Clone, Debug, Default)]
 pub struct CdiSpecs {
-    /// By `vendor.com/class=name`; with the edits of the kind.
+    /// Devices by `vendor.com/class=name`, with the edits of their kind.
     devices: BTreeMap<String, (ContainerEdits, ContainerEdits)>,
     faults: Vec<String>,
 }
 
 impl CdiSpecs {
-    /// Reads the `.json` and `.yaml` files of the folders; a later folder takes precedence. A file that cannot be
-    /// read is a fault, which is part of the error of a container whose device is missing.
+    /// Reads the `.json` and `.yaml` files of the folders; a later folder takes precedence. An unreadable file is
+    /// recorded as a fault, which is reported by the error of a container whose device is missing.
     pub fn load(folders: &[PathBuf]) -> Self {
         let mut specs = Self::default();
         for folder in folders {
@@ -132,7 +132,7 @@ impl CdiSpecs {
         }
     }
 
-    /// Adds one file's devices. JSON is YAML, too.
+    /// Adds one file's devices. JSON is a subset of YAML.
     fn add(&mut self, text: &str) -> Result<(), String> {
         let spec: CdiSpec = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         for device in spec.devices {
@@ -142,10 +142,10 @@ impl CdiSpecs {
         Ok(())
     }
 
-    /// The edits of the devices: those of each kind once, then those of each device.
+    /// The edits for the devices: the edits of each kind once, then those of each device.
     ///
     /// # Errors
-    /// A device is not described, or needs what is not supported.
+    /// A device is not described, or needs unsupported edits.
     pub fn edits(&self, names: &[String]) -> Result<ContainerEdits, CdiError> {
         let mut edits = ContainerEdits::default();
         let mut kinds: Vec<&str> = Vec::new();
@@ -206,10 +206,10 @@ impl ContainerEdits {
         self.hooks.extend(other.hooks.iter().cloned());
     }
 
-    /// Adds the edits to what plugins said; a variable, mount or device file of the same name is replaced.
+    /// Adds the edits to those of plugins; a variable, mount or device file of the same name is replaced.
     ///
     /// # Errors
-    /// A device file without numbers is not there.
+    /// A device file without numbers does not exist.
     pub fn apply(&self, devices: &mut ContainerDevices) -> Result<(), CdiError> {
         for line in &self.env {
             let (name, value) = line.split_once('=').unwrap_or((line, ""));
