@@ -27,9 +27,9 @@ pub struct Libraries {
 
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    #[error("the library {0} is not there: it belongs beside the mayfly executable")]
+    #[error("the library {0} is missing: it must be beside the mayfly executable")]
     NoLibrary(PathBuf),
-    #[error("{0} of the driver is not there any more; restart mayfly after an update of the driver")]
+    #[error("{0} of the driver is missing; restart mayfly after an update of the driver")]
     NoDriverFile(PathBuf),
     #[error("cannot make the folder {path}: {source}")]
     Folder { path: PathBuf, source: io::Error },

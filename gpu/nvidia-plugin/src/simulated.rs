@@ -18,7 +18,7 @@ use crate::{DriverFiles, GpuSource, SourceError, driver::DriverLibrary};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatedHostError {
-    #[error("the library {} is not there: it belongs beside the mayfly executable", .0.display())]
+    #[error("the library {} is missing: it must be beside the mayfly executable", .0.display())]
     NoLibrary(PathBuf),
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },

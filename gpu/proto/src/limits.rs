@@ -30,11 +30,11 @@ pub const UUID_BYTES: usize = 64;
 pub enum LimitsError {
     #[error("cannot {action} the limits file {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is no limits file of version {VERSION}", path.display())]
+    #[error("{} is not a limits file of version {VERSION}", path.display())]
     Format { path: PathBuf },
     #[error("a limits file has at most {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
-    #[error("{0:?} is no device UUID: 1 to {max} bytes without zero", max = UUID_BYTES - 1)]
+    #[error("{0:?} is not a device UUID: 1 to {max} bytes without zero", max = UUID_BYTES - 1)]
     Uuid(String),
     #[error("the container has no device {0}")]
     NoDevice(String),

@@ -47,7 +47,7 @@ const MODELS: &[(&str, &str, u64, u32, (i32, i32))] = &[
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    #[error("{0:?} is no list of fake GPUs: write for example 4xH200, with a model of {models}", models = model_names())]
+    #[error("{0:?} is not a list of fake GPUs: write for example 4xH200, with a model of {models}", models = model_names())]
     Spec(String),
     #[error(transparent)]
     Limits(#[from] LimitsError),

@@ -127,7 +127,7 @@ impl AcceptPort {
                     self.close_longest_quiet();
                     if let Some(times) = self.0.failures.count() {
                         let port = self.0.name;
-                        tracing::warn!(port, times, %error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                        tracing::warn!(port, times, %error, "cannot accept connections; if the error is about open files, raise their limit (ulimit -n)");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }

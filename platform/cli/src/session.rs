@@ -85,7 +85,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         false => message.to_owned(),
     };
     let todo = match (status.code, status.reason.as_str()) {
-        (401, _) => format!("{} does not know this token; {}", server.url(), server.places().origin_text()),
+        (401, _) => format!("{} does not accept this token; {}", server.url(), server.places().origin_text()),
         (403, _) => "this user lacks the permission".to_owned(),
         (404, "NotFound") if is_about(status, "namespaces") => {
             let name = status.details.as_ref().map_or("NAME", |details| details.name.as_str());
@@ -118,7 +118,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         (429, _) => "the server is busy: try again in a moment".to_owned(),
         // The message about a full disk contains its remedy; the log has no more information.
         (507, _) => String::new(),
-        (500.., _) => "the server's log says more".to_owned(),
+        (500.., _) => "see the server's log".to_owned(),
         _ => String::new(),
     };
     (what, todo)

@@ -206,7 +206,7 @@ fn archives(app: &SpinApp, folder: &Path) -> anyhow::Result<BTreeMap<String, Byt
         match archive {
             Some(archive) => drop(archives.insert(component.id.clone(), archive.into())),
             None if !component.files.is_empty() => {
-                output::note(format_args!("component {}: files names no file", component.id));
+                output::note(format_args!("component {}: files selects no file", component.id));
             }
             None => {}
         }

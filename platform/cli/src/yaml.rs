@@ -33,7 +33,7 @@ impl MessageFormatter for Plain {
         match error {
             Error::WithSnippet { error, .. } => self.format_message(error),
             Error::MultipleDocuments { .. } => {
-                "a second document begins here; write it into a file of its own".into()
+                "a second document begins here; put it into a separate file".into()
             }
             Error::DuplicateMappingKey { key: Some(key), .. } => {
                 format!("the key `{key}` is there twice").into()

@@ -34,7 +34,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
-    #[error("CSI driver {driver} is away ({call}): {why}")]
+    #[error("CSI driver {driver} is unavailable ({call}): {why}")]
     Away { driver: String, call: &'static str, why: String },
     #[error("CSI driver {driver} did not answer {call} within {seconds} s")]
     Timeout { driver: String, call: &'static str, seconds: u64 },
@@ -125,7 +125,7 @@ pub fn channel(socket: &Path) -> Channel {
 macro_rules! calls {
     ($($name:ident, $client:ident, $call:literal, $request:ident, $response:ident;)*) => {
         $(
-            #[doc = concat!("Calls `", $call, "`.\n\n# Errors\nThe driver is away, does not answer in time, or refuses.")]
+            #[doc = concat!("Calls `", $call, "`.\n\n# Errors\nThe driver is unavailable, does not answer in time, or refuses.")]
             pub async fn $name(&self, request: $request) -> Result<$response, CsiError> {
                 let mut client = $client::new(self.channel.clone());
                 self.timed($call, client.$name(request)).await
@@ -137,8 +137,8 @@ macro_rules! calls {
 macro_rules! undoing_calls {
     ($($name:ident, $client:ident, $call:literal, $request:ident;)*) => {
         $(
-            #[doc = concat!("Calls `", $call, "`. A volume that the driver does not know is undone already.\n\n\
-                # Errors\nThe driver is away, does not answer in time, or refuses.")]
+            #[doc = concat!("Calls `", $call, "`. A volume that the driver does not know counts as undone.\n\n\
+                # Errors\nThe driver is unavailable, does not answer in time, or refuses.")]
             pub async fn $name(&self, request: $request) -> Result<(), CsiError> {
                 let mut client = $client::new(self.channel.clone());
                 match self.timed($call, client.$name(request)).await {

@@ -16,7 +16,7 @@ use crate::response;
 
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CdiError {
-    #[error("{0:?} is no qualified CDI device name such as vendor.com/class=name")]
+    #[error("{0:?} is not a qualified CDI device name such as vendor.com/class=name")]
     Name(String),
     #[error("no CDI file describes {name}{}", listed(.faults))]
     Missing { name: String, faults: Vec<String> },
@@ -186,7 +186,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 impl ContainerEdits {
     fn supported(&self, name: &str) -> Result<(), CdiError> {
         let what = if self.hooks.iter().any(|hook| hook.moment().is_none()) {
-            "a hook of an unknown name"
+            "a hook with an unknown name"
         } else if self.intel_rdt.is_some() {
             "intelRdt"
         } else if !self.net_devices.is_empty() {
@@ -357,7 +357,7 @@ mod tests {
         let refused = |name: &str| specs.edits(&names(&[name])).unwrap_err();
         assert_eq!(refused("gpu0"), CdiError::Name("gpu0".into()));
         let strange = refused("vendor.com/gpu=strange").to_string();
-        assert!(strange.contains("a hook of an unknown name"), "{strange}");
+        assert!(strange.contains("a hook with an unknown name"), "{strange}");
         let missing = refused("vendor.com/gpu=9").to_string();
         assert!(missing.contains("vendor.com/gpu=9") && missing.contains("w.json"), "{missing}");
     }

@@ -179,7 +179,7 @@ impl DeviceManager {
         self.clients.lock().remove(&generation);
         let is_news = self.book.lock().disconnect(&resource, generation, self.started.elapsed());
         if is_news {
-            tracing::warn!(resource, reason = ended, "a device plugin is gone");
+            tracing::warn!(resource, reason = ended, "a device plugin has disconnected");
             self.changed();
         }
     }
@@ -294,7 +294,7 @@ impl DeviceManager {
 
     fn client(&self, resource: &str) -> Result<(Client, EndpointOptions), DeviceError> {
         let endpoint = self.book.lock().endpoint(resource);
-        let away = || DeviceError::NotReady(format!("the device plugin of {resource} is away"));
+        let away = || DeviceError::NotReady(format!("the device plugin of {resource} is unavailable"));
         let (generation, options) = endpoint.ok_or_else(away)?;
         let client = self.clients.lock().get(&generation).cloned().ok_or_else(away)?;
         Ok((client, options))

@@ -93,7 +93,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                    tracing::warn!(%error, "cannot accept connections; if the error is about open files, raise their limit (ulimit -n)");
                 }
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }

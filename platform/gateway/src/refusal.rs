@@ -182,7 +182,7 @@ impl Refusal {
 
     pub(crate) fn revision_missing(function: &str, revision: &str) -> Self {
         let message =
-            format!("the traffic of function {function} goes to revision {revision}, which is not there");
+            format!("the traffic of function {function} goes to revision {revision}, which does not exist");
         let hint = "see `kubectl get revisions` and set spec.traffic to one of them, or to `latest: true`";
         Self::new(RefusalCode::NotReady, message, hint)
     }

@@ -103,7 +103,7 @@ impl PluginRegistry {
             if let SeenPlugin::Registered { driver, endpoint, .. } = plugin
                 && !stays
             {
-                tracing::info!(driver, "a CSI driver is gone");
+                tracing::info!(driver, "a CSI driver has been removed");
                 self.drivers.remove(driver, endpoint);
             }
             stays

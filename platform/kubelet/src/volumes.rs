@@ -417,7 +417,7 @@ mod tests {
         assert!(host_path(&at("d", "Directory")).is_err());
         assert!(host_path(&at("d", "DirectoryOrCreate")).unwrap().is_dir());
         assert!(host_path(&at("f", "FileOrCreate")).unwrap().is_file());
-        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is no Directory"));
+        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is not a Directory"));
         assert!(host_path(&at("none", "")).is_ok());
     }
 }

@@ -33,7 +33,7 @@ where
     match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
-            Err(DeviceError::NotReady(format!("the device plugin is away: {}", status.message())))
+            Err(DeviceError::NotReady(format!("the device plugin is unavailable: {}", status.message())))
         }
         Ok(Err(status)) => {
             Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))

@@ -48,7 +48,7 @@ enum CertificateError {
     Missing,
     #[error("it has no {0}")]
     NoEntry(&'static str),
-    #[error("{0} is no PEM: {1}")]
+    #[error("{0} is not PEM: {1}")]
     Pem(&'static str, rustls::pki_types::pem::Error),
     #[error("certificate and key cannot be used: {0}")]
     Unusable(rustls::Error),

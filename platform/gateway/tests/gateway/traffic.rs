@@ -155,7 +155,7 @@ async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
     api.traffic("hello", json!({"traffic": [{"revision": "hello-00001", "percent": 100}]}));
     let world = World::new(api, Duration::ZERO).await;
     // There is no revision to route to.
-    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which is not there")).await;
+    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which does not exist")).await;
     for number in 1..=2 {
         world.api.revision("hello", number, json!({}));
     }

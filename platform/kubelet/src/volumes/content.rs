@@ -104,8 +104,7 @@ fn projection(
     } else if let Some(downward) = &source.downward_api {
         FileSource::Downward { items: downward.items.as_deref().unwrap_or_default(), mode }
     } else if let Some(token) = &source.service_account_token {
-        let text =
-            sources.tokens.get(&TokenUse::of(token)).ok_or("there is no token of the service account")?;
+        let text = sources.tokens.get(&TokenUse::of(token)).ok_or("the service account has no token")?;
         let file = VolumeFile { content: text.clone().into_bytes(), mode: permissions(mode) };
         return Ok([(token.path.clone(), file)].into());
     } else {

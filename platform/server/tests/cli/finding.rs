@@ -75,7 +75,7 @@ async fn a_token_that_is_not_known_says_where_it_came_from() {
     let fake = Fake::start(|_| Some(crate::fake::status(401, "Unauthorized", "Unauthorized"))).await;
     let error = fake.run(&["delete", "-f", &fake.file("p.yaml", POD)]).await.failed();
     assert!(error.starts_with("error: Unauthorized\n"), "{error}");
-    assert!(error.contains("does not know this token; it came from data directory"), "{error}");
+    assert!(error.contains("does not accept this token; it came from data directory"), "{error}");
 }
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n";

@@ -100,7 +100,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
         }
         if let Some(name) = &location.credentials_secret {
             if !is_web {
-                let why = "git.credentialsSecret goes with http and https";
+                let why = "git.credentialsSecret is only valid with http and https";
                 return Err(TransferError::Permanent(why.into()));
             }
             let secret = self.secret(name)?;

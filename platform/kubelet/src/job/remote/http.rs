@@ -88,7 +88,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
         let mut add = |name: &str, value: &str, from: &str| {
             let parsed = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
             let Some((name, mut value)) = parsed else {
-                return Err(TransferError::Permanent(format!("{from}: {name:?} is no header")));
+                return Err(TransferError::Permanent(format!("{from}: {name:?} is not a valid header")));
             };
             value.set_sensitive(true);
             headers.insert(name, value);
