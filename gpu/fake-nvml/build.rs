@@ -1,8 +1,8 @@
-//! Gives the library the name under which programs know the driver's.
+//! Sets the soname under which programs load the driver's library.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    // Like the driver: its own references are not interposed by a preloaded library.
+    // Like the driver: a preloaded library does not interpose the library's own references.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 }

@@ -14,7 +14,7 @@ use crate::{
 
 /// CUDA 12.8.
 const VERSION: c_int = 12080;
-/// GPU time of a kernel whose name does not say it.
+/// The default GPU time of a kernel, in ns.
 const KERNEL_NS: u64 = 10_000;
 
 driver_functions! {
@@ -77,7 +77,7 @@ driver_functions! {
         let state = check!(state());
         let index = check!(state.ordinal(device));
         let gpu = state.sim.describe(index);
-        // Names of these numbers are in cuda.h: threads per block, warp size, SMs, PCI bus, capability, VMM, pools.
+        // The constants are named in cuda.h: threads per block, warp size, SMs, PCI bus, capability, VMM, pools.
         let found = match attribute {
             1..=3 => 1024,
             4 => 64,
@@ -115,7 +115,7 @@ driver_functions! {
     fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) {
         let state = check!(state());
         let index = check!(state.ordinal(device));
-        // Handles of ordinary contexts are larger.
+        // Handles of ordinary contexts are larger than this one.
         let handle = index as u64 + 1;
         state.tables().contexts.insert(handle, index);
         out!(context, handle);
@@ -209,7 +209,7 @@ driver_functions! {
     }
 }
 
-/// Like the driver: a base name means its newest variant of this CUDA version; flag 2 asks for the functions of the
+/// Like the driver: a base name stands for its newest variant in this CUDA version; flag 2 selects the functions of the
 /// per-thread default stream.
 fn find(name: &str, version: c_int, flags: u64) -> Option<FunctionAddress> {
     let tables = [FUNCTIONS, memory::FUNCTIONS, pool::FUNCTIONS, vmm::FUNCTIONS, stream::FUNCTIONS];

@@ -1,9 +1,9 @@
-//! A CUDA driver library over simulated GPUs: devices, contexts, all ways to allocate, streams, events, graphs.
+//! A CUDA driver library for simulated GPUs: devices, contexts, all kinds of allocation, streams, events, graphs.
 //!
-//! Loaded as `libcuda.so.1`, by programs of tests and in containers of a node with fake GPUs. All processes that load
-//! it share one state file (`mayfly_gpu_proto::sim`, named by [`STATE_ENV`]). Kernels compute nothing: a kernel takes
-//! the GPU time that its name ends with (`work_500us`, `work_2ms`, `work_80ns`), and 10 µs without. Device memory is
-//! backed by lazily allocated host memory, so copies work.
+//! Loaded as `libcuda.so.1` by test programs and in containers of a node with simulated GPUs. All processes that load
+//! it share one state file (`mayfly_gpu_proto::sim`, at the path in [`STATE_ENV`]). Kernels compute nothing: a kernel
+//! takes the GPU time at the end of its name (`work_500us`, `work_2ms`, `work_80ns`), by default 10 µs. Device memory
+//! is backed by lazily allocated host memory, so copies work.
 //!
 //! Start at [`state`]; [`memory`] allocates, [`stream`] executes, [`driver`] has devices, contexts and
 //! `cuGetProcAddress`. Not here: limits (`gpu/shim`).
@@ -39,7 +39,7 @@ pub const NOT_FOUND: CudaResult = 500;
 pub const NOT_READY: CudaResult = 600;
 pub const UNKNOWN: CudaResult = 999;
 
-/// The value of a result, or the code as the function's answer.
+/// Unwraps a result, or returns its error code from the function.
 #[macro_export]
 macro_rules! check {
     ($result:expr) => {
@@ -50,7 +50,7 @@ macro_rules! check {
     };
 }
 
-/// Writes to an out-parameter, or answers `CUDA_ERROR_INVALID_VALUE` where it is NULL.
+/// Writes to an out-parameter, or returns `CUDA_ERROR_INVALID_VALUE` if it is NULL.
 #[macro_export]
 macro_rules! out {
     ($pointer:expr, $value:expr) => {{
@@ -64,7 +64,7 @@ macro_rules! out {
     }};
 }
 
-/// Defines exported functions of the driver; each asks for injected faults first.
+/// Defines exported functions of the driver; each checks for injected faults first.
 #[macro_export]
 macro_rules! driver_functions {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {

@@ -10,7 +10,7 @@ use crate::{
     state::{CudaState, current_context, new_handle, state},
 };
 
-/// The pitch of rows.
+/// The pitch of rows, in bytes.
 const PITCH: usize = 512;
 
 /// Charges and maps memory of a device.

@@ -1,4 +1,4 @@
-//! SimStream-ordered memory pools: freed memory stays with the pool up to its release threshold.
+//! Stream-ordered memory pools: freed memory stays with the pool up to its release threshold.
 //!
 //! Safety: see [`crate::state`].
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Default)]
 pub struct SimPool {
     device: usize,
-    /// Charged to the device.
+    /// The bytes charged to the device.
     reserved: u64,
     used: u64,
     threshold: u64,

@@ -30,7 +30,7 @@ unsafe impl Sync for FunctionAddress {}
 
 pub struct CudaState {
     pub sim: SimFile,
-    /// The device of each ordinal, as `CUDA_VISIBLE_DEVICES` says.
+    /// The device of each ordinal, from `CUDA_VISIBLE_DEVICES`.
     visible: Vec<usize>,
     pub identity: ProcessIdentity,
     pub slot: usize,
@@ -39,20 +39,20 @@ pub struct CudaState {
 
 #[derive(Default)]
 pub struct CudaTables {
-    /// Device of each context by handle.
+    /// The device of each context by handle.
     pub contexts: HashMap<u64, usize>,
-    /// Device and bytes of each allocation by address or handle.
+    /// The device and size in bytes of each allocation by address or handle.
     pub allocations: HashMap<u64, (usize, u64)>,
     pub streams: HashMap<u64, crate::stream::SimStream>,
     pub events: HashMap<u64, Option<u64>>,
-    /// GPU time of functions, and of graphs that were captured, in ns.
+    /// The GPU time of functions and of captured graphs, in ns.
     pub durations: HashMap<u64, u64>,
     pub pools: HashMap<u64, crate::pool::SimPool>,
     pub physical: HashMap<u64, crate::vmm::Physical>,
 }
 
 static STATE: OnceLock<Result<CudaState, CudaResult>> = OnceLock::new();
-/// Whether the process is the child of one that had called `cuInit`.
+/// Whether the process is a forked child of a process that had called `cuInit`.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 static HANDLES: AtomicU64 = AtomicU64::new(0x10_0000);
 
@@ -64,7 +64,7 @@ extern "C" fn forget_in_child() {
     IS_CHILD.store(true, Relaxed);
 }
 
-/// Opens the state file; `cuInit`.
+/// Opens the state file, for `cuInit`.
 pub fn init() -> Result<&'static CudaState, CudaResult> {
     let opened = STATE.get_or_init(|| {
         let path = std::env::var_os(STATE_ENV).ok_or(NO_DEVICE)?;
@@ -79,7 +79,7 @@ pub fn init() -> Result<&'static CudaState, CudaResult> {
     opened.as_ref().map_err(|code| *code)
 }
 
-/// The state after `cuInit`. As with the real driver, a child of a fork cannot use what its parent initialised.
+/// The state after `cuInit`. As with the real driver, a forked child cannot use its parent's initialisation.
 pub fn state() -> Result<&'static CudaState, CudaResult> {
     let state = STATE.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|code| *code)?;
     if IS_CHILD.load(Relaxed) { Err(NOT_INITIALIZED) } else { Ok(state) }
@@ -154,7 +154,7 @@ pub fn pop_current() -> Option<u64> {
     CURRENT.with_borrow_mut(Vec::pop)
 }
 
-/// The code that this call fails with, from the environment.
+/// The error code injected into this call by the environment.
 pub fn fault(name: &str, calls: &AtomicU64) -> Option<CudaResult> {
     static FAULTS: OnceLock<Vec<(String, CudaResult, u64)>> = OnceLock::new();
     let faults = FAULTS.get_or_init(|| parse_faults(&std::env::var(FAULTS_ENV).unwrap_or_default()));

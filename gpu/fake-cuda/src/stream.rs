@@ -1,7 +1,7 @@
 //! Streams, events, launches and graphs on the clock of the simulated device.
 //!
-//! A command begins when its stream and its device are free; a device serves the commands of all processes in the
-//! order of their submission. An event's time is that of the device reaching it.
+//! A command starts when its stream and its device are free; a device executes the commands of all processes in the
+//! order of submission. An event's time is when the device reaches it.
 //!
 //! Safety: see [`crate::state`].
 
@@ -18,18 +18,19 @@ use crate::{
     state::{CudaState, current_context, new_handle, state},
 };
 
-/// Work a stream takes ahead of its execution; a launch blocks beyond it, as with the real driver's full queue.
+/// The work that a stream accepts ahead of its execution, in ns; a launch blocks beyond it, as with the real driver's
+/// full queue.
 const QUEUED_NS_MAX: u64 = 20_000_000;
 
 #[derive(Clone, Copy, Default)]
 pub struct SimStream {
-    /// End of the last command.
+    /// The end of the last command.
     tail: u64,
     /// GPU time of the launches recorded since the capture began.
     captured: Option<u64>,
 }
 
-/// Streams 0, 1 and 2 are the default ones of the current context.
+/// Streams 0, 1 and 2 are the default streams of the current context.
 fn stream_key(stream: u64) -> u64 {
     if stream <= 2 { current_context().unwrap_or(0) << 32 | 1 << 60 } else { stream }
 }
@@ -49,7 +50,7 @@ fn sleep_until(moment: u64) {
     }
 }
 
-/// Puts a command of `ns` into a stream; gives its begin and end.
+/// Enqueues a command of `ns` into a stream; returns its start and end.
 fn enqueue(state: &CudaState, stream: u64, ns: u64) -> Result<(u64, u64), CudaResult> {
     let device = state.current()?;
     let known = stream_of(state, stream)?;

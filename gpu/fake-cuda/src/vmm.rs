@@ -16,7 +16,7 @@ const GRANULARITY: usize = 2 << 20;
 pub struct Physical {
     device: usize,
     bytes: u64,
-    /// Handles and mappings that refer to it.
+    /// The number of handles and mappings that refer to it.
     references: u32,
     /// The addresses at which it is mapped.
     mapped: Vec<u64>,
@@ -39,7 +39,7 @@ driver_functions! {
         out!(granularity, GRANULARITY);
         SUCCESS
     }
-    /// The properties begin `{type, requestedHandleTypes, location {type, id}}`.
+    /// The properties start with `{type, requestedHandleTypes, location {type, id}}`.
     fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const [c_int; 4], _flags: u64) {
         let state = check!(state());
         // SAFETY: the caller's structure, whose first four fields are read, or NULL.
@@ -99,7 +99,7 @@ driver_functions! {
         check!(state());
         SUCCESS
     }
-    /// The exported handle is a number that is valid in the process.
+    /// The exported handle is a number that is valid within the process.
     fn cuMemExportToShareableHandle(shared: *mut u64, handle: u64, _kind: c_int, _flags: u64) {
         let state = check!(state());
         if !state.tables().physical.contains_key(&handle) {

@@ -1,4 +1,4 @@
-//! Devices: names, memory, use, processes, PCI, NUMA, topology, MIG mode.
+//! Devices: names, memory, utilization, processes, PCI, NUMA, topology, MIG mode.
 //!
 //! Safety: see [`crate::state`].
 
@@ -70,11 +70,11 @@ fn used(sim: &SimFile, index: usize) -> (u64, u64) {
     (total, sim.ledger().used(index).min(total))
 }
 
-/// Use in percent since the last question of this process, as the driver gives it for the last sample period.
+/// The utilization in percent since this process's last query; the driver reports it for the last sample period.
 fn busy_percent(sim: &SimFile, index: usize) -> c_uint {
     static LAST: [[AtomicU64; 2]; 16] = [const { [const { AtomicU64::new(0) }; 2] }; 16];
     let now = monotonic_ns();
-    // A command counts from its submission in the state, but is busy only when it runs.
+    // A command counts from its submission in the state, but is busy only while it executes.
     let ahead = sim.device(index).busy_until.load(Relaxed).saturating_sub(now);
     let busy = sim.device(index).busy_ns.load(Relaxed).saturating_sub(ahead);
     let before = LAST[index][0].swap(now, Relaxed);
@@ -246,7 +246,7 @@ nvml_functions! {
         out!(node, c_uint::try_from(sim.describe(index).numa_node).unwrap_or(0));
         SUCCESS
     }
-    /// Processors of the device's NUMA node, of a host with 32 processors a node.
+    /// The processors of the device's NUMA node, on a host with 32 processors per node.
     fn nvmlDeviceGetCpuAffinity(handle: NvmlHandle, size: c_uint, set: *mut c_ulong) {
         let (sim, index) = check!(device(handle));
         let node = sim.describe(index).numa_node;
@@ -257,7 +257,7 @@ nvml_functions! {
         }
         SUCCESS
     }
-    /// Neighbours on one NUMA node share a PCIe switch in pairs, and the host bridge otherwise.
+    /// Pairs of adjacent devices on one NUMA node share a PCIe switch, others only the host bridge.
     fn nvmlDeviceGetTopologyCommonAncestor(first: NvmlHandle, second: NvmlHandle, level: *mut c_uint) {
         let ((sim, a), (_, b)) = (check!(device(first)), check!(device(second)));
         let same_node = sim.describe(a).numa_node == sim.describe(b).numa_node;
@@ -304,7 +304,7 @@ nvml_functions! {
     }
 }
 
-/// The message of a code.
+/// The message for a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlErrorString(code: NvmlReturn) -> *const c_char {
     let text = match code {

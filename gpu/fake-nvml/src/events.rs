@@ -1,7 +1,7 @@
 //! Event sets: Xids that a test or an operator injects into the state file.
 //!
 //! Safety: an event set is a box that `nvmlEventSetCreate` leaks and `nvmlEventSetFree` takes back; as with NVML, a
-//! program gives only sets that it created and did not free.
+//! program may only pass sets that it created and did not free.
 
 use std::{
     ffi::{c_uint, c_ulonglong},
@@ -18,15 +18,15 @@ use crate::{
     state::{NvmlHandle, device, sim},
 };
 
-/// `nvmlEventTypeXidCriticalError`, and all types that can be registered: single and double bit errors besides.
+/// `nvmlEventTypeXidCriticalError`, followed by all types that can be registered: also single and double bit errors.
 const XID_CRITICAL: c_ulonglong = 8;
 const SUPPORTED: c_ulonglong = 1 | 2 | XID_CRITICAL;
-/// The interval at which a waiting set reads the state file, which other processes write.
+/// The interval at which a waiting set polls the state file, which other processes write.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub struct EventSet {
     devices: Mutex<Vec<usize>>,
-    /// Number of the next Xid to look at.
+    /// The number of the next Xid to read.
     next: AtomicU64,
 }
 

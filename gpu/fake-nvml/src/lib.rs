@@ -1,8 +1,8 @@
-//! An NVML library over simulated GPUs: the functions that `nvml-wrapper`, tools like `nvidia-smi` and device plugins
-//! call.
+//! An NVML library for simulated GPUs, with the functions that `nvml-wrapper`, tools like `nvidia-smi` and device
+//! plugins call.
 //!
 //! Loaded as `libnvidia-ml.so.1`; shares the state file of `gpu/fake-cuda` (`mayfly_gpu_proto::sim`), so memory and
-//! processes are those that use the fake driver, and Xids are those that a test injects.
+//! processes are those of users of the fake driver, and Xids are injected by tests.
 //!
 //! Start at [`device`]; [`events`] waits for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
 #![expect(
@@ -27,7 +27,7 @@ pub const DRIVER_NOT_LOADED: NvmlReturn = 9;
 pub const TIMEOUT: NvmlReturn = 10;
 pub const GPU_IS_LOST: NvmlReturn = 15;
 
-/// The value of a result, or the code as the function's answer.
+/// Unwraps a result, or returns its error code from the function.
 #[macro_export]
 macro_rules! check {
     ($result:expr) => {
@@ -38,7 +38,7 @@ macro_rules! check {
     };
 }
 
-/// Writes to an out-parameter, or answers `NVML_ERROR_INVALID_ARGUMENT` where it is NULL.
+/// Writes to an out-parameter, or returns `NVML_ERROR_INVALID_ARGUMENT` if it is NULL.
 #[macro_export]
 macro_rules! out {
     ($pointer:expr, $value:expr) => {{

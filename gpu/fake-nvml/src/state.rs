@@ -1,4 +1,4 @@
-//! The state of the process: the shared file, device handles, copies of text.
+//! The state of the process: the shared file, device handles, copies of strings.
 //!
 //! Safety: a device handle is the device's index plus one and is never dereferenced.
 
@@ -17,11 +17,11 @@ use crate::{
 
 static STATE: OnceLock<Option<SimFile>> = OnceLock::new();
 
-/// A device, as programs hold it.
+/// A device handle of programs.
 pub type NvmlHandle = usize;
 
-/// Opens the state file; `nvmlInit`. Without its variable the file is that of the host on which this library lies as
-/// `driver/libnvidia-ml.so.1`: a process that simulates the GPUs cannot change its own environment.
+/// Opens the state file, for `nvmlInit`. Without the environment variable, the file is that of the host in which this
+/// library is `driver/libnvidia-ml.so.1`: a process that simulates GPUs cannot change its own environment.
 pub fn init() -> Result<&'static SimFile, NvmlReturn> {
     let opened = STATE.get_or_init(|| {
         let beside = || Some(library_path()?.parent()?.parent()?.join(STATE_FILE));
@@ -31,7 +31,7 @@ pub fn init() -> Result<&'static SimFile, NvmlReturn> {
     opened.as_ref().ok_or(DRIVER_NOT_LOADED)
 }
 
-/// The path under which the dynamic linker loaded this library.
+/// The path from which the dynamic linker loaded this library.
 fn library_path() -> Option<PathBuf> {
     // SAFETY: all zeroes is a valid `Dl_info`.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };

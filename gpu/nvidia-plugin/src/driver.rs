@@ -1,4 +1,5 @@
-//! The files of the NVIDIA driver that containers need: libraries, programs, device files, or CDI files that name them.
+//! The files of the NVIDIA driver that containers need: libraries, programs and device files, or CDI files that
+//! describe them.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,10 +12,10 @@ use crate::Gpu;
 
 /// The kind of NVIDIA's CDI devices.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
-/// Device files of the driver, beside one for each GPU. `nvidia-modeset` is for displays and left out.
+/// Device files of the driver, in addition to one for each GPU. `nvidia-modeset` is omitted, as it is for displays.
 const CONTROL_NODES: [&str; 3] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"];
-/// The libraries for computing and for looking at the devices, as NVIDIA's container toolkit has them in the
-/// capabilities `compute` and `utility`.
+/// The libraries for computing and monitoring: those of the capabilities `compute` and `utility` in NVIDIA's container
+/// toolkit.
 const LIBRARIES: [&str; 14] = [
     "libcuda",
     "libcudadebugger",
@@ -44,21 +45,21 @@ pub struct DriverLibrary {
     pub path: PathBuf,
 }
 
-/// What containers get of the driver.
+/// The driver's files for containers.
 #[derive(Clone, Debug)]
 pub struct DriverFiles {
     pub libraries: Vec<DriverLibrary>,
     pub programs: Vec<PathBuf>,
-    /// The folder of device files.
+    /// The folder with device files.
     pub dev: PathBuf,
-    /// Folders of CDI files, the last one the strongest.
+    /// Folders of CDI files; the last one takes precedence.
     pub cdi_folders: Vec<PathBuf>,
-    /// The state of simulated GPUs.
+    /// The state file of simulated GPUs.
     pub sim: Option<PathBuf>,
 }
 
 impl DriverFiles {
-    /// The driver that is installed on this machine.
+    /// The installed driver of this machine.
     pub fn of_this_machine() -> Self {
         let programs = PROGRAMS.iter().filter_map(|name| {
             PROGRAM_FOLDERS
@@ -75,12 +76,12 @@ impl DriverFiles {
         }
     }
 
-    /// The device files of these GPUs that are there.
+    /// The existing device files of these GPUs.
     pub fn nodes(&self, gpus: &[&Gpu]) -> Vec<PathBuf> {
         node_names(gpus).into_iter().map(|name| self.dev.join(name)).filter(|path| path.exists()).collect()
     }
 
-    /// The CDI devices of the GPUs; `None` where no file describes all of them, or one asks for what the device manager
+    /// The CDI devices of the GPUs; `None` if no file describes all of them, or one uses edits that the device manager
     /// does not support.
     pub fn cdi_devices(&self, gpus: &[&Gpu]) -> Option<Vec<String>> {
         let specs = CdiSpecs::load(&self.cdi_folders);
@@ -92,13 +93,13 @@ impl DriverFiles {
     }
 }
 
-/// The names of device files that containers with these GPUs may have, in `/dev`.
+/// The names of device files in `/dev` for containers with these GPUs.
 fn node_names(gpus: &[&Gpu]) -> Vec<String> {
     let own = gpus.iter().filter_map(|gpu| Some(format!("nvidia{}", gpu.minor?)));
     CONTROL_NODES.iter().map(|name| (*name).to_owned()).chain(own).collect()
 }
 
-/// The dynamic linker's list of libraries; empty where it cannot be had.
+/// The dynamic linker's list of libraries; empty if it is not available.
 fn linker_cache() -> String {
     for program in LDCONFIG {
         match Command::new(program).arg("-p").env("LC_ALL", "C").output() {
@@ -113,8 +114,8 @@ fn linker_cache() -> String {
     String::new()
 }
 
-/// The driver's libraries in a list of `ldconfig -p`, for programs of this architecture. Of several libraries of one
-/// name the linker takes the first.
+/// The driver's libraries in the output of `ldconfig -p`, for programs of this architecture. Of several libraries with
+/// one name the linker uses the first.
 pub fn libraries(listing: &str, architecture: &str) -> Vec<DriverLibrary> {
     let tag = match architecture {
         "x86_64" => "x86-64",
@@ -128,7 +129,7 @@ pub fn libraries(listing: &str, architecture: &str) -> Vec<DriverLibrary> {
         let Some((stem, version)) = soname.split_once(".so") else { continue };
         let is_for_us =
             properties.trim_end_matches(')').split(", ").next().is_some_and(|kind| kind.ends_with(tag));
-        // Programs load a library by a name with its version; the name without is for linking.
+        // Programs load a library by its versioned name; the name without a version is for linking.
         let is_known = LIBRARIES.contains(&stem) && !version.is_empty();
         if is_for_us && is_known && found.iter().all(|known| known.soname != soname) {
             found.push(DriverLibrary { soname: soname.to_owned(), path: path.trim().into() });

@@ -1,4 +1,4 @@
-//! The changes of a container with GPUs: variables, libraries, device files, and the file with its limits.
+//! The changes of a container with GPUs: variables, libraries, device files, and its limits file.
 
 use std::{
     fs, io,
@@ -14,22 +14,22 @@ use mayfly_gpu_proto::{
 
 use crate::{DriverFiles, Gpu};
 
-/// The file of a container's limits in its folder.
+/// The name of the limits file in a container's folder.
 pub const LIMITS_FILE: &str = "limits";
 
-/// The files for containers with GPUs.
+/// The sources of files for containers with GPUs.
 #[derive(Clone, Debug)]
 pub struct Libraries {
-    /// The folder of the shim: that of the `mayfly` executable.
+    /// The folder of the shim, beside the `mayfly` executable.
     pub folder: PathBuf,
     pub driver: DriverFiles,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    #[error("the library {0} is not there: it belongs beside the mayfly executable")]
+    #[error("the library {0} is missing: it must be beside the mayfly executable")]
     NoLibrary(PathBuf),
-    #[error("{0} of the driver is not there any more; restart mayfly after an update of the driver")]
+    #[error("{0} of the driver is missing; restart mayfly after an update of the driver")]
     NoDriverFile(PathBuf),
     #[error("cannot make the folder {path}: {source}")]
     Folder { path: PathBuf, source: io::Error },
@@ -39,7 +39,8 @@ pub enum GrantError {
     Limits(#[from] LimitsError),
 }
 
-/// Variables, libraries and device files of a container with these GPUs. `limits`: the host's file of the shares.
+/// The plugin's answer for a container with these GPUs: variables, libraries and device files. `limits`: the host's
+/// limits file for shares.
 ///
 /// # Errors
 /// A library is missing.
@@ -117,8 +118,7 @@ fn mount(
     Ok(())
 }
 
-/// Writes the limits of a container; an existing file is kept and gets the new limits, as the container's processes
-/// have it mapped.
+/// Writes the limits of a container; an existing file is updated in place, as the container's processes have mapped it.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -134,8 +134,8 @@ pub fn write_limits(folder: &Path, limits: &[DeviceLimit]) -> Result<PathBuf, Gr
     Ok(path)
 }
 
-/// Gives back the memory that processes of an earlier start of the container had: they cannot do it any more, and the
-/// new processes cannot see that they are gone, since each start has a pid namespace of its own.
+/// Releases the memory booked by processes of an earlier start of the container: they cannot release it any more, and
+/// the new processes cannot see that they are gone, since each start has a separate pid namespace.
 ///
 /// # Errors
 /// The file or the machine's processes cannot be read.
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverLibrary;
 
-    /// The answer as lines, in which `folder` is the test's.
+    /// The answer as lines, in which `folder` replaces the test's folder.
     fn lines(response: &ContainerAllocateResponse, folder: &Path) -> Vec<String> {
         let env = response.envs.iter().map(|(name, value)| format!("env {name}={value}"));
         let mounts = response.mounts.iter().map(|one| {
@@ -181,7 +181,7 @@ mod tests {
         write_limits(&folder.join("limits/uid/main"), &[limit]).unwrap()
     }
 
-    /// A machine whose driver has these files; device files are what `/dev/null` is.
+    /// A machine whose driver has these files; device files are links to `/dev/null`.
     fn machine(folder: &Path) -> Libraries {
         for path in ["lib/libcuda.so.1", "lib/libnvidia-ml.so.1", "bin/nvidia-smi", SHIM_FILE] {
             fs::create_dir_all(folder.join(path).parent().unwrap()).unwrap();

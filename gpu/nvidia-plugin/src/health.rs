@@ -1,4 +1,4 @@
-//! Which GPUs may be given away. Pure; the driver is asked by [`crate::watcher`].
+//! Decides which GPUs may be allocated. Pure; [`crate::watcher`] queries the driver.
 //!
 //! ```text
 //!            fault                      pause is over, self-test passes
@@ -8,29 +8,29 @@
 //!               another fault: a longer pause
 //! ```
 //!
-//! NVIDIA's device plugin has no way out of quarantine but its own restart. Here a GPU that recovers, or that was reset,
-//! is offered again; one that faults again and again is offered more and more rarely.
+//! NVIDIA's device plugin leaves quarantine only by a restart of the plugin. Here a GPU that recovers, or that was
+//! reset, is offered again; one with repeated faults is offered more and more rarely.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// Xids that programs cause by themselves, after which the GPU works (those that NVIDIA's device plugin ignores):
-/// graphics engine exception, memory page fault, stopped processing, preemptive cleanup, video processor exception,
-/// context switch timeout.
+/// Xids caused by programs, after which the GPU works (those that NVIDIA's device plugin ignores): graphics engine
+/// exception, memory page fault, stopped processing, preemptive cleanup, video processor exception, context switch
+/// timeout.
 const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// The first pause before a self-test; doubled by each further fault.
 pub const QUARANTINE: Duration = Duration::from_secs(30);
 const QUARANTINE_MAX: Duration = Duration::from_secs(3600);
-/// A GPU that was healthy for this time begins with the first pause again.
+/// The time without faults after which a GPU starts with the first pause again.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// What is wrong with a GPU.
+/// A fault of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuFault {
-    /// An error that the driver reported by its number; 999 is an unknown one.
+    /// An error that the driver reported by its Xid; 999 is an unknown one.
     Xid(u64),
-    /// An error of the memory that its code could not correct.
+    /// A memory error that ECC could not correct.
     UncorrectedMemory,
-    /// The driver does not reach the GPU.
+    /// The driver cannot reach the GPU.
     Lost,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for GpuFault {
     }
 }
 
-/// The fault that an Xid means; `None` for one that a program causes.
+/// The fault indicated by an Xid; `None` for one that a program causes.
 pub fn fault_of_xid(number: u64) -> Option<GpuFault> {
     (!APPLICATION_XIDS.contains(&number)).then_some(GpuFault::Xid(number))
 }
@@ -59,7 +59,7 @@ struct Quarantine {
 struct DeviceRecord {
     quarantine: Option<Quarantine>,
     faults: u64,
-    /// Faults since the GPU was last forgiven.
+    /// Faults since the last time that the GPU was healthy for [`FORGIVEN_AFTER`].
     strikes: u32,
     healthy_since_ns: u64,
 }
@@ -96,7 +96,7 @@ impl HealthRecords {
         self.devices.iter().filter(|(_, device)| is_due(device)).map(|(uuid, _)| uuid.clone()).collect()
     }
 
-    /// Notes the result of a self-test.
+    /// Records the result of a self-test.
     pub fn tested(&mut self, uuid: &str, passed: bool, now_ns: u64) {
         let Some(device) = self.devices.get_mut(uuid) else { return };
         match &mut device.quarantine {
@@ -111,12 +111,12 @@ impl HealthRecords {
         }
     }
 
-    /// Why the GPU is in quarantine; `None` for a healthy one.
+    /// The reason why the GPU is in quarantine; `None` for a healthy one.
     pub fn fault(&self, uuid: &str) -> Option<GpuFault> {
         Some(self.devices.get(uuid)?.quarantine?.fault)
     }
 
-    /// Faults of the GPU so far.
+    /// The number of faults of the GPU so far.
     pub fn faults(&self, uuid: &str) -> u64 {
         self.devices.get(uuid).map_or(0, |device| device.faults)
     }
@@ -155,14 +155,14 @@ mod tests {
         assert_eq!(records.due(30 * SECOND), ["a"]);
         records.tested("a", false, 30 * SECOND);
         assert_eq!((records.due(60 * SECOND - 1).len(), records.due(60 * SECOND).len()), (0, 1));
-        // Another fault in quarantine, and one after it.
+        // Another fault during quarantine, and one after it.
         records.report("a", GpuFault::Lost, 60 * SECOND);
         assert_eq!((records.due(120 * SECOND - 1).len(), records.due(120 * SECOND).len()), (0, 1));
         records.tested("a", true, 120 * SECOND);
         assert_eq!((records.fault("a"), records.faults("a")), (None, 2));
         records.report("a", GpuFault::UncorrectedMemory, 130 * SECOND);
         assert_eq!((records.due(250 * SECOND - 1).len(), records.due(250 * SECOND).len()), (0, 1));
-        // Tested too late for a fault that it does not have any more.
+        // A result of a self-test for a fault that the GPU does not have any more.
         records.tested("b", true, 0);
         assert_eq!(records.fault("b"), None);
     }

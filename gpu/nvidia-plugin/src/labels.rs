@@ -1,4 +1,4 @@
-//! Labels of a node with GPUs, by the names and in the forms of NVIDIA's GPU feature discovery.
+//! Labels of a node with GPUs, with the names and formats of NVIDIA's GPU feature discovery.
 //!
 //! They describe the first GPU; `gpu.count` counts all of them.
 
@@ -22,10 +22,10 @@ const NAMES: [&str; 13] = [
     "nvidia.com/cuda.runtime.minor",
     "nvidia.com/mig.capable",
 ];
-/// The largest size of a label's value.
+/// The length limit of a label's value, in characters.
 const VALUE_CHARS_MAX: usize = 63;
 
-/// The labels of the node; `None` is a label that it must not have.
+/// The labels of the node; `None` removes a label.
 pub fn of_node(source: Option<&GpuSource>) -> BTreeMap<String, Option<String>> {
     let mut labels: BTreeMap<String, Option<String>> =
         NAMES.into_iter().map(|name| (name.to_owned(), None)).collect();
@@ -37,7 +37,7 @@ pub fn of_node(source: Option<&GpuSource>) -> BTreeMap<String, Option<String>> {
     labels
 }
 
-/// `versions`: of the driver, and of the CUDA that it supports.
+/// `versions`: of the driver, and of the CUDA version that it supports.
 fn describe(gpus: &[Gpu], versions: Option<(&str, (i32, i32))>) -> BTreeMap<String, String> {
     let Some(gpu) = gpus.first() else { return BTreeMap::new() };
     let (major, minor) = gpu.compute_capability;
@@ -64,7 +64,7 @@ fn describe(gpus: &[Gpu], versions: Option<(&str, (i32, i32))>) -> BTreeMap<Stri
     labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The name of the architecture, by its compute capability.
+/// The name of the architecture for a compute capability.
 fn family(major: i32, minor: i32) -> &'static str {
     match (major, minor) {
         (1, _) => "tesla",
@@ -82,7 +82,7 @@ fn family(major: i32, minor: i32) -> &'static str {
     }
 }
 
-/// Text as a label's value: what a value may not have becomes a hyphen.
+/// Converts text to a label's value: invalid characters become hyphens.
 fn value(text: &str) -> String {
     let allowed = |character: char| match character {
         'a'..='z' | 'A'..='Z' | '0'..='9' | '.' | '_' => character,

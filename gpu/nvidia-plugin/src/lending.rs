@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Gpu, RESOURCE_CORE, grant};
 
-/// The period of the balance: long enough to see a use, short beside what a person notices.
+/// The period of balancing: long enough to measure usage, short enough not to be noticed by users.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// The mapped limits file of a container, with its last measurement on each GPU.
@@ -42,14 +42,14 @@ pub(crate) async fn run(
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            // A container's file is written after its allocation is known, so that a missing one is looked for again.
+            // A container's file is written after its allocation is known, so missing files are looked for again.
             () = tokio::time::sleep(PERIOD), if !current.is_empty() => {}
             changed = allocations.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// Maps the files of containers with shares, and forgets those of the others.
+/// Maps the files of containers with shares, and unmaps those of other containers.
 fn follow(limits: &Path, allocations: &[DeviceAllocation], borrowers: &mut BTreeMap<PathBuf, Borrower>) {
     let shares = allocations.iter().filter(|one| one.resource == RESOURCE_CORE);
     let paths: BTreeSet<PathBuf> =

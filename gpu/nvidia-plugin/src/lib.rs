@@ -1,17 +1,17 @@
 //! The device plugin for NVIDIA GPUs: whole GPUs, and shares of them.
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
-//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs as NVML shows them ([`source`]), also those of a
-//! host that is simulated ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
-//! this machine ([`driver`]); the limits file and what a container gets ([`grant`]); the loan of idle GPU time to
-//! containers with an elastic limit; what the GPUs and their users use ([`usage`]); the
-//! node's labels ([`labels`]); which GPUs are healthy ([`health`], pure, fed by `watcher`). It registers over its sockets as any
-//! plugin does ([`plugin`]). It takes the devices in use from the device manager and keeps no state.
+//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs reported by NVML ([`source`]), including those
+//! of a simulated host ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
+//! this machine ([`driver`]); the limits file and the plugin's answer for a container ([`grant`]); lending idle GPU
+//! time to containers with an elastic limit; the usage of GPUs and by containers ([`usage`]); the node's labels
+//! ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers over its sockets like any plugin
+//! ([`plugin`]). It gets the allocated devices from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
 //!
-//! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered whole, and the other way
-//! round. The node's allocatable devices follow.
+//! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered as a whole, and vice
+//! versa. The node's allocatable devices reflect that.
 
 pub mod driver;
 pub mod grant;
@@ -36,7 +36,7 @@ pub use usage::GpuMeter;
 pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
 pub const RESOURCE_CORE: &str = "mayfly.dev/vcuda-core";
 pub const RESOURCE_MEMORY: &str = "mayfly.dev/vcuda-memory";
-/// The whole time of a GPU.
+/// The cores of a whole GPU.
 pub const CORES_PER_GPU: u32 = 100;
 /// One unit of `vcuda-memory` (as in gpu-manager).
 pub const MEMORY_UNIT_BYTES: u64 = 256 << 20;

@@ -1,8 +1,8 @@
-//! Which GPU a container gets. Pure.
+//! Chooses the GPUs of a container. Pure.
 //!
-//! Shares of a GPU are packed: of the GPUs that fit, the one with the least free time, then the least free memory.
-//! Whole GPUs are taken from the NUMA node with the fewest free ones that still suffices, so that large groups stay
-//! together (gpu-manager's `share` and `fragment`).
+//! Shares of a GPU are packed: among the GPUs that fit, the one with the least free time is chosen, then the one with
+//! the least free memory. Whole GPUs are taken from the NUMA node with the fewest free ones that still suffices, so
+//! that large groups stay available (gpu-manager's `share` and `fragment`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,12 +25,12 @@ pub struct Gpu {
     /// In the kernel's form, such as `0000:01:00.0`.
     pub pci_address: String,
     pub numa_node: Option<i64>,
-    /// Of CUDA: `(9, 0)`.
+    /// The CUDA compute capability, such as `(9, 0)`.
     pub compute_capability: (i32, i32),
     pub is_mig_capable: bool,
-    /// Why it is not offered.
+    /// The reason why it is not offered.
     pub fault: Option<GpuFault>,
-    /// Faults so far.
+    /// The number of faults so far.
     pub faults: u64,
 }
 
@@ -52,7 +52,7 @@ impl Gpu {
         }
     }
 
-    /// Units of `vcuda-memory`; a rest that fills no unit is not given away.
+    /// The number of units of `vcuda-memory`; the remainder is not allocatable.
     pub fn memory_units(&self) -> u32 {
         u32::try_from(self.memory_bytes / MEMORY_UNIT_BYTES).unwrap_or(u32::MAX)
     }
@@ -79,7 +79,7 @@ pub struct GpuShare {
     pub memory_units: u32,
 }
 
-/// Why shares cannot be given.
+/// The reason why shares cannot be allocated.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PlacementError {
     #[error("a container with {RESOURCE_CORE} below {CORES_PER_GPU} needs {RESOURCE_MEMORY}, too")]
@@ -95,7 +95,7 @@ pub enum PlacementError {
     NoGpu(GpuShare),
 }
 
-/// The GPU that a device id belongs to: ids of shares are `UUID::c07`, `UUID::m0031`.
+/// The GPU of a device id: ids of shares are `UUID::c07`, `UUID::m0031`.
 pub fn gpu_of(device: &str) -> &str {
     device.split_once("::").map_or(device, |(gpu, _)| gpu)
 }
@@ -108,7 +108,7 @@ pub fn memory_id(gpu: &str, number: u32) -> String {
     format!("{gpu}::m{number:04}")
 }
 
-/// The usage by the UUID of the GPU, without the one of `except` (pod, container).
+/// The usage of GPUs by UUID, without the container `except` (pod, container).
 pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> BTreeMap<String, GpuLoad> {
     let mut loads: BTreeMap<String, GpuLoad> = BTreeMap::new();
     for allocation in allocations {
@@ -128,10 +128,10 @@ pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> 
     loads
 }
 
-/// Chooses the GPUs for shares: one, or several whole ones.
+/// Chooses the GPUs for shares: one GPU, or several whole ones.
 ///
 /// # Errors
-/// The amounts do not go together, or no GPU has them free.
+/// The amounts are inconsistent, or no GPU has them free.
 pub fn place(
     gpus: &[Gpu],
     loads: &BTreeMap<String, GpuLoad>,
@@ -168,7 +168,7 @@ pub fn place(
     }
 }
 
-/// Chooses `count` of the available whole GPUs, fewer where there are fewer.
+/// Chooses `count` of the available whole GPUs, or fewer if there are not enough.
 pub fn whole(
     gpus: &[Gpu],
     available: &BTreeSet<String>,
@@ -182,7 +182,7 @@ pub fn whole(
     let mut chosen: Vec<String> = must_include.iter().take(count).cloned().collect();
     let missing = count.saturating_sub(chosen.len());
     let mut groups: Vec<_> = nodes.into_values().collect();
-    // The smallest group that suffices first; where none does, the largest first, so that few nodes are used.
+    // The smallest group that suffices comes first; if none does, the largest, so that few nodes are used.
     groups.sort_by_key(|group| (group.len() < missing, group.len().abs_diff(missing)));
     for uuid in groups.into_iter().flatten() {
         if chosen.len() < count && !chosen.contains(uuid) {

@@ -1,4 +1,4 @@
-//! The plugin: three resources over three sockets, one view of the GPUs.
+//! The plugin: three resources over three sockets, with one view of the GPUs.
 
 use std::{
     collections::BTreeSet,
@@ -38,9 +38,9 @@ use crate::{
     watcher::HealthWatcher,
 };
 
-/// Pause before another try to register.
+/// The pause before another attempt to register.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
-/// The share up to which idle GPU time may be used, in hundredths of a GPU; gpu-manager's name is an alias.
+/// The limit for using idle GPU time, in hundredths of a GPU; gpu-manager's name is an alias.
 const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.com/vcuda-core-limit"];
 
 /// The configuration of the plugin.
@@ -48,7 +48,7 @@ const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.
 pub struct PluginConfig {
     pub source: GpuSource,
     pub libraries: Libraries,
-    /// The folder of containers' limits: in it one for each pod, with one for each container.
+    /// The folder of containers' limits: a folder for each pod, with a folder for each container.
     pub limits: PathBuf,
     /// The folder of the kubelet's socket.
     pub sockets: PathBuf,
@@ -69,7 +69,7 @@ pub struct NvidiaPlugin {
 struct Shared {
     config: PluginConfig,
     allocations: Allocations,
-    /// The GPUs with their health.
+    /// The GPUs and their health.
     gpus: watch::Receiver<Arc<Vec<Gpu>>>,
 }
 
@@ -116,7 +116,7 @@ impl NvidiaPlugin {
         &self.shared.config.source
     }
 
-    /// Reads what the GPUs and their users use, for as long as the process runs.
+    /// Reads the usage of the GPUs and by containers, as long as the process runs.
     pub fn meter(&self) -> GpuMeter {
         let PluginConfig { source, limits, .. } = self.shared.config.clone();
         GpuMeter {
@@ -127,7 +127,7 @@ impl NvidiaPlugin {
         }
     }
 
-    /// Serves, registers, lends idle time, and removes the limits of pods that are gone, until `stop`.
+    /// Serves, registers, lends idle time, and removes the limits of deleted pods, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let Self { shared, sockets, gpus } = self;
         let records = HealthRecords::new(shared.config.quarantine);
@@ -180,8 +180,8 @@ impl Shared {
         }
     }
 
-    /// Removes the limits of pods without devices. The folders are listed first: one that is made meanwhile belongs to
-    /// a pod whose allocation is known already.
+    /// Removes the limits of pods without devices. The folders are listed before the allocations are read: a folder
+    /// created meanwhile belongs to a pod with a known allocation.
     fn remove_limits(&self) {
         let Ok(folders) = fs::read_dir(&self.config.limits) else { return };
         let folders: Vec<_> = folders.flatten().collect();
@@ -195,7 +195,8 @@ impl Shared {
         }
     }
 
-    /// All devices of one resource. What is in use another way is not healthy, so that the scheduler does not count it.
+    /// All devices of one resource. Devices in use through another resource are unhealthy, so that the scheduler does
+    /// not count them.
     fn devices(&self, kind: Kind, allocations: &[DeviceAllocation]) -> Vec<Device> {
         let loads = placement::loads(allocations, None);
         let mut devices = Vec::new();
@@ -222,7 +223,7 @@ impl Shared {
         devices
     }
 
-    /// The GPUs that a container's shares come from: those it has, else the best ones.
+    /// The GPUs of a container's shares: those it already has, otherwise the best ones.
     fn gpus_of(&self, owner: &DeviceOwner) -> Result<Vec<String>, PlacementError> {
         let allocations = self.allocations.borrow().clone();
         let has: BTreeSet<String> = allocations
@@ -243,7 +244,7 @@ impl Shared {
         self.config.limits.join(&owner.uid.0).join(&owner.container)
     }
 
-    /// The grant for a container with these shares. The answers of both resources are equal.
+    /// The answer for a container with these shares. The answers for both resources are equal.
     fn grant(&self, owner: &DeviceOwner, gpus: &[String]) -> Result<ContainerAllocateResponse, Status> {
         let GpuShare { cores, memory_units } = share(owner);
         let count = u32::try_from(gpus.len()).unwrap_or(1).max(1);
@@ -289,7 +290,7 @@ impl DevicePlugin for GpuResource {
         _request: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
         let options = DevicePluginOptions {
-            // The limits file belongs to the cores of a container.
+            // The limits file belongs to the container's cores resource.
             pre_start_required: self.kind == Kind::Core,
             get_preferred_allocation_available: true,
         };
@@ -376,11 +377,11 @@ impl DevicePlugin for GpuResource {
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         if let Some(owner) = DeviceOwner::read(request.metadata()) {
             let limits = self.shared.limits_folder(&owner).join(grant::LIMITS_FILE);
-            // It reads `/proc`.
+            // Blocks, since it reads `/proc`.
             let freed = tokio::task::spawn_blocking(move || grant::forget_ended(&limits)).await;
             if let Ok(Err(error)) = freed {
                 let pod = owner.uid.0;
-                tracing::warn!(pod, container = owner.container, %error, "GPU memory of an ended container stays booked");
+                tracing::warn!(pod, container = owner.container, %error, "cannot release the booked GPU memory of an ended container");
             }
         }
         Ok(Response::new(PreStartContainerResponse {}))
@@ -388,10 +389,10 @@ impl DevicePlugin for GpuResource {
 }
 
 fn no_owner() -> Status {
-    Status::failed_precondition("shares of a GPU need a kubelet that names the pod it allocates for")
+    Status::failed_precondition("shares of a GPU need a kubelet that sends the pod's identity")
 }
 
-/// As many devices of each GPU.
+/// Distributes `count` devices equally over the GPUs.
 fn spread(available: &BTreeSet<String>, gpus: &[String], count: usize) -> Vec<String> {
     let each = count.div_ceil(gpus.len().max(1));
     let of = |gpu: &String| {

@@ -1,7 +1,7 @@
-//! A host with simulated GPUs: the folder in which the driver's files lie that a machine with GPUs has.
+//! A host with simulated GPUs: a folder with the driver's files of a machine with GPUs.
 //!
-//! `driver` has the libraries by the names under which programs load them; `sim` is the state of the devices; `sys` names
-//! their NUMA nodes. The state outlives a restart: running containers keep using it.
+//! `driver` contains the libraries under the names that programs load; `sim` is the state of the devices; `sys`
+//! describes their NUMA nodes. The state outlives a restart: running containers keep using it.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use crate::{DriverFiles, GpuSource, SourceError, driver::DriverLibrary};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatedHostError {
-    #[error("the library {} is not there: it belongs beside the mayfly executable", .0.display())]
+    #[error("the library {} is missing: it must be beside the mayfly executable", .0.display())]
     NoLibrary(PathBuf),
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -36,10 +36,10 @@ pub struct SimulatedHost {
 }
 
 impl SimulatedHost {
-    /// Makes the folder; keeps the state of the same GPUs. `libraries`: the folder of the simulated driver.
+    /// Creates the folder; keeps the state if the GPUs are the same. `libraries`: the folder of the simulated driver.
     ///
     /// # Errors
-    /// The simulated NVML is not there, or the folder cannot be written.
+    /// The simulated NVML is missing, or the folder cannot be written.
     pub fn create(folder: &Path, libraries: &Path, gpus: &[FakeGpu]) -> Result<Self, SimulatedHostError> {
         let nvml = libraries.join(FAKE_NVML_FILE);
         if !nvml.exists() {
@@ -67,7 +67,7 @@ impl SimulatedHost {
         self.folder.join(STATE_FILE)
     }
 
-    /// The driver as containers get it.
+    /// The driver's files for containers.
     pub fn driver(&self) -> DriverFiles {
         let library = |(soname, file): (&str, &str)| DriverLibrary {
             soname: soname.to_owned(),

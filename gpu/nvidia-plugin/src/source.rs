@@ -1,7 +1,7 @@
-//! The GPUs as NVML shows them. Real and simulated ones go the same way: the library of a simulated host
+//! The GPUs reported by NVML. Real and simulated GPUs use the same code: the library of a simulated host
 //! ([`crate::simulated`]) is `gpu/fake-nvml`.
 //!
-//! Calls block, and a broken device may make them slow: callers that must not wait use their own thread.
+//! Calls block, and a broken device may make them slow: callers that must not wait use a separate thread.
 
 use std::{collections::BTreeMap, ffi::OsStr, fmt, fs, path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::{Gpu, usage::DeviceFigures};
 
-/// The library of NVML, and the devices it shows.
+/// The NVML library, and its devices.
 #[derive(Clone)]
 pub struct GpuSource {
     nvml: Arc<Nvml>,
@@ -23,14 +23,14 @@ pub struct GpuSource {
     busy: Arc<Mutex<BTreeMap<String, BusyTime>>>,
 }
 
-/// The GPU time that a device was busy. NVML only tells the use of the last moment, in percent.
+/// The accumulated busy time of a device. NVML only reports the current utilization, in percent.
 #[derive(Clone, Copy, Debug)]
 struct BusyTime {
     read_at_ns: u64,
     busy_ns: u64,
 }
 
-/// Why there are no GPUs.
+/// The reason why there are no GPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error("{library} is not there: {source}")]
@@ -48,12 +48,11 @@ impl fmt::Debug for GpuSource {
 }
 
 impl GpuSource {
-    /// Loads the library and lists its devices. `library`: a path; by default the dynamic linker looks for it.
-    /// `root`: the host's files, whose `sys` names the NUMA nodes.
+    /// Loads the library and lists its devices. `library`: a path; by default the dynamic linker searches for it.
+    /// `root`: the root of the host's files, whose `sys` contains the NUMA nodes.
     ///
     /// # Errors
-    /// The library or the driver is not there, or there are no devices: none of it is a fault of a machine without
-    /// GPUs.
+    /// The library or the driver is missing, or there are no devices: normal on a machine without GPUs.
     pub fn open(library: Option<&Path>, root: &Path) -> Result<Self, SourceError> {
         let path = library.map_or(OsStr::new(NVML_SONAME), Path::as_os_str);
         let library = path.to_string_lossy().into_owned();
@@ -77,7 +76,7 @@ impl GpuSource {
         &self.gpus
     }
 
-    /// The versions of the driver and of the CUDA it supports: `570.86.15` and `(12, 8)`.
+    /// The versions of the driver and of the CUDA version that it supports, such as `570.86.15` and `(12, 8)`.
     ///
     /// # Errors
     /// The driver does not answer.
@@ -88,8 +87,8 @@ impl GpuSource {
         Ok((self.nvml.sys_driver_version()?, parts))
     }
 
-    /// What the devices use, by UUID; a device that does not answer is left out. GPU time counts from the first call,
-    /// so calls have to follow one another within seconds.
+    /// The usage of the devices by UUID; a device that does not respond is omitted. GPU time is accumulated from the
+    /// first call, so calls must follow one another within seconds.
     pub fn figures(&self) -> BTreeMap<String, DeviceFigures> {
         let of = |gpu: &Gpu| Some((gpu.uuid.clone(), self.figures_of(gpu).ok()?));
         self.gpus.iter().filter_map(of).collect()
@@ -98,7 +97,7 @@ impl GpuSource {
     pub(crate) fn figures_of(&self, gpu: &Gpu) -> Result<DeviceFigures, NvmlError> {
         let device = self.device(gpu)?;
         let memory_bytes = device.memory_info()?.used;
-        // A GPU in MIG mode has no figure for all of it.
+        // A GPU in MIG mode has no overall utilization.
         let percent = device.utilization_rates().map_or(0, |rates| rates.gpu);
         let now = monotonic_ns();
         let mut all = self.busy.lock();
@@ -109,11 +108,11 @@ impl GpuSource {
         Ok(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
     }
 
-    /// Whether a GPU that had an error may be used again: the driver reaches it, and its memory has had no uncorrected
-    /// error since it was last reset.
+    /// Tests whether a GPU that had an error may be used again: the driver can reach it, and its memory has had no
+    /// uncorrected error since its last reset.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not be used.
     pub(crate) fn self_test(&self, gpu: &Gpu) -> Result<(), String> {
         let device = self.device(gpu).map_err(|error| error.to_string())?;
         device.memory_info().map_err(|error| error.to_string())?;
@@ -121,7 +120,7 @@ impl GpuSource {
             Ok(0) => {}
             Ok(count) => return Err(format!("{count} uncorrected memory errors since its last reset")),
             Err(error) if is_lost(&error) => return Err(error.to_string()),
-            // Not all GPUs have memory with a code.
+            // Not all GPUs have ECC memory.
             Err(_) => {}
         }
         match device.are_pages_pending_retired() {
@@ -131,7 +130,8 @@ impl GpuSource {
         }
     }
 
-    /// By its index, which stays while the library is loaded. A search by UUID fails where any GPU is lost.
+    /// Looks the device up by index, which is stable while the library is loaded. A search by UUID fails if any GPU is
+    /// lost.
     fn device(&self, gpu: &Gpu) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_index(gpu.index)
     }
@@ -152,7 +152,7 @@ fn inventory(nvml: &Nvml, sysfs: &Path) -> Result<Vec<Gpu>, NvmlError> {
         // A broken device must not hide the others.
         match nvml.device_by_index(index).and_then(|device| describe(&device, index, sysfs)) {
             Ok((gpu, MigState::Off)) => gpus.push(gpu),
-            // CUDA uses only the instances of such a GPU.
+            // CUDA uses only the MIG instances of such a GPU.
             Ok((gpu, MigState::On)) => {
                 tracing::warn!(
                     gpu = gpu.uuid,
@@ -177,7 +177,7 @@ enum MigState {
 const MIG_ENABLED: u32 = 1;
 
 fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigState), NvmlError> {
-    // An error: this model has no such mode.
+    // An error means that this model has no MIG mode.
     let mig = device.mig_mode().ok();
     let state = if mig.as_ref().is_some_and(|mode| mode.current == MIG_ENABLED) {
         MigState::On
@@ -202,7 +202,7 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigSt
     Ok((gpu, state))
 }
 
-/// The kernel's form of an address, such as `0000:01:00.0`; NVML's has eight digits in front.
+/// Converts NVML's address, which starts with eight digits, to the kernel's form, such as `0000:01:00.0`.
 fn pci_address(bus_id: &str) -> String {
     let lower = bus_id.to_lowercase();
     match lower.split_once(':') {
@@ -211,8 +211,8 @@ fn pci_address(bus_id: &str) -> String {
     }
 }
 
-/// NVML's own function is about GPUs that are NUMA nodes themselves, so the kernel is asked. It says -1 where the
-/// machine has one node only.
+/// Read from the kernel, since NVML's function is about GPUs that are NUMA nodes themselves. The kernel reports -1 on a
+/// machine with a single node.
 fn numa_node(device: &Path) -> Option<i64> {
     let text = fs::read_to_string(device.join("numa_node")).ok()?;
     text.trim().parse().ok().filter(|node| *node >= 0)

@@ -1,6 +1,7 @@
-//! What GPUs and the containers on them use: the device's own figures, and those of the containers' limits files.
+//! The usage of GPUs, and by the containers on them: from the devices' own figures, and from the containers' limits
+//! files.
 //!
-//! [`attribute`] is pure. A container with a whole GPU has no limits file: the use of the device is its own.
+//! [`attribute`] is pure. A container with a whole GPU has no limits file: the usage of the device is attributed to it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFigures {
     pub memory_bytes: u64,
-    /// The time that the device executed kernels since its figures are read.
+    /// The time that the device executed kernels since the first reading of its figures.
     pub busy_ns: u64,
 }
 
@@ -28,13 +29,13 @@ pub struct DeviceFigures {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuUsage {
     pub gpu: Gpu,
-    /// `None`: the device cannot be asked.
+    /// `None`: the device does not respond.
     pub figures: Option<DeviceFigures>,
     pub load: GpuLoad,
     pub containers: Vec<ContainerUsage>,
 }
 
-/// The use of one GPU by one container.
+/// The usage of one GPU by one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerUsage {
     pub pod: PodUid,
@@ -43,13 +44,13 @@ pub struct ContainerUsage {
     pub core_percent: u32,
     pub memory_limit_bytes: u64,
     pub memory_bytes: u64,
-    /// GPU time since the container got the GPU; for a whole GPU, since its figures are read.
+    /// The GPU time since the container got the GPU; for a whole GPU, since the first reading of its figures.
     pub busy_ns: u64,
-    /// Launches that were delayed by the quota.
+    /// The number of launches delayed by the quota.
     pub throttled: u64,
 }
 
-/// Reads the use of the plugin's GPUs.
+/// Reads the usage of the plugin's GPUs.
 #[derive(Debug)]
 pub struct GpuMeter {
     pub(crate) source: GpuSource,
@@ -59,7 +60,7 @@ pub struct GpuMeter {
 }
 
 impl GpuMeter {
-    /// The use at this moment. Asks the driver, and reads one file for each container with shares.
+    /// The current usage. Queries the driver, and reads one file for each container with shares.
     pub fn read(&self) -> Vec<GpuUsage> {
         let allocations = self.allocations.borrow().clone();
         let figures = self.source.figures();
@@ -71,7 +72,7 @@ impl GpuMeter {
     }
 }
 
-/// Attributes use to containers. `limits`: the figures of a container's limits file.
+/// Attributes usage to containers. `limits`: reads the figures of a container's limits file.
 fn attribute(
     gpus: &[Gpu],
     allocations: &[DeviceAllocation],

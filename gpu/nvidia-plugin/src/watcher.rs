@@ -1,4 +1,4 @@
-//! Watches the GPUs by the driver's events and by asking each one every second, on a thread of its own: the calls block.
+//! Watches the GPUs by the driver's events and by polling each one every second, on a separate thread: the calls block.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
     source::is_lost,
 };
 
-/// The longest wait for an event. NVML's figure of use is that of a time between a sixth of a second and a second, so
-/// that it is read as often.
+/// The longest wait for an event. NVML's utilization covers a period between a sixth of a second and a second, so it is
+/// read as often.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Watches until `stop`, and says in `gpus` which of them are healthy.
+/// Watches until `stop`, and updates the health in `gpus`.
 pub(crate) struct HealthWatcher {
     pub(crate) source: GpuSource,
     pub(crate) records: HealthRecords,
@@ -33,11 +33,11 @@ pub(crate) struct HealthWatcher {
 }
 
 impl HealthWatcher {
-    /// Starts the thread. It is not waited for: a call of a broken driver may never return.
+    /// Starts the thread. It is not joined: a call of a broken driver may never return.
     pub(crate) fn start(self) {
         let started = std::thread::Builder::new().name("gpu-health".into()).spawn(move || self.run());
         if let Err(error) = started {
-            tracing::error!(%error, "the health of the GPUs is not watched");
+            tracing::error!(%error, "cannot watch the health of the GPUs");
         }
     }
 
@@ -46,7 +46,7 @@ impl HealthWatcher {
         let events = match register(&nvml, self.source.gpus()) {
             Ok(events) => Some(events),
             Err(error) => {
-                tracing::warn!(%error, "the driver reports no errors of GPUs; only a lost one is noticed");
+                tracing::warn!(%error, "the driver reports no errors of GPUs; only lost GPUs are detected");
                 None
             }
         };
@@ -56,10 +56,10 @@ impl HealthWatcher {
             match events.as_ref().map(|events| events.wait(timeout_ms)) {
                 Some(Ok(event)) => self.note(&event),
                 Some(Err(NvmlError::Timeout)) => {}
-                // A lost GPU is found below.
+                // The poll below detects a lost GPU.
                 Some(Err(_)) | None => std::thread::sleep(EVERY),
             }
-            // Also between events that follow one another closely.
+            // Also while events follow one another closely.
             if monotonic_ns() >= look_at_ns {
                 look_at_ns = monotonic_ns() + EVERY.as_nanos().try_into().unwrap_or(0);
                 self.look();
@@ -84,7 +84,7 @@ impl HealthWatcher {
             (Ok(uuid), None) => {
                 tracing::info!(gpu = uuid, event = ?event.event_data, "an error of a program on a GPU")
             }
-            // It does not tell its name, so it is lost.
+            // The device cannot report its UUID, so it is lost.
             (Err(_), _) => self.look(),
         }
     }
@@ -94,7 +94,7 @@ impl HealthWatcher {
         self.records.report(uuid, fault, monotonic_ns());
     }
 
-    /// Finds GPUs that the driver lost, and measures the use of the others.
+    /// Detects GPUs that the driver has lost, and measures the utilization of the others.
     fn look(&mut self) {
         let source = self.source.clone();
         for gpu in source.gpus() {
@@ -136,7 +136,7 @@ impl HealthWatcher {
     }
 }
 
-/// Asks for the events of the GPUs that report any. NVML drops a set with which a GPU cannot be registered.
+/// Registers for the events of GPUs that report any. NVML drops a set with which a GPU cannot be registered.
 fn register<'nvml>(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
     let mut silent: BTreeSet<&str> = BTreeSet::new();
     loop {
@@ -145,7 +145,7 @@ fn register<'nvml>(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, N
         match register_all(nvml, spoken, set) {
             Ok(set) => return Ok(set),
             Err((uuid, error)) => {
-                tracing::warn!(gpu = uuid, ?error, "a GPU reports no errors; only its loss is noticed");
+                tracing::warn!(gpu = uuid, ?error, "a GPU reports no errors; only its loss is detected");
                 silent.insert(uuid);
             }
         }

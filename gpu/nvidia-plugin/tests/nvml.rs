@@ -1,5 +1,5 @@
-//! The plugin on a simulated host, whose NVML is a library that is loaded as the driver's is. Cargo builds it for these
-//! tests as the dev-dependency `mayfly_gpu_fake_nvml`. A test must have its own process: the library has one state.
+//! The plugin on a simulated host, whose NVML library is loaded like the driver's. Cargo builds it for these tests as
+//! the dev-dependency `mayfly_gpu_fake_nvml`. Each test needs a separate process: the library has one global state.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use mayfly_gpu_proto::{
 use mayfly_runtime::{ContainerRole, DeviceClaim, NodeDevices as _, PodDeviceClaims, PodUid};
 use tokio_util::sync::CancellationToken;
 
-/// The folder of a library that cargo built: beside the test's executable, or one folder up.
+/// The folder of libraries that cargo built: beside the test's executable, or its parent folder.
 fn libraries() -> PathBuf {
     let executable = std::env::current_exe().unwrap();
     let mut folders = executable.ancestors().skip(1).take(2);
@@ -66,7 +66,7 @@ fn the_driver_describes_its_gpus() {
     assert_eq!(source.versions().unwrap(), ("570.86.15".into(), (12, 8)));
     assert_eq!(host.driver().sim, Some(folder.path().join("sim")));
 
-    // A GPU in MIG mode is left out, and the others keep their numbers.
+    // A GPU in MIG mode is omitted, and the others keep their indices.
     sim.device(0).mig_enabled.store(1, Relaxed);
     let others = host.source().unwrap();
     assert_eq!(others.gpus(), &source.gpus()[1..]);
@@ -108,7 +108,7 @@ struct Node {
 impl Node {
     fn start(source: GpuSource, host: &SimulatedHost, quarantine: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // What containers would get; none runs.
+        // Stands for the shim that containers would get; no container runs.
         std::fs::write(folder.path().join(SHIM_FILE), "").unwrap();
         let driver = DriverFiles { libraries: Vec::new(), ..host.driver() };
         let manager = DeviceManager::create(DeviceConfig::new(folder.path().join("p"))).unwrap();
@@ -126,7 +126,7 @@ impl Node {
         Self { manager, meter, stop, folder }
     }
 
-    /// Waits until the node has this capacity of a resource, of which so many are allocatable.
+    /// Waits until the node has this capacity and this allocatable number of a resource.
     async fn offers(&self, resource: &str, capacity: u64, allocatable: u64) {
         let mut changes = self.manager.changes();
         let reached = async {
@@ -157,15 +157,16 @@ impl Drop for Node {
     }
 }
 
-/// An Xid is a fault only if it is not the program's own, takes the GPU's shares, too, and is over when the GPU passes
-/// its self-test: with memory errors, after a reset.
+/// An Xid is a fault only if no program caused it; the fault also affects the GPU's shares, and ends when the GPU
+/// passes its self-test: with memory errors, after a reset.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     let TestHost { source, sim, host, .. } = host("2xL4");
     let node = Node::start(source, &host, Duration::from_millis(1));
     node.offers(RESOURCE_GPU, 2, 2).await;
     node.offers(RESOURCE_CORE, 200, 200).await;
-    // The driver's events count from the watcher's start, which nothing shows: errors are repeated until one is seen.
+    // The driver's events count from the watcher's start, which cannot be observed: errors are repeated until one is
+    // seen.
     sim.device(1).uncorrected_errors.store(3, Relaxed);
     let mut repeat = tokio::time::interval(Duration::from_millis(200));
     tokio::select! {
@@ -188,7 +189,7 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     assert_eq!(node.health()[0], (true, 1));
 }
 
-/// The processes of a container are gone when it starts again, with a pid namespace that the new ones cannot see.
+/// After a restart of a container its old processes are gone, with a pid namespace that the new ones cannot see.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_container_has_all_of_its_memory() {
     let TestHost { source, host, folder: _folder, .. } = host("L4");

@@ -1,8 +1,8 @@
 //! Memory accounting over the processes of a container.
 //!
-//! The memory used on a device is the sum over the process records; each record is written by its process alone, one
-//! store at a time, so that a process that dies at any point leaves a consistent file. A lock makes "sum, compare,
-//! add" one step; it names its holder, and a holder that died loses it.
+//! The memory used on a device is the sum over the process records; each record is written only by its process, one
+//! store at a time, so that a process that dies at any point leaves a consistent file. A lock makes "sum, compare, add"
+//! atomic; it identifies its holder, and is taken from a dead holder.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use crate::{
     process::{ProcessIdentity, monotonic_ns},
 };
 
-/// A holder keeps the lock for microseconds; one that does not is stopped (SIGSTOP, a debugger). Taking the lock
+/// A holder keeps the lock for microseconds; one that keeps it longer is stopped (SIGSTOP, a debugger). Taking the lock
 /// from it can at worst admit one allocation too many.
 const LOCK_HELD_NS_MAX: u64 = 1_000_000_000;
 
@@ -23,8 +23,8 @@ const LOCK_HELD_NS_MAX: u64 = 1_000_000_000;
 pub struct OverLimit;
 
 impl Region {
-    /// The record of this process, empty: called once by each program that a process executes, as the memory of the
-    /// program before is gone. `None`: the table is full.
+    /// Claims an empty record for this process: called once by each program that a process executes, as the memory of
+    /// the previous program is freed. `None`: the table is full.
     pub fn claim(&self, identity: &ProcessIdentity) -> Option<usize> {
         self.locked(identity, || {
             let is_own = |record: &ProcessRecord| record.identity() == *identity;
@@ -73,27 +73,27 @@ impl Region {
         })
     }
 
-    /// Takes back what was booked.
+    /// Releases booked memory.
     pub fn release(&self, process: usize, device: usize, bytes: u64) {
         let memory = &self.processes[process].memory[device];
         // The closure never returns `None`.
         let _ = memory.fetch_update(AcqRel, Relaxed, |used| Some(used.saturating_sub(bytes)));
     }
 
-    /// Bytes that the container has on a device.
+    /// The memory of the container on a device, in bytes.
     pub fn used(&self, device: usize) -> u64 {
         let live = self.records().iter().filter(|record| record.pid.load(Acquire) != 0);
         live.map(|record| record.memory[device].load(Relaxed)).fold(0, u64::saturating_add)
     }
 
-    /// Processes of the container with memory on a device: pid in the container, and bytes.
+    /// The processes of the container with memory on a device: pid in the container, and bytes.
     pub fn processes_on(&self, device: usize) -> Vec<(u32, u64)> {
         let live = self.records().iter().map(|record| (record.pid.load(Acquire), record));
         let used = live.map(|(pid, record)| (pid, record.memory[device].load(Relaxed)));
         used.filter(|(pid, bytes)| *pid != 0 && *bytes > 0).collect()
     }
 
-    /// Frees the records of processes that are gone: the driver freed their memory when they ended.
+    /// Frees the records of ended processes: the driver freed their memory.
     pub fn reap(&self, own_namespace: u64) {
         for record in self.records() {
             if record.pid.load(Acquire) != 0 && record.identity().is_gone(own_namespace) {
@@ -102,7 +102,7 @@ impl Region {
         }
     }
 
-    /// Frees the records of processes whose pid namespace is not among these: they are gone with their container.
+    /// Frees the records of processes whose pid namespace is not in `live`: they ended with their container.
     pub fn retain_namespaces(&self, live: &BTreeSet<u64>) {
         for record in self.records() {
             if record.pid.load(Acquire) != 0 && !live.contains(&record.namespace.load(Relaxed)) {
@@ -119,7 +119,7 @@ impl Region {
             if holder != seen.0 {
                 seen = (holder, now);
             } else if holder != 0 && now - seen.1 > LOCK_HELD_NS_MAX {
-                // Only one of those that wait replaces the holder.
+                // Only one of the waiting processes replaces the holder.
                 if self.lock.compare_exchange(holder, own, Acquire, Relaxed).is_ok() {
                     break;
                 }
@@ -127,7 +127,7 @@ impl Region {
             std::thread::yield_now();
         }
         let result = act();
-        // A holder that was replaced must not release the lock of its successor.
+        // A replaced holder must not release its successor's lock.
         let _ = self.lock.compare_exchange(own, 0, Release, Relaxed);
         result
     }

@@ -1,4 +1,4 @@
-//! The host's part of elastic quotas: idle GPU time of one device is lent to the containers that could use it.
+//! The host's part of elastic quotas: idle GPU time of a device is lent to containers that could use it.
 //!
 //! [`grants`] is a pure plan over the measurements; [`ElasticBalancer`] measures and writes the grants.
 
@@ -12,14 +12,14 @@ pub struct QuotaDemand {
     pub core_percent: u32,
     pub elastic_percent: u32,
     pub used_percent: u32,
-    /// Launches were delayed: it could use more.
+    /// Whether launches were delayed, so that it could use more.
     pub throttled: bool,
 }
 
-/// The share of each container for the next period: never below its own; what the others do not use is divided
-/// among those that were delayed or borrowed, in proportion to their own shares and up to their ceilings.
+/// The share of each container for the next period: at least its own; the unused time of the others is divided among
+/// those that were delayed or borrowed, in proportion to their own shares and up to their ceilings.
 pub fn grants(demands: &[QuotaDemand]) -> Vec<u32> {
-    // One that used what it was lent was not delayed for that reason, and keeps borrowing.
+    // A container that used what it was lent was not delayed because of the loan, and keeps borrowing.
     let could_use_more = |demand: &QuotaDemand| {
         let wants_more = demand.throttled || demand.used_percent > demand.core_percent;
         wants_more && demand.elastic_percent > demand.core_percent
@@ -45,7 +45,7 @@ pub fn grants(demands: &[QuotaDemand]) -> Vec<u32> {
     demands.iter().map(grant).collect()
 }
 
-/// Measures the containers of one device and writes their grants. Call it every 100 ms or so.
+/// Measures the containers of one device and writes their grants. Call it about every 100 ms.
 pub struct ElasticBalancer {
     uuid: String,
 }
@@ -63,7 +63,7 @@ impl ElasticBalancer {
         Self { uuid: uuid.to_owned() }
     }
 
-    /// `containers` are the files of all containers on the device, each with its sample of the last call
+    /// `containers` are the files of all containers on the device, each with its sample from the last call
     /// (`UsageSample::default()` for a new one).
     pub fn step(&self, containers: &mut [(&LimitsFile, &mut UsageSample)], now: u64) {
         let mut found = Vec::with_capacity(containers.len());

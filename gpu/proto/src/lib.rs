@@ -1,13 +1,13 @@
 //! The contract between the host and the libraries that run in a container with shared GPUs.
 //!
-//! [`limits`] is the memory-mapped file of one container: its devices, their limits, and the use of each process of the
-//! container. The host creates it ([`LimitsFile::create`]) and mounts it at [`CONTAINER_LIMITS_PATH`]; the shim
-//! (`gpu/shim`) opens it and accounts in it. [`accounting`] has the rules for memory, [`quota`] those for GPU time,
-//! [`elastic`] the host's part of elastic quotas. [`sim`] is the shared state of the simulated GPUs of `gpu/fake-cuda`
-//! and `gpu/fake-nvml`.
+//! [`limits`] is the memory-mapped file of one container: its devices, their limits, and the usage of each process of
+//! the container. The host creates it ([`LimitsFile::create`]) and mounts it at [`CONTAINER_LIMITS_PATH`]; the shim
+//! (`gpu/shim`) opens it and does the accounting in it. [`accounting`] has the rules for memory, [`quota`] those for
+//! GPU time, [`elastic`] the host's part of elastic quotas. [`sim`] is the shared state of the simulated GPUs of
+//! `gpu/fake-cuda` and `gpu/fake-nvml`.
 //!
-//! Not here: symbols of CUDA or NVML, Kubernetes. The file is no security boundary: a container may write to it, so the
-//! host compares it with the driver's own figures.
+//! Not here: symbols of CUDA or NVML, Kubernetes. The file is not a security boundary: a container may write to it, so
+//! the host compares it with the driver's own figures.
 #![expect(unsafe_code, reason = "a shared mapping is raw memory; every use has its argument")]
 
 pub mod accounting;
@@ -20,20 +20,20 @@ pub mod sim;
 pub use elastic::ElasticBalancer;
 pub use limits::{DeviceLimit, DeviceUsage, LimitsError, LimitsFile};
 
-/// Environment variable with the path of the limits file; the shim does nothing without it.
+/// The environment variable with the path of the limits file; without it the shim does nothing.
 pub const LIMITS_ENV: &str = "MAYFLY_GPU_LIMITS";
 /// Environment variable of the dynamic linker; the value in a container is [`CONTAINER_SHIM_PATH`].
 pub const PRELOAD_ENV: &str = "LD_PRELOAD";
 /// Environment variable of the dynamic linker; the value in a container is [`CONTAINER_DRIVER_DIR`].
 pub const LIBRARY_PATH_ENV: &str = "LD_LIBRARY_PATH";
 
-/// The limits file in a container. Mounted read-write: the shim accounts in it.
+/// The path of the limits file in a container. Mounted read-write, since the shim does the accounting in it.
 pub const CONTAINER_LIMITS_PATH: &str = "/run/mayfly/gpu/limits";
-/// The shim in a container. Mounted read-only.
+/// The path of the shim in a container. Mounted read-only.
 pub const CONTAINER_SHIM_PATH: &str = "/run/mayfly/gpu/libmayfly_gpu_shim.so";
-/// Folder of the driver libraries in a container, by the names under which programs load them.
+/// The folder of the driver libraries in a container, under the names that programs load.
 pub const CONTAINER_DRIVER_DIR: &str = "/run/mayfly/gpu/driver";
-/// The state of the simulated GPUs in a container on fake GPUs. Mounted read-write.
+/// The path of the state of simulated GPUs in a container. Mounted read-write.
 pub const CONTAINER_SIM_PATH: &str = "/run/mayfly/gpu/sim";
 
 /// File name of the limiting library, beside the `mayfly` executable.

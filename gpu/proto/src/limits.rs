@@ -1,6 +1,7 @@
-//! The limits file: layout, creation, opening, changes in place.
+//! The limits file: layout, creation, opening, updates in place.
 //!
-//! The layout is `repr(C)` with atomics only, so that processes of different builds of one [`VERSION`] agree on it.
+//! The layout is `repr(C)` and consists of atomics, so that processes of different builds with the same [`VERSION`]
+//! agree on it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,24 +17,24 @@ use std::{
 
 /// "mayflygp" as a number.
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflygp");
-/// Raised with every change of the layout.
+/// Incremented with every change of the layout.
 pub const VERSION: u32 = 2;
-/// More GPUs than any server has.
+/// The number of devices: more than any server has.
 pub const DEVICES_MAX: usize = 16;
-/// Processes of one container that use GPUs at the same time; one more is refused memory.
+/// The number of concurrent processes of one container that use GPUs; further ones are refused memory.
 pub const PROCESSES_MAX: usize = 256;
-/// Bytes of a UUID as text, with a terminating zero: `GPU-` or `MIG-` and 36 characters.
+/// The size of a UUID as text with a terminating zero: `GPU-` or `MIG-` and 36 characters.
 pub const UUID_BYTES: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LimitsError {
     #[error("cannot {action} the limits file {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is no limits file of version {VERSION}", path.display())]
+    #[error("{} is not a limits file of version {VERSION}", path.display())]
     Format { path: PathBuf },
     #[error("a limits file has at most {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
-    #[error("{0:?} is no device UUID: 1 to {max} bytes without zero", max = UUID_BYTES - 1)]
+    #[error("{0:?} is not a device UUID: 1 to {max} bytes without zero", max = UUID_BYTES - 1)]
     Uuid(String),
     #[error("the container has no device {0}")]
     NoDevice(String),
@@ -42,13 +43,13 @@ pub enum LimitsError {
 /// The limits of a container on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceLimit {
-    /// As NVML gives it: `GPU-…` or `MIG-…`.
+    /// The UUID in NVML's form: `GPU-…` or `MIG-…`.
     pub uuid: String,
     /// 0: no limit.
     pub memory_bytes: u64,
-    /// Guaranteed share of GPU time in percent; 0 or 100: no limit.
+    /// The guaranteed share of GPU time in percent; 0 or 100: no limit.
     pub core_percent: u32,
-    /// Share in percent that idle GPU time may raise the container to; below `core_percent`: hard quota.
+    /// The share in percent up to which the container may use idle GPU time; below `core_percent`: hard quota.
     pub elastic_percent: u32,
 }
 
@@ -59,7 +60,7 @@ pub struct DeviceUsage {
     pub memory_bytes: u64,
     /// GPU time since the file was created.
     pub gpu_ns: u64,
-    /// Launches that were delayed by the quota.
+    /// The number of launches delayed by the quota.
     pub throttled: u64,
 }
 
@@ -70,7 +71,7 @@ pub struct Region {
     device_count: AtomicU32,
     /// Held while memory is charged; see [`crate::accounting`].
     pub(crate) lock: AtomicU64,
-    /// Process records that were ever in use, so that the sum over them does not read all.
+    /// The number of process records ever in use, so that sums need not read all.
     pub(crate) records_used: AtomicU64,
     reserved: [AtomicU64; 4],
     devices: [DeviceRecord; DEVICES_MAX],
@@ -83,22 +84,22 @@ pub struct DeviceRecord {
     pub memory_limit: AtomicU64,
     pub core_percent: AtomicU32,
     pub elastic_percent: AtomicU32,
-    /// Share the host grants at the moment, for elastic quotas; see [`crate::elastic`].
+    /// The share that the host currently grants, for elastic quotas; see [`crate::elastic`].
     pub granted_percent: AtomicU32,
     reserved: AtomicU32,
-    /// GPU time that may be used without delay, in ns; negative: debt.
+    /// The GPU time that may be used without delay, in ns; negative: debt.
     pub tokens: AtomicI64,
-    /// When `tokens` was last refilled, in monotonic ns.
+    /// The time of the last refill of `tokens`, in monotonic ns.
     pub refilled_at: AtomicU64,
     pub gpu_ns: AtomicU64,
     pub throttled: AtomicU64,
-    /// Launches asked for, also those that wait: the host sees demand by it.
+    /// The number of requested launches, including waiting ones, from which the host sees the demand.
     pub launches: AtomicU64,
 }
 
 #[repr(C)]
 pub struct ProcessRecord {
-    /// 0: free.
+    /// 0: the record is free.
     pub pid: AtomicU32,
     reserved: AtomicU32,
     pub start: AtomicU64,
@@ -175,7 +176,7 @@ unsafe impl Sync for LimitsFile {}
 
 impl LimitsFile {
     /// Creates the file of a new container, readable and writable by every user (the container's user is not known),
-    /// in place of one that may be there. The file appears complete: it is written beside and renamed.
+    /// replacing an existing one. Atomic: it is written to a temporary file and renamed.
     pub fn create(path: &Path, limits: &[DeviceLimit]) -> Result<Self, LimitsError> {
         if limits.len() > DEVICES_MAX {
             return Err(LimitsError::Devices(limits.len()));
@@ -206,7 +207,7 @@ impl LimitsFile {
         Ok(mapped)
     }
 
-    /// Opens the file that another process created.
+    /// Opens a file created by another process.
     pub fn open(path: &Path) -> Result<Self, LimitsError> {
         let io = |action| move |source| LimitsError::Io { action, path: path.to_owned(), source };
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(io("open"))?;
@@ -228,8 +229,8 @@ impl LimitsFile {
         unsafe { self.region.as_ref() }
     }
 
-    /// Changes the limits of one device in place; the running processes of the container follow at their next call.
-    /// Memory that is in use stays in use.
+    /// Changes the limits of one device in place; running processes of the container apply them at their next call.
+    /// Memory in use is kept.
     pub fn set_limit(&self, limit: &DeviceLimit) -> Result<(), LimitsError> {
         let found = self.region().find(&limit.uuid);
         let index = found.ok_or_else(|| LimitsError::NoDevice(limit.uuid.clone()))?;

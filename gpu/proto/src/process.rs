@@ -1,8 +1,8 @@
-//! Identity of a process, such that a reused pid is not taken for the process that had it before.
+//! The identity of a process, which distinguishes it from an earlier process with the same pid.
 
 use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
-/// A process as the processes of the same pid namespace see it.
+/// A process, as seen within its pid namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessIdentity {
     pub pid: u32,
@@ -18,7 +18,7 @@ impl ProcessIdentity {
         Self { pid, start: start_time(pid).unwrap_or(0), namespace: namespace() }
     }
 
-    /// Whether the process is known to be gone. A process of another namespace is never known to be gone.
+    /// Whether the process is known to have ended. Processes of another namespace are never known to have ended.
     pub fn is_gone(&self, own_namespace: u64) -> bool {
         if self.namespace != own_namespace || self.pid == 0 {
             return false;
@@ -31,10 +31,10 @@ impl ProcessIdentity {
     }
 }
 
-/// A zombie holds no GPU memory any more, so it has no start time of its own.
+/// A zombie holds no GPU memory any more, so it has no start time.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name is in parentheses and may have spaces and parentheses itself.
+    // The command name is in parentheses and may contain spaces and parentheses.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let zombie = matches!(fields.next()?, "Z" | "X");
     if zombie { Some(u64::MAX) } else { fields.nth(18)?.parse().ok() }
@@ -44,10 +44,10 @@ pub fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
-/// The pid namespaces that have processes. A host sees those of its containers.
+/// The pid namespaces with processes. A host sees those of its containers.
 ///
 /// # Errors
-/// A process cannot be looked at: its namespace is not known.
+/// A process cannot be inspected, so its namespace is unknown.
 pub fn live_namespaces() -> io::Result<BTreeSet<u64>> {
     let mut namespaces = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
@@ -60,7 +60,7 @@ pub fn live_namespaces() -> io::Result<BTreeSet<u64>> {
             Ok(metadata) => {
                 namespaces.insert(metadata.ino());
             }
-            // Another one with more rights than this one cannot be looked at, and one that is ending neither.
+            // Neither a process with more rights than this one nor an ending one can be inspected.
             Err(_) if is_own_or_ended(&path) => {}
             Err(error) => return Err(error),
         }
@@ -69,13 +69,13 @@ pub fn live_namespaces() -> io::Result<BTreeSet<u64>> {
     Ok(namespaces)
 }
 
-/// Whether a process is not of another namespace, or is gone.
+/// Whether a process belongs to the own namespace, or has ended.
 fn is_own_or_ended(process: &Path) -> bool {
     let Ok(status) = fs::read_to_string(process.join("status")) else { return true };
     let field =
         |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
     let is_zombie = field("State:").starts_with(['Z', 'X']);
-    // A number for each namespace that the process is in, from this one inwards.
+    // One number for each namespace of the process, from this one inwards.
     is_zombie || field("NSpid:").split_whitespace().count() <= 1
 }
 
@@ -95,7 +95,7 @@ mod tests {
     fn a_process_is_gone_after_its_end_and_before_it_is_waited_for() {
         let own = ProcessIdentity::current();
         assert!(own.start > 0 && !own.is_gone(own.namespace));
-        // Only root may look at the processes of all users.
+        // Only root may inspect the processes of all users.
         if let Ok(live) = live_namespaces() {
             assert!(live.contains(&own.namespace) && !live.contains(&1), "{live:?}");
         }

@@ -1,17 +1,17 @@
-//! The quota of GPU time: a token bucket per device of a container, shared by its processes.
+//! The quota of GPU time: one token bucket for each device of a container, shared by its processes.
 //!
-//! Tokens are nanoseconds of GPU time. They come in at the container's share of the clock, up to a burst; a launch
-//! spends an estimate at once and the difference to the measured time when it completed; a launch waits while the
+//! Tokens are nanoseconds of GPU time. They are added at the container's share of the clock, up to a burst; a launch
+//! spends an estimate at once, and the difference to the measured time after its completion; launches wait while the
 //! bucket is in debt.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::limits::DeviceRecord;
 
-/// Time whose share an idle container saves up: short, so that a container that was idle does not exceed its share
-/// by more than 5 % over two seconds.
+/// The time whose share an idle container accumulates: short, so that a container that was idle does not exceed its
+/// share by more than 5 % over two seconds.
 const BURST_WINDOW_NS: u64 = 50_000_000;
-/// A wait is cut into pieces of this length, so that a raised limit is noticed.
+/// The longest single wait, so that a raised limit is noticed.
 pub const WAIT_NS_MAX: u64 = 5_000_000;
 
 impl DeviceRecord {
@@ -26,7 +26,8 @@ impl DeviceRecord {
         Some(share)
     }
 
-    /// Adds the tokens since the last refill. One caller wins a span of time; the others add nothing for it.
+    /// Adds the tokens since the last refill. Only one caller adds the tokens for a period; concurrent callers add
+    /// nothing for it.
     pub fn refill(&self, share: u32, now: u64) {
         let before = self.refilled_at.load(Relaxed);
         let span = now.saturating_sub(before);
@@ -41,13 +42,13 @@ impl DeviceRecord {
         });
     }
 
-    /// Books GPU time; negative corrects an estimate that was too high.
+    /// Spends GPU time; a negative value corrects an estimate that was too high.
     pub fn spend(&self, ns: i64) {
         self.tokens.fetch_sub(ns, Relaxed);
         let _ = self.gpu_ns.fetch_update(Relaxed, Relaxed, |total| Some(total.saturating_add_signed(ns)));
     }
 
-    /// The pause before a launch may be tried again; `None` if it may start.
+    /// The pause before the next attempt of a launch; `None` if it may start.
     pub fn delay(&self, now: u64) -> Option<u64> {
         let share = self.share()?;
         self.refill(share, now);

@@ -1,8 +1,8 @@
 //! The state of simulated GPUs, shared by all processes that load `gpu/fake-cuda` or `gpu/fake-nvml`.
 //!
-//! The memory of the devices is accounted like that of a container ([`crate::accounting`]): the physical memory is the
-//! limit. A device executes commands in the order of their submission, over all processes: `busy_until` is the end of
-//! the last one. Faults are written to the file: Xids go through a ring that NVML's event sets read.
+//! The memory of the devices is accounted like that of a container ([`crate::accounting`]), with the physical memory as
+//! the limit. A device executes the commands of all processes in the order of submission: `busy_until` is the end of
+//! the last one. Faults are written to the file: Xids are in a ring that NVML's event sets read.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,16 +21,16 @@ use crate::{
     process::ProcessIdentity,
 };
 
-/// Environment variable with the path of the state file.
+/// The environment variable with the path of the state file.
 pub const STATE_ENV: &str = "MAYFLY_FAKE_GPU_STATE";
 /// File name of the state in the folder of a simulated host.
 pub const STATE_FILE: &str = "sim";
-/// The devices that CUDA shows, by index or UUID; the driver's own variable.
+/// The devices visible in CUDA, by index or UUID; the driver's own variable.
 pub const VISIBLE_DEVICES_ENV: &str = "CUDA_VISIBLE_DEVICES";
-/// Calls of fake CUDA that fail, for tests: `NAME=CODE[:FROM]` separated by commas, where FROM is the number of the
-/// first call that fails (1 if left out), such as `cuMemCreate=2,cuCtxSynchronize=719:3`.
+/// Injected failures of fake CUDA's calls, for tests: `NAME=CODE[:FROM]` separated by commas, where FROM is the number
+/// of the first call that fails (1 by default), such as `cuMemCreate=2,cuCtxSynchronize=719:3`.
 pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
-/// Xids the ring keeps; a reader that falls behind loses the oldest.
+/// The number of Xids in the ring; a reader that falls behind loses the oldest.
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
@@ -47,7 +47,7 @@ const MODELS: &[(&str, &str, u64, u32, (i32, i32))] = &[
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    #[error("{0:?} is no list of fake GPUs: write for example 4xH200, with a model of {models}", models = model_names())]
+    #[error("{0:?} is not a list of fake GPUs: write for example 4xH200, with a model of {models}", models = model_names())]
     Spec(String),
     #[error(transparent)]
     Limits(#[from] LimitsError),
@@ -111,15 +111,15 @@ pub struct SimRegion {
 
 #[repr(C)]
 pub struct SimDevice {
-    /// Index in the table of models.
+    /// The index in the table of models.
     model: AtomicU32,
     pub numa_node: AtomicI32,
-    /// End of the last submitted command, in monotonic ns.
+    /// The end of the last submitted command, in monotonic ns.
     pub busy_until: AtomicU64,
-    /// GPU time of all kernels.
+    /// The GPU time of all kernels, in ns.
     pub busy_ns: AtomicU64,
-    /// A code that every call of CUDA and NVML on the device fails with (999 for CUDA, 999 for NVML: unknown), for
-    /// a device that fell off the bus. 0: none.
+    /// The code with which every call of CUDA and NVML on the device fails (999: unknown, in both), for a device that
+    /// fell off the bus. 0: none.
     pub lost: AtomicU32,
     pub mig_enabled: AtomicU32,
     /// Uncorrected memory errors since the last reset.
@@ -139,10 +139,10 @@ unsafe impl Send for SimFile {}
 unsafe impl Sync for SimFile {}
 
 impl SimFile {
-    /// Makes the state of new, idle devices, in place of one that may be there.
+    /// Creates the state of new, idle devices, replacing an existing one.
     pub fn create(path: &Path, gpus: &[FakeGpu]) -> Result<Self, SimError> {
         let io = |action| move |source| SimError::Io { action, path: path.to_owned(), source };
-        // The ledger is made as a limits file and copied in, so that there is one place that fills a `Region`.
+        // The ledger is created as a limits file and copied, so that only one place initialises a `Region`.
         let limits: Vec<DeviceLimit> = gpus
             .iter()
             .map(|gpu| DeviceLimit {
@@ -214,8 +214,8 @@ impl SimFile {
         &self.region().devices[index]
     }
 
-    /// The devices in the order of a list of indices and UUIDs (or their beginnings); all without a list. Like the
-    /// driver, it ignores what follows the first entry that names no device.
+    /// The devices in the order of a list of indices and UUIDs (or prefixes); all devices without a list. Like the
+    /// driver, it ignores everything from the first invalid entry on.
     pub fn visible(&self, list: Option<&str>) -> Vec<usize> {
         let all = 0..self.device_count();
         let Some(list) = list else { return all.collect() };
@@ -247,7 +247,7 @@ impl SimFile {
         }
     }
 
-    /// Makes the process known, and its end noticeable in all pid namespaces: it keeps a lock on the byte of its
+    /// Registers the process such that its end is detected in all pid namespaces: it holds a lock on the byte of its
     /// record, which the kernel drops with the last descriptor of this open file.
     pub fn claim(&self, identity: &ProcessIdentity) -> Option<usize> {
         self.reap(None);
@@ -258,7 +258,7 @@ impl SimFile {
         Some(slot)
     }
 
-    /// Frees what processes of any namespace left whose lock is gone; `own` is the caller's record.
+    /// Frees records of ended processes of any namespace, whose lock is gone; `own` is the caller's record.
     pub fn reap(&self, own: Option<usize>) {
         for (slot, record) in self.ledger().records().iter().enumerate() {
             let pid = record.pid.load(Acquire);
@@ -268,7 +268,7 @@ impl SimFile {
             let mut lock = byte_lock(slot, libc::F_WRLCK);
             // SAFETY: `lock` is a valid flock; the call only reads and writes it.
             let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-            // A record is claimed a moment before its lock is taken, by a process that lives.
+            // A living process may have claimed its record without having taken the lock yet.
             let lives = !record.identity().is_gone(crate::process::namespace());
             let same = record.namespace.load(Relaxed) == crate::process::namespace();
             if asked == 0 && i32::from(lock.l_type) == libc::F_UNLCK && !(same && lives) {
@@ -277,19 +277,19 @@ impl SimFile {
         }
     }
 
-    /// Reports an Xid on a device, as the kernel driver would.
+    /// Reports an Xid on a device, like the kernel driver.
     pub fn inject_xid(&self, device: usize, xid: u32) {
         let number = self.region().xids_written.fetch_add(1, Relaxed);
         let place = &self.region().xids[usize::try_from(number).unwrap_or(0) % XIDS_MAX];
         place.store((device as u64) << 48 | u64::from(xid) << 16 | 1, Release);
     }
 
-    /// Number of Xids so far: where a new reader starts.
+    /// The number of Xids so far, at which a new reader starts.
     pub fn xids_written(&self) -> u64 {
         self.region().xids_written.load(Acquire)
     }
 
-    /// Xid number `number`: its device and code. `None`: not written yet.
+    /// The device and code of the Xid with this number. `None`: not written yet.
     pub fn xid(&self, number: u64) -> Option<(usize, u32)> {
         if number >= self.xids_written() {
             return None;
@@ -299,7 +299,7 @@ impl SimFile {
         (word != 0).then(|| (usize::try_from(word >> 48).unwrap_or(0), code))
     }
 
-    /// Queues a command of `ns` on a device, not before `earliest`; gives its begin and end.
+    /// Queues a command of `ns` on a device, not before `earliest`; returns its start and end.
     pub fn submit(&self, device: usize, earliest: u64, ns: u64) -> (u64, u64) {
         let device = self.device(device);
         let mut before = device.busy_until.load(Relaxed);

@@ -1,11 +1,12 @@
-//! What the limiting library costs, and how exact its shares are, on the simulated driver. Needs a C compiler.
+//! Measures the overhead of the limiting library and the accuracy of its shares on the simulated driver. Needs a C
+//! compiler.
 //!
 //! ```text
 //! cargo run --release -p mayfly-gpu-shim --example gpu_bench -- --seconds 2 --rounds 5
 //! ```
-//! Programs with and without the library take turns, round by round; costs are processor time, medians over the rounds.
-//! Prints one line of JSON: `{"shares": [{"percent", "loop", "got"}], "together": [{"percent", "got"}],
-//! "costs": [{"what", "withoutNs", "memoryNs", "quotaNs"}]}`.
+//! Programs with and without the library alternate in each round; costs are CPU time, as medians over the rounds.
+//! Prints one line of JSON: `{"shares": [{"percent", "loop", "got"}], "together": [{"percent", "got"}], "costs":
+//! [{"what", "withoutNs", "memoryNs", "quotaNs"}]}`.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
 use std::{
@@ -101,7 +102,7 @@ struct Cost {
     arguments: [&'static str; 5],
 }
 
-/// Kernels of no time, so that no quota delays them, and all that is measured is the call.
+/// Kernels of zero duration, so that no quota delays them and only the call is measured.
 const COSTS: [Cost; 4] = [
     Cost { what: "launch", arguments: ["address", "launches", "work_0us", "200000", "0"] },
     Cost {
@@ -118,7 +119,7 @@ const COSTS: [Cost; 4] = [
     },
 ];
 
-/// Without the library, with a limit of memory only, and with a quota of time, too.
+/// Without the library, with only a memory limit, and with a quota of time in addition.
 fn costs(options: &Options) -> Result<Vec<Value>, Box<dyn Error>> {
     let (memory, quota) = (container(1 << 30, 0)?, container(1 << 30, 99)?);
     let mut costs = Vec::new();

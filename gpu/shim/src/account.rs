@@ -1,6 +1,6 @@
 //! The process's view of the limits file, and its allocations.
 //!
-//! After a fork the child starts a view of its own: it inherits no GPU memory from its parent.
+//! A forked child starts with a new view: it inherits no GPU memory from its parent.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use mayfly_gpu_proto::{
 
 use crate::{DriverCode, OUT_OF_MEMORY, SUCCESS, view};
 
-/// The type of a number in the accounting; addresses and handles are different name spaces.
+/// The kind of a booked number; addresses and handles are different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum BookingKey {
     Address(u64),
@@ -32,23 +32,23 @@ pub(crate) enum BookingKey {
     Pool(u64),
 }
 
-/// Memory that was booked.
+/// Booked memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Booking {
-    /// Index in the limits file.
+    /// The index in the limits file.
     pub(crate) device: usize,
     pub(crate) bytes: u64,
-    /// Handles and mappings of physical memory.
+    /// The number of handles and mappings of physical memory.
     pub(crate) references: u32,
 }
 
 pub(crate) struct Account {
     file: LimitsFile,
     identity: ProcessIdentity,
-    /// Record in the file; `None`: the table is full.
+    /// The process's record in the file; `None`: the table is full.
     slot: Option<usize>,
     bookings: Mutex<HashMap<BookingKey, Booking>>,
-    /// Index in the file by CUDA ordinal: 0 unknown, 1 not limited, else index + 2.
+    /// The index in the file by CUDA ordinal: 0 unknown, 1 not limited, otherwise index + 2.
     ordinals: [AtomicU32; DEVICES_MAX],
     pub(crate) launches: Mutex<crate::launch::Launches>,
 }
@@ -56,13 +56,13 @@ pub(crate) struct Account {
 /// Whether the process is limited.
 pub(crate) enum ProcessLimits {
     None,
-    /// The file that the environment names cannot be used.
+    /// The file in the environment variable cannot be used.
     Broken,
     Account(&'static Account),
 }
 
 static ACCOUNT: AtomicPtr<Account> = AtomicPtr::new(std::ptr::null_mut());
-/// 0: not looked at; 1: no limits; 2: broken; 3: `ACCOUNT` is set; 4: a thread opens the file.
+/// 0: not initialised; 1: no limits; 2: broken; 3: `ACCOUNT` is set; 4: a thread is opening the file.
 static STATE: AtomicU32 = AtomicU32::new(0);
 static ATFORK: Once = Once::new();
 
@@ -79,7 +79,7 @@ pub(crate) fn limits() -> ProcessLimits {
             3 => return ProcessLimits::Account(unsafe { &*ACCOUNT.load(Acquire) }),
             _ => {}
         }
-        // One thread opens: it empties the record of the program before.
+        // Only one thread opens the file: that empties the record of the previous program.
         if STATE.compare_exchange(0, 4, AcqRel, Acquire).is_ok() {
             return open();
         }
@@ -121,7 +121,7 @@ impl Account {
         &self.file.region().devices()[device]
     }
 
-    /// Whether a device has a quota of time at the moment.
+    /// Whether any device currently has a quota of time.
     pub(crate) fn has_quota(&self) -> bool {
         self.file.region().devices().iter().any(|device| device.share().is_some())
     }
@@ -139,7 +139,7 @@ impl Account {
         self.bookings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Index in the limits file of a device by its CUDA ordinal; `None`: not limited.
+    /// The index of a device in the limits file by its CUDA ordinal; `None`: not limited.
     pub(crate) fn device(&self, ordinal: c_int) -> Option<usize> {
         let known = usize::try_from(ordinal).ok().and_then(|index| self.ordinals.get(index))?;
         let mut value = known.load(Relaxed);
@@ -164,8 +164,8 @@ impl Account {
     }
 }
 
-/// Allocates `bytes` within the limit of a device (`None`: the current one): books them, calls the driver, and
-/// notes the booking under the key that `key` reads from what the driver wrote. `actual` corrects the size.
+/// Allocates `bytes` within the limit of a device (`None`: the current one): books them, calls the driver, and records
+/// the booking under the key that `key` reads from the driver's result. `actual` corrects the size.
 pub(crate) fn allocate(
     ordinal: Option<c_int>,
     bytes: u64,
@@ -177,7 +177,7 @@ pub(crate) fn allocate(
         ProcessLimits::Broken => return OUT_OF_MEMORY,
         ProcessLimits::Account(account) => account,
     };
-    // Without a device the driver says what is wrong.
+    // Without a device, the driver reports the error.
     let Some(device) = ordinal.or_else(view::current_ordinal).and_then(|ordinal| account.device(ordinal))
     else {
         return call();
@@ -196,7 +196,8 @@ pub(crate) fn allocate(
             if actual < bytes {
                 account.release(device, bytes - actual);
             } else if actual > bytes {
-                // The driver rounded up what it already gave: it counts even where it is over the limit.
+                // The driver has rounded up an allocation that exists already: it is booked even if it exceeds the
+                // limit.
                 let _ = account.charge(device, actual - bytes);
             }
             account.bookings().insert(key, Booking { device, bytes: actual, references: 1 });
@@ -205,7 +206,7 @@ pub(crate) fn allocate(
     code
 }
 
-/// Frees: the booking is taken out before the call, since another thread may get the same address at once.
+/// Frees memory: the booking is removed before the call, since another thread may get the same address at once.
 pub(crate) fn free(key: BookingKey, call: impl FnOnce() -> DriverCode) -> DriverCode {
     let ProcessLimits::Account(account) = limits() else { return call() };
     let booking = account.bookings().remove(&key);

@@ -1,11 +1,11 @@
 //! Launches: delayed while the container has used more GPU time than its quota.
 //!
-//! The cost of a launch is measured with a pair of events around it, on the first launches of a function and then on
+//! The cost of a launch is measured with a pair of events around it, for the first launches of a function and then for
 //! one of [`SAMPLE_EVERY`]; the others cost the average so far. The estimate is spent at the launch, and the difference
 //! when the events have completed, which later launches check without waiting. Launches into a stream that is being
 //! captured run nothing and cost nothing; the launch of the graph does.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came. Events are the shim's own.
+//! Safety: arguments are passed unchanged to the driver's function of the same name. Events are created by the shim.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,22 +24,22 @@ use crate::{
     hooks, view,
 };
 
-/// Launches of a function that are all measured, for a first average.
+/// The number of first launches of a function that are all measured, for a first average.
 const MEASURED_FIRST: u64 = 16;
-/// After those one launch in this many is measured: a pair of events costs about as much as a launch.
+/// After those, one launch in this many is measured: a pair of events costs about as much as a launch.
 const SAMPLE_EVERY: u64 = 8;
-/// Measurements under way in a process; with more the launch is not measured.
+/// The number of pending measurements of a process; beyond it, launches are not measured.
 const PENDING_MAX: usize = 64;
-/// The number of functions with an average; a program with more starts again.
+/// The number of functions with an average; a program with more starts with none again.
 const FUNCTIONS_MAX: usize = 4096;
-/// A function that was never measured waits this long at most for the measurement of its first launches.
+/// The longest wait of a function's launches for the measurement of its first ones.
 const FIRST_WAIT_NS_MAX: u64 = 1_000_000_000;
 
 #[derive(Default)]
 pub(crate) struct Launches {
     functions: HashMap<LaunchKey, Average, BuildHasherDefault<HandleHasher>>,
     pending: VecDeque<Pending>,
-    /// Event pairs to use again, with their context.
+    /// Event pairs for reuse, with their context.
     spare: Vec<(u64, u64, u64)>,
 }
 
@@ -50,7 +50,7 @@ struct LaunchKey {
     blocks: u64,
 }
 
-/// Handles are addresses of the driver's, not chosen by anyone, and each launch looks one up.
+/// A fast hash: handles are addresses chosen by the driver, and each launch looks one up.
 #[derive(Default)]
 struct HandleHasher(u64);
 
@@ -64,7 +64,7 @@ impl Hasher for HandleHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        // The map takes its place from the upper bits and the lower ones.
+        // The map uses both the upper and the lower bits.
         let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ mixed >> 32;
     }
@@ -91,7 +91,7 @@ fn lock(account: &'static Account) -> MutexGuard<'static, Launches> {
 }
 
 impl Launches {
-    /// Takes measurements that completed into account, until it met so many that did not.
+    /// Settles completed measurements, until it has found `unfinished_max` incomplete ones.
     fn settle(&mut self, account: &Account, unfinished_max: usize) {
         let mut unfinished = 0;
         for _ in 0..self.pending.len() {
@@ -102,7 +102,7 @@ impl Launches {
             let mut ms = 0_f32;
             // SAFETY: events of ours; those of a destroyed context are refused by the driver.
             match unsafe { real::cuEventElapsedTime(&raw mut ms, measurement.begin, measurement.end) } {
-                // CUDA_ERROR_NOT_READY. The next time another one is asked first: streams are independent.
+                // CUDA_ERROR_NOT_READY. Another one is checked first next time, since streams are independent.
                 600 => {
                     unfinished += 1;
                     self.pending.push_back(measurement);
@@ -121,7 +121,7 @@ impl Launches {
         }
     }
 
-    /// Counts a launch; gives its estimate and whether it is to be measured.
+    /// Counts a launch; returns its estimate and whether it is to be measured.
     fn plan(&mut self, function: LaunchKey) -> (i64, bool) {
         if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&function) {
             self.functions.clear();
@@ -154,7 +154,7 @@ impl Launches {
 }
 
 impl Average {
-    /// An average that follows changes within a few measurements.
+    /// Updates the average, which follows changes within a few measurements.
     fn add(&mut self, ns: i64) {
         self.ns = if self.measured == 0 { ns } else { (self.ns * 3 + ns) / 4 };
         self.measured += 1;
@@ -181,7 +181,7 @@ fn wait(account: &'static Account, device: usize, function: LaunchKey) -> MutexG
         lock(account).settle(account, usize::MAX);
     }
     let mut launches = lock(account);
-    // Each launch asks the driver about one measurement that may not have completed, not about all of them.
+    // Each launch queries the driver about at most one incomplete measurement.
     launches.settle(account, 1);
     let mut until = 0;
     while launches.unknown(function) {
@@ -200,7 +200,7 @@ fn wait(account: &'static Account, device: usize, function: LaunchKey) -> MutexG
     launches
 }
 
-/// A launch under the quota of the current device. `per_thread`: stream 0 is the thread's default one.
+/// Executes a launch under the quota of the current device. `per_thread`: stream 0 is the thread's default stream.
 fn throttled(
     function: LaunchKey,
     stream: u64,
@@ -257,7 +257,7 @@ fn blocks(x: c_uint, y: c_uint, z: c_uint) -> u64 {
     u64::from(x).wrapping_mul(u64::from(y)).wrapping_mul(u64::from(z))
 }
 
-/// The beginning of `CUlaunchConfig`.
+/// The first fields of `CUlaunchConfig`.
 #[repr(C)]
 pub struct LaunchConfig {
     grid: [c_uint; 3],

@@ -1,16 +1,16 @@
 //! Enforces a container's limits of GPU memory and GPU time in its programs.
 //!
 //! Preloaded into every program of a container that shares GPUs. It intercepts the functions of libcuda and
-//! libnvidia-ml that allocate, launch, or report the size of memory; every other call goes to the driver unchanged. All
-//! ways to look a function up are covered: linked (the exported names), `dlsym`, and `cuGetProcAddress` ([`lookup`]).
-//! [`account`] books memory in the limits file (`mayfly_gpu_proto`), [`memory`], [`pool`] and [`vmm`] are the ways to
-//! allocate, [`launch`] delays launches by measured GPU time, [`view`] answers sizes.
+//! libnvidia-ml that allocate, launch, or report the size of memory; every other call goes directly to the driver. All
+//! ways to look functions up are covered: linked (the exported names), `dlsym`, and `cuGetProcAddress` ([`lookup`]).
+//! [`account`] books memory in the limits file (`mayfly_gpu_proto`), [`memory`], [`pool`] and [`vmm`] are the kinds of
+//! allocation, [`launch`] delays launches by measured GPU time, [`view`] reports sizes.
 //!
-//! Without a limits file (`MAYFLY_GPU_LIMITS`) every call passes through. A named but unreadable file refuses
-//! allocations: a container must not lose its limits by a mistake. No security boundary: a program can make system
-//! calls of its own; the host compares the books with the driver's figures.
+//! Without a limits file (`MAYFLY_GPU_LIMITS`) every call is passed through. If the file is configured but unreadable,
+//! allocations are refused: a container must not lose its limits by mistake. Not a security boundary: a program can
+//! make system calls directly; the host compares the accounting with the driver's figures.
 //!
-//! Not here: the file's layout and rules (`gpu/proto`), anything of the host.
+//! Not here: the file's layout and rules (`gpu/proto`), host code.
 #![expect(unsafe_code, reason = "an interposed C interface is made of raw pointers; see the modules")]
 #![expect(non_snake_case, reason = "the names are those of the driver")]
 #![expect(clippy::missing_safety_doc, reason = "the contract is that of the driver's function of the name")]
@@ -30,12 +30,12 @@ const OUT_OF_MEMORY: DriverCode = 2;
 /// `CUDA_ERROR_NOT_FOUND`: the driver has no such function.
 const NOT_FOUND: DriverCode = 500;
 
-/// A function of the driver that the shim stands in front of.
+/// An intercepted function of the driver.
 pub(crate) struct DriverHook {
-    /// With a terminating zero.
+    /// Includes a terminating zero.
     name: &'static std::ffi::CStr,
     own: *const (),
-    /// The driver's function, once it was looked up.
+    /// The driver's function, after its first lookup.
     real: std::sync::atomic::AtomicPtr<()>,
 }
 

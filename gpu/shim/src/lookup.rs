@@ -1,9 +1,9 @@
-//! The look-up of functions by programs (`dlsym`, `cuGetProcAddress`), and by the shim in the driver.
+//! The lookup of functions by programs (`dlsym`, `cuGetProcAddress`), and of the driver's functions by the shim.
 //!
-//! `dlsym` is a naked function that jumps to the real one for all names that are not hooked: `RTLD_NEXT` and
-//! `RTLD_DEFAULT` depend on the return address of the caller, which a wrapper would hide. `cuGetProcAddress` asks the
-//! driver and exchanges the pointer that it returns, so versions and flags are handled by the driver; the name decides
-//! only for pointers that `dlsym` does not return.
+//! `dlsym` is a naked function that jumps to the real one for all names without a hook: `RTLD_NEXT` and `RTLD_DEFAULT`
+//! depend on the return address of the caller, which a wrapper would hide. `cuGetProcAddress` calls the driver and
+//! replaces the returned pointer, so versions and flags are handled by the driver; the name decides only for pointers
+//! that `dlsym` does not return.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -22,7 +22,7 @@ unsafe extern "C" {
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Versions under which glibc has `dlsym`: old and new on x86-64, on aarch64, and since 2.34.
+/// Symbol versions of `dlsym` in glibc: old ones of x86-64 and aarch64, and the one since 2.34.
 const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.2.5", c"GLIBC_2.17", c"GLIBC_2.34"];
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -55,8 +55,8 @@ fn hook_named(name: &CStr) -> Option<&'static DriverHook> {
     tables().into_iter().flatten().copied().find(|hook| hook.name == name)
 }
 
-/// The driver's function: the next after the shim among the linked libraries, or that of the loaded driver (a
-/// program may have opened it with `RTLD_LOCAL`).
+/// The driver's function: the next one after the shim among the linked libraries, or that of the loaded driver (which a
+/// program may have opened with `RTLD_LOCAL`).
 pub(crate) fn real(hook: &DriverHook) -> Option<NonNull<()>> {
     if let Some(known) = NonNull::new(hook.real.load(Acquire)) {
         return Some(known);
@@ -81,7 +81,7 @@ pub(crate) fn real(hook: &DriverHook) -> Option<NonNull<()>> {
     NonNull::new(found.cast())
 }
 
-/// The answer to a `dlsym` of a hooked name, or NULL: the real `dlsym` is to answer.
+/// The result of `dlsym` for a hooked name, or NULL if the real `dlsym` is to be called.
 unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let Some(dlsym) = real_dlsym() else { return std::ptr::null() };
     if name.is_null() {
@@ -103,7 +103,7 @@ unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *const 
     hook.own.cast()
 }
 
-/// Stands in front of the C library's `dlsym`.
+/// Replaces the C library's `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Stands in front of the C library's `dlsym`.
+/// Replaces the C library's `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// The hook for a pointer that the driver returned.
+/// The hook that replaces a pointer returned by the driver.
 fn exchange(found: *mut (), name: &CStr, version: c_int, flags: u64) -> *mut () {
     let by_pointer = tables()
         .into_iter()
@@ -160,7 +160,7 @@ fn exchange(found: *mut (), name: &CStr, version: c_int, flags: u64) -> *mut () 
     if let Some(hook) = by_pointer {
         return hook.own.cast_mut();
     }
-    // The driver gave an entry point that it does not export: the newest variant for the version is meant.
+    // The driver does not export this entry point: the newest variant for the version is used.
     let Ok(base) = name.to_str() else { return found };
     let suffixes: &[&str] = match (flags & 2 != 0, version >= 3020) {
         (true, _) => &["_ptsz", "_v2_ptsz", "_v2", ""],
@@ -196,7 +196,7 @@ hooks! {
     }
 }
 
-/// Exchanges what a successful look-up wrote.
+/// Replaces the pointer that a successful lookup wrote.
 unsafe fn exchanged(
     code: DriverCode,
     symbol: *const c_char,

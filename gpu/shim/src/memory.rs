@@ -1,7 +1,7 @@
 //! Linear memory and arrays.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came. Out-parameters are read only after
-//! it succeeded, so it wrote them. Memory opened by IPC is the exporter's: it cannot outlive the exporter's booking.
+//! Safety: arguments are passed unchanged to the driver's function of the same name. Out-parameters are read only after
+//! it succeeded, so it wrote them. Memory opened by IPC is booked by the exporter, whose booking it cannot outlive.
 
 use std::ffi::{c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::{
     hooks,
 };
 
-/// Rows of pitched memory are at least this much apart.
+/// The minimum pitch of rows, in bytes.
 const PITCH: u64 = 512;
 
 /// `CUDA_ARRAY_DESCRIPTOR`.
@@ -33,8 +33,8 @@ pub struct Array3dDescriptor {
     flags: c_uint,
 }
 
-/// Bytes of an array: 0 for a length means 1. Formats that are not listed (compressed and video ones) count 4 bytes
-/// an element, more than they take.
+/// The size of an array in bytes; a length of 0 means 1. Formats that are not listed (compressed and video ones) count
+/// 4 bytes per element, more than they use.
 fn array_bytes(extent: [usize; 3], level: u32, format: c_int, channels: c_uint) -> u64 {
     let element: u64 = match format {
         0x01 | 0x08 => 1,
@@ -45,7 +45,7 @@ fn array_bytes(extent: [usize; 3], level: u32, format: c_int, channels: c_uint) 
     lengths.chain([element, u64::from(channels)]).fold(1, u64::saturating_mul)
 }
 
-/// The key of what the driver wrote to an out-parameter.
+/// The key for the value that the driver wrote to an out-parameter.
 unsafe fn written(pointer: *mut u64, key: fn(u64) -> BookingKey, bytes: u64) -> Option<(BookingKey, u64)> {
     // SAFETY: the driver succeeded, so the pointer is valid; a NULL one fails there.
     unsafe { pointer.as_ref() }.map(|value| (key(*value), bytes))

@@ -1,9 +1,9 @@
-//! Stream-ordered pools: the memory that a pool has reserved is booked, since freed memory stays with the pool.
+//! Stream-ordered pools: the reserved memory of a pool is booked, since freed memory stays with the pool.
 //!
-//! Before an allocation the growth beyond the pool's free memory is booked; after every operation the booking is set to
-//! the reserved memory that the driver reports. A pool with free memory is trimmed before an allocation is refused.
+//! Before an allocation, the growth beyond the pool's free memory is booked; after every operation the booking is set
+//! to the reserved memory that the driver reports. A pool with free memory is trimmed before an allocation is refused.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came.
+//! Safety: arguments are passed unchanged to the driver's function of the same name.
 
 use std::ffi::{c_int, c_void};
 
@@ -33,14 +33,14 @@ fn current_pool() -> Option<(u64, c_int)> {
     (code == SUCCESS).then_some((pool, ordinal))
 }
 
-/// Sets the booking of a pool to what it has reserved.
+/// Sets the booking of a pool to its reserved memory.
 fn settle(account: &Account, pool: u64, device: usize) {
     let mut bookings = account.bookings();
     let reserved = attribute(pool, RESERVED);
     let booking =
         bookings.entry(BookingKey::Pool(pool)).or_insert(Booking { device, bytes: 0, references: 1 });
     if reserved > booking.bytes {
-        // It is allocated already: it counts even where it is over the limit by the driver's rounding.
+        // The memory is allocated already: it is booked even if the driver's rounding exceeds the limit.
         if !account.charge(device, reserved - booking.bytes) {
             return;
         }
@@ -75,7 +75,7 @@ fn pool_allocate(pool: Option<(u64, c_int)>, bytes: usize, call: impl FnOnce() -
     code
 }
 
-/// Frees to whatever pool the address belongs to; all known pools are settled.
+/// Frees memory of any pool; all known pools are settled, since the address does not tell its pool.
 fn pool_free(address: u64, call: impl FnOnce() -> DriverCode) -> DriverCode {
     let code = crate::account::free(BookingKey::Address(address), call);
     if let ProcessLimits::Account(account) = limits() {
@@ -94,7 +94,7 @@ fn pool_free(address: u64, call: impl FnOnce() -> DriverCode) -> DriverCode {
     code
 }
 
-/// The ordinal of a pool's device, as noted at its creation.
+/// The ordinal of a pool's device, as recorded at its creation.
 fn known_pool(pool: u64) -> Option<(u64, c_int)> {
     if let ProcessLimits::Account(account) = limits()
         && let Some(booking) = account.bookings().get(&BookingKey::Pool(pool)).copied()
@@ -115,7 +115,7 @@ hooks! {
         // SAFETY: see the module.
         unsafe { real::cuDeviceGetMemPool(pool, device) }
     }
-    /// The properties begin `{allocType, handleTypes, location {type, id}}`.
+    /// The properties start with `{allocType, handleTypes, location {type, id}}`.
     fn cuMemPoolCreate(pool: *mut u64, properties: *const [c_int; 4]) {
         // SAFETY: see the module.
         let code = unsafe { real::cuMemPoolCreate(pool, properties) };

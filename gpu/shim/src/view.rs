@@ -1,6 +1,6 @@
-//! The sizes that programs see: the limit in place of the device's memory, in CUDA and in NVML.
+//! The memory sizes that programs see in CUDA and in NVML: the limit instead of the device's memory.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came; NULL out-parameters stay NULL.
+//! Safety: arguments are passed unchanged to the driver's function of the same name; NULL out-parameters stay NULL.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -19,7 +19,7 @@ pub(crate) fn current_ordinal() -> Option<c_int> {
     (unsafe { real::cuCtxGetDevice(&raw mut device) } == SUCCESS).then_some(device)
 }
 
-/// UUID of a device without its prefix, in NVML's form.
+/// The UUID of a device without its prefix, in NVML's form.
 pub(crate) fn uuid_of(ordinal: c_int) -> Option<String> {
     let mut bytes = [0; 16];
     // SAFETY: an out-parameter of ours. The second version gives the UUID of a MIG instance.
@@ -34,7 +34,7 @@ pub(crate) fn uuid_of(ordinal: c_int) -> Option<String> {
     })
 }
 
-/// Total, used and free bytes under the limit, of what the driver says.
+/// Total, used and free bytes under the limit, from the driver's values.
 fn limited(account: &Account, device: usize, total: u64, free: u64) -> (u64, u64, u64) {
     let limit = account.record(device).memory_limit.load(Relaxed);
     if limit == 0 {
@@ -45,7 +45,7 @@ fn limited(account: &Account, device: usize, total: u64, free: u64) -> (u64, u64
     (limit, used, free.min(limit - used))
 }
 
-/// Index in the limits file of an NVML device.
+/// The index of an NVML device in the limits file.
 fn nvml_device(account: &Account, device: *mut c_void) -> Option<usize> {
     let mut text = [0 as c_char; 96];
     // SAFETY: a buffer of ours with its length.

@@ -4,8 +4,8 @@
 //! A handle imported from another process is booked when it is mapped, since its size is not known before: physical
 //! memory can outlive its exporter.
 //!
-//! Safety: arguments go to the driver's function of the same name as they came. Out-parameters are read only after it
-//! succeeded.
+//! Safety: arguments are passed unchanged to the driver's function of the same name. Out-parameters are read only after
+//! it succeeded.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -15,7 +15,7 @@ use crate::{
     hooks, view,
 };
 
-/// Changes the references of a handle; books it out at the last.
+/// Drops a reference of a handle; removes its booking with the last one.
 fn unreference(account: &Account, handle: u64) {
     let mut bookings = account.bookings();
     let Some(booking) = bookings.get_mut(&BookingKey::Physical(handle)) else { return };
@@ -33,7 +33,7 @@ fn reference(account: &Account, handle: u64) {
     }
 }
 
-/// The handle that is mapped at an address; the caller gives the extra reference back.
+/// The handle that is mapped at an address; the caller must release the extra reference.
 fn mapped_at(address: u64) -> Option<u64> {
     let mut handle = 0;
     // SAFETY: an out-parameter of ours and an address that the driver checks.
@@ -46,7 +46,7 @@ fn mapped_at(address: u64) -> Option<u64> {
     Some(handle)
 }
 
-/// Books imported memory of which the size was not known; gives whether it fits.
+/// Books imported memory whose size was unknown; returns whether it fits.
 fn book_imported(account: &Account, handle: u64, bytes: u64) -> bool {
     let mut bookings = account.bookings();
     let Some(booking) = bookings.get_mut(&BookingKey::Physical(handle)) else { return true };
@@ -60,7 +60,7 @@ fn book_imported(account: &Account, handle: u64, bytes: u64) -> bool {
 }
 
 hooks! {
-    /// The properties begin `{type, requestedHandleTypes, location {type, id}}`.
+    /// The properties start with `{type, requestedHandleTypes, location {type, id}}`.
     fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const [c_int; 4], flags: u64) {
         // SAFETY: see the module.
         let call = || unsafe { real::cuMemCreate(handle, bytes, properties, flags) };

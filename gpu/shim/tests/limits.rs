@@ -1,5 +1,5 @@
-//! C programs under the shim and the simulated driver: every way to allocate and to look functions up, forks, crashes,
-//! changed limits, and shares of GPU time.
+//! C programs with the shim and the simulated driver: all kinds of allocation and lookup, forks, crashes, changed
+//! limits, and shares of GPU time.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ mod container;
 use container::LimitedContainer;
 
 const MIB: u64 = 1 << 20;
-/// The ways in which programs find the driver's functions.
+/// How programs find the driver's functions.
 const LOADINGS: [&str; 3] = ["linked", "dlsym", "address"];
 
 #[test]
@@ -109,7 +109,7 @@ fn a_broken_limits_file_refuses_and_none_allows() {
     assert_eq!(output.stdout, b"0\n");
 }
 
-/// A program may get less when the test's machine gives it no processor, but never more.
+/// A program may get less when the machine is busy, but never more.
 #[track_caller]
 fn assert_share(got: f64, percent: u32) {
     let percent = f64::from(percent);

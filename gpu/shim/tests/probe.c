@@ -109,7 +109,7 @@ static int release(const char *kind, u64 value) {
   return CALL(cuMemFree_v2, value);
 }
 
-/* Halves of the limit: two fit, a third does not, and fits again after a free; a double free frees nothing. */
+/* Halves of the limit: two fit, a third fits only after a free; a double free has no effect. */
 static void halves(const char *kind, size_t half) {
   u64 a, b, c;
   int first = allocate(kind, half, &a), second = allocate(kind, half, &b), third = allocate(kind, half, &c);
@@ -143,7 +143,7 @@ static void spin(const char *kernel, int ms, int batch) {
   printf("%ld %llu\n", launches, now() - start);
 }
 
-/* Processor time of this process: other programs on the machine do not count. */
+/* CPU time of this process, independent of other programs on the machine. */
 static u64 cpu(void) {
   struct timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -295,7 +295,7 @@ int main(int argc, char **argv) {
     begin(0);
     launches(argv[3], atol(argv[4]), atoi(argv[5]));
   } else if (!strcmp(command, "allocations")) {
-    /* Physical memory, for which the simulated driver makes no mapping: that would cost more than all else. */
+    /* Physical memory, which the simulated driver does not map: a mapping would dominate the cost. */
     u64 handle;
     int properties[8] = {1, 0, 1, 0, 0, 0, 0, 0};
     fn create = find("cuMemCreate"), release_memory = find("cuMemRelease");

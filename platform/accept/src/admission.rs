@@ -1,4 +1,4 @@
-//! The decision about a new connection: admit it, let it replace another one, or refuse it.
+//! Decides about a new connection: admit it, let it replace another one, or refuse it.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -6,21 +6,21 @@ use std::{collections::HashMap, net::IpAddr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
-/// The use of a connection at the moment of a decision.
+/// The usage of a connection at the time of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionUsage {
-    /// It has a request under way, or was taken over by a protocol upgrade.
+    /// It has a request in flight, or was taken over by a protocol upgrade.
     Busy,
-    /// It has had no request for so long.
+    /// It has had no request for this long.
     Quiet(Duration),
 }
 
 /// A limit that a new connection would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionLimit {
-    /// Of the port.
+    /// The limit of the port.
     Total,
-    /// Of the client's address.
+    /// The share of the client's address.
     Client,
 }
 
@@ -33,7 +33,7 @@ pub enum AdmissionDecision<T> {
     Refuse(ConnectionLimit),
 }
 
-/// The connections of a port, by client address. Has no clock and no lock of its own.
+/// The connections of a port, by client address. Contains neither a clock nor a lock.
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
     total_max: usize,
@@ -44,7 +44,7 @@ pub struct ConnectionTable<T> {
 }
 
 impl<T> ConnectionTable<T> {
-    /// An empty table with its two limits; each is at least one.
+    /// Creates an empty table with its two limits; each is at least one.
     #[must_use]
     pub fn new(total_max: usize, client_max: usize) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl<T> ConnectionTable<T> {
         }
     }
 
-    /// Decides about a connection from `address`; `entry` is kept with it when it is admitted.
+    /// Decides about a connection from `address`; `entry` is stored with it if it is admitted.
     pub fn admit(
         &mut self,
         address: IpAddr,
@@ -71,7 +71,7 @@ impl<T> ConnectionTable<T> {
         } else {
             return AdmissionDecision::Admit(self.insert(address, entry));
         };
-        // A client at its share may only replace connections of its own.
+        // A client that has reached its share may only replace its own connections.
         let own = (limit == ConnectionLimit::Client).then_some(address);
         match self.longest_quiet(own, usage).and_then(|id| self.remove(id)) {
             Some(replaced) => AdmissionDecision::Replace(self.insert(address, entry), replaced),
@@ -99,7 +99,7 @@ impl<T> ConnectionTable<T> {
         self.open.get(&id).map(|(_, entry)| entry)
     }
 
-    /// Forgets a connection that was closed; one that was replaced is already forgotten.
+    /// Removes a closed connection; a replaced one is already removed.
     pub fn remove(&mut self, id: ConnectionId) -> Option<T> {
         let (address, entry) = self.open.remove(&id)?;
         if let Some(open) = self.clients.get_mut(&address) {
@@ -198,7 +198,7 @@ mod tests {
         assert!(table.remove(first).is_none());
         let second = id(admit(&mut table, A, quiet(0)));
         let third = id(admit(&mut table, A, ConnectionUsage::Busy));
-        // The one that was replaced ends later: it must not free the place of its successor.
+        // The replaced connection ends later: it must not release the slot of its successor.
         assert!(table.remove(second).is_none());
         assert_eq!(
             admit(&mut table, A, ConnectionUsage::Busy),

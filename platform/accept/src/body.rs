@@ -1,4 +1,4 @@
-//! Bodies of requests, which must make progress, and of responses, which keep their connection busy.
+//! Request bodies, which must make progress, and response bodies, which keep their connection busy.
 
 use std::{
     io,
@@ -15,16 +15,16 @@ use tokio::time::{Instant, Sleep};
 
 use crate::state::ConnectionState;
 
-/// The error of a request's body: of the connection, or its stall.
+/// The error of a request's body: a connection error, or a stall.
 type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A request's body that fails when nothing of it arrives for too long while it is read.
+/// A request's body that fails if no data arrives for too long while it is read.
 #[derive(Debug)]
 pub struct ProgressBody {
     body: Incoming,
     stall_timeout: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
-    /// `waiting` runs for the frame that is awaited now.
+    /// Whether `waiting` runs for the awaited frame.
     armed: bool,
     state: Arc<ConnectionState>,
 }

@@ -5,38 +5,39 @@ use std::time::Duration;
 /// The limits of a port's connections.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Connections at the same time.
+    /// The number of concurrent connections.
     pub connections_max: usize,
-    /// Of those, connections from one client address.
+    /// The number of concurrent connections from one client address.
     pub connections_per_client_max: usize,
-    /// From the TCP connection to the end of the TLS handshake.
+    /// The timeout from the TCP connection to the end of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// From there to the end of the first request's head, and from the first byte of a later head to its end.
+    /// The timeout from there to the end of the first request's head, and from the first byte of a later head to its
+    /// end.
     pub head_timeout: Duration,
-    /// The longest time without a request on a connection.
+    /// The timeout of a connection without a request.
     pub idle_timeout: Duration,
-    /// The longest time without progress of a request's body, or of a client that reads its response.
+    /// The timeout without progress of a request's body, or of a client that reads its response.
     pub stall_timeout: Duration,
-    /// The time that requests in flight have after a shutdown began.
+    /// The time for requests in flight to finish after a shutdown began.
     pub drain_timeout: Duration,
-    /// Requests at the same time on one HTTP/2 connection.
+    /// The number of concurrent requests on one HTTP/2 connection.
     pub h2_streams_max: u32,
 }
 
 impl Config {
-    /// A handshake takes two round trips; slow machines and long ways need more.
+    /// A handshake takes two round trips; slow machines and long distances need more.
     pub const HANDSHAKE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
     pub const HEAD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-    /// Most clients keep an idle connection for 60 to 90 s: the client should be the one that closes it, since it
-    /// knows that it sends nothing in that moment.
+    /// Most clients keep an idle connection for 60 to 90 s: the client should close it first, since only the client
+    /// knows that it is not about to send a request.
     pub const IDLE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(120);
     pub const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
     pub const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-    /// A process with many watches uses one connection.
+    /// A process with many watches uses a single connection.
     pub const H2_STREAMS_MAX_DEFAULT: u32 = 1000;
 
-    /// The default timeouts, for so many connections; one client address may have half of them, so that there is
-    /// always room for another one.
+    /// The default timeouts with this number of connections; one client address may have half of them, so that others
+    /// can always connect.
     #[must_use]
     pub fn with_connections(connections_max: usize) -> Self {
         Self {

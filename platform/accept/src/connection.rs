@@ -1,4 +1,4 @@
-//! One connection, from its first bytes to its end.
+//! Serves one connection, from its first bytes to its end.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -31,10 +31,10 @@ use crate::{
 /// The interval of pings to an idle HTTP/2 client, and the timeout of their answers.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// A connection is looked at this often within the time it has for a request's head.
+/// The number of checks of a connection within the timeout of a request's head.
 const LOOKS: u32 = 4;
-/// The time for which a connection without requests stays open after GOAWAY, from which an HTTP/2 client learns which
-/// of its last requests were begun.
+/// The time for which a connection without requests stays open after GOAWAY, which tells an HTTP/2 client which of its
+/// last requests were processed.
 const FAREWELL: Duration = Duration::from_millis(300);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -47,7 +47,7 @@ pub(crate) struct ConnectionServer<S> {
     http: Builder<TokioExecutor>,
     service: S,
     stop: CancellationToken,
-    /// Cancelled when the drain timeout is over.
+    /// Cancelled when the drain timeout has expired.
     cut: CancellationToken,
 }
 
@@ -67,7 +67,7 @@ where
         stop: CancellationToken,
     ) -> Self {
         let mut http = Builder::new(TokioExecutor::new());
-        // Heads have the timeout of `ConnectionState`, which watches both protocols.
+        // `ConnectionState` implements the timeout of heads for both protocols.
         http.http1().timer(TokioTimer::new()).header_read_timeout(None);
         http.http2()
             .timer(TokioTimer::new())
@@ -77,12 +77,12 @@ where
         Self { config, metrics, tls, http, service, stop, cut: CancellationToken::new() }
     }
 
-    /// Ends all connections, also those with requests under way.
+    /// Closes all connections, including those with requests in flight.
     pub(crate) fn cut(&self) {
         self.cut.cancel();
     }
 
-    /// Serves a connection until either side ends it.
+    /// Serves a connection until either side closes it.
     pub(crate) async fn serve(&self, stream: TcpStream, slot: ConnectionSlot) {
         let Some(tls) = &self.tls else { return self.serve_stream(stream, slot, None).await };
         let state = slot.state().clone();
@@ -93,7 +93,7 @@ where
             () = state.replaced.cancelled() => return self.metrics.closed("replaced"),
         };
         match stream {
-            // On the heap: a task is copied when it is spawned.
+            // Boxed: a task is copied when it is spawned.
             Ok(Ok(stream)) => {
                 let peer = PeerCertificate::of(&stream);
                 Box::pin(self.serve_stream(stream, slot, peer)).await;
@@ -133,7 +133,7 @@ where
                 () = self.cut.cancelled() => return,
                 () = state.replaced.cancelled() => return self.metrics.closed("replaced"),
                 ended = connection.as_mut() => {
-                    // A socket that was upgraded counts as in use from now on; otherwise its state is not read again.
+                    // An upgraded socket counts as busy from now on; otherwise its state is not read any more.
                     state.upgrade();
                     if state.is_flooded() {
                         self.metrics.closed("protocol-flood");
@@ -164,9 +164,9 @@ where
     }
 }
 
-/// The certificate that a client presented in the TLS handshake, as DER: an extension of each of the connection's
-/// requests. The handshake has shown that the client has its key; whether its issuer is trusted depends on the port's
-/// TLS configuration.
+/// The client certificate from the TLS handshake, as DER: an extension of each of the connection's requests. The
+/// handshake has verified that the client has its key; whether its issuer is trusted depends on the port's TLS
+/// configuration.
 #[derive(Clone, Debug)]
 pub struct PeerCertificate(pub Arc<[u8]>);
 
@@ -177,13 +177,14 @@ impl PeerCertificate {
     }
 }
 
-/// TLS with a client; one that speaks HTTP without TLS gets an HTTP answer that says so, as from Go's servers.
+/// Performs the TLS handshake; a client that speaks plain HTTP gets an HTTP response that says so, like from Go's
+/// servers.
 async fn shake_hands(acceptor: &TlsAcceptor, mut socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     const PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
     let mut first = [0];
-    // A TLS record begins with its type, 22; a request with its method.
+    // A TLS record starts with its type, 22; a request with its method.
     if socket.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
-        // Unread bytes would reset the connection before the response arrives.
+        // Unread data would reset the connection before the response arrives.
         let mut request = [0; 4096];
         let _ = socket.try_read(&mut request);
         socket.write_all(PLAIN).await?;

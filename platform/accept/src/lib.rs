@@ -1,11 +1,11 @@
-//! Accepts HTTP connections and serves them within limits, the same way on every port.
+//! Accepts HTTP connections and serves them within limits, in the same way on every port.
 //!
-//! A port that accepts without limits is exhausted by clients that connect and send nothing: each of them holds a file
-//! descriptor of the process. Every connection has a timeout for its TLS handshake, for the first request's head, for a
-//! head that has begun, for a pause between requests, for the rest of a request's body, and for the client's reading of
-//! its response. A port has a total number of connections and a share of it per client address. When a limit is
-//! reached, a new connection replaces the one that has had no request for the longest time; if all have requests under
-//! way, the new one is closed. A request that is under way (a watch, a followed log) is never ended for its duration.
+//! A port without limits is exhausted by clients that connect and send nothing: each of them holds a file descriptor of
+//! the process. Every connection has a timeout for its TLS handshake, for the first request's head, for a later head
+//! that has started, for the idle time between requests, for the rest of a request's body, and for the client's reading
+//! of its response. A port has a total number of connections and a share of it per client address. When a limit is
+//! reached, a new connection replaces the one that has been idle for the longest time; if all have requests in flight,
+//! the new one is closed. A request in flight (a watch, a followed log) is never ended because of its duration.
 //!
 //! **Belongs here:** admission of connections, the TLS handshake, HTTP/1.1 and HTTP/2 on one port, timeouts, graceful
 //! shutdown, counters of all that.

@@ -17,7 +17,7 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// The counters that all ports of a process share.
+/// The counters for all ports of a process.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionMetrics {
     open: Family<PortLabel, Gauge>,

@@ -1,14 +1,14 @@
-//! Log messages that many connections cause, written once per period.
+//! Log messages that many connections cause, written at most once per period.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// At most one message in this time.
+/// The period.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Counts occurrences and tells when a message about them is due.
+/// Counts occurrences and reports when a message about them is due.
 #[derive(Debug, Default)]
 pub(crate) struct Periodic(Mutex<Occurrences>);
 
@@ -19,7 +19,7 @@ struct Occurrences {
 }
 
 impl Periodic {
-    /// Counts one occurrence. When a message is due: how many there were since the last message.
+    /// Counts one occurrence. If a message is due, returns the number of occurrences since the last message.
     pub(crate) fn count(&self) -> Option<u64> {
         let mut occurrences = self.0.lock();
         occurrences.count += 1;

@@ -1,4 +1,4 @@
-//! A port: accepts connections, admits them, and ends them at a shutdown.
+//! A port: accepts connections, admits them, and closes them at a shutdown.
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
     state::ConnectionState,
 };
 
-/// A pause after the listener failed, so that a lack of file descriptors does not spin.
+/// The pause after a failed accept, so that a lack of file descriptors causes no busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listening port with its limits. A handle: cloning it is cheap.
+/// A listening port with its limits. Cheap to clone.
 #[derive(Clone)]
 pub struct AcceptPort(Arc<Shared>);
 
@@ -36,7 +36,7 @@ struct Shared {
     failures: Periodic,
 }
 
-/// A connection's place on its port, given back when it is dropped.
+/// A connection's slot on its port, released on drop.
 pub(crate) struct ConnectionSlot {
     port: AcceptPort,
     id: ConnectionId,
@@ -106,18 +106,18 @@ impl AcceptPort {
         connections.close();
         if tokio::time::timeout(config.drain_timeout, connections.wait()).await.is_err() {
             let open = connections.len();
-            tracing::warn!(port = self.0.name, open, "connections did not end in time and are cut off");
+            tracing::warn!(port = self.0.name, open, "connections did not end in time; closing them");
             server.cut();
         }
     }
 
-    /// Waits for a connection. When the process has no file descriptor left, a quiet connection is closed for it.
+    /// Waits for a connection. If the process has no file descriptor left, closes an idle connection to free one.
     async fn accept(&self, listener: &TcpListener) -> (TcpStream, IpAddr) {
         loop {
             match listener.accept().await {
                 Ok((stream, client)) => {
-                    // Without it the last part of a response may wait for the client's acknowledgement. Where it
-                    // cannot be set the connection works all the same.
+                    // Without it the last part of a response may wait for the client's acknowledgement. A failure only
+                    // costs latency.
                     let _ = stream.set_nodelay(true);
                     return (stream, client.ip());
                 }
@@ -127,7 +127,7 @@ impl AcceptPort {
                     self.close_longest_quiet();
                     if let Some(times) = self.0.failures.count() {
                         let port = self.0.name;
-                        tracing::warn!(port, times, %error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                        tracing::warn!(port, times, %error, "cannot accept connections; if the error is about open files, raise their limit (ulimit -n)");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -143,7 +143,7 @@ impl AcceptPort {
         }
     }
 
-    /// A place for a connection, if the limits allow it one.
+    /// Returns a slot for a connection, if the limits permit it.
     fn admit(&self, client: IpAddr) -> Option<ConnectionSlot> {
         let state = Arc::new(ConnectionState::new());
         let decision = self.0.table.lock().admit(client, state.clone(), |state| state.usage());

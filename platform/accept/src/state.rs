@@ -1,4 +1,4 @@
-//! How a connection is used: shared by its socket, its requests, and the port.
+//! The state of a connection, shared by its socket, its requests, and the port.
 //!
 //! ```text
 //!   opened ──▶ awaiting a head ──▶ busy ──all responses ended──▶ idle ──first byte──▶ awaiting a head
@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Config, admission::ConnectionUsage};
 
-/// In `head_since`: no head is awaited.
+/// The value of `head_since` when no head is awaited.
 const NO_HEAD: u64 = u64::MAX;
-/// Protocol bytes that an HTTP/2 client may send between two looks at its connection beyond those of its requests:
-/// PING, SETTINGS and other frames that the server has to answer (a PING has 17 bytes). More than the bytes of
-/// bodies that may be buffered unread, which are accounted for when they are read (hyper's window: 1 MiB).
+/// The limit of protocol bytes that an HTTP/2 client may send between two checks beyond those of its requests: PING,
+/// SETTINGS and other frames that the server has to answer (a PING has 17 bytes). More than the bytes of bodies that
+/// may be buffered unread, which are accounted for when they are read (hyper's window: 1 MiB).
 const OVERHEAD_BYTES_MAX: u64 = 2 << 20;
-/// Each request accounts for its head.
+/// The bytes that each request accounts for with its head.
 const REQUEST_BYTES: u64 = 64 << 10;
 
-/// Times are milliseconds since `opened`. Each field is a fact of its own, so relaxed loads and stores do.
+/// Times are milliseconds since `opened`. The fields are independent, so relaxed ordering suffices.
 #[derive(Debug)]
 pub(crate) struct ConnectionState {
     opened: Instant,
@@ -36,14 +36,14 @@ pub(crate) struct ConnectionState {
     is_h2: AtomicBool,
     upgraded: AtomicBool,
     flooded: AtomicBool,
-    /// Bytes received in this period, and those that requests account for.
+    /// Bytes received in this period, and the bytes that requests account for.
     received: AtomicU64,
     explained: AtomicU64,
-    /// Cancelled when a new connection takes the place of this one.
+    /// Cancelled when a new connection replaces this one.
     pub(crate) replaced: CancellationToken,
 }
 
-/// The reason for which the server closes a connection, as a metric's label.
+/// The reason why the server closes a connection, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overdue {
     Head,
@@ -83,7 +83,7 @@ impl ConnectionState {
         self.requests.load(Ordering::Relaxed) > 0 || self.upgraded.load(Ordering::Relaxed)
     }
 
-    /// Whether no request is under way.
+    /// Whether no request is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         !self.is_busy()
     }
@@ -96,7 +96,7 @@ impl ConnectionState {
         ConnectionUsage::Quiet(Duration::from_millis(quiet))
     }
 
-    /// The TLS handshake is over: the time for the first head begins.
+    /// The TLS handshake has ended: the timeout of the first head starts.
     pub(crate) fn handshake_ended(&self) {
         self.head_since.store(self.now(), Ordering::Relaxed);
     }
@@ -112,18 +112,18 @@ impl ConnectionState {
         self.requests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Bytes of a request's body. Small frames have more framing than content.
+    /// Records bytes of a request's body. Small frames have more framing than content.
     pub(crate) fn body_received(&self, bytes: usize) {
         self.explained.fetch_add(2 * bytes as u64 + 64, Ordering::Relaxed);
     }
 
-    /// Bytes were sent: a client acknowledges what it takes of a response with WINDOW_UPDATE frames.
+    /// Records sent bytes: a client acknowledges the received response with WINDOW_UPDATE frames.
     pub(crate) fn sent(&self, bytes: usize) {
         self.explained.fetch_add(bytes as u64 / 16, Ordering::Relaxed);
     }
 
-    /// Bytes were received; says whether that is still no flood. Between requests of HTTP/1.1 they begin the next
-    /// head.
+    /// Records received bytes; returns whether they are within the limit against floods. Between requests of HTTP/1.1
+    /// they start the next head.
     pub(crate) fn received(&self, bytes: usize) -> bool {
         let received = self.received.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         if self.is_h2() {
@@ -134,7 +134,7 @@ impl ConnectionState {
         }
         if self.is_quiet() {
             let (now, order) = (self.now(), Ordering::Relaxed);
-            // Only the first byte of a head starts its time.
+            // Only the first byte of a head starts its timeout.
             let _ = self.head_since.compare_exchange(NO_HEAD, now, order, order);
         }
         true
@@ -145,7 +145,7 @@ impl ConnectionState {
         self.flooded.load(Ordering::Relaxed)
     }
 
-    /// Begins a new period for protocol bytes.
+    /// Starts a new period for counting protocol bytes.
     pub(crate) fn forget_overhead(&self) {
         self.received.store(0, Ordering::Relaxed);
         self.explained.store(0, Ordering::Relaxed);
@@ -159,7 +159,7 @@ impl ConnectionState {
         self.is_h2.load(Ordering::Relaxed)
     }
 
-    /// The socket was taken over by a protocol upgrade: it is in use until it is closed.
+    /// The socket was taken over by a protocol upgrade: it is busy until it is closed.
     pub(crate) fn upgrade(&self) {
         self.upgraded.store(true, Ordering::Relaxed);
     }
@@ -231,7 +231,7 @@ mod tests {
         let state = ConnectionState::new();
         state.speaks_h2();
         for _ in 0..10_000 {
-            // An upload, a download with its window updates, requests.
+            // An upload, a download with its window updates, and requests.
             assert!(state.received(16 << 10));
             state.body_received((16 << 10) - 9);
             state.sent(32 << 10);

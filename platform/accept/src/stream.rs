@@ -1,4 +1,4 @@
-//! A socket that records its connection's state: received and sent bytes, and writes that the client does not take.
+//! A socket that records its connection's state: received and sent bytes, and writes that the client does not accept.
 
 use std::{
     io,
@@ -18,14 +18,14 @@ use crate::{port::ConnectionSlot, state::ConnectionState};
 /// The first bytes of every HTTP/2 connection; no method of HTTP/1.1 starts with them.
 const H2_OPENING: &[u8; 3] = b"PRI";
 
-/// A client's byte stream, in clear text. The timer is armed only while a write waits. It owns the connection's
-/// place on the port, so that a socket that a protocol upgrade took over is still counted.
+/// A client's decrypted byte stream. The timer is armed only while a write is pending. It owns the connection's slot on
+/// the port, so that an upgraded socket is still counted.
 pub(crate) struct WatchedStream<S> {
     stream: S,
     state: Arc<ConnectionState>,
     stall_timeout: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
-    /// `waiting` runs for the write that waits now.
+    /// Whether `waiting` runs for the pending write.
     armed: bool,
     opening: [u8; 3],
     opening_bytes: usize,
@@ -73,12 +73,12 @@ impl<S> WatchedStream<S> {
         };
         self.armed = true;
         sleep.as_mut().poll(context).map(|()| {
-            let stalled = "the client took nothing of its response for too long";
+            let stalled = "the client accepted no part of its response for too long";
             Err(io::Error::new(io::ErrorKind::TimedOut, stalled))
         })
     }
 
-    /// Tells the two protocols apart by the first bytes.
+    /// Detects the protocol by the first bytes.
     fn look_at_opening(&mut self, bytes: &[u8]) {
         let wanted = self.opening.len() - self.opening_bytes;
         let taken = wanted.min(bytes.len());

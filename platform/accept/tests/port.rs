@@ -1,4 +1,4 @@
-//! Ports with small limits, attacked by clients that do not get on.
+//! Ports with small limits, attacked by clients that make no progress.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// No test waits longer than this for anything.
+/// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A port that is being served.
@@ -35,7 +35,7 @@ struct Served {
     server: JoinHandle<()>,
 }
 
-/// A body that never ends, as a watch's without events.
+/// An endless body, like that of a watch without events.
 struct Endless {
     sent: bool,
 }
@@ -55,7 +55,7 @@ impl Body for Endless {
     }
 }
 
-/// `/watch` has a response without an end; everything else is answered when its request's body was read.
+/// `/watch` has an endless response; other requests are answered after their body was read.
 async fn answer(
     request: Request<ProgressBody>,
 ) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
@@ -71,7 +71,7 @@ async fn answer(
 
 impl Served {
     async fn start(config: Config, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
-        // All addresses of the loopback network: clients choose theirs.
+        // On all addresses, so that clients can choose a loopback address.
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
         let mut registry = Registry::default();
@@ -115,7 +115,7 @@ impl Served {
 /// Reads until the server closes the connection.
 async fn read_all(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
-    // A reset is an end, too.
+    // A reset counts as an end, too.
     let _ = timeout(PATIENCE, stream.read_to_end(&mut text)).await.expect("the server closes the connection");
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -183,7 +183,7 @@ async fn requests_under_way_are_not_replaced_and_refusals_are_counted() {
     assert_eq!(read_all(served.send(REQUEST).await).await, "");
     assert_eq!(served.count("mayfly_connections_refused_total"), 1);
     watches.pop();
-    // The server learns of a client that went away when it writes or reads: soon.
+    // The server detects a client's disconnection at its next read or write.
     let began = Instant::now();
     while !read_all(served.send(REQUEST).await).await.ends_with("answered") {
         assert!(began.elapsed() < PATIENCE, "a place is free again");
@@ -213,7 +213,7 @@ async fn silence_and_half_sent_heads_are_ended() {
         assert_eq!(read_all(served.send(beginning).await).await, "", "{beginning:?}");
     }
     assert_eq!(served.count("mayfly_connections_closed_total{port=\"test\",reason=\"head-timeout\"}"), 4);
-    // An answered connection is idle for longer than a head may take, and a head that begins then has its own time.
+    // An idle connection outlives the timeout of a head, and a head that starts then has its own timeout.
     let mut kept = served.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert!(read_some(&mut kept).await.ends_with("answered"));
     kept.write_all(b"GET /again HT").await.unwrap();
@@ -256,7 +256,7 @@ async fn a_watch_outlives_all_timeouts_and_a_stalled_body_does_not() {
     let stalled = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 9\r\n\r\nhalf";
     let stalled = read_all(served.send(stalled).await).await;
     assert!(stalled.ends_with("the rest of the request's body did not arrive in time"), "{stalled}");
-    // Longer than each of the timeouts.
+    // Longer than any of the timeouts.
     let mut more = [0; 64];
     let waiting = async {
         loop {

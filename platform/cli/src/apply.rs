@@ -26,7 +26,7 @@ pub(crate) struct ApplyArgs {
     /// Also look into the folders below a folder
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Take over fields that someone else set
+    /// Take over fields that another client set
     #[arg(long)]
     force_conflicts: bool,
     /// Have the server check everything and change nothing
@@ -42,7 +42,7 @@ const KIND_WAIT: Duration = Duration::from_secs(10);
 /// The interval of checks during that wait.
 const KIND_POLL: Duration = Duration::from_millis(50);
 
-/// The kinds of the server, read again when a definition of this run has added some.
+/// The kinds of the server, read again after a definition of this run has added some.
 struct Kinds<'a> {
     discovery: &'a Discovery,
     refreshed: Option<Discovery>,
@@ -76,7 +76,7 @@ enum Outcome {
 
 pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()> {
     let mut documents = manifest::read(&args.file, args.recursive)?;
-    // Definitions and namespaces first; the order is kept otherwise.
+    // Definitions and namespaces come first; otherwise the order is kept.
     documents
         .sort_by_key(|document| FIRST.iter().position(|kind| *kind == document.kind).unwrap_or(FIRST.len()));
     let (server, discovery) = (session.server().await?, session.discovery().await?);
@@ -125,7 +125,7 @@ fn print_objects(format: OutputFormat, mut objects: Vec<Value>) -> anyhow::Resul
     Ok(())
 }
 
-/// Whether the answer is about the object, not about the caller or the server.
+/// Whether the error is about the object, not about the caller or the server.
 fn is_refusal(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(kube::Error::Api(status)) => !matches!(status.code, 401 | 429 | 500..),
@@ -133,7 +133,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Adds to an error the file of the document, and the object if the server's answer does not name it.
+/// Adds to an error the file of the document, and the object if the server's message does not name it.
 fn placed(document: &Document, error: anyhow::Error) -> anyhow::Error {
     let Document { source, kind, name, .. } = document;
     let is_nameless = is_refusal(&error) && !error.to_string().contains(&format!("{name:?}"));
@@ -143,7 +143,7 @@ fn placed(document: &Document, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Applies one object; returns the line to print, and the object as it is now.
+/// Applies one object; returns the line to print, and the resulting object.
 async fn apply(
     document: &Document,
     args: &ApplyArgs,
@@ -204,7 +204,7 @@ fn is_own_conflict(error: &kube::Error) -> bool {
     conflicts.peek().is_some() && conflicts.all(|cause| cause.message.starts_with(&own))
 }
 
-/// The manifest's own namespace, else the one of the command; both must agree when both are said.
+/// The namespace of the manifest, otherwise that of the command; if both are given, they must be equal.
 async fn namespace(document: &Document, kind: &DiscoveredKind, session: &Session) -> anyhow::Result<String> {
     let said = session.globals().namespace.as_ref();
     match (&document.namespace, said) {
@@ -236,7 +236,7 @@ fn outcome(before: Option<&Value>, status: StatusCode, after: &Value) -> Outcome
     if status == StatusCode::CREATED {
         return Outcome::Created;
     }
-    // A dry run raises no version, so its content is compared as well.
+    // A dry run does not change the resourceVersion, so the content is compared as well.
     let stripped = |object: &Value| {
         let mut object = object.clone();
         if let Some(metadata) = object["metadata"].as_object_mut() {

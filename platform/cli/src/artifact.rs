@@ -1,4 +1,4 @@
-//! `mayfly artifact`: components, and what jobs read and leave, in the artifact store.
+//! `mayfly artifact`: components, and the inputs and outputs of jobs, in the artifact store.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use super::{
     upload::{self, Content, Upload},
 };
 
-/// The type of the report that a node writes about a pod of a job.
+/// The type of the report that a node writes about a job's pod.
 const JOB_REPORT: &str = "jobReport";
 
 #[derive(Args, Debug)]
@@ -33,12 +33,12 @@ pub(crate) struct ArtifactArgs {
 
 #[derive(Subcommand, Debug)]
 enum ArtifactCommand {
-    /// List components, data, and what jobs left
+    /// List components, data, and outputs of jobs
     #[command(visible_alias = "ls")]
     #[command(after_help = "Example:
   mayfly artifact list -o json")]
     List {
-        /// Also what the platform wrote down about each pod of a job
+        /// Also list the report about each pod of a job
         #[arg(short, long)]
         all: bool,
     },
@@ -112,7 +112,7 @@ pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result
     }
 }
 
-/// Uploads a file; gives its digest.
+/// Uploads a file; returns its digest.
 pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest> {
     let content = std::fs::read(file).map_err(|error| {
         let todo = "name a file; a folder is pushed as a tar (tar -cf)";
@@ -132,7 +132,7 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
     Ok(digest)
 }
 
-/// Prints the list. A job with a hundred pods leaves a hundred reports, which are shown with `all` only.
+/// Prints the list. A job with a hundred pods has a hundred reports, which are shown only with `all`.
 fn show(session: &Session, mut list: Value, all: bool) -> anyhow::Result<()> {
     let mut items = list["items"].as_array().cloned().unwrap_or_default();
     let there = items.len();
@@ -170,7 +170,7 @@ fn rows(items: &[Value], now: Timestamp) -> String {
     table::render(&["DIGEST", "TYPE", "SIZE", "AGE"], &rows)
 }
 
-/// A whole digest, or the only one that begins so.
+/// The digest that is given in full, or the only one with this prefix.
 fn complete(text: &str, items: &[Value]) -> anyhow::Result<Digest> {
     if let Ok(digest) = text.parse() {
         return Ok(digest);
@@ -191,7 +191,7 @@ fn missing(text: &str) -> anyhow::Error {
     Failure::error(format!("there is no artifact {text}"), "see what there is: mayfly artifact list")
 }
 
-/// Writes an artifact to a file: whole, or the file stays as it was.
+/// Writes an artifact to a file atomically: on a failure the old file is unchanged.
 async fn save(server: &Server, digest: &Digest, path: &Path) -> anyhow::Result<()> {
     let refused = |error: std::io::Error| {
         Failure::error(format!("cannot write {}: {error}", path.display()), "name another --out")

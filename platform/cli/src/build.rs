@@ -1,4 +1,4 @@
-//! `mayfly build`: from a project to a component.
+//! `mayfly build`: builds a component from a project.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,7 +30,7 @@ pub(crate) struct BuildArgs {
     /// Where the components of a workspace go
     #[arg(long, value_name = "DIR", requires = "workspace")]
     out: Option<PathBuf>,
-    /// Without optimisation: quicker to build, slower to run
+    /// Without optimisation: faster to build, slower to run
     #[arg(long)]
     debug: bool,
 }
@@ -63,7 +63,7 @@ fn as_data(built: &BuiltComponent) -> Built<'_> {
     Built { name, path, bytes: *bytes, toolchain }
 }
 
-/// The paths alone go to stdout, for scripts; the sizes to people.
+/// Only the paths go to stdout, for scripts; the sizes go to stderr.
 fn lines(built: &[BuiltComponent]) -> String {
     for BuiltComponent { name, bytes, .. } in built {
         output::note(format_args!("built {name}: {}", format::bytes(*bytes)));
@@ -75,13 +75,13 @@ fn say(line: &str) {
     output::note(line);
 }
 
-/// A project that was built to be deployed.
+/// A project that was built for a deployment.
 pub(crate) struct BuiltProject {
     pub(crate) name: String,
     pub(crate) component: PathBuf,
-    /// The Function as the project has it, without a source.
+    /// The Function from the project's manifest, without a source.
     pub(crate) manifest: Value,
-    /// The file that has it.
+    /// The file that contains it.
     pub(crate) place: String,
 }
 

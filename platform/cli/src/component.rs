@@ -1,4 +1,4 @@
-//! Components in files: reads them before they are uploaded, and checks whether this host can run them.
+//! Components in files: reads them before the upload, and checks whether this host can run them.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use mayfly_runtime::component::{ComponentReport, inspect};
 
 use super::{failure::Failure, guest::componentize::component_of};
 
-/// The component of a file's content: of a core module the component that is made of it; other content stays.
+/// Converts a core module into a component; other content is returned unchanged.
 ///
 /// # Errors
 /// A [`Failure`] that names the file, for a core module that cannot become a component.
 pub(crate) fn of_content(content: Vec<u8>, path: &Path) -> anyhow::Result<Bytes> {
     let component = component_of(content).map_err(|error| {
         Failure::error(
-            format!("{} is a core module, and no component can be made of it: {error:#}", path.display()),
+            format!("{} is a core module that cannot be made a component: {error:#}", path.display()),
             "build it for WASI 0.1 (wasm32-wasip1), or make a component of it (wasm32-wasip2)",
         )
     })?;

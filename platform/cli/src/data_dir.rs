@@ -1,5 +1,5 @@
-//! The data directory: its location and its layout. `mayfly up` writes it; every other command finds its server
-//! through it.
+//! The data directory: its location and its layout. `mayfly up` writes it; every other command finds the server through
+//! it.
 
 use std::{
     ffi::OsString,
@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The mode bits of group and others.
+/// The mode bits for other users.
 const OTHERS: u32 = 0o007;
 
 /// A data directory, and the origin of its path.
@@ -25,11 +25,11 @@ pub struct DataDir {
 pub enum Origin {
     Flag,
     Environment,
-    /// The file that `mayfly up --config` names.
+    /// The file given by `mayfly up --config`.
     ConfigFile,
     XdgStateHome,
     Home,
-    /// No home directory is known.
+    /// The default without a home directory.
     System,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Origin {
 }
 
 impl DataDir {
-    /// The flag, else `MAYFLY_DATA_DIR`, else the XDG state directory: `$XDG_STATE_HOME/mayfly`, or
+    /// The flag, otherwise `MAYFLY_DATA_DIR`, otherwise the XDG state directory: `$XDG_STATE_HOME/mayfly`, or
     /// `~/.local/state/mayfly`. Absolute.
     pub fn resolve(flag: Option<PathBuf>) -> Self {
         let chosen = Self::choose(
@@ -59,11 +59,11 @@ impl DataDir {
         chosen.absolute()
     }
 
-    /// The path as an absolute one, which stays valid in another working directory.
+    /// Makes the path absolute, so that it stays valid in another working directory.
     fn absolute(self) -> Self {
         match std::path::absolute(&self.root) {
             Ok(root) => Self { root, ..self },
-            // An empty path.
+            // The path is empty.
             Err(_) => self,
         }
     }
@@ -81,7 +81,7 @@ impl DataDir {
         if let Some(root) = environment.filter(|text| !text.is_empty()) {
             return of(root.into(), Origin::Environment);
         }
-        // The XDG specification: a relative path is invalid and ignored.
+        // According to the XDG specification, a relative path is invalid and ignored.
         if let Some(base) = state_home.map(PathBuf::from).filter(|path| path.is_absolute()) {
             return of(base.join("mayfly"), Origin::XdgStateHome);
         }
@@ -100,7 +100,7 @@ impl DataDir {
         }
     }
 
-    /// The same directory, named by someone else.
+    /// The same directory with another origin.
     #[cfg(test)]
     pub(crate) fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }
@@ -114,8 +114,8 @@ impl DataDir {
         self.origin
     }
 
-    /// Creates the directory and its private folders with access for the owner alone. The mode of an existing
-    /// directory is not changed. Blocks.
+    /// Creates the directory and its private folders with access only for the owner. The mode of an existing directory
+    /// is not changed. Blocks.
     pub fn make(&self) -> io::Result<()> {
         let private = |path: &Path| {
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -138,7 +138,7 @@ impl DataDir {
         Ok(())
     }
 
-    /// The file with the server's addresses: an [`Endpoints`] as JSON. It exists while a server is, or was, ready.
+    /// The file with the server's addresses: an [`Endpoints`] as JSON. Written when the server is ready.
     pub fn endpoints(&self) -> PathBuf {
         self.root.join("endpoints.json")
     }
@@ -173,7 +173,7 @@ impl DataDir {
         self.root.join("registry")
     }
 
-    /// Containers: what containerd keeps, sandboxes, volumes.
+    /// Data of containers: containerd's state, sandboxes, volumes.
     pub fn containers(&self) -> PathBuf {
         self.root.join("containers")
     }
@@ -194,7 +194,7 @@ impl DataDir {
     }
 }
 
-/// The addresses of a running server, as URLs without a path: the real ones when a port was 0.
+/// The addresses of a running server, as URLs without a path, with the actual ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
     pub api: String,
@@ -214,7 +214,7 @@ impl Endpoints {
         serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// Writes `endpoints.json` so that a reader sees the old or the new one, never a part.
+    /// Writes `endpoints.json` atomically.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_vec(self)?;
         text.push(b'\n');
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Functions log secrets, and a volume's root is open to all.
+    /// Function logs may contain secrets, and the root of a volume is accessible to all users.
     #[test]
     fn what_lies_in_it_is_not_for_everybody() {
         let folder = tempfile::tempdir().unwrap();

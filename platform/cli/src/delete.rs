@@ -1,4 +1,4 @@
-//! `mayfly delete`: objects by kind and name, by label, or as manifests name them.
+//! `mayfly delete`: deletes objects by kind and name, by label, or from manifests.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -36,7 +36,7 @@ pub(crate) struct DeleteArgs {
     /// All objects of the kind in the namespace
     #[arg(long, conflicts_with_all = ["selector", "file"])]
     all: bool,
-    /// Succeed when the object is not there
+    /// Succeed when the object does not exist
     #[arg(long)]
     ignore_not_found: bool,
     /// Do not wait until the object is gone
@@ -83,8 +83,8 @@ pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<(
     failures.into_result()
 }
 
-/// Failed deletions. The failure of a single object is the failure of the command; with several objects the remaining
-/// ones are deleted, and the command fails at the end.
+/// Failed deletions. With a single object its failure is the failure of the command; with several, the others are
+/// deleted, and the command fails at the end.
 struct Failures<'a> {
     session: &'a Session,
     total: usize,
@@ -172,13 +172,13 @@ async fn of_manifests(
     Ok(doomed)
 }
 
-/// The uid of the deleted object: an answer is the object, or a Status with details of it.
+/// The uid of the deleted object: the response is the object, or a Status with details about it.
 fn uid(answer: &Value) -> String {
     let uid = answer.pointer("/metadata/uid").or_else(|| answer.pointer("/details/uid"));
     uid.and_then(Value::as_str).unwrap_or("").to_owned()
 }
 
-/// The state of a deleted object in one answer.
+/// The state of a deleted object according to one response.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Gone,
@@ -186,11 +186,11 @@ enum Look {
     There,
     /// Unknown: the server cannot be reached or is overloaded.
     Unknown,
-    /// Asking again will not help.
+    /// A retry would give the same answer.
     Refused,
 }
 
-/// The object is removed if the answer is "not found", and replaced if the answer has another uid.
+/// The object is gone if the response is "not found", and replaced if the response has another uid.
 fn look(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> Look {
     match answer {
         Ok(object) if is_another(&uid(object), uid_deleted) => Look::Gone,
@@ -206,10 +206,10 @@ fn is_another(uid: &str, uid_deleted: &str) -> bool {
     !uid.is_empty() && !uid_deleted.is_empty() && uid != uid_deleted
 }
 
-/// The longest time without an answer of the server while waiting for a deletion.
+/// The longest time without a response of the server while waiting for a deletion.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Waits until finalizers and graceful stops have ended. A new object of the same name ends the wait.
+/// Waits until finalizers and graceful termination have completed. A new object of the same name ends the wait.
 async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: &str) -> anyhow::Result<()> {
     let mut pause = Duration::from_millis(20);
     let mut said = false;
@@ -221,7 +221,8 @@ async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: 
             (Look::Unknown, Err(error)) => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SILENCE_MAX {
-                    let doing = format!("{shown} was deleted, but whether it is gone cannot be seen");
+                    let doing =
+                        format!("{shown} was deleted, but the command cannot check whether it is gone");
                     return Err(anyhow::Error::new(error).context(doing));
                 }
             }
@@ -229,7 +230,9 @@ async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: 
             (_, Ok(_)) => silent_since = None,
         }
         if pause > Duration::from_millis(500) && !said {
-            output::note(format_args!("waiting for {shown} to go (Ctrl-C stops waiting, not the deletion)"));
+            output::note(format_args!(
+                "waiting until {shown} is gone (Ctrl-C stops waiting, not the deletion)"
+            ));
             said = true;
         }
         tokio::time::sleep(pause).await;
@@ -254,7 +257,7 @@ mod tests {
         for (answer, expected) in [
             (object("1"), Look::There),
             (object("2"), Look::Gone),
-            // An answer without a uid (from a proxy, for example) is not another object.
+            // A response without a uid (from a proxy, for example) does not indicate another object.
             (object(""), Look::There),
             (Ok(Value::Null), Look::There),
             (failure(404, "NotFound"), Look::Gone),

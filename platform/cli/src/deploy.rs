@@ -1,8 +1,8 @@
 //! `mayfly deploy`: creates or updates a function from a component.
 //!
-//! The steps: build if a directory is given, check the component, upload it by digest unless the server has it,
-//! create the Function or patch the fields that differ, wait until it is ready. Fields that neither the command nor
-//! the project's manifest sets are kept: deploying new code keeps a traffic split.
+//! The steps: build if a directory is given, check the component, upload it by digest unless the server has it, create
+//! the Function or patch the fields that differ, wait until it is ready. Fields that neither the command nor the
+//! project's manifest sets are kept: deploying new code keeps a traffic split.
 
 use std::{
     path::{Path, PathBuf},
@@ -58,7 +58,7 @@ pub(crate) struct DeployArgs {
     /// An argument instead of the image's own; may be given several times
     #[arg(long = "arg", value_name = "WORD", requires = "image", allow_hyphen_values = true)]
     program_args: Vec<String>,
-    /// Deploy a component that a registry holds instead: the server pulls it
+    /// Deploy a component from a registry instead: the server pulls it
     #[arg(long, value_name = "REFERENCE", conflicts_with = "source")]
     oci: Option<String>,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(crate) struct DeployArgs {
     wait_timeout: Span,
 }
 
-/// The settings of a function on the command line. Those that are absent keep their value, or are the default.
+/// The settings of a function on the command line. Settings that are not given keep their value, or have the default.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Function settings")]
 pub(crate) struct Settings {
@@ -89,13 +89,13 @@ pub(crate) struct Settings {
     /// How long one request may take, such as 30s
     #[arg(long, value_name = "DURATION")]
     pub(super) timeout: Option<Span>,
-    /// Requests one replica handles at the same time
+    /// Requests that one replica handles at the same time
     #[arg(long, value_name = "COUNT")]
     pub(super) concurrency: Option<u32>,
     /// Replicas kept running without traffic
     #[arg(long, value_name = "COUNT")]
     pub(super) min: Option<u32>,
-    /// The most replicas there may be
+    /// The largest number of replicas
     #[arg(long, value_name = "COUNT")]
     pub(super) max: Option<u32>,
     /// Requests in flight that one replica should have
@@ -107,8 +107,8 @@ pub(crate) struct Settings {
     /// A new instance per request, or one for many: fresh, reuse
     #[arg(long, value_name = "MODE", value_parser = isolation)]
     pub(super) isolation: Option<Isolation>,
-    /// A destination the function may call, such as https://api.example.com; may be given several times and
-    /// replaces the list that was there
+    /// A destination the function may call, such as https://api.example.com; may be given several times and replaces
+    /// the existing list
     #[arg(long, value_name = "RULE", value_parser = egress)]
     pub(super) egress: Vec<String>,
     /// A component to link in front of the handler, which calls it; may be given several times, the first takes a
@@ -152,7 +152,7 @@ fn egress(text: &str) -> Result<String, String> {
 pub(crate) struct Deployed {
     pub(crate) name: String,
     pub(crate) namespace: String,
-    /// Of a component that was uploaded.
+    /// Set if a component was uploaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) component: Option<Digest>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,9 +163,9 @@ pub(crate) struct Deployed {
     traffic_is_pinned: bool,
 }
 
-/// The origin of a deployment.
+/// The kind of source that is deployed.
 pub(crate) enum DeploymentOrigin {
-    /// A component's file, which is uploaded.
+    /// A component file, which is uploaded.
     File(PathBuf),
     /// A component or an image in a registry.
     Registry(DeploySource),
@@ -176,9 +176,9 @@ pub(crate) struct DeploymentSource {
     pub(crate) origin: DeploymentOrigin,
     /// The function's name, unless the settings give one.
     pub(crate) name: String,
-    /// The Function that the project keeps, without a source.
+    /// The Function from the project's manifest, without a source.
     pub(crate) manifest: Option<Value>,
-    /// The file that has it.
+    /// The file that contains the manifest.
     pub(crate) place: Option<String>,
 }
 
@@ -233,7 +233,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
     output::result(session.format(), &deployed, || summary(&deployed))
 }
 
-/// The Spin application that a path names. A folder that is a project of Mayfly's, too, is deployed as that.
+/// The Spin application that a path refers to. A folder that is also a Mayfly project is deployed as the project.
 pub(crate) fn spin_manifest(path: &Path) -> Option<PathBuf> {
     spin::named_by(path).filter(|_| !Project::has_manifest(path))
 }
@@ -250,7 +250,7 @@ fn summary(deployed: &Deployed) -> String {
     )
 }
 
-/// Compiling a component of this size takes seconds, which needs an explanation.
+/// Compiling a component of this size takes seconds, which is reported to the user.
 const LARGE_BYTES: usize = 4 << 20;
 
 /// Deploys a function. With `patience`, waits that long until the function is ready.
@@ -316,13 +316,13 @@ pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Resu
     let namespace = namespace(session, Some(manifest)).await?;
     let path = format!("/api/v1/namespaces/{}", segment(&namespace));
     match session.server().await?.get(&path).await {
-        // Without the right to read a namespace, a deployment to it may be permitted.
+        // A user without permission to read the namespace may still be allowed to deploy to it.
         Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(()),
         answer => Ok(answer.map(drop)?),
     }
 }
 
-/// Adds to an error the file whose fields the server does not know.
+/// Adds the file to an error about fields that the server does not know.
 fn placed(source: &DeploymentSource, error: anyhow::Error) -> anyhow::Error {
     let is_misfit =
         matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refusal(status).1.is_some());
@@ -332,7 +332,7 @@ fn placed(source: &DeploymentSource, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// `--namespace`, else the manifest's, else the context's.
+/// The value of `--namespace`, otherwise the manifest's namespace, otherwise the context's.
 async fn namespace(session: &Session, manifest: Option<&Value>) -> anyhow::Result<String> {
     let own = manifest.and_then(|manifest| manifest["metadata"]["namespace"].as_str());
     match own.filter(|_| session.globals().namespace.is_none()) {

@@ -1,8 +1,8 @@
 //! The patch that a deployment applies to its Function.
 //!
 //! Three sources, later ones win: the project's manifest, the command's settings, the component. Fields that the
-//! manifest had at the last deployment and has no longer are removed: the last manifest is kept in an annotation,
-//! as kubectl's apply does. Fields that no source mentions stay.
+//! manifest had at the last deployment and does not have any more are removed: the last manifest is kept in an
+//! annotation, as in kubectl's apply. Fields that no source contains are kept.
 
 use anyhow::Context as _;
 use http::Method;
@@ -14,7 +14,7 @@ use super::{
     server::{FIELD_MANAGER, Server, is_not_found, segment, with_query},
 };
 
-/// On a Function: the manifest of its last deployment from a project, as JSON.
+/// The annotation of a Function with the manifest of its last deployment from a project, as JSON.
 const LAST_DEPLOYED: &str = "mayfly.dev/last-deployed";
 
 /// The source of the function's revisions: one of the fields of `spec.source`.
@@ -24,11 +24,11 @@ pub(crate) enum DeploySource {
     Component(Digest),
     /// A component in a registry, which the server pulls.
     Oci(String),
-    /// A container image with an HTTP server, and the port of that server.
+    /// A container image with an HTTP server, and the server's port.
     Image {
         reference: String,
         port: Option<u16>,
-        /// The program instead of the image's own; empty: as it was.
+        /// Replaces the image's entrypoint; empty: unchanged.
         command: Vec<String>,
         args: Vec<String>,
     },
@@ -61,12 +61,12 @@ pub(crate) struct DeployPatch<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) source: DeploySource,
-    /// The Function that the project keeps, without a source.
+    /// The Function from the project's manifest, without a source.
     pub(crate) manifest: Option<&'a Value>,
     pub(crate) settings: &'a Settings,
 }
 
-/// Reads and writes before a deployment gives up on a function that others keep changing.
+/// The number of attempts before a deployment fails because the function keeps changing.
 const ATTEMPTS: u32 = 10;
 
 fn is_conflict(error: &anyhow::Error) -> bool {
@@ -74,8 +74,8 @@ fn is_conflict(error: &anyhow::Error) -> bool {
 }
 
 impl DeployPatch<'_> {
-    /// Creates the function, or patches it. Starts again if the function was changed between the read and the write,
-    /// as a controller does right after a deployment.
+    /// Creates the function, or patches it. Retries if the function was changed between the read and the write, as
+    /// controllers do right after a deployment.
     pub(crate) async fn apply(&self, server: &Server) -> anyhow::Result<Function> {
         let mut attempt = 1;
         loop {
@@ -106,7 +106,7 @@ impl DeployPatch<'_> {
         serde_json::from_value(answer.body).context("the server's Function could not be read")
     }
 
-    /// A new Function.
+    /// The Function to create.
     fn create(&self) -> Value {
         let mut function = self.fields(&Value::Null);
         let head = json!({"apiVersion": "mayfly.dev/v1", "kind": "Function",
@@ -126,19 +126,19 @@ impl DeployPatch<'_> {
         overlay(&mut patch, &self.fields(&before["spec"]["env"]));
         for other in ["component", "oci", "image", "port", "command", "args"] {
             let is_set = !patch["spec"]["source"][other].is_null();
-            // An image keeps its port and its program until the command names others.
+            // The port and the program of an image are kept unless the command sets them.
             let is_kept = matches!(other, "port" | "command" | "args")
                 && matches!(self.source, DeploySource::Image { .. });
             if !is_set && !is_kept && !before["spec"]["source"][other].is_null() {
                 patch["spec"]["source"][other] = Value::Null;
             }
         }
-        // The version turns a concurrent change into a conflict instead of overwriting it.
+        // The resourceVersion turns a concurrent change into a conflict, instead of overwriting it.
         patch["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
         patch
     }
 
-    /// The fields of the three sources. `env_before` are the function's variables: a patch replaces lists, so those
+    /// The fields of the three sources. `env_before` are the function's variables: a patch replaces lists, so variables
     /// that are not mentioned are carried over.
     fn fields(&self, env_before: &Value) -> Value {
         let mut said = json!({});
@@ -163,7 +163,7 @@ impl DeployPatch<'_> {
     }
 }
 
-/// Nulls for every member of `last` that `now` has no more. Lists are members as a whole.
+/// Adds nulls to `patch` for every member of `last` that is missing in `now`. Lists count as a whole.
 fn removed(last: &Value, now: &Value, patch: &mut Value) {
     for (field, last) in last.as_object().into_iter().flatten() {
         match now.get(field) {
@@ -180,7 +180,7 @@ fn removed(last: &Value, now: &Value, patch: &mut Value) {
     }
 }
 
-/// Lays one patch over another; unlike applying it, nulls stay nulls.
+/// Merges one patch into another; unlike applying it, nulls stay nulls.
 fn overlay(base: &mut Value, top: &Value) {
     match (base, top) {
         (Value::Object(base), Value::Object(top)) => {
@@ -192,7 +192,7 @@ fn overlay(base: &mut Value, top: &Value) {
     }
 }
 
-/// The part of a function's spec that the component and the settings speak of.
+/// The fields of a function's spec that the component and the settings determine.
 fn spec(source: &DeploySource, settings: &Settings, env_before: &Value) -> Value {
     let mut limits = Map::new();
     let mut scaling = Map::new();
@@ -218,7 +218,7 @@ fn spec(source: &DeploySource, settings: &Settings, env_before: &Value) -> Value
     Value::Object(spec)
 }
 
-/// Variables by name: those of the command replace those that were there.
+/// Variables by name: those of the command replace existing ones.
 fn merged_env(said: &[(String, String)], before: &Value) -> Value {
     let mut variables = before.as_array().cloned().unwrap_or_default();
     for (name, value) in said {

@@ -1,4 +1,4 @@
-//! `mayfly describe`: an object as a person reads it: every field, the conditions and the events as tables.
+//! `mayfly describe`: an object in readable form: every field, the conditions and the events as tables.
 
 use clap::Args;
 use jiff::Timestamp;
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: DescribeArgs, session: &Session) -> anyhow::Result
         }
     }
     if objects.is_empty() {
-        return Err(Failure::error("there is nothing to describe", "see what there is: mayfly get KIND -A"));
+        return Err(Failure::error("no objects to describe", "see what there is: mayfly get KIND -A"));
     }
     let texts = objects.iter().map(|object| describe_one(server, object));
     let texts = futures::future::try_join_all(texts).await?;
@@ -88,7 +88,7 @@ fn last_seen(event: &Value) -> Option<&str> {
 /// The whole description.
 fn text(object: &Value, events: &[Value], now: Timestamp) -> String {
     let mut object = object.clone();
-    // A fixed order makes fields easy to find.
+    // Sorted, so that fields are easy to find.
     object.sort_all_objects();
     let metadata = &object["metadata"];
     let mut out = Lines::default();
@@ -226,7 +226,7 @@ impl Lines {
         }
     }
 
-    /// Labels and annotations: their keys are not field names.
+    /// Labels and annotations, whose keys are not formatted like field names.
     fn map(&mut self, depth: usize, key: &str, map: &Value) {
         let mut pairs = map.as_object().into_iter().flatten().peekable();
         if pairs.peek().is_none() {
@@ -262,7 +262,7 @@ impl Lines {
         }
     }
 
-    /// An item of a list is known by its name, type or place.
+    /// A list item is titled by its name, type or path.
     fn item(&mut self, depth: usize, at: usize, item: &Value) {
         let name = ["name", "type"].iter().find_map(|field| item[*field].as_str());
         let key = name.map_or_else(|| format!("[{at}]"), str::to_owned);

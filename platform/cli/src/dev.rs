@@ -1,4 +1,4 @@
-//! `mayfly dev`: build and deploy on every save, and follow the logs.
+//! `mayfly dev`: builds and deploys on every save, and follows the logs.
 
 use std::{
     path::{Path, PathBuf},
@@ -48,13 +48,13 @@ pub(crate) struct DevArgs {
     wait_timeout: Span,
 }
 
-/// Editors save in several steps: a build begins when nothing was written for this long…
+/// The time without writes after which a build starts: editors save in several steps.
 const QUIET: Duration = Duration::from_millis(150);
-/// …or after this long, when writing never stops.
+/// The longest delay of a build while writes continue.
 const QUIET_MAX: Duration = Duration::from_secs(2);
-/// The pause before the log is requested again after it ended.
+/// The pause before a log that ended is requested again.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
-/// The pause before a server that does not answer is contacted again.
+/// The pause before an unreachable server is contacted again.
 const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> {
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
         Some(manifest) => Watched::app(manifest)?,
         None => Watched::project(&args)?,
     };
-    // One place is enough: a further change while one is waiting to be built starts the same build.
+    // A capacity of one is enough: a change during a pending build is part of that build.
     let (saved, mut saves) = mpsc::channel(1);
     let (folder, is_building) = (watched.folder.clone(), watched.is_building.clone());
     let _watcher = watcher(watched, saved)?;
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The functions that the last deployment made.
+/// The functions of the last deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LiveFunctions {
     /// `function hello`, `application shop`.
@@ -96,12 +96,12 @@ struct LiveFunctions {
     removal: String,
 }
 
-/// A folder, and the changes below it that matter.
+/// A folder, and the filter for changes below it.
 struct Watched {
     folder: PathBuf,
-    /// Of a Spin application.
+    /// Set for a Spin application.
     app: Option<(PathBuf, AppSources)>,
-    /// Build commands run: files that change are their products.
+    /// Whether build commands are running: files that change meanwhile are their products.
     is_building: Arc<AtomicBool>,
 }
 
@@ -127,20 +127,20 @@ impl Watched {
         let folder = Project::folder(directory).map_err(|error| {
             failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
         })?;
-        // Saving a file cannot make a project of the folder.
+        // Saving a file cannot turn the folder into a project.
         if !folder.join("Cargo.toml").is_file() {
             Project::load(directory)?;
         }
         Ok(folder)
     }
 
-    /// Whether a change of this path calls for a deployment. A changed manifest of an application changes its sources,
-    /// too.
+    /// Whether a change of this path requires a deployment. A changed manifest of an application also updates the
+    /// application's sources.
     fn is_source(&mut self, path: &Path) -> bool {
         let is_code = is_source(&self.folder, path);
         let Some((manifest, sources)) = &mut self.app else { return is_code };
         if path == manifest {
-            // While the manifest cannot be read its former sources count; the deployment tells the error.
+            // While the manifest is invalid, its former sources apply; the deployment reports the error.
             if let Ok(changed) = spin::app_sources(manifest) {
                 *sources = changed;
             }
@@ -151,7 +151,7 @@ impl Watched {
     }
 }
 
-/// Builds and deploys, at once and after every save.
+/// Builds and deploys, immediately and after every save.
 async fn rebuild(
     manifest: Option<&Path>,
     args: &DevArgs,
@@ -165,7 +165,7 @@ async fn rebuild(
             Some(manifest) => {
                 is_building.store(true, Ordering::Relaxed);
                 let round = app_round(manifest, args, session).await;
-                // Changes are reported a moment after they were made.
+                // Changes are reported with a delay.
                 sleep(QUIET).await;
                 is_building.store(false, Ordering::Relaxed);
                 round
@@ -197,12 +197,12 @@ async fn rebuild(
     }
 }
 
-/// Whether no server answered: saving does not help then, a server does.
+/// Whether the server was unreachable: then the command waits for a server instead of a save.
 fn is_away(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(is_unanswered)
 }
 
-/// Waits until the server answers any request.
+/// Waits until the server responds to any request.
 async fn until_it_answers(session: &Session) {
     loop {
         sleep(SERVER_PAUSE).await;
@@ -213,7 +213,7 @@ async fn until_it_answers(session: &Session) {
     }
 }
 
-/// One build and deployment of a Spin application.
+/// Builds and deploys a Spin application once.
 async fn app_round(manifest: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<LiveFunctions> {
     let started = Instant::now();
     let patience = Some(args.wait_timeout.0);
@@ -228,7 +228,7 @@ async fn app_round(manifest: &Path, args: &DevArgs, session: &Session) -> anyhow
     })
 }
 
-/// One build and deployment of a project. Contacts the server first, which fails sooner than a build.
+/// Builds and deploys a project once. Contacts the server first, which fails sooner than a build.
 async fn project_round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<LiveFunctions> {
     let started = Instant::now();
     let source = directory.to_owned();
@@ -250,7 +250,7 @@ async fn project_round(directory: &Path, args: &DevArgs, session: &Session) -> a
     Ok(LiveFunctions { what: format!("function {name}"), namespace, names: vec![name], removal })
 }
 
-/// Prints the logs of the deployed functions, over all revisions, as soon as there are some; anew when a deployment
+/// Prints the logs of the deployed functions, over all revisions, as soon as there are any; restarts when a deployment
 /// has other functions.
 async fn follow(session: &Session, mut known: watch::Receiver<Option<LiveFunctions>>) -> ! {
     loop {
@@ -261,7 +261,7 @@ async fn follow(session: &Session, mut known: watch::Receiver<Option<LiveFunctio
         let followed = futures::future::join_all(paths.map(|path| follow_one(session, path)));
         let changed = known.changed();
         tokio::select! {
-            // Without functions it ends at once.
+            // Without functions `followed` ends at once.
             () = async { followed.await; std::future::pending().await } => {}
             changed = changed => {
                 if changed.is_err() {
@@ -273,7 +273,7 @@ async fn follow(session: &Session, mut known: watch::Receiver<Option<LiveFunctio
     }
 }
 
-/// Prints one log. A log that breaks off is requested again.
+/// Prints one log. A log that ends early is requested again.
 async fn follow_one(session: &Session, path: String) {
     loop {
         if let Err(error) = logs::copy(session, &path).await {
@@ -283,13 +283,13 @@ async fn follow_one(session: &Session, path: String) {
     }
 }
 
-/// Waits until saving has stopped.
+/// Waits until writes have stopped.
 async fn settle(saves: &mut mpsc::Receiver<()>) {
     let latest = Instant::now() + QUIET_MAX;
     while Instant::now() < latest && timeout(QUIET, saves.recv()).await.is_ok() {}
 }
 
-/// Tells of changes below a directory, builds' own products excepted.
+/// Reports changes below a directory, except for products of builds.
 fn watcher(mut watched: Watched, saved: mpsc::Sender<()>) -> anyhow::Result<notify::RecommendedWatcher> {
     let directory = watched.folder.clone();
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -298,11 +298,11 @@ fn watcher(mut watched: Watched, saved: mpsc::Sender<()>) -> anyhow::Result<noti
                 !matches!(event.kind, EventKind::Access(_))
                     && event.paths.iter().any(|path| watched.is_source(path))
             }
-            // Events were lost: something may have changed.
+            // Events were lost, so something may have changed.
             Err(_) => true,
         };
         if matters {
-            // Full: the build that waits will see this change as well.
+            // The channel is full: the pending build includes this change.
             let _ = saved.try_send(());
         }
     })
@@ -316,7 +316,7 @@ fn watcher(mut watched: Watched, saved: mpsc::Sender<()>) -> anyhow::Result<noti
     Ok(watcher)
 }
 
-/// Whether a change of this path calls for a build.
+/// Whether a change of this path requires a build.
 fn is_source(root: &Path, path: &Path) -> bool {
     let Ok(inner) = path.strip_prefix(root) else { return false };
     let mut parts = inner.components().map(|part| part.as_os_str().to_string_lossy());
@@ -324,7 +324,7 @@ fn is_source(root: &Path, path: &Path) -> bool {
         part == "target" || part == "node_modules" || part == "__pycache__" || part.starts_with('.')
     });
     let name = inner.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    // Cargo and npm write their lock files while they build; editors write backups.
+    // Cargo and npm write their lock files during a build; editors write backups.
     let is_noise = matches!(&*name, "Cargo.lock" | "package-lock.json")
         || name.ends_with('~')
         || name.ends_with(".wasm")

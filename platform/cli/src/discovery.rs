@@ -1,4 +1,4 @@
-//! The kinds that the server serves, and their names on the command line: `functions`, `fn`, `Function`,
+//! The kinds that the server serves, by their names on the command line: `functions`, `fn`, `Function`,
 //! `functions.mayfly.dev`, `all`.
 
 use kube::client::{APIGroupDiscoveryList, APIResourceDiscovery};
@@ -30,7 +30,8 @@ impl DiscoveredKind {
         }
     }
 
-    /// `/apis/mayfly.dev/v1/namespaces/default/functions`, or over all namespaces.
+    /// The path of a collection in a namespace, such as `/apis/mayfly.dev/v1/namespaces/default/functions`, or in all
+    /// namespaces.
     pub(crate) fn collection(&self, namespace: Option<&str>) -> String {
         let mut path = match self.group.as_str() {
             "" => format!("/api/{}", self.version),
@@ -47,7 +48,7 @@ impl DiscoveredKind {
         format!("{}/{}", self.collection(Some(namespace)), segment(name))
     }
 
-    /// `function.mayfly.dev/hello`, as kubectl names an object.
+    /// The object's name in kubectl's form, such as `function.mayfly.dev/hello`.
     pub(crate) fn full_name(&self, name: &str) -> String {
         match self.group.as_str() {
             "" => format!("{}/{name}", self.singular_name()),
@@ -79,7 +80,7 @@ impl DiscoveredKind {
     }
 }
 
-/// Everything that is served.
+/// All kinds that the server serves.
 #[derive(Debug)]
 pub(crate) struct Discovery {
     kinds: Vec<DiscoveredKind>,
@@ -106,12 +107,11 @@ impl Discovery {
         Self { kinds }
     }
 
-    /// The kind that has this name. Core kinds come first, then groups in the server's order.
+    /// The kind with this name. Core kinds have precedence, then groups in the server's order.
     pub(crate) fn find(&self, word: &str) -> anyhow::Result<&DiscoveredKind> {
         let lower = word.to_ascii_lowercase();
         self.kinds.iter().find(|kind| kind.is_called(&lower)).ok_or_else(|| {
-            // The names of all kinds that can be listed, each once: two groups may share one (nodes and their
-            // metrics).
+            // The names of all listable kinds, each once: two groups may share a name (nodes and their metrics).
             let mut known: Vec<&str> = Vec::new();
             for kind in self.kinds.iter().filter(|kind| kind.can("list")) {
                 if !known.contains(&kind.plural.as_str()) {
@@ -125,7 +125,7 @@ impl Discovery {
         })
     }
 
-    /// The kinds of a comma-separated list of names; a category, such as `all`, names several.
+    /// The kinds of a comma-separated list of names; a category such as `all` stands for several.
     pub(crate) fn find_all(&self, words: &str) -> anyhow::Result<Vec<&DiscoveredKind>> {
         let mut found: Vec<&DiscoveredKind> = Vec::new();
         for word in words.split(',').filter(|word| !word.is_empty()) {
@@ -164,7 +164,7 @@ impl Discovery {
 
 fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<DiscoveredKind> {
     let response = resource.response_kind.as_ref()?;
-    // The response kind names its group only if it differs.
+    // The response kind contains its group only if it differs.
     let own = |given: &Option<String>, outer: &str| match given.as_deref() {
         None | Some("") => outer.to_owned(),
         Some(given) => given.to_owned(),
@@ -182,7 +182,7 @@ fn kind(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<D
     })
 }
 
-/// The kinds of a server, for tests.
+/// Kinds of a server, for tests.
 #[cfg(test)]
 pub(crate) fn for_tests() -> Discovery {
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];

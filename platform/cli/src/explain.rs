@@ -1,4 +1,4 @@
-//! `mayfly explain`: what fields a kind has, from the server's OpenAPI documents.
+//! `mayfly explain`: shows the fields of a kind, from the server's OpenAPI documents.
 
 use clap::Args;
 use serde_json::Value;
@@ -17,7 +17,7 @@ pub(crate) struct ExplainArgs {
     recursive: bool,
 }
 
-/// Schemas that contain themselves end here.
+/// The depth at which recursive schemas are cut off.
 const DEPTH_MAX: usize = 12;
 
 pub(crate) async fn run(args: ExplainArgs, session: &Session) -> anyhow::Result<()> {
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: ExplainArgs, session: &Session) -> anyhow::Result<
     let schemas = Schemas(&document["components"]["schemas"]);
     let root = schemas.of_kind(kind).ok_or_else(|| {
         Failure::error(
-            format!("the server describes no fields of {}", kind.kind),
+            format!("the server has no description of the fields of {}", kind.kind),
             "its OpenAPI document has no schema for it",
         )
     })?;
@@ -64,7 +64,7 @@ struct Schemas<'a>(&'a Value);
 struct Found<'a> {
     schema: &'a Value,
     description: Option<&'a str>,
-    /// The type of the field: the item type of lists and maps.
+    /// The type of the field; for lists and maps, the item type.
     type_name: String,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Schemas<'a> {
         Ok(found)
     }
 
-    /// `string`, `[]Object`, `map[string]string`, as kubectl names types.
+    /// The type in kubectl's form: `string`, `[]Object`, `map[string]string`.
     fn type_name(&self, schema: &'a Value) -> String {
         let plain = schema;
         let schema = self.resolve(schema);
@@ -168,7 +168,7 @@ impl<'a> Schemas<'a> {
     }
 }
 
-/// Whether a schema is the `null` in "this or null".
+/// Whether a schema is the `null` of a nullable type.
 fn is_null(schema: &Value) -> bool {
     schema["type"] == "null" || schema["enum"].as_array().is_some_and(|all| all.iter().all(Value::is_null))
 }
@@ -191,7 +191,7 @@ fn text(
     let inside = schemas.inside(found.schema);
     let resolved = schemas.resolve(found.schema);
     text.push_str("\nDESCRIPTION:\n");
-    // A field's description is often the beginning of its type's.
+    // A field's description often repeats the beginning of its type's description.
     let all = [found.description, resolved["description"].as_str(), inside["description"].as_str()];
     let mut said: Vec<&str> = Vec::new();
     for (at, description) in all.iter().enumerate() {
@@ -213,10 +213,10 @@ fn text(
     text
 }
 
-/// The permitted values of a field, if the schema has them.
+/// The permitted values of a field, if the schema lists them.
 fn limits(schema: &Value) -> String {
     let values = schema["enum"].as_array().cloned().unwrap_or_default();
-    // schemars writes documented choices as `oneOf` of constants.
+    // schemars represents documented choices as `oneOf` of constants.
     let constants = schema["oneOf"].as_array().into_iter().flatten().flat_map(|one| {
         let constant = (!one["const"].is_null()).then(|| one["const"].clone());
         constant.into_iter().chain(one["enum"].as_array().cloned().unwrap_or_default())
@@ -257,7 +257,7 @@ fn properties(schemas: &Schemas<'_>, schema: &Value, depth: usize, recursive: bo
     }
 }
 
-/// Words in lines of at most 80 columns.
+/// Wraps text at 80 columns.
 fn wrapped(words: &str, indent: usize) -> String {
     let mut text = String::new();
     for paragraph in words.split("\n\n") {

@@ -1,4 +1,4 @@
-//! Errors for people: one line about the error, one about the remedy.
+//! Errors for users: one line about the error, one about the remedy.
 
 use std::{fmt, io, process::ExitCode};
 
@@ -14,7 +14,7 @@ impl Failure {
         Self { what: what.into(), todo: todo.into() }
     }
 
-    /// As an error to return with `?`.
+    /// Creates a failure to return with `?`.
     pub fn error(what: impl Into<String>, todo: impl Into<String>) -> anyhow::Error {
         Self::new(what, todo).into()
     }
@@ -32,7 +32,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Shows an error on stderr; the exit code is 1. A reader that closed our output (`| head`) is no error.
+/// Prints an error to stderr; the exit code is 1. A closed stdout (`| head`) is not an error.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     let closed = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -44,7 +44,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The whole chain in one line, and the remedy below it when a [`Failure`] is in it.
+/// The chain of causes in one line, and the remedy below it if the chain contains a [`Failure`].
 pub fn text(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut todo = "";
@@ -56,7 +56,7 @@ pub fn text(error: &anyhow::Error) -> String {
             }
             None => cause.to_string(),
         };
-        // Many errors repeat their cause in their own text.
+        // Many errors already contain the text of their cause.
         if !parts.iter().any(|earlier| earlier.contains(&part)) {
             parts.push(part);
         }

@@ -13,10 +13,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use super::{Globals, failure::Failure, server::Server};
 use crate::data_dir::{DataDir, Endpoints, Origin};
 
-/// A server that does not accept a connection for this long does not answer.
+/// The timeout for connecting to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The places where a server can be named, in the order of their strength.
+/// The places that can define a server, in order of precedence.
 struct Lookup {
     server: Option<String>,
     kubeconfig: Option<PathBuf>,
@@ -25,7 +25,7 @@ struct Lookup {
     data_dir: DataDir,
 }
 
-/// The checked places, in order, with the results.
+/// The checked places in order, with the results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places(Vec<Place>);
 
@@ -43,7 +43,7 @@ struct Found {
     places: Places,
 }
 
-/// Finds the server that the flags, the environment or the data directory name. Nothing is sent yet.
+/// Finds the server by the flags, the environment or the data directory. Sends no request yet.
 pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
     let lookup = Lookup {
         server: globals.server.clone(),
@@ -65,7 +65,7 @@ pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
         config.cluster_url = parse_server(url)?;
     }
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // Endpoints that lie beside a kubeconfig are those of its own server.
+    // Endpoints beside a kubeconfig belong to that kubeconfig's server.
     let endpoints = found.endpoints.filter(|_| lookup.server.is_none());
     Server::new(config, endpoints, found.places)
 }
@@ -74,7 +74,7 @@ fn parse_server(text: &str) -> anyhow::Result<http::Uri> {
     parse_url("--server", text, "https://127.0.0.1:6443")
 }
 
-/// Parses the URL in a flag or variable of this name; the example is for the error message.
+/// Parses the URL in the flag or variable `name`; the example is for the error message.
 pub(super) fn parse_url(name: &str, text: &str, example: &str) -> anyhow::Result<http::Uri> {
     let usable =
         |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
@@ -101,7 +101,7 @@ impl Lookup {
             return Ok(Found { kubeconfig: Some(kubeconfig), endpoints: beside(path), places });
         }
         places.add("--kubeconfig", "not given", false);
-        // A flag is stronger than the environment.
+        // A flag has precedence over the environment.
         if self.data_dir.origin() == Origin::Flag {
             let (kubeconfig, endpoints) = self.look_at_data_dir(&mut places);
             return Ok(Found { kubeconfig, endpoints, places });
@@ -113,8 +113,8 @@ impl Lookup {
         Ok(Found { kubeconfig, endpoints, places })
     }
 
-    /// `KUBECONFIG` may list several files; as in kubectl, those that are missing are passed over and the
-    /// first to set a value wins.
+    /// `KUBECONFIG` may list several files; as in kubectl, missing files are skipped and the first one to set a value
+    /// wins.
     fn look_at_environment(&self, places: &mut Places) -> Option<(Kubeconfig, Option<Endpoints>)> {
         let Some(value) = &self.environment else {
             places.add("KUBECONFIG", "not set", false);
@@ -168,7 +168,7 @@ fn read(path: &Path) -> Result<Kubeconfig, String> {
     }
 }
 
-/// The endpoints that lie beside a kubeconfig in a data directory.
+/// The endpoints file beside a kubeconfig in a data directory.
 fn beside(kubeconfig: &Path) -> Option<Endpoints> {
     Endpoints::read(&kubeconfig.with_file_name("endpoints.json")).ok()
 }

@@ -1,8 +1,8 @@
-//! Numbers and times as people read them.
+//! Readable numbers and times.
 
 use jiff::Timestamp;
 
-/// Kubernetes' short form of a span: two units at most, and fewer the older it gets (`HumanDuration`).
+/// Kubernetes' short form of a duration: two units at most, fewer for long durations (`HumanDuration`).
 pub(crate) fn age_of_seconds(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     let two = |large: i64, large_unit: &str, small: i64, small_unit: &str| match small {

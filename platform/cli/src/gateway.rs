@@ -1,4 +1,4 @@
-//! Plain HTTP to the parts that are not the API: the gateway, the admin port.
+//! Plain HTTP to servers other than the API: the gateway, the admin port.
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
@@ -9,7 +9,7 @@ use mayfly_api::{Function, wellknown};
 use super::{failure::Failure, server::segment, session::Session};
 use crate::http_client::{self, HttpsClient};
 
-/// Answers of the admin port are never larger, in bytes.
+/// The size limit of responses of the admin port, in bytes.
 const TEXT_BYTES_MAX: usize = 256 << 20;
 
 pub(crate) struct HttpClient(HttpsClient);
@@ -19,20 +19,20 @@ impl HttpClient {
         Self(http_client::new())
     }
 
-    /// Sends a request. The error says that the server cannot be reached, with the innermost cause.
+    /// Sends a request. If the server is unreachable, the error contains the innermost cause.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
         let uri = request.uri().clone();
         self.0.request(request).await.map_err(|error| {
             let last = http_client::innermost(&error);
             let what = match error.is_connect() {
-                true => format!("nobody answers at {} ({last})", origin(&uri)),
+                true => format!("no server answers at {} ({last})", origin(&uri)),
                 false => format!("the connection to {} broke ({last})", origin(&uri)),
             };
             Failure::error(what, "is the server running? start one with: mayfly up")
         })
     }
 
-    /// GET of a text.
+    /// GETs a text.
     pub(crate) async fn text(&self, url: &str) -> anyhow::Result<String> {
         let request = Request::get(url).body(Full::default())?;
         let response = self.send(request).await?;
@@ -51,8 +51,8 @@ fn origin(uri: &Uri) -> String {
     format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |a| a.as_str()))
 }
 
-/// The URL of a function, with a slash at the end. The gateway of the local server is used without a request to the
-/// API, so that calls work while the control plane is down; otherwise the URL is in the function's status.
+/// The URL of a function, with a trailing slash. The gateway of the local server is used without a request to the API,
+/// so that calls work while the control plane is down; otherwise the URL comes from the function's status.
 pub(crate) async fn function_url(session: &Session, namespace: &str, name: &str) -> anyhow::Result<String> {
     let server = session.server().await?;
     if let Some(endpoints) = server.endpoints() {

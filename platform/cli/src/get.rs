@@ -35,10 +35,10 @@ pub(crate) struct GetArgs {
     /// Only objects with these fields, such as metadata.name=hello
     #[arg(long, value_name = "FIELDS")]
     field_selector: Option<String>,
-    /// Stay, and show every change
+    /// Keep running, and show every change
     #[arg(short, long)]
     watch: bool,
-    /// Succeed when a named object is not there
+    /// Succeed when a named object does not exist
     #[arg(long)]
     ignore_not_found: bool,
     /// Include managedFields in JSON and YAML
@@ -53,10 +53,10 @@ pub(crate) struct GetTarget {
     pub(crate) names: Vec<String>,
 }
 
-/// The server does not remember what came after a version.
+/// The status code when a resourceVersion is too old for a watch.
 const EXPIRED: u16 = 410;
 
-/// Objects fetched at a time.
+/// The page size of lists.
 const PAGE: &str = "500";
 
 /// Parses `KIND [NAME…]` and `KIND/NAME…`.
@@ -88,7 +88,7 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
     Ok(targets)
 }
 
-/// Refuses a name together with a selector, which would be ambiguous.
+/// Refuses a name together with a selector, since their meaning would be ambiguous.
 pub(crate) fn named_or_selected(targets: &[GetTarget], selecting: Option<&str>) -> anyhow::Result<()> {
     let named = targets.iter().find_map(|target| target.names.first());
     let (Some(name), Some(flag)) = (named, selecting) else { return Ok(()) };
@@ -126,7 +126,7 @@ pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> 
     }
 }
 
-/// One `get`.
+/// One run of `get`.
 struct Get<'a> {
     args: &'a GetArgs,
     server: &'a Server,
@@ -158,7 +158,7 @@ impl Get<'_> {
         output::result(self.format, &value, String::new)
     }
 
-    /// All objects of a kind with these fields, and the version of the list.
+    /// All objects of a kind that match these fields, and the resourceVersion of the list.
     async fn list(
         &self,
         kind: &DiscoveredKind,
@@ -171,7 +171,7 @@ impl Get<'_> {
                 items.append(found);
             }
             for item in &mut items {
-                // The items of a list lack their kind and apiVersion.
+                // Items of a list lack their kind and apiVersion.
                 if let Some(object) = item.as_object_mut() {
                     object.entry("apiVersion").or_insert_with(|| kind.api_version().into());
                     object.entry("kind").or_insert_with(|| kind.kind.clone().into());
@@ -221,7 +221,7 @@ impl Get<'_> {
         View { wide: self.format == OutputFormat::Wide, with_namespace, prefix }
     }
 
-    /// The named objects in one table, or all of the kind; none when all named ones are missing and that is
+    /// The named objects, or all objects of the kind, in one table; `None` if all named objects are missing and that is
     /// allowed.
     async fn table(&self, kind: &DiscoveredKind, names: &[String]) -> anyhow::Result<Option<ServerTable>> {
         if names.is_empty() {
@@ -237,7 +237,7 @@ impl Get<'_> {
         Ok(whole)
     }
 
-    /// All objects of a kind with these fields, in one table.
+    /// All objects of a kind that match these fields, in one table.
     async fn listed(&self, kind: &DiscoveredKind, fields: Option<&str>) -> anyhow::Result<ServerTable> {
         let (mut whole, mut token) = (None, String::new());
         loop {
@@ -258,7 +258,7 @@ impl Get<'_> {
         }
     }
 
-    /// The object as data: without what hides the rest.
+    /// The object as data, without `managedFields` unless requested.
     fn as_data(&self, mut object: Value) -> Value {
         if !self.args.show_managed_fields
             && let Some(metadata) = object["metadata"].as_object_mut()
@@ -280,7 +280,7 @@ impl Get<'_> {
         )
     }
 
-    /// The field selector of a watch: one object by its name.
+    /// The field selector of a watch for one object by name.
     fn watched_fields(&self, target: &GetTarget) -> anyhow::Result<Option<String>> {
         match target.names.as_slice() {
             [] => Ok(self.args.field_selector.clone()),
@@ -305,8 +305,8 @@ impl Get<'_> {
         )
     }
 
-    /// Prints the present objects, then every change until Ctrl-C. When the server ends a watch, a new one continues
-    /// at the last version, or starts with a new list if that version is no longer available.
+    /// Prints the current objects, then every change until Ctrl-C. When the server ends a watch, a new one continues at
+    /// the last resourceVersion, or starts with a new list if that version is too old.
     async fn watch(&self, target: &GetTarget) -> anyhow::Result<()> {
         let fields = self.watched_fields(target)?;
         let fields = fields.as_deref();
@@ -336,7 +336,7 @@ impl Get<'_> {
                         version = screen.first(fields).await?;
                         break;
                     }
-                    let message = event.object["message"].as_str().unwrap_or("the watch was broken off");
+                    let message = event.object["message"].as_str().unwrap_or("the watch ended early");
                     return Err(Failure::error(message, "run the command again"));
                 }
                 if let Some(seen) = screen.event(&event)? {
@@ -375,7 +375,7 @@ struct Screen<'a> {
     columns: ServerTable,
     widths: Vec<u16>,
     titles_shown: bool,
-    /// Something was there to show.
+    /// Whether any object was shown.
     shown: bool,
 }
 
@@ -393,8 +393,8 @@ impl<'a> Screen<'a> {
         if self.is_data() { "application/json" } else { table::ACCEPT }
     }
 
-    /// Prints the present objects; returns the version of the list, from which to watch: an object's own version may
-    /// no longer be available.
+    /// Prints the current objects; returns the resourceVersion of the list, from which to watch: an object's own
+    /// version may be too old.
     async fn first(&mut self, fields: Option<&str>) -> anyhow::Result<String> {
         if self.is_data() {
             let (objects, version) = self.get.list(self.kind, fields).await?;
@@ -437,7 +437,7 @@ impl<'a> Screen<'a> {
         Ok(())
     }
 
-    /// Shows an event; returns the version that was seen.
+    /// Shows an event; returns the resourceVersion up to which events were seen.
     fn event(&mut self, event: &WatchEvent) -> anyhow::Result<Option<String>> {
         let is_change = event.event_type != "BOOKMARK";
         let mut seen = resource_version(&event.object);

@@ -1,7 +1,7 @@
 //! `mayfly gpu run`: runs a source file or a folder as a Job with GPUs, and follows it to its end.
 //!
-//! The sources are uploaded as artifacts, the Job is a `batch/v1` Job (made by [`plan`]), and its outputs are found
-//! in its outcomes ([`mayfly_api::job_io`]).
+//! The sources are uploaded as artifacts, the Job is a `batch/v1` Job (created by [`plan`]), and its outputs are listed
+//! in its outcome ([`mayfly_api::job_io`]).
 
 mod plan;
 mod sources;
@@ -32,9 +32,9 @@ use super::{
 };
 use plan::{GpuAmount, GpuJobPlan};
 
-/// The interval of reads of the Job and its pod.
+/// The interval of polling the Job and its pod.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The image of a job that names none: CUDA's compiler and libraries.
+/// The default image, with CUDA's compiler and libraries.
 const IMAGE_DEFAULT: &str = "nvidia/cuda:12.6.2-devel-ubuntu22.04";
 
 #[derive(Args, Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct GpuArgs {
 
 #[derive(Subcommand, Debug)]
 enum GpuCommand {
-    /// Run a source file or a folder on GPUs, follow its log, and fetch what it leaves
+    /// Run a source file or a folder on GPUs, follow its log, and fetch its outputs
     ///
     /// The sources are copied into the container's working folder. Files that the program writes to the folder
     /// $MAYFLY_OUT are kept after the pod is gone. Without a command, a .cu file is compiled and run, a .py or .sh file
@@ -84,10 +84,10 @@ struct RunArgs {
     /// The Job's name [default: the first source's, and some digits]
     #[arg(long)]
     name: Option<String>,
-    /// The folder to which the files that the job leaves are written [default: they are listed]
+    /// The folder to which the job's output files are written [default: they are listed]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make the Job and print its name, and do not wait for it
+    /// Create the Job and print its name, without waiting for it
     #[arg(long, conflicts_with = "out")]
     detach: bool,
     /// The program and its arguments
@@ -124,7 +124,7 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
         queue: args.queue,
     };
     let jobs = format!("/apis/batch/v1/namespaces/{}/jobs", segment(&namespace));
-    // Not interrupted: a Job whose creation was not answered could not be deleted.
+    // Not interrupted: a Job whose creation was not acknowledged could not be deleted.
     let created =
         server.send(Method::POST, &jobs, "application/json", &plan.manifest(artifacts)?).await?.body;
     let name = created["metadata"]["name"].as_str().context("the server created a Job without a name")?;
@@ -143,9 +143,9 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Ends at the first Ctrl-C or SIGTERM. Listens from the call on, so that no signal is missed.
+/// Completes at the first Ctrl-C or SIGTERM. Listens from the call on, so that no signal is missed.
 fn interrupted() -> anyhow::Result<impl Future<Output = ()>> {
-    let hear = |kind| signal(kind).context("cannot hear signals");
+    let hear = |kind| signal(kind).context("cannot listen for signals");
     let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
     Ok(async move {
         tokio::select! {
@@ -160,7 +160,7 @@ struct RunningJob<'a> {
     server: &'a Server,
     namespace: &'a str,
     name: &'a str,
-    /// Its path in the API.
+    /// The Job's path in the API.
     path: String,
 }
 
@@ -185,7 +185,7 @@ impl RunningJob<'_> {
         Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
     }
 
-    /// Deletes the Job and its pods, not a later Job of the same name.
+    /// Deletes the Job and its pods, but not a later Job of the same name.
     async fn delete(&self, uid: &str) -> anyhow::Result<()> {
         let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background",
             "preconditions": {"uid": uid}});
@@ -195,15 +195,15 @@ impl RunningJob<'_> {
             Err(error) if is_not_found(&error) => {}
             Err(error) => {
                 let todo = format!("delete it: mayfly delete job {} -n {}", self.name, self.namespace);
-                return Err(Failure::error(format!("job {} is still there: {error}", self.name), todo));
+                return Err(Failure::error(format!("cannot delete job {}: {error}", self.name), todo));
             }
         }
         Ok(())
     }
 }
 
-/// Waits until the Job's pod has started, and returns its name; `None` when the Job ended without one. Shows why the
-/// pod waits, each reason once.
+/// Waits until the Job's pod has started, and returns its name; `None` if the Job ended without one. Prints each reason
+/// why the pod waits once.
 async fn started_pod(
     server: &Server,
     namespace: &str,
@@ -271,14 +271,14 @@ async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> any
         output::note(format_args!("not kept: {problem}"));
     }
     for (name, artifact) in &outputs.artifacts {
-        // The document comes from the namespace: its names must not lead out of the folder.
+        // The document is written within the namespace: its names must not lead out of the folder.
         if !is_name(name) {
-            output::note(format_args!("not written: {name:?} is no file name"));
+            output::note(format_args!("not written: {name:?} is not a file name"));
             continue;
         }
         match out {
             Some(folder) => save(server, artifact, folder, name).await?,
-            None => output::note(format_args!("left {name}: mayfly artifact get {}", artifact.digest)),
+            None => output::note(format_args!("output {name}: mayfly artifact get {}", artifact.digest)),
         }
     }
     Ok(())
@@ -296,7 +296,7 @@ async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str
         let content = file.reopen().map_err(refused)?;
         tar::Archive::new(content).unpack(&path).map_err(refused)?;
     } else {
-        // Readable by all users, as the output of a compiler is.
+        // Readable by all users, like the output of a compiler.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         file.as_file().set_permissions(open).map_err(refused)?;
         file.persist(&path).map_err(|error| refused(error.error))?;

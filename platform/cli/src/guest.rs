@@ -1,9 +1,9 @@
-//! The steps before a deployment: create a project, find a tool chain, build, make a component.
+//! The steps before a deployment: create a project, find a tool chain, build, create a component.
 //!
 //! All code here blocks and is independent of a server. In the order of use: [`scaffold`] writes a project, with the
-//! SDK that this binary contains ([`sdk`]); [`project`] reads one; [`toolchain`] selects a compiler that produces
-//! wasm, and [`stdlib`] gives it a standard library if it has none; [`build`] runs cargo; [`componentize`] makes a
-//! component of the result. Functions in other languages are a [`script`]: their tool chains are fetched as
+//! SDK that is embedded in this binary ([`sdk`]); [`project`] reads one; [`toolchain`] selects a compiler that produces
+//! wasm, and [`stdlib`] builds a standard library for it if needed; [`build`] runs cargo; [`componentize`] turns the
+//! result into a component. Functions in other languages are a [`script`]: their tool chains are downloaded as
 //! [`packages`], for [`python`] and [`javascript`].
 
 pub(crate) mod build;

@@ -1,4 +1,4 @@
-//! A client for HTTP and HTTPS, for requests of the binary to other servers than the API server.
+//! A client for HTTP and HTTPS requests to servers other than the API server.
 
 use std::error::Error;
 
@@ -18,7 +18,7 @@ pub fn new() -> HttpsClient {
     Client::builder(TokioExecutor::new()).build(connector)
 }
 
-/// The last cause: "connection refused" rather than "client error".
+/// The innermost cause, such as "connection refused" rather than "client error".
 pub fn innermost(error: &(dyn Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {

@@ -1,4 +1,4 @@
-//! `mayfly image`: the images of containers on a node.
+//! `mayfly image`: the container images on a node.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ use super::{
 
 /// The label of nodes that run containers.
 const NODE_LABEL: &str = "runtime.mayfly.dev/oci";
-/// One piece of an upload, in bytes.
+/// The chunk size of an upload, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Args, Debug)]
@@ -43,25 +43,25 @@ enum ImageCommand {
     /// List the images on a node
     #[command(visible_alias = "ls", after_help = "Example:\n  mayfly image list -o json")]
     List,
-    /// Take in the images of an archive: an OCI layout, or what docker save writes
+    /// Import the images of an archive: an OCI layout, or the output of docker save
     #[command(after_help = "Example:\n  docker save app:1 -o app.tar\n  mayfly image import app.tar")]
     Import {
         /// The archive, a tar file
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
-    /// Fetch an image from its registry
+    /// Pull an image from its registry
     #[command(after_help = "Example:\n  mayfly image pull registry.example.com/app:1
   mayfly image pull registry.example.com/app:1 --auth-file ~/.docker/config.json")]
     Pull {
         /// Registry, repository, and tag or digest
         #[arg(value_name = "IMAGE")]
         image: String,
-        /// Logins of registries, as docker login keeps them in ~/.docker/config.json
+        /// Registry credentials, in the format of docker login's ~/.docker/config.json
         #[arg(long, value_name = "FILE")]
         auth_file: Option<PathBuf>,
     },
-    /// Remove images from a node. Containers that run keep what they use
+    /// Remove images from a node. Running containers keep their content
     #[command(visible_alias = "rm", after_help = "Example:\n  mayfly image remove app:1")]
     Remove {
         /// Registry, repository, and tag or digest
@@ -110,7 +110,7 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
     }
 }
 
-/// The part of a Docker configuration that has logins.
+/// The part of a Docker configuration with credentials.
 fn logins(file: &std::path::Path) -> anyhow::Result<Value> {
     let unusable = |why: String| {
         Failure::error(
@@ -126,7 +126,7 @@ fn logins(file: &std::path::Path) -> anyhow::Result<Value> {
     }
 }
 
-/// The node that is named, else the first one that runs containers.
+/// The given node, otherwise the first one that runs containers.
 async fn node(server: &Server, named: Option<String>) -> anyhow::Result<String> {
     if let Some(name) = named {
         return Ok(name);

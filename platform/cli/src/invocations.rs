@@ -84,7 +84,7 @@ struct PurgeArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum InvocationStatus {
-    /// Queued, being carried out, or waiting for the next attempt
+    /// Queued, running, or waiting for the next attempt
     Running,
     Succeeded,
     Failed,
@@ -182,7 +182,7 @@ fn path_of(client: &Client, function: &str, id: Option<&str>) -> String {
     id.map_or(path.clone(), |id| format!("{path}/{}", segment(id)))
 }
 
-/// An invocation for people.
+/// A readable description of an invocation.
 fn described(found: &Value) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut lines = Vec::new();

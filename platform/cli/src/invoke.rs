@@ -1,4 +1,4 @@
-//! `mayfly invoke`: calls a function with an event, as a workflow would.
+//! `mayfly invoke`: calls a function with an event, like a workflow.
 
 use std::{io::Read as _, path::Path, process::ExitCode, str::FromStr};
 
@@ -31,7 +31,7 @@ pub(crate) struct InvokeArgs {
     /// The event, as JSON; @FILE reads a file, - reads stdin [default: {}]
     #[arg(short, long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
     data: Option<String>,
-    /// The path below the function's own
+    /// The path relative to the function
     #[arg(long, default_value = "/", value_name = "PATH")]
     path: String,
     /// The HTTP method
@@ -45,7 +45,7 @@ pub(crate) struct InvokeArgs {
     asynchronous: bool,
 }
 
-/// A header as people type it.
+/// A header as given on the command line.
 #[derive(Clone, Debug)]
 struct Header(HeaderName, HeaderValue);
 
@@ -62,13 +62,13 @@ impl FromStr for Header {
 
 /// The header that selects an asynchronous invocation.
 const HEADER_INVOCATION: &str = "mayfly-invocation";
-/// The header of the answer with the invocation's id.
+/// The response header with the invocation's id.
 const HEADER_INVOCATION_ID: &str = "mayfly-invocation-id";
 
-/// The forms of `-d`, here and for the start of a workflow.
+/// The forms of `-d`, here and for starting a workflow.
 const DATA_FORMS: &str = "-d @FILE reads a file, -d '{}' is the JSON itself";
 
-/// The maximum number of bytes that are read of an error's body. The body of an answer is streamed.
+/// The number of bytes of an error's body that are read. Other response bodies are streamed.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<ExitCode> {
@@ -134,7 +134,10 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
         request = request.header(HEADER_INVOCATION, "async");
     }
     request.body(Full::new(body)).map_err(|error| {
-        Failure::error(format!("--path {:?} cannot be called: {error}", args.path), "escape it as in a URL")
+        Failure::error(
+            format!("--path {:?} is not valid in a URL: {error}", args.path),
+            "escape it as in a URL",
+        )
     })
 }
 
@@ -164,14 +167,14 @@ fn queued(response: Response<Incoming>, session: &Session) -> anyhow::Result<()>
     output::result(session.format(), &json!({"invocation": id}), || format!("{id}\n"))
 }
 
-/// Writes the body as it comes.
+/// Writes the body as it arrives.
 async fn stream(mut body: hyper::body::Incoming) -> anyhow::Result<()> {
     let mut last = None;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             Failure::error(
-                format!("the answer broke off: {error}"),
-                "the function's log may say why: mayfly logs NAME",
+                format!("the response ended early: {error}"),
+                "see the function's log: mayfly logs NAME",
             )
         })?;
         if let Some(data) = frame.data_ref() {
@@ -179,7 +182,7 @@ async fn stream(mut body: hyper::body::Incoming) -> anyhow::Result<()> {
             output::out(data)?;
         }
     }
-    // A terminal's prompt belongs on a line of its own; a pipe gets the exact bytes.
+    // A terminal gets a final newline before its prompt; a pipe gets the exact bytes.
     if last.is_some_and(|last| last != b'\n') && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
         output::out("\n")?;
     }
@@ -194,7 +197,7 @@ fn with_line_end(body: &[u8]) -> Vec<u8> {
     body
 }
 
-/// The message in an error's body, if it has the form of functions or of the gateway.
+/// The message in an error's body, if it has the format of functions or of the gateway.
 fn error_text(name: &str, status: StatusCode, body: &[u8]) -> Option<String> {
     let value: Value = serde_json::from_slice(body).ok()?;
     if let Some(kind) = value["errorType"].as_str() {

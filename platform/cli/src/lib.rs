@@ -1,4 +1,4 @@
-//! The commands of `mayfly` that need no server in their own process, and the tool chains of guests.
+//! The commands of `mayfly` that do not run a server in their own process, and the tool chains of guests.
 //!
 //! **Belongs here:** flags, finding the server ([`find`]), requests to it ([`server`]), showing results ([`output`],
 //! [`failure`]), one file per command; scaffolding and building functions ([`guest`]); the layout of the data
@@ -61,10 +61,10 @@ mod yaml;
 use output::OutputFormat;
 use session::Session;
 
-/// The exit status of a process that Ctrl-C ends, as shells expect.
+/// The exit status of a process that was ended by Ctrl-C, as shells expect.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// Flags of every command.
+/// Flags of all commands.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Global options")]
 pub struct Globals {
@@ -80,10 +80,10 @@ pub struct Globals {
     /// The namespace [default: the kubeconfig's, else default]
     #[arg(short, long, global = true, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// How results are shown
+    /// The format of results
     #[arg(short, long, global = true, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<OutputFormat>,
-    /// Say more on stderr
+    /// Print more to stderr
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -102,7 +102,7 @@ pub enum Command {
     Completion(completion::CompletionArgs),
 }
 
-// The commands that ask a server. (A doc comment here would be taken for the program's help.)
+// The commands that use a server. (A doc comment here would become the program's help.)
 #[derive(Subcommand, Debug)]
 pub(crate) enum ClientCommand {
     /// Upload a component and run it as a function
@@ -113,7 +113,7 @@ pub(crate) enum ClientCommand {
     Invoke(invoke::InvokeArgs),
     /// Asynchronous invocations of functions
     Invocations(invocations::InvocationsArgs),
-    /// Show what a function wrote
+    /// Show the output of a function
     Logs(logs::LogsArgs),
     /// List objects, or show some
     Get(get::GetArgs),
@@ -123,17 +123,17 @@ pub(crate) enum ClientCommand {
     Delete(delete::DeleteArgs),
     /// Show an object readably, with its conditions and events
     Describe(describe::DescribeArgs),
-    /// Show what fields a kind has
+    /// Show the fields of a kind
     Explain(explain::ExplainArgs),
     /// Show what functions, nodes and pods are doing
     Top(top::TopArgs),
-    /// Show what a pod or a job waits for, or how it ended
+    /// Show why a pod or a job waits, or how it ended
     Why(why::WhyArgs),
     /// Show how Services are reached
     Network(network::NetworkArgs),
     /// Workflows in the Amazon States Language, and their executions
     Workflow(workflow::WorkflowArgs),
-    /// Components, and what jobs read and leave
+    /// Components, and inputs and outputs of jobs
     Artifact(artifact::ArtifactArgs),
     /// Jobs on GPUs
     Gpu(gpu::GpuArgs),
@@ -161,8 +161,8 @@ impl Command {
 }
 
 impl ClientCommand {
-    /// `dev` and `gpu run` handle Ctrl-C themselves: one prints the functions that stay deployed, the other deletes
-    /// its Job.
+    /// Whether the command handles Ctrl-C itself: `dev` prints the functions that stay deployed, `gpu run` deletes its
+    /// Job.
     fn hears_interrupt(&self) -> bool {
         matches!(self, Self::Dev(_) | Self::Gpu(_))
     }
@@ -203,16 +203,16 @@ impl ClientCommand {
     }
 }
 
-/// Commands mostly wait: one thread drives them, blocking work goes to the pool.
+/// Commands mostly wait: one thread drives them, and blocking work runs in the pool.
 fn client_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// The time that a command has to end after a Ctrl-C.
+/// The time for a command to end after Ctrl-C.
 const INTERRUPT_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Ends the process after a Ctrl-C if the command does not: its thread may be blocked by a read of the terminal or of
-/// a disk.
+/// Ends the process after Ctrl-C if the command does not: its thread may be blocked by a read from the terminal or a
+/// disk.
 fn insist_on_interrupts() -> anyhow::Result<()> {
     let listening = client_runtime()?;
     let mut interrupts = {

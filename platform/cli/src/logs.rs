@@ -1,4 +1,4 @@
-//! `mayfly logs`: the lines that a function (or a pod) wrote to stdout and stderr.
+//! `mayfly logs`: the output of a function (or a pod) on stdout and stderr.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use super::{
 pub(crate) struct LogsArgs {
     /// The function's name, or pod/NAME
     name: String,
-    /// Stay, and show new lines as they come
+    /// Keep running, and show new lines as they arrive
     #[arg(short, long)]
     follow: bool,
     /// Only the last lines
@@ -41,7 +41,7 @@ pub(crate) struct LogsArgs {
     revision: Option<String>,
 }
 
-/// The longest delay of a pod's phase after the end of its log; the phase is read repeatedly until then.
+/// The longest delay between the end of a pod's log and the change of its phase, which is polled meanwhile.
 const PHASE_PATIENCE: Duration = Duration::from_secs(5);
 const PHASE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -56,7 +56,7 @@ pub(crate) async fn run(args: LogsArgs, session: &Session) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Whether a log that was followed to its end will have no more lines: its pod ended, or what wrote it is gone.
+/// Whether a followed log is complete: its pod has ended, or the writer is gone.
 async fn is_over(args: &LogsArgs, path: &str, namespace: &str, session: &Session) -> bool {
     let Ok(server) = session.server().await else { return false };
     let mut objects =
@@ -65,7 +65,7 @@ async fn is_over(args: &LogsArgs, path: &str, namespace: &str, session: &Session
         let revisions = format!("/apis/mayfly.dev/v1/namespaces/{}/revisions", segment(namespace));
         objects.push(format!("{revisions}/{}", segment(revision)));
     }
-    // A pod's log ends a moment before its phase changes.
+    // A pod's log ends shortly before its phase changes.
     let latest = Instant::now() + PHASE_PATIENCE;
     loop {
         let mut is_pod = false;
@@ -89,7 +89,7 @@ fn has_ended(object: &Value) -> bool {
             && matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
 }
 
-/// The path of a function's log from now on.
+/// The path of a function's log, followed from now on.
 pub(crate) fn follow_path(namespace: &str, name: &str) -> String {
     let path = function_path(namespace, name);
     with_query(&path, &[("follow", Some("true")), ("tailLines", Some("0"))])
@@ -100,7 +100,7 @@ pub(crate) async fn copy(session: &Session, path: &str) -> anyhow::Result<()> {
     let mut stream = session.server().await?.stream(path, "*/*").await?;
     let mut buffer = vec![0; 64 << 10];
     loop {
-        match stream.read(&mut buffer).await.context("the log broke off")? {
+        match stream.read(&mut buffer).await.context("the log ended early")? {
             0 => return Ok(()),
             length => output::out(&buffer[..length])?,
         }
@@ -126,7 +126,7 @@ fn path(args: &LogsArgs, namespace: &str) -> anyhow::Result<String> {
         }
     };
     let tail = args.tail.map(|lines| lines.to_string());
-    // The API counts whole seconds, at least one.
+    // The API uses whole seconds, at least one.
     let since = args.since.map(|Span(since)| since.as_millis().div_ceil(1000).max(1).to_string());
     Ok(with_query(
         &path,

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::failure::Failure;
 
-/// No manifest is larger, in bytes; a folder given by mistake is noticed before memory is.
+/// The size limit of a manifest, in bytes, which catches a wrong file before it fills memory.
 const MANIFEST_BYTES_MAX: u64 = 32 << 20;
 
 /// One object, and the file it was read from.
@@ -21,7 +21,7 @@ pub(crate) struct Document {
     pub(crate) kind: String,
     pub(crate) name: String,
     pub(crate) namespace: Option<String>,
-    /// `app.yaml`, or `app.yaml, document 2`.
+    /// Such as `app.yaml`, or `app.yaml, document 2`.
     pub(crate) source: String,
 }
 
@@ -30,8 +30,7 @@ fn too_large(source: &str, bytes: u64) -> anyhow::Error {
     Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm")
 }
 
-/// Reads all objects of files, folders (their `.yaml`, `.yml` and `.json`, in the order of their names) and
-/// `-` for stdin.
+/// Reads all objects of files, folders (their `.yaml`, `.yml` and `.json` files, sorted by name) and `-` for stdin.
 pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Document>> {
     let mut documents = Vec::new();
     for path in paths {
@@ -41,7 +40,7 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
                 .take(MANIFEST_BYTES_MAX + 1)
                 .read_to_end(&mut content)
                 .context("cannot read stdin")?;
-            // A part of it might be whole documents, too.
+            // A truncated text might also consist of complete documents.
             if content.len() as u64 > MANIFEST_BYTES_MAX {
                 return Err(too_large("stdin", content.len() as u64));
             }
@@ -83,7 +82,7 @@ fn files(path: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
         let entry = entry?;
         let inner = entry.path();
-        // A link is not followed as a folder, so that no circle can be walked.
+        // Links to folders are not followed, so that there are no loops.
         if entry.file_type()?.is_dir() {
             if recursive {
                 found.extend(files(&inner, true)?);
@@ -96,10 +95,10 @@ fn files(path: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// All objects of a text; a `List` is taken apart.
+/// Parses all objects of a text; a `List` is split into its items.
 fn parse(text: &str, source: &str) -> anyhow::Result<Vec<Document>> {
     let mut options = serde_saphyr::Options::default();
-    // As Kubernetes reads them: 0644 is a file's mode.
+    // As in Kubernetes: 0644 is a file mode.
     options.legacy_octal_numbers = true;
     let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let why = super::yaml::problem(&error);

@@ -1,4 +1,4 @@
-//! Reading Prometheus' text format, and what `top` computes from two readings.
+//! Parses Prometheus' text format, and computes the values of `top` from two readings.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ impl Sample {
     }
 }
 
-/// All samples of a text; lines that are none are passed over.
+/// All samples of a text; other lines are skipped.
 pub(crate) fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter_map(sample).collect()
 }
@@ -66,12 +66,12 @@ fn labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// A histogram's cumulative buckets: upper bound to count.
+/// A histogram's cumulative buckets: upper bound and count.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
-    /// Adds a bucket; those of several series with one bound are summed.
+    /// Adds a bucket; buckets of several series with the same bound are summed.
     pub(crate) fn add(&mut self, bound: f64, count: f64) {
         match self.0.iter_mut().find(|(known, _)| *known == bound) {
             Some((_, sum)) => *sum += count,
@@ -90,8 +90,7 @@ impl Histogram {
         self.0.iter().map(|(_, count)| *count).fold(0.0, f64::max)
     }
 
-    /// The value below which the share `q` lies, interpolated inside its bucket as Prometheus does. Nothing
-    /// was counted: none.
+    /// The quantile `q`, interpolated within its bucket as in Prometheus; `None` if nothing was counted.
     pub(crate) fn quantile(&self, q: f64) -> Option<f64> {
         let mut buckets = self.0.clone();
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -104,7 +103,7 @@ impl Histogram {
         for (bound, count) in buckets {
             if count >= rank {
                 if bound.is_infinite() {
-                    // Beyond the largest bound nothing more is known.
+                    // Nothing is known beyond the largest finite bound.
                     return Some(lower.0);
                 }
                 let inside = count - lower.1;

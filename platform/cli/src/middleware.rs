@@ -1,6 +1,5 @@
-//! Links middleware in front of a handler: components that export the handler's HTTP interface and import it for
-//! the next component. The result is one component, which one instance runs: a call to the next component is a
-//! call within it.
+//! Links middleware in front of a handler: components that export the handler's HTTP interface and import it for the
+//! next component. The result is one component, run by one instance: a call to the next component is a call within it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +10,13 @@ use wasmparser::{Validator, WasmFeatures};
 
 use super::{component, failure::Failure};
 
-/// Components in one function, beside the handler: each adds its memory to every instance.
+/// The number of middleware components of one function: each adds its memory to every instance.
 const MIDDLEWARE_MAX: usize = 16;
 
-/// Interfaces by which a handler takes requests, without their versions.
+/// Interfaces through which a handler receives requests, without versions.
 const HANDLERS: [&str; 2] = ["wasi:http/incoming-handler", "wasi:http/handler"];
 
-/// Reads the middleware and links it in front of a handler. The first file takes a request first.
+/// Reads the middleware and links it in front of a handler. The first file receives a request first.
 pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
     if files.is_empty() {
         return Ok(handler);
@@ -29,8 +28,8 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
     }
     let mut chain = Vec::with_capacity(files.len());
     for path in files {
-        // Not checked by the rules for functions: it imports interfaces that the next component provides, not the
-        // host.
+        // Not checked by the rules for functions: middleware imports interfaces that the next component provides, not
+        // the host.
         let content = std::fs::read(path).map_err(|error| {
             let what = format!("cannot read {}: {error}", path.display());
             Failure::error(what, "name the .wasm file of a middleware component")
@@ -45,10 +44,10 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
     Ok(linked.into())
 }
 
-/// Links from the handler outwards: each middleware's import is the export of the component behind it.
+/// Links from the handler outwards: each middleware's import is satisfied by the export of the component behind it.
 fn compose(handler: &[u8], chain: &[(&Path, Bytes)]) -> anyhow::Result<Vec<u8>> {
     let mut graph = CompositionGraph::new();
-    // One for all: the types of components are compared, and a type belongs to its validator.
+    // One validator for all: the types of components are compared, and a type belongs to its validator.
     let mut validator = Validator::new_with_features(WasmFeatures::default() | WasmFeatures::CM_ASYNC);
     let inner = add(&mut graph, &mut validator, "handler", handler)
         .map_err(|error| cannot_link("the handler", &error))?;
@@ -64,12 +63,12 @@ fn compose(handler: &[u8], chain: &[(&Path, Bytes)]) -> anyhow::Result<Vec<u8>> 
             .map_err(|error| cannot_link(&path.display().to_string(), &error))?;
         next = connect(&mut graph, path, instance, &next)?;
     }
-    // The result is validated afterwards, with the features that the host has.
+    // The result is validated afterwards, with the host's features.
     let options = EncodeOptions { define_components: true, export: Some(next.instance), validate: false };
     graph.encode(options).map_err(|error| cannot_link("the components", &error))
 }
 
-/// The component that takes the next call, and the name of the interface it exports for that.
+/// The component that receives the next call, and the name of the interface that it exports for that.
 struct Link {
     instance: InstanceId,
     interface: String,
@@ -141,7 +140,7 @@ fn cannot_link(what: &str, error: &anyhow::Error) -> anyhow::Error {
 mod tests {
     use super::*;
 
-    /// Answers requests over an interface of its version, without using its types.
+    /// Exports a request handler interface of this version, without using its types.
     fn handler(version: &str) -> Vec<u8> {
         wat::parse_str(format!(
             r#"(component
@@ -154,7 +153,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Passes every request on.
+    /// Forwards every request.
     fn middleware(version: &str) -> Bytes {
         let name = format!("wasi:http/incoming-handler@{version}");
         let text = format!(

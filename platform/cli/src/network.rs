@@ -39,7 +39,7 @@ struct ShowArgs {
     kind: ShownKind,
     /// Its name
     name: String,
-    /// As seen from this node, whose own endpoints the Local traffic policies keep to
+    /// The node whose view is shown: Local traffic policies keep to its own endpoints
     #[arg(long, value_name = "NAME", default_value = "")]
     node: String,
 }
@@ -124,13 +124,14 @@ fn rule_table(rules: &[ServiceRule]) -> String {
     table::render(&["ADDRESS", "PORT", "ENDPOINTS", "CONNECTIONS GO"], &rows)
 }
 
-/// The reason for which a Service has no address.
+/// The reason why a Service has no address.
 fn without_rules(service: &Service) -> String {
     let spec = service.spec.as_ref();
     match spec.and_then(|spec| spec.external_name.as_deref()) {
         Some(name) if !name.is_empty() => format!("an alias of {name}: it has no address of its own\n"),
         _ if spec.and_then(|spec| spec.cluster_ip.as_deref()) == Some("None") => {
-            "headless: it has no address; the cluster's name server, where there is one, tells the endpoints' own\n".to_owned()
+            "headless: it has no address; cluster DNS, if enabled, resolves it to the endpoints' addresses\n"
+                .to_owned()
         }
         _ => "no address: the Service has no ports, or no cluster IP was allocated\n".to_owned(),
     }

@@ -24,12 +24,12 @@ pub(crate) struct NewArgs {
     template: ProjectTemplate,
     /// The function's, or job's, name
     name: String,
-    /// The directory to make [default: ./NAME]
+    /// The directory to create [default: ./NAME]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// The help and completion name them.
+/// The template names, for help and completion.
 fn template_names() -> impl TypedValueParser<Value = ProjectTemplate> {
     PossibleValuesParser::new(ProjectTemplate::ALL.map(ProjectTemplate::name))
         .try_map(|name| name.parse::<ProjectTemplate>())

@@ -20,14 +20,14 @@ pub(crate) enum OutputFormat {
     Name,
 }
 
-/// Writes to stdout, at once.
+/// Writes to stdout and flushes.
 pub(crate) fn out(text: impl AsRef<[u8]>) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_ref())?;
     stdout.flush()
 }
 
-/// Writes a line to stdout, at once.
+/// Writes a line to stdout and flushes.
 pub(crate) fn line(text: impl fmt::Display) -> io::Result<()> {
     out(format!("{text}\n"))
 }
@@ -37,12 +37,12 @@ pub(crate) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The value as JSON, indented, with a line end.
+/// The value as indented JSON, with a final newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// The value as YAML, with a line end.
+/// The value as YAML, with a final newline.
 pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
     let mut text = serde_saphyr::to_string(value)?;
     if !text.ends_with('\n') {
@@ -51,7 +51,7 @@ pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Prints a result in the requested data format, or as `human` formats it.
+/// Prints a result in the requested data format, or as formatted by `human`.
 pub(crate) fn result(
     format: OutputFormat,
     value: &impl Serialize,

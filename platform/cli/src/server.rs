@@ -1,4 +1,4 @@
-//! The API server as the commands see it: raw JSON requests over kube's client, which brings TLS and the
+//! The API server from the view of the commands: raw JSON requests over kube's client, which handles TLS and the
 //! credentials of the kubeconfig.
 
 use bytes::Bytes;
@@ -24,7 +24,7 @@ pub(crate) struct Server {
     places: Places,
 }
 
-/// An answer of the API that is not an error.
+/// A successful response of the API.
 pub(crate) struct ApiResponse {
     pub(crate) status: StatusCode,
     pub(crate) body: Value,
@@ -53,7 +53,7 @@ impl Server {
         self.config.cluster_url.to_string()
     }
 
-    /// The other addresses of the server, when it is a local one that wrote them down.
+    /// The other addresses of the server, if it is local and wrote them to the data directory.
     pub(crate) fn endpoints(&self) -> Option<&Endpoints> {
         self.endpoints.as_ref()
     }
@@ -66,13 +66,13 @@ impl Server {
         self.get_as(path, "application/json").await
     }
 
-    /// A GET with this `accept` header.
+    /// GETs with this `accept` header.
     pub(crate) async fn get_as(&self, path: &str, accept: &str) -> Result<Value, kube::Error> {
         let request = Request::get(path).header(header::ACCEPT, accept).body(Body::empty());
         Ok(self.call(request.map_err(kube::Error::HttpError)?).await?.body)
     }
 
-    /// A request with a JSON body of the type `content_type`.
+    /// Sends a request with a JSON body of the type `content_type`.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -100,7 +100,7 @@ impl Server {
         Ok(ApiResponse { status, body })
     }
 
-    /// A GET whose body is streamed.
+    /// GETs with a streamed response body.
     pub(crate) async fn stream(
         &self,
         path: &str,
@@ -142,7 +142,8 @@ impl Server {
     }
 }
 
-/// The Status in an answer's body. For an answer without one, of a proxy for example, a Status is made from its code.
+/// The Status in a response's body. For a response without one (of a proxy, for example), a Status is created from its
+/// code.
 pub(crate) fn api_error(status: StatusCode, body: &[u8]) -> kube::Error {
     let parsed = serde_json::from_slice::<Status>(body).ok().filter(|status| !status.message.is_empty());
     kube::Error::Api(Box::new(parsed.map_or_else(
@@ -171,7 +172,7 @@ fn looked_in(error: kube::Error, namespace: Option<&str>) -> kube::Error {
         (kube::Error::Api(mut status), Some(namespace))
             if status.is_not_found()
                 && status.message.ends_with(" not found")
-                // A namespace is in no namespace.
+                // A Namespace object is not within a namespace.
                 && !status.message.starts_with("namespaces \"") =>
         {
             status.message.push_str(&format!(" in namespace {namespace}"));
@@ -181,17 +182,17 @@ fn looked_in(error: kube::Error, namespace: Option<&str>) -> kube::Error {
     }
 }
 
-/// Whether the API said that the thing is not there.
+/// Whether the API reported that the object does not exist.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// Whether nothing was answered: the error is about the connection.
+/// Whether there was no response: the error is about the connection.
 pub(crate) fn is_unanswered(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_))
 }
 
-/// A name as one segment of a path.
+/// Encodes a name as one path segment.
 pub(crate) fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -205,7 +206,7 @@ pub(crate) fn segment(name: &str) -> String {
     text
 }
 
-/// A path with its query; pairs without a value are left out.
+/// A path with its query; pairs without a value are omitted.
 pub(crate) fn with_query(path: &str, pairs: &[(&str, Option<&str>)]) -> String {
     let mut query = url::form_urlencoded::Serializer::new(String::new());
     query.extend_pairs(pairs.iter().filter_map(|(key, value)| value.map(|value| (key, value))));

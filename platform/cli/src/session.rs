@@ -1,4 +1,4 @@
-//! The state that one run of a command shares: the global flags, and the server once it is found.
+//! The state shared within one run of a command: the global flags, and the server once it is found.
 
 use tokio::sync::OnceCell;
 
@@ -50,8 +50,8 @@ impl Session {
         }
     }
 
-    /// Adds to an error the information that the session has: the places where a server was looked for if none
-    /// answered, and the remedy for an answer of the API.
+    /// Adds information to an error: the places where a server was looked for if none answered, or the remedy for an
+    /// error of the API.
     pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let Some(server) = self.server.get() else { return error };
         let is_ours = |cause: &&(dyn std::error::Error + 'static)| cause.is::<kube::Error>();
@@ -70,7 +70,7 @@ impl Session {
                 None => return error,
             },
         };
-        // The context of the error stays in front.
+        // The error's own context stays in front.
         let doing: Vec<_> =
             error.chain().take_while(|cause| !is_ours(cause)).map(ToString::to_string).collect();
         doing.into_iter().rev().fold(explained, |error, doing| error.context(doing))
@@ -85,8 +85,8 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         false => message.to_owned(),
     };
     let todo = match (status.code, status.reason.as_str()) {
-        (401, _) => format!("{} does not know this token; {}", server.url(), server.places().origin_text()),
-        (403, _) => "this user may not do that".to_owned(),
+        (401, _) => format!("{} does not accept this token; {}", server.url(), server.places().origin_text()),
+        (403, _) => "this user lacks the permission".to_owned(),
         (404, "NotFound") if is_about(status, "namespaces") => {
             let name = status.details.as_ref().map_or("NAME", |details| details.name.as_str());
             format!("see what there is: mayfly get namespaces; make it with: kubectl create namespace {name}")
@@ -99,7 +99,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
             "take the fields over with --force-conflicts, or leave them out of the manifest".to_owned()
         }
         (409, "Conflict") if what.contains("has been modified") => {
-            "someone changed it meanwhile: try again".to_owned()
+            "it was changed concurrently: try again".to_owned()
         }
         // Only errors about an object have details; an upload, for example, has no manifest.
         (422, _)
@@ -116,9 +116,9 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
             )
         }
         (429, _) => "the server is busy: try again in a moment".to_owned(),
-        // The message about a full disk has its remedy; the log has nothing to add.
+        // The message about a full disk contains its remedy; the log has no more information.
         (507, _) => String::new(),
-        (500.., _) => "the server's log says more".to_owned(),
+        (500.., _) => "see the server's log".to_owned(),
         _ => String::new(),
     };
     (what, todo)
@@ -128,9 +128,9 @@ fn is_about(status: &kube::core::Status, kind: &str) -> bool {
     status.details.as_ref().is_some_and(|details| details.kind == kind)
 }
 
-/// The beginning and the end of the API's message about a manifest that does not decode as its kind, around the kind.
+/// The text before and after the kind in the API's message about a manifest that does not decode as its kind.
 const MISFIT: (&str, &str) = (" in version ", " cannot be handled as a ");
-/// The beginning of the API's message about a patch, which follows as quoted text.
+/// The prefix of the API's message about a patch, which follows as quoted text.
 const BAD_PATCH: &str = "\"\" is invalid: patch: Invalid value: \"";
 /// The prefix of the error about unknown and duplicate fields.
 const STRICT: &str = "strict decoding error: ";
@@ -153,7 +153,7 @@ pub(crate) fn refusal(status: &kube::core::Status) -> (&str, Option<&str>) {
     (why.strip_prefix(STRICT).unwrap_or(why), Some(kind))
 }
 
-/// The text after a quoted text and a colon; `text` begins inside the quotes, where a quote is escaped.
+/// The text after a quoted string and a colon; `text` starts inside the quotes, where quotes are escaped.
 fn after_quoted(text: &str) -> Option<&str> {
     let mut escaped = false;
     let end = text.find(|letter| match (escaped, letter) {
@@ -170,7 +170,7 @@ fn after_quoted(text: &str) -> Option<&str> {
     text[end + 1..].strip_prefix(": ")
 }
 
-/// The last cause of an error that is about the connection, not about the answer.
+/// The innermost cause of a connection error; `None` for a response with an error.
 fn innermost(error: &kube::Error) -> Option<String> {
     if !is_unanswered(error) {
         return None;

@@ -1,9 +1,9 @@
 //! `mayfly deploy spin.toml`: the components of a Spin application as functions.
 //!
-//! [`manifest`] reads the file, and refuses what Mayfly does not have by name; [`variables`] gives the variables their
-//! values; [`files`] packs the files of a component, and [`fetch`] downloads one; [`plan`] makes the objects of all
-//! that, purely; here they are sent to the server: the Secret, the functions, then what leads to them. Objects that an
-//! earlier deployment of the application made, and this one does not, are deleted.
+//! [`manifest`] reads the file, and refuses unsupported features by name; [`variables`] resolves the variables;
+//! [`files`] packs the files of a component, and [`fetch`] downloads one; [`plan`] creates the objects, purely; this
+//! module sends them to the server: the Secret, the functions, then the Services and the Ingress. Objects from an
+//! earlier deployment of the application that are not part of this one are deleted.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -64,20 +64,20 @@ pub(crate) struct SpinValues {
 }
 
 impl SpinArgs {
-    /// Whether any of them is given.
+    /// Whether any of the options is given.
     pub(crate) fn is_used(&self) -> bool {
         self.values.is_used() || self.build
     }
 }
 
 impl SpinValues {
-    /// Whether any of them is given.
+    /// Whether any of the options is given.
     pub(crate) fn is_used(&self) -> bool {
         !self.variable.is_empty() || self.host.is_some()
     }
 }
 
-/// The collections of the objects of an application, below a namespace.
+/// The collections of an application's objects, relative to a namespace.
 const COLLECTIONS: [(&str, &str); 4] = [
     ("ingress", "/apis/networking.k8s.io/v1/namespaces/{}/ingresses"),
     ("service", "/api/v1/namespaces/{}/services"),
@@ -96,7 +96,7 @@ fn collection(kind: &str, namespace: &str) -> String {
 pub(crate) struct DeployedApp {
     pub(crate) name: String,
     pub(crate) namespace: String,
-    /// Where its routes are, if it has any.
+    /// The URL of its routes, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     routes: Vec<DeployedRoute>,
@@ -111,7 +111,7 @@ struct DeployedRoute {
     function: String,
 }
 
-/// Deploys the application of a manifest and prints where it is. With `patience`, waits that long for each function.
+/// Deploys the application of a manifest and prints its URL. With `patience`, waits that long for each function.
 pub(crate) async fn deploy(
     session: &Session,
     path: &Path,
@@ -123,7 +123,7 @@ pub(crate) async fn deploy(
     output::result(session.format(), &deployed, || deployed.summary())
 }
 
-/// The sources of the application of a manifest.
+/// The source files of a manifest's application.
 pub(crate) fn app_sources(path: &Path) -> anyhow::Result<AppSources> {
     AppSources::of(&read(path)?, path)
 }
@@ -133,8 +133,8 @@ fn read(path: &Path) -> anyhow::Result<SpinApp> {
     manifest::parse(&text, &path.display().to_string())
 }
 
-/// Deploys the application of a manifest, with `builds` after the build commands of its components. With `patience`,
-/// waits that long for each function.
+/// Deploys the application of a manifest; with `builds`, after running the build commands of its components. With
+/// `patience`, waits that long for each function.
 pub(crate) async fn deploy_app(
     session: &Session,
     path: &Path,
@@ -181,7 +181,7 @@ pub(crate) async fn deploy_app(
         let PlannedFunction { name, manifest } = planned;
         let manifest = Some(manifest.clone());
         let source = DeploymentSource { origin, name: name.clone(), manifest, place: Some(place.clone()) };
-        // All are compiled at the same time.
+        // All components are compiled concurrently.
         deploy::deploy(session, &source, &own, None).await?;
     }
     for service in &planned.services {
@@ -206,7 +206,7 @@ fn archives(app: &SpinApp, folder: &Path) -> anyhow::Result<BTreeMap<String, Byt
         match archive {
             Some(archive) => drop(archives.insert(component.id.clone(), archive.into())),
             None if !component.files.is_empty() => {
-                output::note(format_args!("component {}: files names no file", component.id));
+                output::note(format_args!("component {}: files selects no file", component.id));
             }
             None => {}
         }
@@ -217,7 +217,7 @@ fn archives(app: &SpinApp, folder: &Path) -> anyhow::Result<BTreeMap<String, Byt
 /// The components' files, in the order of the application.
 struct ComponentFiles {
     origins: Vec<DeploymentOrigin>,
-    /// Has what was downloaded; removed when it is dropped.
+    /// The folder for downloads; removed on drop.
     _folder: tempfile::TempDir,
 }
 
@@ -282,7 +282,7 @@ async fn apply(server: &Server, namespace: &str, kind: &str, object: &Value) -> 
     Ok(())
 }
 
-/// Deletes the objects of the application that this deployment does not have.
+/// Deletes the objects of the application that are not part of this deployment.
 async fn prune(server: &Server, namespace: &str, app: &str, plan: &SpinPlan) -> anyhow::Result<()> {
     let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     for (kind, _) in COLLECTIONS {
@@ -304,9 +304,9 @@ async fn prune(server: &Server, namespace: &str, app: &str, plan: &SpinPlan) -> 
                 json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
             let path = format!("{collection}/{}", segment(&name));
             match server.send(Method::DELETE, &path, "application/json", &body).await {
-                Ok(_) => {
-                    output::note(format_args!("deleted {kind} {name}: the application has it no longer"))
-                }
+                Ok(_) => output::note(format_args!(
+                    "deleted {kind} {name}: it is not part of the application any more"
+                )),
                 Err(error) if is_not_found(&error) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -365,7 +365,7 @@ impl DeployedApp {
         text
     }
 
-    /// The command that removes all its objects.
+    /// The command that removes all objects of the application.
     pub(crate) fn removal(&self) -> String {
         format!(
             "mayfly delete function,service,ingress,secret -n {} -l {LABEL_APPLICATION}={}",

@@ -1,10 +1,10 @@
-//! Tables: those of the server (`meta.k8s.io/v1 Table`), and the layout of all tables on a terminal.
+//! Tables of the server (`meta.k8s.io/v1 Table`), and the layout of all tables on a terminal.
 
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Asks for the Table representation; a plain object is the answer of a server that has none.
+/// Requests the Table representation; servers without it return a plain object.
 pub(crate) const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 /// The server's answer to [`ACCEPT`].
@@ -31,7 +31,7 @@ pub(crate) struct ListMetadata {
 #[derive(Clone, Debug, Deserialize)]
 struct Column {
     name: String,
-    /// 0: always shown; more: in wide tables only.
+    /// 0: always shown; otherwise only in wide tables.
     #[serde(default)]
     priority: i32,
 }
@@ -55,25 +55,25 @@ impl ServerRow {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct View<'a> {
     pub(crate) wide: bool,
-    /// Says the namespace in a first column.
+    /// Whether the first column is the namespace.
     pub(crate) with_namespace: bool,
-    /// Stands before each name: `pod/`.
+    /// A prefix for each name, such as `pod/`.
     pub(crate) prefix: &'a str,
 }
 
 impl ServerTable {
-    /// Adds the rows of the next page.
+    /// Appends the rows of the next page.
     pub(crate) fn extend(&mut self, next: Self) {
         self.metadata = next.metadata;
         self.rows.extend(next.rows);
     }
 
-    /// The columns alone.
+    /// The table without rows.
     pub(crate) fn without_rows(&self) -> Self {
         Self { rows: Vec::new(), ..self.clone() }
     }
 
-    /// The titles, in capitals.
+    /// The column titles in upper case.
     pub(crate) fn titles(&self, view: View<'_>) -> Vec<String> {
         let namespace = view.with_namespace.then(|| "NAMESPACE".to_owned());
         let shown = self.column_definitions.iter().filter(|column| view.wide || column.priority == 0);
@@ -107,12 +107,12 @@ fn cell_text(cell: &Value) -> String {
     }
 }
 
-/// Columns of text, three spaces between them, no lines.
+/// Columns of text, separated by three spaces, without lines.
 pub(crate) fn render<T: AsRef<str>>(titles: &[T], rows: &[Vec<String>]) -> String {
     render_wider(titles, rows, &mut Vec::new())
 }
 
-/// [`render`], where no column is narrower than it was before: rows that come later line up.
+/// [`render`] with columns at least as wide as before, so that later rows line up.
 pub(crate) fn render_wider<T: AsRef<str>>(
     titles: &[T],
     rows: &[Vec<String>],

@@ -1,5 +1,5 @@
-//! `mayfly top`: what functions and GPUs are doing, from two readings of the metrics; what nodes and pods hold, from
-//! the API.
+//! `mayfly top`: the activity of functions and GPUs, from two readings of the metrics; the resources of nodes and pods,
+//! from the API.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -87,11 +87,11 @@ struct FunctionRow {
     requests_per_second: f64,
     running: f64,
     waiting: f64,
-    /// Since the server's start.
+    /// The number since the server's start.
     requests: f64,
-    /// Answers of 500 and above since the server's start.
+    /// The number of responses with a status of 500 and above since the server's start.
     errors: f64,
-    /// Since the server's start.
+    /// The number since the server's start.
     cold_starts: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     p50_seconds: Option<f64>,
@@ -131,13 +131,13 @@ async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -
     output::result(session.format(), &rows, || function_table(&rows, namespace.is_none()))
 }
 
-/// The admin address: the flag's, or the one in the data directory.
+/// The admin address of the flag, otherwise that in the data directory.
 async fn admin(args: &TopArgs, session: &Session) -> anyhow::Result<String> {
     let known = session.server().await?.endpoints().and_then(|endpoints| endpoints.admin.clone());
     args.admin.clone().or(known).ok_or_else(|| {
         Failure::error(
-            "the server's metrics address is not known here",
-            "name it with --admin http://HOST:9090, or use --data-dir on the server's machine",
+            "the address of the server's metrics is unknown",
+            "give it with --admin http://HOST:9090, or use --data-dir on the server's machine",
         )
     })
 }

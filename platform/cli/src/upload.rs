@@ -13,7 +13,7 @@ use super::server::{Server, api_error};
 
 /// One step of the progress bar, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// An answer to an upload is never larger, in bytes.
+/// The size limit of the response to an upload, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// The result of an upload.
@@ -28,12 +28,12 @@ pub(crate) enum Upload {
 pub(crate) enum Content {
     /// The server checks the component, and refuses one that cannot run.
     Component,
-    /// Anything.
+    /// Any other content.
     File,
 }
 
 impl Content {
-    /// By its first bytes.
+    /// Detects the type by the first bytes.
     pub(crate) fn of(content: &[u8]) -> Self {
         if content.starts_with(b"\0asm") { Self::Component } else { Self::File }
     }
@@ -51,7 +51,7 @@ pub(crate) fn path(digest: &Digest) -> String {
     format!("/artifacts/{digest}")
 }
 
-/// Uploads a content unless the server has it already. A progress bar shows on a terminal.
+/// Uploads content unless the server already has it. Shows a progress bar on a terminal.
 pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
     let path = path(digest);
     // POST also renews the artifact's age, so that it is not collected before it is referenced.
@@ -68,7 +68,7 @@ pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -
     }
 }
 
-/// Writes a content as it comes.
+/// Writes content as it arrives.
 pub(crate) async fn download(
     server: &Server,
     digest: &Digest,
@@ -101,7 +101,7 @@ async fn call(
 ) -> anyhow::Result<Response<Incoming>> {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(content) = &sent {
-        // Set for an empty file, too: without the type, the server expects a component.
+        // Also set for an empty file: without the type, the server expects a component.
         request = request
             .header(header::CONTENT_TYPE, Content::of(content).media_type())
             .header(header::CONTENT_LENGTH, content.len());
@@ -117,7 +117,7 @@ async fn call(
     let request = request.body(StreamBody::new(stream::iter(chunks).boxed()))?;
     let answer = server.streaming()?.oneshot(request).await;
     bar.finish_and_clear();
-    // As an error of the API's client, so that a connection failure names the addresses that were tried.
+    // Converted to an error of the API's client, so that a connection failure lists the addresses that were tried.
     Ok(answer.map_err(kube::Error::Service)?)
 }
 

@@ -9,7 +9,7 @@ use super::{output, session::Session};
 #[command(after_help = "Example:
   mayfly version --client")]
 pub(crate) struct VersionArgs {
-    /// Ask no server
+    /// Do not contact a server
     #[arg(long)]
     client: bool,
 }
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: VersionArgs, session: &Session) -> anyhow::Result<
     if !args.client {
         match server_version(session).await {
             Ok(found) => versions.server = Some(found),
-            // This program's version is still worth its exit code.
+            // The command succeeds, since it has shown this program's version.
             Err(error) => {
                 let error = session.explain(error);
                 output::note(format_args!("server: {}", super::failure::text(&error)));

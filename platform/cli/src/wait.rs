@@ -1,4 +1,4 @@
-//! Waiting until a function can answer.
+//! Waits until a function can answer.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{failure::Failure, server::Server};
 
-/// The state of a function with respect to its newest spec.
+/// The state of a function relative to its newest spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Ready,
@@ -17,11 +17,11 @@ enum Verdict {
         reason: String,
         message: String,
     },
-    /// With the reason, where one is known.
+    /// The reason; empty if unknown.
     Pending(String),
 }
 
-/// Longer than anyone waits.
+/// Practically unlimited.
 const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Waits until every traffic target of the function's newest spec can answer.
@@ -65,7 +65,7 @@ pub(crate) async fn ready(
     }
 }
 
-/// Reasons of `Ready: False` that time alone does not heal.
+/// Reasons of `Ready: False` that do not resolve by waiting.
 const REASONS_FINAL: [&str; 3] = ["ComponentInvalid", "RuntimeMissing", "RevisionMissing"];
 
 fn verdict(function: &Function) -> Verdict {

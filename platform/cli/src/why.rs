@@ -1,7 +1,7 @@
-//! `mayfly why`: what a pod or a job waits for, or how it ended.
+//! `mayfly why`: why a pod or a job waits, or how it ended.
 //!
-//! The reasons of pods are those that the scheduler and the kubelet report; those of Jobs in a queue come from the plan
-//! that the queue's controller carries out.
+//! The reasons for pods are those reported by the scheduler and the kubelet; those for Jobs in a queue come from the
+//! plan that the queue's controller executes.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ async fn of_queued_job(job: &Job, queue: &str, client: &kube::Client) -> anyhow:
     Ok(WhyRow { subject, state: "Waiting", reason: turn(job, &found, &jobs, namespaces, Timestamp::now()) })
 }
 
-/// The place of a Job in its queue, and what it waits for.
+/// The position of a Job in its queue, and the reason why it waits.
 fn turn(job: &Job, queue: &JobQueue, jobs: &[Job], namespaces: Vec<Namespace>, now: Timestamp) -> String {
     let queued: Vec<_> = jobs.iter().filter_map(|job| QueuedJob::of(job, now)).collect();
     let namespaces: BTreeMap<_, _> =
@@ -123,8 +123,7 @@ fn of_job(job: &Job, pods: &[Pod]) -> Vec<WhyRow> {
         if let Some(condition) = holds(name) {
             let told = [&condition.reason, &condition.message].map(|text| text.clone().unwrap_or_default());
             let reason = told.join(": ").trim_matches([':', ' ']).to_owned();
-            let reason =
-                if reason.is_empty() { "all of its pods have ended well".to_owned() } else { reason };
+            let reason = if reason.is_empty() { "all of its pods have succeeded".to_owned() } else { reason };
             return std::iter::once(WhyRow { subject, state, reason }).chain(failed(pods)).collect();
         }
     }
@@ -135,7 +134,7 @@ fn of_job(job: &Job, pods: &[Pod]) -> Vec<WhyRow> {
     let own: Vec<WhyRow> = pods.iter().flat_map(of_pod).collect();
     let waiting = own.iter().filter(|row| row.state == "Waiting").count();
     let (state, reason) = match (waiting, own.len()) {
-        (0, 0) => ("Waiting", "its pods are not made yet".to_owned()),
+        (0, 0) => ("Waiting", "its pods are not created yet".to_owned()),
         (0, _) => ("Running", "its pods run".to_owned()),
         (waiting, all) => ("Waiting", format!("{waiting} of its {all} pods wait")),
     };
@@ -146,7 +145,7 @@ fn failed(pods: &[Pod]) -> Vec<WhyRow> {
     pods.iter().flat_map(of_pod).filter(|row| row.state == "Failed").collect()
 }
 
-/// A pod, with each container that is the reason for its state.
+/// A pod's state, with each container that is the reason for it.
 fn of_pod(pod: &Pod) -> Vec<WhyRow> {
     let status = pod.status.clone().unwrap_or_default();
     let name = pod.name_any();
@@ -155,7 +154,7 @@ fn of_pod(pod: &Pod) -> Vec<WhyRow> {
         [status.init_container_statuses, status.container_statuses].into_iter().flatten().flatten().collect();
     match status.phase.as_deref() {
         Some("Succeeded") => {
-            return vec![row("Succeeded", "all of its containers have ended well".to_owned())];
+            return vec![row("Succeeded", "all of its containers have succeeded".to_owned())];
         }
         Some("Failed") => {
             let told = [status.reason, status.message].map(Option::unwrap_or_default).join(": ");
@@ -177,7 +176,7 @@ fn of_pod(pod: &Pod) -> Vec<WhyRow> {
         return vec![row("Waiting", condition.message.clone().unwrap_or_default())];
     }
     if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty) {
-        return vec![row("Waiting", "the scheduler has not looked at it yet".to_owned())];
+        return vec![row("Waiting", "the scheduler has not processed it yet".to_owned())];
     }
     let reasons: Vec<_> = containers.iter().filter_map(waiting).collect();
     match (reasons.is_empty(), status.phase.as_deref()) {
@@ -233,7 +232,7 @@ mod tests {
             json!({"status": {"phase": "Pending", "conditions": unscheduled}}),
             "Waiting: 0/1 nodes are available",
         );
-        check(json!({"spec": {"nodeName": ""}}), "Waiting: the scheduler has not looked at it yet");
+        check(json!({"spec": {"nodeName": ""}}), "Waiting: the scheduler has not processed it yet");
         let gated = json!({"spec": {"schedulingGates": [{"name": "g"}]}});
         check(gated, "Waiting: its scheduling gates are not removed: g");
         let pull = states(json!({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}));
@@ -263,7 +262,7 @@ mod tests {
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
         let shown = text(&of_job(&open, &[serde_json::from_value(pod).unwrap()]));
         let expected =
-            "job j: Waiting: 1 of its 1 pods wait\npod p: Waiting: the scheduler has not looked at it yet\n";
+            "job j: Waiting: 1 of its 1 pods wait\npod p: Waiting: the scheduler has not processed it yet\n";
         assert_eq!(shown, expected);
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct WorkflowArgs {
 
 #[derive(Subcommand, Debug)]
 enum WorkflowCommand {
-    /// Create a workflow from a definition, or change it to the definition
+    /// Create a workflow from a definition, or update it
     Deploy(deploy::WorkflowDeployArgs),
     /// Start an execution
     Start(start::StartArgs),
@@ -69,7 +69,7 @@ enum WorkflowCommand {
 }
 
 pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result<ExitCode> {
-    // No server takes part in it.
+    // Needs no server.
     let args = match args {
         WorkflowArgs { command: WorkflowCommand::Test(args), .. } => return test::run(args, session).await,
         args => args,
@@ -89,13 +89,13 @@ pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// The namespace of the flag, else of the kubeconfig, as for other commands. Without a kubeconfig the Step Functions
-/// API can be used as well.
+/// The namespace of the flag, otherwise that of the kubeconfig, as in other commands. The Step Functions API can also
+/// be used without a kubeconfig.
 async fn namespace(session: &Session) -> String {
     session.namespace().await.unwrap_or_else(|_| NAMESPACE_DEFAULT.to_owned())
 }
 
-/// [`output::result`], where `-o name` prints `name`.
+/// [`output::result`], except that `-o name` prints `name`.
 fn result(
     format: OutputFormat,
     value: &impl serde::Serialize,

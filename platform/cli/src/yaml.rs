@@ -1,14 +1,14 @@
-//! Reads YAML that people write, with readable errors.
+//! Reads hand-written YAML, with readable errors.
 
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, Options, RenderOptions, UserMessageFormatter};
 
-/// Reads one document. Scalars on which versions of YAML disagree stay text: `No` (a boolean in 1.1), `010` (eight in
+/// Reads one document. Scalars on which versions of YAML disagree remain text: `No` (a boolean in 1.1), `010` (eight in
 /// 1.1, ten in 1.2) and `1_000`.
 ///
-/// The error is that of [`problem`].
+/// Errors are those of [`problem`].
 pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut options = Options::default();
     options.strict_booleans = true;
@@ -17,11 +17,11 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| problem(&error))
 }
 
-/// The error with its position and the lines around it. The library's own text gives advice to programmers.
+/// The error with its position and the surrounding lines. The library's own text is advice for programmers.
 pub(crate) fn problem(error: &Error) -> String {
     let text = error.render_with_options(RenderOptions::new(&Plain));
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    // The caller that read the file names it in the error.
+    // The caller that read the file adds its name to the error.
     let lines: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("--> <input>")).collect();
     lines.join("\n").trim_end().to_owned()
 }
@@ -33,7 +33,7 @@ impl MessageFormatter for Plain {
         match error {
             Error::WithSnippet { error, .. } => self.format_message(error),
             Error::MultipleDocuments { .. } => {
-                "a second document begins here; write it into a file of its own".into()
+                "a second document begins here; put it into a separate file".into()
             }
             Error::DuplicateMappingKey { key: Some(key), .. } => {
                 format!("the key `{key}` is there twice").into()

@@ -1,12 +1,12 @@
-//! The capability of a volume: how it is to be used, as CSI says it.
+//! The capability of a volume in CSI's form: how it is to be used.
 
 use crate::proto::{
     VolumeCapability,
     volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
 };
 
-/// The capability of a volume with these access modes of Kubernetes: as a block device, or as a file system of a type
-/// (empty: the driver's choice) that is mounted with `mount_flags`.
+/// The capability of a volume with these Kubernetes access modes: as a block device, or as a file system of a type
+/// (empty: the driver's choice) mounted with `mount_flags`.
 pub fn capability(
     block: bool,
     fs_type: &str,
@@ -17,7 +17,7 @@ pub fn capability(
     let mode = match () {
         () if has("ReadWriteMany") => Mode::MultiNodeMultiWriter,
         () if has("ReadOnlyMany") && !has("ReadWriteOnce") => Mode::MultiNodeReaderOnly,
-        // Drivers without SINGLE_NODE_MULTI_WRITER know this mode only.
+        // Drivers without SINGLE_NODE_MULTI_WRITER support only this mode.
         () => Mode::SingleNodeWriter,
     };
     let access = match block {

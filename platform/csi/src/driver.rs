@@ -31,22 +31,22 @@ use crate::proto::{
 /// The timeout of a call: upstream's for volumes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
-    #[error("CSI driver {driver} is away ({call}): {why}")]
+    #[error("CSI driver {driver} is unavailable ({call}): {why}")]
     Away { driver: String, call: &'static str, why: String },
     #[error("CSI driver {driver} did not answer {call} within {seconds} s")]
     Timeout { driver: String, call: &'static str, seconds: u64 },
     #[error("CSI driver {driver} refused {call}: {message} ({code:?})")]
     Refused { driver: String, call: &'static str, code: Code, message: String },
-    /// The answer contradicts the specification or the state of the node.
+    /// The response contradicts the specification or the state of the node.
     #[error("CSI driver {driver} answered {call} with success, but {what}")]
     Lied { driver: String, call: &'static str, what: String },
 }
 
 impl CsiError {
-    /// Whether the driver answered, and did not do what it was asked for: nothing is under way there.
+    /// Whether the driver answered without doing what was requested: no operation is in progress there.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Refused { code, .. } => !matches!(
@@ -85,18 +85,18 @@ pub struct ControllerAbilities {
     pub topology: bool,
 }
 
-/// A driver that answers at a socket.
+/// A driver behind a socket.
 #[derive(Clone)]
 pub struct CsiDriver {
     pub name: String,
     pub socket: PathBuf,
-    /// The node, as the driver calls it.
+    /// The driver's id of the node.
     pub node_id: String,
     pub volumes_max: Option<u32>,
-    /// The part of the cluster that the node belongs to, for the driver's volumes.
+    /// The topology segments of the node for the driver's volumes.
     pub topology: BTreeMap<String, String>,
     pub node: NodeAbilities,
-    /// `None`: no controller service answers here.
+    /// `None`: there is no controller service at this socket.
     pub controller: Option<ControllerAbilities>,
     channel: Channel,
     call_timeout: Duration,
@@ -111,21 +111,21 @@ impl fmt::Debug for CsiDriver {
     }
 }
 
-/// A channel to a socket; it connects at each call that finds no connection, so that a restarted driver is found.
+/// A channel to a socket; connects for each call without a connection, so that a restarted driver is found.
 pub fn channel(socket: &Path) -> Channel {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The address is not used: the connector knows the socket.
+    // The address is not used: the connector has the path of the socket.
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
 }
 
 macro_rules! calls {
     ($($name:ident, $client:ident, $call:literal, $request:ident, $response:ident;)*) => {
         $(
-            #[doc = concat!("Calls `", $call, "`.\n\n# Errors\nThe driver is away, does not answer in time, or refuses.")]
+            #[doc = concat!("Calls `", $call, "`.\n\n# Errors\nThe driver is unavailable, does not answer in time, or refuses.")]
             pub async fn $name(&self, request: $request) -> Result<$response, CsiError> {
                 let mut client = $client::new(self.channel.clone());
                 self.timed($call, client.$name(request)).await
@@ -137,8 +137,8 @@ macro_rules! calls {
 macro_rules! undoing_calls {
     ($($name:ident, $client:ident, $call:literal, $request:ident;)*) => {
         $(
-            #[doc = concat!("Calls `", $call, "`. A volume that the driver does not know is undone already.\n\n\
-                # Errors\nThe driver is away, does not answer in time, or refuses.")]
+            #[doc = concat!("Calls `", $call, "`. A volume that the driver does not know counts as undone.\n\n\
+                # Errors\nThe driver is unavailable, does not answer in time, or refuses.")]
             pub async fn $name(&self, request: $request) -> Result<(), CsiError> {
                 let mut client = $client::new(self.channel.clone());
                 match self.timed($call, client.$name(request)).await {
@@ -151,10 +151,10 @@ macro_rules! undoing_calls {
 }
 
 impl CsiDriver {
-    /// Connects to a driver, and asks who it is and what it can do.
+    /// Connects to a driver, and requests its identity and capabilities.
     ///
     /// # Errors
-    /// The driver is away, refuses, or is another one than `name`.
+    /// The driver is unavailable, refuses, or has a name other than `name`.
     pub async fn connect(
         name: &str,
         socket: &Path,
@@ -247,7 +247,7 @@ impl CsiDriver {
         }
     }
 
-    /// The error for an answer that is not true.
+    /// The error for a response that contradicts the driver's contract.
     pub fn lied(&self, call: &'static str, what: String) -> CsiError {
         CsiError::Lied { driver: self.name.clone(), call, what }
     }
@@ -316,13 +316,13 @@ impl CsiDrivers {
         self.known.lock().values().cloned().collect()
     }
 
-    /// A driver that registered, in place of an earlier one of its name.
+    /// Adds a registered driver; replaces an earlier one of the same name.
     pub fn add(&self, driver: CsiDriver) {
         self.known.lock().insert(driver.name.clone(), Arc::new(driver));
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// The driver at this socket is gone. One that registered at another socket meanwhile stays.
+    /// Removes the driver at this socket. A driver of this name at another socket is kept.
     pub fn remove(&self, name: &str, socket: &Path) {
         let mut known = self.known.lock();
         if known.get(name).is_some_and(|driver| driver.socket == socket) {
@@ -331,7 +331,7 @@ impl CsiDrivers {
         }
     }
 
-    /// Changes whenever a driver comes or goes.
+    /// Changes whenever a driver is added or removed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

@@ -1,11 +1,11 @@
-//! CSI drivers, as the parts of Mayfly that call them see them.
+//! CSI drivers from the view of the components that call them.
 //!
-//! **Belongs here:** the messages of CSI ([`proto`]) and of the plugin registration API ([`registration`]); calls with a
-//! deadline and errors that tell what to do ([`CsiDriver`]); the drivers that have registered on a node
-//! ([`CsiDrivers`]), which the kubelet fills, and the controllers of volumes ask too; the names of paths and objects
-//! that both derive from a volume ([`names`]).
+//! **Belongs here:** the messages of CSI ([`proto`]) and of the plugin registration API ([`registration`]); calls with
+//! a deadline and actionable errors ([`CsiDriver`]); the drivers that have registered on a node ([`CsiDrivers`]), added
+//! by the kubelet and also used by the volume controllers; the names of paths and objects that both derive from a
+//! volume ([`names`]).
 //!
-//! **Does not belong here:** which calls are made when (the kubelet and the controllers), Kubernetes objects.
+//! **Does not belong here:** when to make which calls (the kubelet and the controllers), Kubernetes objects.
 //!
 //! Start reading at [`CsiDriver`].
 
@@ -16,7 +16,7 @@ pub mod names;
 pub use capability::capability;
 pub use driver::{ControllerAbilities, CsiDriver, CsiDrivers, CsiError, NodeAbilities, channel};
 
-// The generated code names it.
+// Used by the generated code.
 use prost as _;
 use tonic_prost as _;
 

@@ -1,4 +1,4 @@
-//! Paths and names that follow from a volume. They are upstream's (`pkg/volume/csi`), so that tools find them.
+//! Paths and names derived from a volume. They are upstream's (`pkg/volume/csi`), so that tools find them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! The Container Device Interface: files that describe what a device changes of a container (version 1.1).
+//! The Container Device Interface (version 1.1): files that describe a device's changes to a container.
 //!
 //! Supported edits: environment, device files, mounts and hooks. A device whose edits need supplementary groups,
-//! `intelRdt` or network devices is refused by name, so that no container starts with half of its device.
+//! `intelRdt` or network devices is refused by name, so that no container starts with a partially configured device.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::response;
 
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CdiError {
-    #[error("{0:?} is no qualified CDI device name such as vendor.com/class=name")]
+    #[error("{0:?} is not a qualified CDI device name such as vendor.com/class=name")]
     Name(String),
     #[error("no CDI file describes {name}{}", listed(.faults))]
     Missing { name: String, faults: Vec<String> },
@@ -56,7 +56,7 @@ struct CdiDeviceSpec {
     container_edits: ContainerEdits,
 }
 
-/// The changes of a container by devices.
+/// The changes of a container for its devices.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerEdits {
@@ -105,14 +105,14 @@ struct CdiHook {
 /// The CDI files of a node.
 #[derive(Clone, Debug, Default)]
 pub struct CdiSpecs {
-    /// By `vendor.com/class=name`; with the edits of the kind.
+    /// Devices by `vendor.com/class=name`, with the edits of their kind.
     devices: BTreeMap<String, (ContainerEdits, ContainerEdits)>,
     faults: Vec<String>,
 }
 
 impl CdiSpecs {
-    /// Reads the `.json` and `.yaml` files of the folders; a later folder takes precedence. A file that cannot be
-    /// read is a fault, which is part of the error of a container whose device is missing.
+    /// Reads the `.json` and `.yaml` files of the folders; a later folder takes precedence. An unreadable file is
+    /// recorded as a fault, which is reported by the error of a container whose device is missing.
     pub fn load(folders: &[PathBuf]) -> Self {
         let mut specs = Self::default();
         for folder in folders {
@@ -132,7 +132,7 @@ impl CdiSpecs {
         }
     }
 
-    /// Adds one file's devices. JSON is YAML, too.
+    /// Adds one file's devices. JSON is a subset of YAML.
     fn add(&mut self, text: &str) -> Result<(), String> {
         let spec: CdiSpec = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         for device in spec.devices {
@@ -142,10 +142,10 @@ impl CdiSpecs {
         Ok(())
     }
 
-    /// The edits of the devices: those of each kind once, then those of each device.
+    /// The edits for the devices: the edits of each kind once, then those of each device.
     ///
     /// # Errors
-    /// A device is not described, or needs what is not supported.
+    /// A device is not described, or needs unsupported edits.
     pub fn edits(&self, names: &[String]) -> Result<ContainerEdits, CdiError> {
         let mut edits = ContainerEdits::default();
         let mut kinds: Vec<&str> = Vec::new();
@@ -186,7 +186,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 impl ContainerEdits {
     fn supported(&self, name: &str) -> Result<(), CdiError> {
         let what = if self.hooks.iter().any(|hook| hook.moment().is_none()) {
-            "a hook of an unknown name"
+            "a hook with an unknown name"
         } else if self.intel_rdt.is_some() {
             "intelRdt"
         } else if !self.net_devices.is_empty() {
@@ -206,10 +206,10 @@ impl ContainerEdits {
         self.hooks.extend(other.hooks.iter().cloned());
     }
 
-    /// Adds the edits to what plugins said; a variable, mount or device file of the same name is replaced.
+    /// Adds the edits to those of plugins; a variable, mount or device file of the same name is replaced.
     ///
     /// # Errors
-    /// A device file without numbers is not there.
+    /// A device file without numbers does not exist.
     pub fn apply(&self, devices: &mut ContainerDevices) -> Result<(), CdiError> {
         for line in &self.env {
             let (name, value) = line.split_once('=').unwrap_or((line, ""));
@@ -357,7 +357,7 @@ mod tests {
         let refused = |name: &str| specs.edits(&names(&[name])).unwrap_err();
         assert_eq!(refused("gpu0"), CdiError::Name("gpu0".into()));
         let strange = refused("vendor.com/gpu=strange").to_string();
-        assert!(strange.contains("a hook of an unknown name"), "{strange}");
+        assert!(strange.contains("a hook with an unknown name"), "{strange}");
         let missing = refused("vendor.com/gpu=9").to_string();
         assert!(missing.contains("vendor.com/gpu=9") && missing.contains("w.json"), "{missing}");
     }

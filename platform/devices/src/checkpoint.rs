@@ -1,8 +1,8 @@
-//! The file `kubelet_internal_checkpoint` in the kubelet's form, which other programs read, too.
+//! The file `kubelet_internal_checkpoint` in the kubelet's format, which other programs read, too.
 //!
-//! Upstream's checksum is of a Go dump of the structure and cannot be computed from the JSON; this one is FNV-1a of the
-//! data's JSON. A file without a known checksum is read all the same: a wrong entry is released when its pod is
-//! not found.
+//! Upstream's checksum is that of a Go dump of the structure and cannot be computed from the JSON; this one is FNV-1a
+//! of the data's JSON. A file with an unknown checksum is still read: a wrong entry is released when its pod is not
+//! found.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ struct PodDeviceEntry {
 /// The content of a checkpoint: the allocations, and the registered resources.
 pub type Restored = (BTreeMap<EntryKey, AllocationEntry>, Vec<String>);
 
-/// The file's text.
+/// Encodes the file.
 pub fn encode(book: &DeviceBook) -> String {
     let (entries, resources) = book.snapshot();
     let entry = |((pod, container, resource), entry): (&EntryKey, &AllocationEntry)| PodDeviceEntry {
@@ -72,10 +72,10 @@ pub fn encode(book: &DeviceBook) -> String {
     serde_json::to_string(&Checkpoint { data, checksum: checksum.into(), boot_id }).unwrap_or_default()
 }
 
-/// Reads the file's text.
+/// Decodes the file.
 ///
 /// # Errors
-/// It is not of the kubelet's form.
+/// The text is not in the kubelet's format.
 pub fn decode(text: &str) -> Result<Restored, String> {
     let checkpoint: Checkpoint = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut entries = BTreeMap::new();
@@ -87,7 +87,7 @@ pub fn decode(text: &str) -> Result<Restored, String> {
     Ok((entries, checkpoint.data.registered_devices.unwrap_or_default().into_keys().collect()))
 }
 
-/// Writes the file in one step.
+/// Writes the file atomically.
 ///
 /// # Errors
 /// The folder cannot be written.

@@ -1,4 +1,4 @@
-//! The pod that an allocation is for, as metadata of the calls to a plugin. Plugins that do not read it ignore it.
+//! The pod that an allocation is for, as metadata of the calls to a plugin. Other plugins ignore it.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,17 @@ const POD_NAME: &str = "mayfly-pod-name";
 const CONTAINER: &str = "mayfly-container-name";
 /// Resource names with counts, as JSON.
 const RESOURCES: &str = "mayfly-container-resources";
-/// The pod's annotations with the prefix `mayfly.dev/` or `tencent.com/`, as JSON; binary, as values may be any text.
+/// The pod's annotations with the prefix `mayfly.dev/` or `tencent.com/`, as JSON; in a binary header, as values may be
+/// any text.
 const ANNOTATIONS: &str = "mayfly-pod-annotations-bin";
 
-/// A container that devices are allocated for.
+/// The container for which devices are allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOwner {
     pub uid: PodUid,
     pub pod: ObjectKey,
     pub container: String,
-    /// All device resources of the container: those that share a device are placed together.
+    /// All device resources of the container, since those that share a device are placed together.
     pub resources: BTreeMap<String, u32>,
     pub annotations: BTreeMap<String, String>,
 }
@@ -37,7 +38,7 @@ impl DeviceOwner {
             (CONTAINER, &self.container),
             (RESOURCES, &resources),
         ] {
-            // Names of objects and resources are ASCII; a value that is not is left out.
+            // Names of objects and resources are ASCII; other values are omitted.
             if let Ok(value) = value.parse() {
                 metadata.insert(key, value);
             }
@@ -48,7 +49,7 @@ impl DeviceOwner {
         metadata.insert_bin(ANNOTATIONS, MetadataValue::from_bytes(&annotations));
     }
 
-    /// The owner that a call names; `None` where the caller is another kubelet.
+    /// Reads the owner from a call's metadata; `None` if the caller is another kubelet.
     pub fn read(metadata: &MetadataMap) -> Option<Self> {
         let text = |key: &str| metadata.get(key)?.to_str().ok().map(str::to_owned);
         let annotations = metadata.get_bin(ANNOTATIONS).and_then(|value| value.to_bytes().ok());

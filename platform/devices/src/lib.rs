@@ -2,14 +2,14 @@
 //!
 //! **Belongs here:** the kubelet's side of the device plugin API v1beta1 ([`manager`]: registration, `ListAndWatch`,
 //! preferred allocation, `Allocate`, `PreStartContainer`); the allocations ([`state`], a plain struct without locks or
-//! clocks); the checkpoint in the kubelet's form ([`checkpoint`]); files of the Container Device Interface ([`cdi`]);
+//! clocks); the checkpoint in the kubelet's format ([`checkpoint`]); files of the Container Device Interface ([`cdi`]);
 //! serving one gRPC service on a unix socket ([`serve`]), for plugins of this process.
 //!
 //! **Does not belong here:** any kind of device, pods as objects, the OCI specification.
 //!
-//! Beyond upstream: a pod waits for a plugin that is absent instead of failing; each connection of a plugin has a
-//! generation, so that the late end of an old connection does not affect the new one; a plugin gets the identity of the
-//! pod that it allocates for ([`identity`]).
+//! Beyond upstream: a pod waits for an absent plugin instead of failing; each connection of a plugin has a generation,
+//! so that the late end of an old connection does not affect the new one; a plugin gets the identity of the pod for
+//! which it allocates ([`identity`]).
 //!
 //! Start reading at [`state`].
 
@@ -21,7 +21,7 @@ mod response;
 pub mod serve;
 pub mod state;
 
-// The generated code names it.
+// Used by the generated code.
 use tonic_prost as _;
 
 /// Messages and services of the device plugin API.
@@ -32,10 +32,10 @@ pub mod proto {
 
 pub use manager::{DeviceConfig, DeviceManager};
 
-/// The version of the API, as plugins name it.
+/// The version of the API in registrations.
 pub const API_VERSION: &str = "v1beta1";
 /// The manager's socket in the folder of the plugins' sockets.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
-/// A device that may be given away.
+/// The health of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";
 pub const UNHEALTHY: &str = "Unhealthy";

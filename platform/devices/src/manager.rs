@@ -48,9 +48,9 @@ use crate::{
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of one call of a plugin (upstream's limit of `PreStartContainer`).
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Registrations that wait to be followed.
+/// Registrations queued for the manager.
 const REGISTRATIONS_MAX: usize = 64;
-/// A list of 10,000 devices with topology has about 1 MiB.
+/// The largest message, in bytes: a list of 10,000 devices with topology has about 1 MiB.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 type Client = DevicePluginClient<Channel>;
@@ -60,7 +60,7 @@ type Client = DevicePluginClient<Channel>;
 pub struct DeviceConfig {
     /// The folder of the plugins' sockets and the checkpoint.
     pub folder: PathBuf,
-    /// Folders of CDI files; a later one is stronger.
+    /// Folders of CDI files; a later one takes precedence.
     pub cdi_folders: Vec<PathBuf>,
 }
 
@@ -74,7 +74,7 @@ impl DeviceConfig {
     }
 }
 
-/// A plugin that registered, to be followed.
+/// A registered plugin whose list has to be followed.
 struct Connected {
     resource: String,
     generation: Generation,
@@ -87,7 +87,7 @@ pub struct DeviceManager {
     started: Instant,
     book: Mutex<DeviceBook>,
     clients: Mutex<HashMap<Generation, Client>>,
-    /// One pod is allocated at a time: a plugin's answer about one must not depend on half of another.
+    /// Serialises allocations: a plugin's answer about one pod must not depend on a partial allocation of another.
     admission: tokio::sync::Mutex<()>,
     changes: watch::Sender<u64>,
     allocations: watch::Sender<Arc<Vec<DeviceAllocation>>>,
@@ -102,10 +102,10 @@ impl fmt::Debug for DeviceManager {
 }
 
 impl DeviceManager {
-    /// Reads the checkpoint and listens for plugins. Must be called inside a tokio runtime.
+    /// Reads the checkpoint and listens for plugins. Must be called inside a Tokio runtime.
     ///
     /// # Errors
-    /// The folder cannot be made, or its socket not bound.
+    /// The folder cannot be created, or its socket cannot be bound.
     pub fn create(config: DeviceConfig) -> io::Result<Arc<Self>> {
         fs::create_dir_all(&config.folder)?;
         let book = restore(&config.folder);
@@ -126,7 +126,7 @@ impl DeviceManager {
         }))
     }
 
-    /// The allocations of containers, for a plugin that places by them.
+    /// The allocations of containers, for a plugin whose placement depends on them.
     pub fn allocations(&self) -> watch::Receiver<Arc<Vec<DeviceAllocation>>> {
         self.allocations.subscribe()
     }
@@ -136,7 +136,7 @@ impl DeviceManager {
         &self.config.folder
     }
 
-    /// Serves registration and follows plugins until `stop`. Runs once.
+    /// Serves registration and follows plugins until `stop`. Must be called only once.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let Some((listener, mut to_follow)) = self.to_follow.lock().take() else { return };
         let service =
@@ -160,7 +160,7 @@ impl DeviceManager {
         tokio::join!(serve::serve(listener, service, stop.clone()), follow);
     }
 
-    /// Takes over the lists of a plugin until its stream ends.
+    /// Applies the device lists of a plugin until its stream ends.
     async fn follow(&self, connected: Connected) {
         let Connected { resource, generation, mut client } = connected;
         let ended = match client.list_and_watch(Empty {}).await {
@@ -170,7 +170,7 @@ impl DeviceManager {
                 loop {
                     match stream.message().await {
                         Ok(Some(list)) => self.listed(&resource, generation, list),
-                        Ok(None) => break "it ended the stream".to_owned(),
+                        Ok(None) => break "it closed the stream".to_owned(),
                         Err(status) => break status.message().to_owned(),
                     }
                 }
@@ -179,7 +179,7 @@ impl DeviceManager {
         self.clients.lock().remove(&generation);
         let is_news = self.book.lock().disconnect(&resource, generation, self.started.elapsed());
         if is_news {
-            tracing::warn!(resource, reason = ended, "a device plugin is gone");
+            tracing::warn!(resource, reason = ended, "a device plugin has disconnected");
             self.changed();
         }
     }
@@ -203,7 +203,7 @@ impl DeviceManager {
             (checkpoint::encode(&book), book.allocations())
         };
         if let Err(error) = checkpoint::write(&self.config.folder, &text) {
-            tracing::error!(%error, "cannot write the checkpoint of devices; after a restart they may be given twice");
+            tracing::error!(%error, "cannot write the checkpoint of devices; after a restart they may be allocated twice");
         }
         self.publish(allocations);
         self.changes.send_modify(|count| *count += 1);
@@ -283,7 +283,7 @@ impl DeviceManager {
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
         let answer = call(&owner, request, |request| client.allocate(request)).await?;
         let response = answer.container_responses.into_iter().next().unwrap_or_default();
-        // An empty answer differs from a missing one by its presence in the checkpoint.
+        // An encoded empty answer would look like a missing one in the checkpoint.
         let mut encoded = response.encode_to_vec();
         if encoded.is_empty() {
             encoded = response::EMPTY.to_vec();
@@ -294,13 +294,13 @@ impl DeviceManager {
 
     fn client(&self, resource: &str) -> Result<(Client, EndpointOptions), DeviceError> {
         let endpoint = self.book.lock().endpoint(resource);
-        let away = || DeviceError::NotReady(format!("the device plugin of {resource} is away"));
+        let away = || DeviceError::NotReady(format!("the device plugin of {resource} is unavailable"));
         let (generation, options) = endpoint.ok_or_else(away)?;
         let client = self.clients.lock().get(&generation).cloned().ok_or_else(away)?;
         Ok((client, options))
     }
 
-    /// The changes of one container by its devices.
+    /// The changes of one container for its devices.
     async fn options(
         &self,
         pod: &PodDeviceClaims,
@@ -315,7 +315,9 @@ impl DeviceManager {
             self.pre_start(pod, claim, resource, entry.ids()).await?;
             let response = ContainerAllocateResponse::decode(entry.response.as_slice());
             let response = response.map_err(|error| {
-                DeviceError::Refused(format!("the kept answer of the plugin of {resource}: {error}"))
+                DeviceError::Refused(format!(
+                    "cannot decode the stored answer of the plugin of {resource}: {error}"
+                ))
             })?;
             cdi.extend(response.cdi_devices.iter().map(|device| device.name.clone()));
             response::merge(&mut merged, response, resource).map_err(DeviceError::Refused)?;
@@ -405,12 +407,13 @@ impl Registration for Registrar {
             return Err(Status::invalid_argument(message));
         }
         if !is_extended_resource(&resource_name) {
-            let message = format!("{resource_name:?} is no extended resource name such as vendor.com/device");
+            let message =
+                format!("{resource_name:?} is not an extended resource name such as vendor.com/device");
             return Err(Status::invalid_argument(message));
         }
         if endpoint.is_empty() || endpoint.contains('/') || endpoint == KUBELET_SOCKET {
             return Err(Status::invalid_argument(format!(
-                "{endpoint:?} is no file name of a plugin's socket"
+                "{endpoint:?} is not a file name of a plugin's socket"
             )));
         }
         let manager = &self.0;
@@ -427,7 +430,7 @@ impl Registration for Registrar {
     }
 }
 
-/// Upstream's rule: a domain of one's own, and a name.
+/// Upstream's rule: a domain other than Kubernetes' own, and a name.
 fn is_extended_resource(name: &str) -> bool {
     let Some((domain, own)) = name.split_once('/') else { return false };
     let is_reserved = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
@@ -453,7 +456,7 @@ fn restore(folder: &Path) -> DeviceBook {
     match checkpoint::decode(&text) {
         Ok((entries, resources)) => DeviceBook::restore(entries, &resources, Duration::ZERO),
         Err(error) => {
-            tracing::warn!(path = %path.display(), error, "cannot understand the checkpoint of devices");
+            tracing::warn!(path = %path.display(), error, "cannot parse the checkpoint of devices");
             DeviceBook::default()
         }
     }

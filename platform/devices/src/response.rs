@@ -1,4 +1,4 @@
-//! A plugin's answer, as changes of a container.
+//! Converts a plugin's answer to changes of a container.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::FileTypeExt as _, os::unix::fs::MetadataExt as _};
 
@@ -6,13 +6,13 @@ use mayfly_runtime::{ContainerDevices, DeviceNode, Mount};
 
 use crate::proto::ContainerAllocateResponse;
 
-/// An encoded empty answer: an unknown field, so that it differs from a missing one.
+/// An encoded empty answer: contains an unknown field, so that it differs from a missing one.
 pub(crate) const EMPTY: [u8; 3] = [0xf8, 0x01, 0x00];
 
-/// Adds the answer for one resource. Where two resources say different things the first counts, as upstream.
+/// Merges the answer for one resource. If two resources conflict, the first one wins, as upstream.
 ///
 /// # Errors
-/// A device file is not there.
+/// A device file does not exist.
 pub(crate) fn merge(
     into: &mut ContainerDevices,
     response: ContainerAllocateResponse,
@@ -49,19 +49,19 @@ fn merge_map(
                 into.insert(key, value);
             }
             Some(known) if *known != value => {
-                tracing::warn!(key, known, value, resource, "device plugins disagree; the first one counts");
+                tracing::warn!(key, known, value, resource, "device plugins disagree; using the first value");
             }
             Some(_) => {}
         }
     }
 }
 
-/// A device file of the host, as a container sees it.
+/// A device file of the host, at its path in a container.
 pub(crate) fn node(host: &str, path: String, access: String) -> Result<DeviceNode, String> {
     let metadata = fs::metadata(host).map_err(|error| format!("device file {host}: {error}"))?;
     let kind = metadata.file_type();
     if !kind.is_char_device() && !kind.is_block_device() {
-        return Err(format!("{host} is no device file"));
+        return Err(format!("{host} is not a device file"));
     }
     let device = metadata.rdev();
     Ok(DeviceNode {

@@ -1,4 +1,4 @@
-//! gRPC over unix sockets: serving one service, connecting to one, registering as a plugin.
+//! gRPC over unix sockets: serves a service, connects to one, registers as a plugin.
 
 use std::{convert::Infallible, path::Path, time::Duration};
 
@@ -18,13 +18,13 @@ use tower::Service;
 
 use crate::proto::{RegisterRequest, registration_client::RegistrationClient};
 
-/// Connections at the same time: a node has a few plugins, and each registers over a connection of its own.
+/// The number of concurrent connections: a node has a few plugins, and each registers over a separate connection.
 const CONNECTIONS_MAX: usize = 256;
 
-/// The timeout of the kubelet's answer to a registration: it calls the plugin back.
+/// The timeout of a registration, during which the kubelet calls the plugin back.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Serves until `stop`. A connection that fails concerns its client only.
+/// Serves until `stop`. A failed connection affects only its client.
 pub async fn serve<S>(listener: UnixListener, service: S, stop: CancellationToken)
 where
     S: Service<http::Request<hyper::body::Incoming>, Response = http::Response<Body>, Error = Infallible>
@@ -62,7 +62,7 @@ where
     }
 }
 
-/// Binds a socket, in place of one that an earlier process left.
+/// Binds a socket, replacing one from an earlier process.
 ///
 /// # Errors
 /// The path cannot be bound.
@@ -84,7 +84,7 @@ pub async fn dial(socket: &Path) -> Result<Channel, String> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The address is not used: the connector knows the socket.
+    // The address is not used: the connector has the path of the socket.
     let endpoint = Endpoint::from_static("http://localhost");
     endpoint.connect_with_connector(connector).await.map_err(|error| format!("{error:?}"))
 }
@@ -92,7 +92,7 @@ pub async fn dial(socket: &Path) -> Result<Channel, String> {
 /// Registers a plugin with the kubelet at `socket`.
 ///
 /// # Errors
-/// The kubelet is away, or refuses.
+/// The kubelet is unavailable, or refuses.
 pub async fn register(socket: &Path, request: RegisterRequest) -> Result<(), String> {
     let register = async {
         let mut client = RegistrationClient::new(dial(socket).await?);

@@ -7,9 +7,8 @@
 //!                          └───────────────────┴──────── connect ◄────────────┘
 //! ```
 //!
-//! A resource may be served by several sockets: the one that connected last counts, and another takes its place when
-//! its connection ends. Each connection has a generation; a message of an older connection of the same socket changes
-//! nothing.
+//! A resource may be served by several sockets: the last one connected is active, and another takes its place when its
+//! connection ends. Each connection has a generation; a message of an older connection of the same socket is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -22,15 +21,15 @@ use mayfly_runtime::{DeviceAllocation, DeviceCounts, PodUid};
 /// `endpointStopGracePeriod`).
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
 
-/// A device as its plugin describes it.
+/// A device as reported by its plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceState {
     pub healthy: bool,
-    /// NUMA nodes it is near to.
+    /// The NUMA nodes near to it.
     pub numa: BTreeSet<i64>,
 }
 
-/// Counts the connections of plugins.
+/// Identifies a connection of a plugin; increases with each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
@@ -52,20 +51,20 @@ struct Endpoint {
 
 #[derive(Clone, Debug, Default)]
 struct Resource {
-    /// By age; the last one counts.
+    /// In the order of connection; the last one is active.
     endpoints: Vec<Endpoint>,
-    /// Of the endpoint that counts; all unhealthy when there is none.
+    /// The devices of the active endpoint; all are unhealthy without one.
     devices: BTreeMap<String, DeviceState>,
-    /// When the last endpoint went, since the manager's start.
+    /// When the last endpoint disconnected, relative to the manager's start.
     stopped: Option<Duration>,
 }
 
 /// The allocation of one resource to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationEntry {
-    /// Ids by NUMA node; -1 for devices without topology.
+    /// Device ids by NUMA node; -1 for devices without topology.
     pub devices: BTreeMap<i64, BTreeSet<String>>,
-    /// The plugin's encoded `ContainerAllocateResponse`; empty while the allocation is going on.
+    /// The plugin's encoded `ContainerAllocateResponse`; empty while the allocation is in progress.
     pub response: Vec<u8>,
 }
 
@@ -78,16 +77,16 @@ impl AllocationEntry {
 /// Pod, container, resource.
 pub type EntryKey = (PodUid, String, String);
 
-/// Which devices a container gets.
+/// The choice of a container's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// It has them already.
+    /// The container already has them.
     Kept(BTreeSet<String>),
-    /// Those that may be chosen, and those among them that must.
+    /// The candidates, and those among them that must be chosen.
     From { available: BTreeSet<String>, must_include: BTreeSet<String>, count: usize },
 }
 
-/// Why no device can be chosen, in upstream's words where it has some.
+/// The reason why no device can be chosen, in upstream's words where there are any.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ChoiceError {
     #[error(
@@ -107,7 +106,7 @@ pub enum ChoiceError {
 }
 
 impl ChoiceError {
-    /// Whether the error is temporary, until the plugin is back.
+    /// Whether the error is temporary, until the plugin is available again.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unregistered(_) | Self::Unhealthy(_))
     }
@@ -123,8 +122,8 @@ pub struct DeviceBook {
 }
 
 impl DeviceBook {
-    /// A plugin registered. One that is connected with the same socket is replaced: it restarted faster than the end
-    /// of its old connection was noticed.
+    /// Records a registered plugin. A connected one with the same socket is replaced: the plugin restarted before the
+    /// end of its old connection was noticed.
     pub fn connect(&mut self, resource: &str, socket: &str, options: EndpointOptions) -> Generation {
         self.generations += 1;
         let generation = Generation(self.generations);
@@ -136,7 +135,7 @@ impl DeviceBook {
         generation
     }
 
-    /// A plugin sent its whole list. Whether that changed anything.
+    /// Applies a plugin's complete list. Returns whether anything changed.
     pub fn update(
         &mut self,
         resource: &str,
@@ -156,7 +155,7 @@ impl DeviceBook {
         changed
     }
 
-    /// A plugin's connection ended. Whether that changed anything.
+    /// Records the end of a plugin's connection. Returns whether anything changed.
     pub fn disconnect(&mut self, resource: &str, generation: Generation, now: Duration) -> bool {
         let Some(known) = self.resources.get_mut(resource) else { return false };
         let before = known.endpoints.len();
@@ -176,7 +175,7 @@ impl DeviceBook {
         true
     }
 
-    /// Removes resources whose plugin has been away too long. Returns whether there were any.
+    /// Removes resources whose plugin has been unavailable for too long. Returns whether there were any.
     pub fn expire(&mut self, now: Duration) -> bool {
         let expired = |resource: &Resource| {
             resource.stopped.is_some_and(|stopped| now.saturating_sub(stopped) >= STOP_GRACE)
@@ -217,7 +216,7 @@ impl DeviceBook {
     /// The devices that a container may get. `reusable`: those of init containers of its pod that have ended.
     ///
     /// # Errors
-    /// There are too few.
+    /// There are too few devices.
     pub fn choose(
         &self,
         key: &EntryKey,
@@ -265,7 +264,7 @@ impl DeviceBook {
         Ok(DeviceChoice::From { available, must_include, count: asks })
     }
 
-    /// The plugin's preference where it is one, filled up in the order of the ids.
+    /// The plugin's preference as far as it is valid, completed in the order of the ids.
     pub fn pick(
         available: &BTreeSet<String>,
         must_include: &BTreeSet<String>,
@@ -288,7 +287,7 @@ impl DeviceBook {
         of.flat_map(|(_, entry)| entry.devices.values().flatten()).collect()
     }
 
-    /// Notes that the container has the devices; the plugin's answer follows.
+    /// Reserves the devices for the container; the plugin's answer follows.
     pub fn reserve(&mut self, key: EntryKey, ids: &BTreeSet<String>) {
         let known = self.resources.get(&key.2);
         let mut devices: BTreeMap<i64, BTreeSet<String>> = BTreeMap::new();
@@ -308,7 +307,7 @@ impl DeviceBook {
         self.entries.insert(key, AllocationEntry { devices, response: Vec::new() });
     }
 
-    /// The plugin allocated the devices.
+    /// Completes an allocation with the plugin's answer.
     pub fn complete(&mut self, key: &EntryKey, response: Vec<u8>) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.response = response;
@@ -319,19 +318,19 @@ impl DeviceBook {
         self.entries.get(key)
     }
 
-    /// Takes an allocation back that the plugin refused.
+    /// Cancels an allocation that the plugin refused.
     pub fn cancel(&mut self, key: &EntryKey) {
         self.entries.remove(key);
     }
 
-    /// Frees what a pod has. Whether it had any.
+    /// Releases the devices of a pod. Returns whether it had any.
     pub fn release(&mut self, pod: &PodUid) -> bool {
         let before = self.entries.len();
         self.entries.retain(|(uid, _, _), _| uid != pod);
         self.entries.len() != before
     }
 
-    /// Frees what all pods but these have. Whether there was any.
+    /// Releases the devices of all pods that are not in `pods`. Returns whether there were any.
     pub fn retain(&mut self, pods: &HashSet<String>) -> bool {
         let before = self.entries.len();
         self.entries.retain(|(uid, _, _), _| pods.contains(&uid.0));
@@ -359,7 +358,7 @@ impl DeviceBook {
         (entries, self.resources.iter().map(|(name, resource)| (name.clone(), healthy(resource))).collect())
     }
 
-    /// The state after a restart: what containers have is known, and each resource waits for its plugin.
+    /// Restores the state after a restart: allocations are known, and each resource waits for its plugin.
     pub fn restore(
         entries: BTreeMap<EntryKey, AllocationEntry>,
         resources: &[String],

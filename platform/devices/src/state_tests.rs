@@ -31,7 +31,7 @@ fn count(book: &DeviceBook) -> (u64, u64) {
     (of(&counts.capacity), of(&counts.allocatable))
 }
 
-/// Gives a container its devices, as the manager does.
+/// Allocates devices to a container, as the manager does.
 fn give(book: &mut DeviceBook, key: &EntryKey, asks: usize, reusable: &BTreeSet<String>) -> BTreeSet<String> {
     match book.choose(key, asks, reusable).unwrap() {
         DeviceChoice::Kept(ids) => ids,
@@ -184,7 +184,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// No device is given to two pods, allocatable never exceeds capacity, and a disconnected plugin is not used.
+    /// No device is allocated to two pods, allocatable never exceeds capacity, and a disconnected plugin is not used.
     #[test]
     fn devices_have_one_owner(events in proptest::collection::vec(event(), 1..80)) {
         let (mut book, first) = with(&[("d0", true), ("d1", true), ("d2", true)]);

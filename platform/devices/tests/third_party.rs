@@ -1,4 +1,5 @@
-//! A plugin that knows the protocol only: messages and services of `deviceplugin.proto`, no metadata of Mayfly.
+//! A plugin that implements only the protocol: messages and services of `deviceplugin.proto`, without Mayfly's
+//! metadata.
 
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 
@@ -22,10 +23,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 const RESOURCE: &str = "vendor.example/card";
-/// Generous: the machine may be busy.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Cards that are files of the node.
+/// A plugin whose cards are files of the node.
 struct Cards {
     health: watch::Sender<Vec<(&'static str, &'static str)>>,
     /// The devices of each `PreStartContainer`.
@@ -94,7 +95,7 @@ impl DevicePlugin for CardPlugin {
     }
 }
 
-/// Serves the plugin and registers it, as its process would.
+/// Serves the plugin and registers it, like its process would.
 async fn start(folder: &Path, cards: &Arc<Cards>) -> CancellationToken {
     let stop = CancellationToken::new();
     let listener = serve::bind(&folder.join("card.sock")).unwrap();
@@ -158,18 +159,18 @@ async fn a_plugin_of_somebody_else_works_unchanged() {
     assert!(["card-0", "card-1"].contains(&first.as_str()), "{first}");
     assert_eq!(given.mounts[0].guest, "/cards");
     assert_eq!(*cards.started.lock(), [vec![first.clone()]]);
-    // A container that starts again keeps its card.
+    // A restarted container keeps its card.
     assert_eq!(manager.prepare(&pod("a", 1), "c").await.unwrap().env["CARDS"], first);
     assert!(matches!(manager.prepare(&pod("b", 2), "c").await, Err(DeviceError::Refused(_))));
 
-    // A card that heals is given away; one that is released, too.
+    // A card that becomes healthy is allocated, and so is a released one.
     cards.health.send_replace(vec![("card-0", HEALTHY), ("card-1", HEALTHY), ("card-2", HEALTHY)]);
     counts(&manager, 3, 3).await;
     let two = manager.prepare(&pod("b", 2), "c").await.unwrap().env["CARDS"].clone();
     assert!(two.split(',').count() == 2 && !two.contains(&first), "{two}");
     manager.release(&PodUid("b".into()));
 
-    // While the plugin is away a pod waits; who has a card keeps it over the plugin's restart.
+    // While the plugin is unavailable a pod waits; allocated cards are kept over the plugin's restart.
     plugin.cancel();
     counts(&manager, 3, 0).await;
     assert!(matches!(manager.prepare(&pod("c", 1), "c").await, Err(DeviceError::NotReady(_))));

@@ -1,8 +1,8 @@
-//! Measures what the gateway adds to a request: `overhead serve` answers through the gateway with a host that answers
-//! at once, `overhead bare` with hyper alone, `overhead load ADDRESS CONNECTIONS SECONDS` sends requests.
+//! Measures the overhead of the gateway per request: `overhead serve` serves the gateway with a host that answers at
+//! once, `overhead bare` serves hyper alone, `overhead load ADDRESS CONNECTIONS SECONDS` sends requests.
 //!
-//! The API is absent; objects come from a fixed list. `overhead table FUNCTIONS` measures a route table of that size,
-//! and a change of one function in it.
+//! There is no API; objects come from a fixed list. `overhead table FUNCTIONS` measures a route table of that size, and
+//! a change of one function in it.
 
 use std::{
     convert::Infallible,
@@ -91,7 +91,7 @@ impl HostedFunction for Instantly {
 
 type ApiBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// Lists `functions` functions with a revision each, and sends what `changes` says to watches of functions.
+/// Lists `functions` functions with one revision each, and sends the events of `changes` to watches of functions.
 fn api(functions: usize, changes: broadcast::Sender<Bytes>) -> kube::Client {
     let service = tower::service_fn(move |request: Request<kube::client::Body>| {
         let changes = changes.clone();

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::{ResponseBody, headers, refusal::Refusal, target::RevisionTarget};
 
-/// Writes one line for each request at the arrival of the answer's head, when the level is enabled. The host writes a
-/// line of its own, with the same request id, at the end of the call.
+/// Logs one line for each request when its response head is ready, if the level is enabled. The host logs its own line,
+/// with the same request id, at the end of the call.
 pub(crate) struct AccessLog {
     method: http::Method,
     path: String,

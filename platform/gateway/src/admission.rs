@@ -1,4 +1,4 @@
-//! The admission of requests to a revision: run, wait or refuse. Each revision has one [`Gate`].
+//! Admits requests to a revision: run, wait or refuse. Each revision has one [`Gate`].
 //!
 //! ```text
 //!            a free slot, an empty queue
@@ -10,7 +10,7 @@
 //!      └──▶ refused                 └──▶ ended
 //! ```
 //!
-//! A request that finds a free slot takes one atomic step and no lock. The lock guards the queue alone, and is taken
+//! A request that finds a free slot takes one atomic step and no lock. The lock guards only the queue, and is taken
 //! only while requests wait.
 
 mod queue;
@@ -30,11 +30,11 @@ use crate::load::{COUNT_MAX, Reading, RequestLoad};
 pub(crate) struct Gate {
     running: RequestLoad,
     waiting: RequestLoad,
-    /// The largest number of requests that run at the same time.
+    /// The number of requests that may run at the same time.
     limit: AtomicU32,
     queue: Mutex<RequestQueue<oneshot::Sender<()>>>,
     queue_max: u32,
-    /// The time of a quick answer, in microseconds: see [`Gate::note_run`].
+    /// The estimated duration of a fast response, in microseconds: see [`Gate::note_run`].
     quick_us: AtomicU64,
 }
 
@@ -42,11 +42,11 @@ pub(crate) struct Gate {
 pub(crate) enum Arrival {
     Running,
     Waiting(oneshot::Receiver<()>),
-    /// Too many wait already.
+    /// The queue is full.
     Full,
 }
 
-/// A revision's demand, as the autoscaler reads it.
+/// A revision's demand, as read by the autoscaler.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RevisionDemand {
     running: Reading,
@@ -77,17 +77,17 @@ impl Gate {
         self.waiting.begin(now);
         let live = self.waiting.count();
         queue.push(Waiter { deadline, token: sender }, live, |sender| sender.is_closed());
-        // A slot may have been freed between the check and the entry in the queue.
+        // A slot may have been freed between the check and the insertion into the queue.
         self.admit_waiting(&mut queue, now);
         Arrival::Waiting(receiver)
     }
 
-    /// A waiting request was admitted and runs, or gives up. Every [`Arrival::Waiting`] ends with this.
+    /// A waiting request was admitted, or gives up. Every [`Arrival::Waiting`] ends with this call.
     pub(crate) fn stop_waiting(&self, now: Instant) {
         self.waiting.end(now);
     }
 
-    /// A running request is over.
+    /// A running request has ended.
     pub(crate) fn leave(&self, now: Instant) {
         self.running.end(now);
         if self.waiting.count() > 0 {
@@ -95,7 +95,7 @@ impl Gate {
         }
     }
 
-    /// Gives free slots to waiting requests in order, and refuses those that would be too late.
+    /// Gives free slots to waiting requests in order, and refuses those that cannot finish in time.
     fn admit_waiting(&self, queue: &mut RequestQueue<oneshot::Sender<()>>, now: Instant) {
         let quick = self.quick();
         while !queue.is_empty() && self.running.try_begin(now, self.limit()).is_ok() {
@@ -111,8 +111,8 @@ impl Gate {
         }
     }
 
-    /// Updates the estimate of a quick answer's duration: it follows shorter durations at once and longer ones
-    /// slowly. A request with less time left cannot be answered and is not run.
+    /// Updates the estimated duration of a fast response: shorter durations replace it at once, longer ones shift it
+    /// slowly. A request with less time left is refused instead of run.
     pub(crate) fn note_run(&self, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let quick_us = self.quick_us.load(Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl Gate {
         Duration::from_micros(self.quick_us.load(Ordering::Relaxed))
     }
 
-    /// When another attempt may be worthwhile, from the least time that the waiting requests will take.
+    /// The time after which a retry may succeed: a lower bound of the time for the waiting requests.
     pub(crate) fn retry_after(&self) -> Duration {
         let rounds = self.waiting.count() / self.limit() + 1;
         (self.quick() * rounds).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
@@ -159,12 +159,12 @@ const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 impl RevisionDemand {
-    /// Requests that run or wait now.
+    /// The number of running and waiting requests.
     pub(crate) fn count(self) -> u32 {
         self.running.count + self.waiting.count
     }
 
-    /// The time that all requests together spent, running or waiting, since an earlier reading.
+    /// The total time that all requests spent running or waiting since an earlier reading.
     pub(crate) fn spent_since(self, earlier: Self) -> Duration {
         self.running.spent_since(earlier.running) + self.waiting.spent_since(earlier.waiting)
     }

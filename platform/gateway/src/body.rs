@@ -1,4 +1,4 @@
-//! Bodies in both directions, with their bounds.
+//! Request and response bodies with their limits.
 
 use std::{
     pin::Pin,
@@ -26,17 +26,17 @@ use tokio::{
 
 use crate::{listen::OpenRequest, target::Permit};
 
-/// A response's body. Its end or its drop ends the request's slot.
+/// A response's body. Its end or drop releases the request's slot.
 pub struct ResponseBody {
     inner: Inner,
-    /// Keeps the connection from being idle.
+    /// Keeps the connection from counting as idle.
     active: Option<OpenRequest>,
     /// Receives `active` when the connection is upgraded to another protocol.
     upgraded: Option<oneshot::Sender<OpenRequest>>,
 }
 
 enum Inner {
-    /// Written by the gateway.
+    /// Written by the gateway itself.
     Full(Option<Bytes>),
     /// Streamed by a guest.
     Guest { body: FlushBeforeError, permit: Option<Permit> },
@@ -48,13 +48,14 @@ impl ResponseBody {
         Self { inner, active: None, upgraded: None }
     }
 
-    /// An answer that an endpoint streams.
+    /// A response that an endpoint streams.
     pub(crate) fn forwarded(body: Body) -> Self {
         let inner = Inner::Guest { body: FlushBeforeError::new(body), permit: None };
         Self { inner, active: None, upgraded: None }
     }
 
-    /// No body: the connection changes its protocol, and is not idle while `holder` has what it gets.
+    /// No body: the connection switches protocols, and does not count as idle while `holder` keeps the value that it
+    /// receives.
     pub(crate) fn upgraded(holder: oneshot::Sender<OpenRequest>) -> Self {
         Self { upgraded: Some(holder), ..Self::full(Bytes::new()) }
     }
@@ -66,26 +67,25 @@ impl ResponseBody {
         Self { inner, active: None, upgraded: None }
     }
 
-    /// Keeps its connection from being idle until it ends.
+    /// Keeps the connection from counting as idle until the body ends.
     pub(crate) fn hold(&mut self, active: OpenRequest) {
         if let Inner::Guest { permit: Some(permit), .. } = &self.inner {
             active.answering(permit.deadline());
         }
         match self.upgraded.take() {
-            // Without a holder the other side is gone, and the connection ends.
+            // Without a receiver the other side is gone, and the connection ends.
             Some(holder) => drop(holder.send(active)),
             None => self.active = Some(active),
         }
     }
 }
 
-/// Whether no answer with this status has a body (RFC 9110, 15.3.5 and 15.4.5).
+/// Whether responses with this status never have a body (RFC 9110, 15.3.5 and 15.4.5).
 pub(crate) fn is_forbidden(status: StatusCode) -> bool {
     status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
-/// The answer without its body, as it is for HEAD: it says how long the body would be, if that is known. The
-/// request's turn ends.
+/// Removes the body, as for HEAD; `content-length` states its length if that is known. Releases the request's slot.
 pub(crate) fn without(response: Response<ResponseBody>) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
     if parts.status == StatusCode::NO_CONTENT {
@@ -133,7 +133,7 @@ impl http_body::Body for ResponseBody {
     }
 }
 
-/// Why a request's body ended early, as the guest's host sees it.
+/// The reason why a request's body ended early, as reported to the guest's host.
 #[derive(Debug, thiserror::Error)]
 enum RequestBodyError {
     #[error("the request's body is larger than the limit of {0} bytes")]
@@ -151,20 +151,20 @@ struct RequestBody {
     left_bytes: u64,
     too_large: Option<Arc<AtomicBool>>,
     stall_timeout: Duration,
-    /// Set while nothing comes.
+    /// Set while no data arrives.
     stall: Option<Pin<Box<Sleep>>>,
     stalled: bool,
 }
 
-/// The limits of a body that are known before and while it is read.
+/// A body with its size limit applied.
 pub(crate) enum Bounded {
-    /// Announced to be larger than the bound.
+    /// The declared length exceeds the limit.
     TooLarge,
-    /// `exceeded` turns true if more comes than the bound; a length that was announced is checked already.
+    /// `exceeded` becomes true if more data than the limit arrives; `None` if the length was declared and checked.
     Body { body: Body, exceeded: Option<Arc<AtomicBool>> },
 }
 
-/// Puts the bounds around a request's body. Costs nothing for one without a body.
+/// Limits the size of a request's body. Free for a request without a body.
 pub(crate) fn bounded(incoming: DrainOnDrop<Incoming>, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
     if incoming.is_end_stream() {
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();

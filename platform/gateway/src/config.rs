@@ -10,45 +10,45 @@ use std::{
 pub struct Config {
     /// The address for functions. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The largest number of connections; further ones wait in the kernel's backlog.
+    /// The number of concurrent connections; further ones wait in the kernel's backlog.
     pub connections_max: usize,
-    /// The largest number of streams of one HTTP/2 connection.
+    /// The number of concurrent streams of one HTTP/2 connection.
     pub h2_streams_max: u32,
-    /// Bytes of a request's head (and of its trailers).
+    /// The size limit of a request's head (and of its trailers), in bytes.
     pub header_bytes_max: usize,
-    /// The time to send the head of a request: for the first one from the start of the connection, for a later one
-    /// from its first byte. (HTTP/2 does not report that byte; `idle_timeout` applies there.)
+    /// The timeout for sending the head of a request: for the first request from the start of the connection, for a
+    /// later one from its first byte. (HTTP/2 does not report that byte; `idle_timeout` applies there.)
     pub header_timeout: Duration,
-    /// The longest time without a request on a connection.
+    /// The timeout of a connection without a request.
     pub idle_timeout: Duration,
-    /// The longest time without progress of a write to the peer, or of reading the rest of a request's body.
+    /// The timeout of a write to the peer without progress, and of reading a request's body without progress.
     pub stall_timeout: Duration,
-    /// Bytes of a request's body. It is streamed, so this bounds a request's work, not memory.
+    /// The size limit of a request's body, in bytes. Bodies are streamed, so this limits a request's work, not memory.
     pub request_bytes_max: u64,
-    /// Requests that wait for one revision; more are refused with 429.
+    /// The number of requests that wait for one revision; further ones are refused with 429.
     pub queue_max: u32,
-    /// The time that requests in flight have to finish after a shutdown began.
+    /// The time for requests in flight to finish after a shutdown began.
     pub drain_timeout: Duration,
-    /// A trusted proxy is in front: its `x-forwarded-*` headers are kept and continued. Otherwise they are replaced,
-    /// since any client can send them.
+    /// Whether a trusted proxy is in front: its `x-forwarded-*` headers are then kept and extended. Otherwise they are
+    /// replaced, since any client can send them.
     pub trust_forwarded: bool,
 }
 
 impl Config {
     pub const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-    /// 20,000 requests at once, each on its own connection, and room to spare.
+    /// Enough for 20,000 concurrent requests, each on its own connection.
     pub const CONNECTIONS_MAX_DEFAULT: usize = 32_768;
     pub const H2_STREAMS_MAX_DEFAULT: u32 = 256;
     /// The limit of most servers; large enough for a browser's cookies.
     pub const HEADER_BYTES_MAX_DEFAULT: usize = 64 << 10;
     pub const HEADER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-    /// Most clients keep an idle connection for 60 to 90 s: the client should be the one that closes it, since it
-    /// knows that it sends nothing in that moment.
+    /// Most clients keep an idle connection for 60 to 90 s: the client should close it first, since only the client
+    /// knows that it is not about to send a request.
     pub const IDLE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(120);
     pub const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
-    /// As large as an answer may be by default.
+    /// The same as the default limit of a response.
     pub const REQUEST_BYTES_MAX_DEFAULT: u64 = 256 << 20;
-    /// 20,000 requests at once to one function wait rather than fail.
+    /// 20,000 concurrent requests to one function wait rather than fail.
     pub const QUEUE_MAX_DEFAULT: u32 = 32_768;
     pub const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 }

@@ -1,8 +1,8 @@
 //! Services over Functions: a Service whose selector names a function (`mayfly.dev/function: NAME`) is served here,
-//! under the function's own rules, also while the function has no replica.
+//! with the function's own rules, even while the function has no replica.
 //!
-//! Each such Service has a listener of its own; all of its requests go to the function, whatever host they name. An
-//! EndpointSlice of the Service directs the node's proxy to the listener.
+//! Each such Service has its own listener; all requests on it go to the function, whatever their host. An EndpointSlice
+//! of the Service directs the node's proxy to the listener.
 
 use std::{
     collections::HashMap,
@@ -30,17 +30,17 @@ use tokio_util::{
 
 use crate::{Config, headers::Entrance, listen, proxy::Proxy};
 
-/// The node's address on which these listeners are, at any port: one that endpoints may have, and no pod has.
+/// The node's address for these listeners, at any port: valid for endpoints, and never assigned to a pod.
 const LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 254));
-/// Services over functions on one node: each holds a socket.
+/// The number of Services over functions on one node: each holds a socket.
 const SERVICES_MAX: usize = 4096;
-/// The largest number of connections of one Service; further ones wait in the kernel's backlog.
+/// The number of concurrent connections of one Service; further ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 4096;
 const FIELD_MANAGER: &str = "mayfly-gateway";
-/// A pause before what failed is tried again.
+/// The pause before a failed step is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// The function that a Service is over, as `namespace/name`.
+/// The function that a Service selects, as `namespace/name`.
 pub(crate) fn function_of(service: &Service) -> Option<Arc<str>> {
     let spec = service.spec.as_ref()?;
     if spec.type_.as_deref() == Some("ExternalName") || service.metadata.deletion_timestamp.is_some() {
@@ -51,7 +51,7 @@ pub(crate) fn function_of(service: &Service) -> Option<Arc<str>> {
     Some(format!("{namespace}/{name}").into())
 }
 
-/// The EndpointSlice that leads to a listener; the Service's owner collects it.
+/// The EndpointSlice that refers to a listener; it is garbage-collected with the Service.
 fn slice(service: &Service, key: &ObjectKey, listener: SocketAddr) -> Value {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let ports = ports.filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
@@ -86,18 +86,18 @@ pub(crate) struct FunctionServices {
     pub(crate) config: Config,
     /// The runtime that serves connections.
     pub(crate) requests: Handle,
-    /// Lets requests in flight finish.
+    /// Starts the graceful shutdown: requests in flight finish.
     pub(crate) drain: CancellationToken,
-    /// Ends the rest.
+    /// Cancels the remaining requests.
     pub(crate) cut: CancellationToken,
     pub(crate) serving: TaskTracker,
 }
 
-/// A Service that is answered, until this is dropped.
+/// A Service that is served until this is dropped.
 struct ServedFunction {
     function: Arc<str>,
     listener: SocketAddr,
-    /// The EndpointSlice as it was last written.
+    /// The EndpointSlice as last written.
     slice: Value,
     _stop: DropGuard,
 }
@@ -116,7 +116,7 @@ impl FunctionServices {
                 };
                 for key in dirty {
                     if let Err(error) = self.update(&key, &mut served).await {
-                        tracing::warn!(%error, service = %key, "a Service over a function cannot be answered; trying again");
+                        tracing::warn!(%error, service = %key, "cannot serve a Service over a function; will try again");
                         failed.push(key);
                     }
                 }
@@ -149,7 +149,7 @@ impl FunctionServices {
         }
         if !served.contains_key(key) {
             if served.len() >= SERVICES_MAX {
-                return Err(format!("there are {SERVICES_MAX} already").into());
+                return Err(format!("there are {SERVICES_MAX} Services over functions already").into());
             }
             served.insert(key.clone(), self.serve(function)?);
         }
@@ -175,7 +175,7 @@ impl FunctionServices {
         let entrance = Entrance::of_function(function.clone());
         let serving =
             listen::serve(listener, self.proxy.clone(), config, entrance, stop.clone(), self.cut.clone());
-        // It ends with its token, of which the guard is one half.
+        // Detached: the task ends when the guard cancels its token.
         drop(self.serving.spawn_on(serving, &self.requests));
         Ok(ServedFunction { function, listener: address, slice: Value::Null, _stop: stop.drop_guard() })
     }

@@ -1,4 +1,4 @@
-//! The role: created, then run, then drained.
+//! The gateway role: created, run, drained.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -48,24 +48,24 @@ pub struct GatewayDeps {
     pub revisions: Informer<Revision>,
     /// Replicas of revisions that are container images.
     pub pods: Informer<Pod>,
-    /// Those over functions are answered here.
+    /// Used for Services over functions, which are served here.
     pub services: Informer<Service>,
     /// Backends of Ingresses.
     pub slices: Informer<EndpointSlice>,
     pub ingresses: Informer<Ingress>,
     /// `None`: nothing answers over TLS.
     pub https: Option<HttpsDeps>,
-    /// For values of environment variables.
+    /// The sources of environment variables.
     pub env: EnvObjects,
-    /// Runs the functions, in this process.
+    /// Runs functions in this process.
     pub host: Arc<dyn FunctionHost>,
     /// Writes `replicas` of revisions' ReplicaSets and EndpointSlices of Services over functions. No request waits for
     /// it.
     pub client: kube::Client,
-    /// The runtime that serves requests. With threads of its own, requests are not delayed by the rest of the
-    /// process; routes and replicas are managed in the runtime that polls [`Gateway::run`].
+    /// The Tokio runtime that serves requests. It has its own threads, so that the rest of the process does not delay
+    /// requests; routes and replicas are managed in the runtime that polls [`Gateway::run`].
     pub requests: tokio::runtime::Handle,
-    /// Ends [`Gateway::run`], after a drain; [`GatewayHandle::call`] refuses at once.
+    /// Ends [`Gateway::run`] after a drain; [`GatewayHandle::call`] refuses requests at once.
     pub stop: CancellationToken,
 }
 
@@ -75,11 +75,11 @@ pub struct HttpsDeps {
     pub listen: SocketAddr,
     /// The certificates of Ingresses.
     pub secrets: Informer<Secret>,
-    /// The certificate for every other name.
+    /// The certificate for names without one of their own.
     pub fallback: Arc<dyn ResolvesServerCert>,
 }
 
-/// The listener for TLS, its port bound.
+/// The TLS listener, with its port bound.
 struct Https {
     listener: TcpListener,
     address: SocketAddr,
@@ -117,7 +117,7 @@ impl Https {
     }
 }
 
-/// Why there is no gateway.
+/// The reason why the gateway could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayCreateError {
     #[error("cannot listen on {address} for functions: {source}")]
@@ -128,23 +128,23 @@ pub enum GatewayCreateError {
     Tls(rustls::Error),
 }
 
-/// The reason for the gateway's end.
+/// The result of the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// Every request got its answer.
+    /// Every request was answered.
     Clean,
-    /// The drain timeout came first; the rest was cancelled.
+    /// The drain timeout expired, and the remaining requests were cancelled.
     Cut,
 }
 
-/// The gateway, its port bound.
+/// The gateway, with its port bound.
 pub struct Gateway {
     config: Config,
     listener: TcpListener,
     function_services: FunctionServices,
     ingress_owner: IngressOwner,
     https: Option<Https>,
-    /// Ends the requests that are left after the drain.
+    /// Cancels the requests that are left after the drain.
     cut: CancellationToken,
     address: SocketAddr,
     proxy: Arc<Proxy>,
@@ -157,7 +157,7 @@ pub struct Gateway {
     stop: CancellationToken,
 }
 
-/// A way in for other parts of the process. Cheap to clone.
+/// Calls functions from other parts of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct GatewayHandle {
     proxy: Arc<Proxy>,
@@ -168,7 +168,7 @@ pub struct GatewayHandle {
 }
 
 impl Gateway {
-    /// Binds the port and subscribes to what routes are made from.
+    /// Binds the ports and subscribes to the objects that routes are made from.
     pub fn create(
         config: Config,
         deps: GatewayDeps,
@@ -282,7 +282,7 @@ impl Gateway {
         }
     }
 
-    /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
+    /// Serves until `GatewayDeps::stop`, then lets requests in flight finish within the drain timeout.
     pub async fn run(self) -> Drained {
         let Self {
             config,
@@ -301,8 +301,8 @@ impl Gateway {
             stop,
             ..
         } = self;
-        tracing::info!(%address, "functions answer here");
-        // Routes and replicas are kept until the last request is answered.
+        tracing::info!(%address, "serving functions");
+        // Routes and replicas are managed until the last request is answered.
         let background_stop = CancellationToken::new();
         let mut background = JoinSet::new();
         background.spawn(owner.run(ready, background_stop.clone()));
@@ -313,7 +313,7 @@ impl Gateway {
         background.spawn(ingress_owner.run(background_stop.clone()));
         let drain_timeout = config.drain_timeout;
         let over_tls = https.map(|Https { listener, address, entrance, certificates }| {
-            tracing::info!(%address, "functions and Ingresses answer here over TLS");
+            tracing::info!(%address, "serving functions and Ingresses over TLS");
             background.spawn(certificates.run(background_stop.clone()));
             listen::serve(listener, proxy.clone(), config.clone(), entrance, stop.clone(), cut.clone())
         });
@@ -338,15 +338,15 @@ impl Gateway {
             let requests = targets.requests();
             if requests > 0 {
                 let at_most_s = drain_timeout.as_secs();
-                tracing::info!(requests, at_most_s, "waiting for the requests that run");
+                tracing::info!(requests, at_most_s, "waiting for running requests");
             }
             tokio::time::sleep(drain_timeout).await;
         };
-        // Both tasks run until the shutdown; if one fails, the existing routes are served further.
+        // Both tasks run until the shutdown; if one fails, the existing routes are still served.
         let failure = async {
             while let Some(ended) = background.join_next().await {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a task of the gateway failed: routes or replicas stay as they are");
+                    tracing::error!(%error, "a task of the gateway failed: routes or replicas are not updated any more");
                 }
             }
             std::future::pending::<()>().await;
@@ -366,16 +366,16 @@ impl Gateway {
         while background.join_next().await.is_some() {}
         let requests = match drained {
             Drained::Clean => "all answered",
-            Drained::Cut => "some cut off",
+            Drained::Cut => "some cancelled",
         };
-        tracing::info!(%address, requests, "stopped to serve functions");
+        tracing::info!(%address, requests, "stopped serving functions");
         drained
     }
 }
 
 impl GatewayHandle {
-    /// Asks a function, under the same rules as a request from a socket: traffic, turns, timeouts. The
-    /// request's URI is what the function sees. Dropping the future, or the answer's body, cancels it.
+    /// Calls a function with the same rules as a request from a socket: traffic, admission, timeouts. The function sees
+    /// the request's URI unchanged. Dropping the future, or the response's body, cancels the call.
     pub async fn call(
         &self,
         namespace: &str,
@@ -393,26 +393,26 @@ impl GatewayHandle {
         self.proxy.queue.attach(queue);
     }
 
-    /// Would a request for this function find its way? What refuses it otherwise; nothing is called.
+    /// Checks whether a request for this function could be routed, without calling it. Returns the refusal otherwise.
     pub fn find(&self, namespace: &str, name: &str) -> Result<(), Refusal> {
         self.proxy.find(&format!("{namespace}/{name}"))
     }
 
-    /// Whether requests for a function are routed by this state of it or a later one. `latest`: the revision that its
-    /// target `latest: true` means.
+    /// Whether requests for a function are routed by this version of it or a later one. `latest`: the revision that its
+    /// target `latest: true` resolves to.
     pub fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
         let route = self.proxy.table.function(&ObjectKey::of(function).to_string());
         route.is_some_and(|route| route.follows(function, latest))
     }
 
-    /// Changes whenever routes did. The value has no meaning beyond being different.
+    /// Changes whenever the routes have changed. The value itself has no meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.applied.clone()
     }
 
-    /// Waits until all functions there were at the start have their routes.
+    /// Waits until all functions that existed at the start have their routes.
     pub async fn ready(&self) {
-        // It fails only when the gateway ended; then there is nothing to wait for.
+        // Fails only when the gateway has ended; then there is nothing to wait for.
         let _ = self.ready.clone().wait_for(|ready| *ready).await;
     }
 

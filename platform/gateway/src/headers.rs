@@ -1,4 +1,4 @@
-//! The headers that a gateway takes off and puts on.
+//! The headers that the gateway removes and adds.
 
 use std::{cell::RefCell, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,18 +12,18 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// On the answer of a request that found its component not loaded.
+/// Set on the response to a request that found its component not loaded.
 pub(crate) const MAYFLY_COLD: HeaderName = HeaderName::from_static("mayfly-cold");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Bytes of a request's id from a client; longer ones are replaced.
+/// The length limit of a client's request id, in bytes; longer ids are replaced.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Removes the headers that belong to one connection (RFC 9110, section 7.6.1). `te: trailers` stays: the client
 /// accepts trailers, and they are passed on.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have none: one pass over the few names there are, no hashing.
+    // Most messages have none of them: one pass over the few names, without hashing.
     if !headers.keys().any(is_hop_by_hop) {
         return;
     }
@@ -48,7 +48,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that a client wants its connection to be upgraded to.
+/// The protocol that a client requests to upgrade to.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks = headers.get_all(header::CONNECTION).into_iter().any(|value| {
         value.to_str().is_ok_and(|text| text.split(',').any(|t| t.trim().eq_ignore_ascii_case("upgrade")))
@@ -56,7 +56,7 @@ pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(header::UPGRADE).filter(|_| asks).cloned()
 }
 
-/// Whether a message has a transfer coding besides `chunked`, which hyper takes off.
+/// Whether a message has a transfer coding other than `chunked`, which hyper decodes.
 pub(crate) fn has_other_coding(headers: &HeaderMap) -> bool {
     headers.get_all(header::TRANSFER_ENCODING).iter().any(|value| {
         let mut codings = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
@@ -79,16 +79,16 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
 
-/// Headers that the gateway adds to a request besides its id: their capacity is reserved once, because a map that
-/// grows is reallocated.
+/// The number of headers that the gateway adds to a request besides its id: their capacity is reserved at once, because
+/// a growing map is reallocated.
 const HEADERS_ADDED: usize = 4;
 
-/// The listener that a connection came to.
+/// The listener that accepted a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Entrance {
-    /// The TLS settings of its connections.
+    /// The TLS settings of the listener.
     tls: Option<Arc<rustls::ServerConfig>>,
-    /// All its requests are for this function (`namespace/name`), whatever they name.
+    /// The function (`namespace/name`) that all requests are for, whatever their host and path.
     function: Option<Arc<str>>,
 }
 
@@ -109,7 +109,7 @@ impl Entrance {
     }
 }
 
-/// The peer of a connection, as the values of its requests' headers.
+/// The peer of a connection, as header values for its requests.
 pub(crate) struct Peer {
     address: HeaderValue,
     port: u16,
@@ -137,12 +137,13 @@ impl Peer {
         self.entrance.tls.clone()
     }
 
-    /// The function that all requests are for, if the connection came to a listener of its own.
+    /// The function that all requests are for, if the connection came through a function's own listener.
     pub(crate) fn function(&self) -> Option<&str> {
         self.entrance.function.as_deref()
     }
 
-    /// Sets the headers that name the request's origin. The client's own values are kept only behind a trusted proxy.
+    /// Sets the headers that describe the request's origin. The client's own values are kept only behind a trusted
+    /// proxy.
     pub(crate) fn forward(&self, headers: &mut HeaderMap, host: Option<HeaderValue>, trusted: bool) {
         headers.reserve(HEADERS_ADDED);
         if !trusted {
@@ -163,13 +164,13 @@ impl Peer {
 }
 
 thread_local! {
-    /// Room for the texts of headers, cut off piece by piece: an allocation for some twenty requests.
+    /// A buffer for header values, split off piece by piece: one allocation for about twenty requests.
     static ROOM: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
-/// Small, because a header value keeps the buffer alive from which it was cut.
+/// Small, because a header value keeps the whole buffer alive.
 const ROOM_BYTES: usize = 2048;
 
-/// A header's value of at most `bytes_max` visible ASCII characters, as `write` makes it.
+/// A header value of at most `bytes_max` visible ASCII characters, written by `write`.
 fn header_text(bytes_max: usize, write: impl FnOnce(&mut BytesMut)) -> HeaderValue {
     let text = ROOM.with_borrow_mut(|room| {
         if room.capacity() < bytes_max {
@@ -181,7 +182,7 @@ fn header_text(bytes_max: usize, write: impl FnOnce(&mut BytesMut)) -> HeaderVal
     HeaderValue::from_maybe_shared(text).unwrap_or(HeaderValue::from_static("?"))
 }
 
-/// The request's id: the client's own if it is sane, else a new one. It is on the request afterwards.
+/// The request's id: the client's own if it is valid, otherwise a new one. Also sets it on the request.
 pub(crate) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     if let Some(id) = headers.get(X_REQUEST_ID).filter(|id| is_sane(id.as_bytes())) {
         return id.clone();
@@ -207,7 +208,7 @@ fn new_request_id() -> HeaderValue {
     header_text(text.len(), |room| room.put_slice(&text))
 }
 
-/// The `server-timing` header: the parts of a request's duration in milliseconds.
+/// The `server-timing` header: the phases of a request's duration in milliseconds.
 pub(crate) fn server_timing(queue: Duration, timings: &Timings) -> HeaderValue {
     let entries: [(&[u8], Duration); 4] = [
         (b"queue;dur=", queue + timings.queue),
@@ -230,7 +231,7 @@ fn put_milliseconds(room: &mut BytesMut, us: u64) {
     let mut digits = [b'0'; 21];
     let mut first = digits.len();
     let mut rest = us;
-    // At least four digits: one before the point.
+    // At least four digits: one before the decimal point.
     while rest > 0 || first > digits.len() - 4 {
         first -= 1;
         digits[first] = b"0123456789"[(rest % 10) as usize];

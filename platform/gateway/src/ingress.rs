@@ -1,9 +1,9 @@
 //! Ingresses: hosts and paths that lead to Services and functions.
 //!
-//! [`plan`] makes the table from the objects, purely; [`owner`] keeps it as they are; [`forward`] passes requests on to
-//! the endpoints of a Service; [`certificates`] has the certificates of their hosts; [`spin`] tells components of Spin
-//! applications their route. A backend that is a function, or a Service over one, is answered as the function's own
-//! routes are: its queue, traffic split and autoscaling included.
+//! [`plan`] builds the table from the objects, purely; [`owner`] keeps it up to date; [`forward`] forwards requests to
+//! the endpoints of a Service; [`certificates`] selects certificates by host; [`spin`] describes the route to
+//! components of Spin applications. A backend that is a function, or a Service over one, is served like the function's
+//! own routes, including its queue, traffic split and autoscaling.
 
 pub(crate) mod certificates;
 pub(crate) mod forward;

@@ -1,4 +1,4 @@
-//! Asynchronous invocations: requests that are answered when they are queued durably, not when their function has
+//! Asynchronous invocations: requests that are acknowledged when they are queued durably, before their function has
 //! answered.
 
 use std::sync::{Arc, OnceLock};
@@ -12,18 +12,18 @@ use mayfly_runtime::Body;
 
 use crate::{Refusal, ResponseBody};
 
-/// The header that selects the kind of an invocation: `async`, or `sync`, which is the default.
+/// The header that selects the kind of invocation: `async`, or `sync`, which is the default.
 pub const HEADER_INVOCATION: HeaderName = HeaderName::from_static("mayfly-invocation");
-/// The header of the answer to an asynchronous invocation: its id.
+/// The response header with the id of an asynchronous invocation.
 pub const HEADER_INVOCATION_ID: HeaderName = HeaderName::from_static("mayfly-invocation-id");
 /// The largest body of an asynchronous invocation in bytes, as for Lambda's events (256 KB).
 pub const INVOCATION_BYTES_MAX: usize = 256 << 10;
 
 /// A durable queue of requests to functions. Implemented outside of the gateway.
 pub trait InvocationQueue: Send + Sync {
-    /// Queues a request to a function; its path is the function's own. Returns the invocation's id when the request
-    /// is durable. A request with the same `idempotency-key` header as an earlier one is not queued a second time; the
-    /// id is that of the earlier one.
+    /// Queues a request to a function; its path is relative to the function. Returns the invocation's id when the
+    /// request is durable. A request with the same `idempotency-key` header as an earlier one is not queued again; the
+    /// earlier id is returned.
     ///
     /// # Errors
     /// [`Refusal::invocation_refused`]: nothing was queued.
@@ -31,18 +31,18 @@ pub trait InvocationQueue: Send + Sync {
     -> BoxFuture<'_, Result<String, Refusal>>;
 }
 
-/// The queue, attached after the gateway is created: the queue itself calls functions through the gateway.
+/// The queue, attached after the gateway is created, since the queue calls functions through the gateway.
 #[derive(Default)]
 pub(crate) struct AttachedQueue(OnceLock<Arc<dyn InvocationQueue>>);
 
 impl AttachedQueue {
     pub(crate) fn attach(&self, queue: Arc<dyn InvocationQueue>) {
         if self.0.set(queue).is_err() {
-            tracing::warn!("a queue of asynchronous invocations was attached twice; the first stays");
+            tracing::warn!("a queue of asynchronous invocations was attached twice; the second is ignored");
         }
     }
 
-    /// Queues a request and creates the answer, 202, with the invocation's id in a header and in the JSON body.
+    /// Queues a request and returns the response 202, with the invocation's id in a header and in the JSON body.
     pub(crate) async fn enqueue(
         &self,
         function: ObjectKey,
@@ -83,7 +83,7 @@ async fn collect(mut body: Body) -> Result<Bytes, Refusal> {
 /// Whether the request is an asynchronous invocation.
 ///
 /// # Errors
-/// The header has another value than `async` and `sync`.
+/// The header has a value other than `async` and `sync`.
 pub(crate) fn is_async(headers: &HeaderMap) -> Result<bool, Refusal> {
     match headers.get(HEADER_INVOCATION).map(HeaderValue::as_bytes) {
         None | Some(b"sync") => Ok(false),

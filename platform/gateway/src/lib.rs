@@ -1,13 +1,13 @@
 //! The request path: routes, admission, traffic, demand.
 //!
 //! **Belongs here:** the listener for functions (HTTP/1.1 and h2c on one port); the immutable table that maps requests
-//! to functions ([`routes`]); the bound and the queue of each revision ([`admission`]); the call into the host in the
-//! same process ([`proxy`]); the answers to refused requests ([`refusal`]); the number of replicas of each revision
-//! ([`autoscale`]); the hand-over of asynchronous invocations to their queue ([`invocations`]).
+//! to functions ([`routes`]); the concurrency limit and the queue of each revision ([`admission`]); the call into the
+//! host in the same process ([`proxy`]); the responses to refused requests ([`refusal`]); the number of replicas of
+//! each revision ([`autoscale`]); passing asynchronous invocations to their queue ([`invocations`]).
 //!
 //! **Does not belong here:** running a component (a [`FunctionHost`](mayfly_runtime::FunctionHost) does), placing pods,
 //! writing any object but the `replicas` of a revision's ReplicaSet. No request waits for the API: while the API is
-//! unreachable, routes stay as they are and functions answer.
+//! unreachable, routes are unchanged and functions answer.
 //!
 //! Start reading at [`gateway`], then [`proxy`].
 

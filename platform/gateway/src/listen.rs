@@ -7,8 +7,8 @@
 //!                       stopped cleanly        cut: the rest is dropped, which cancels its guests
 //! ```
 //!
-//! No peer can hold a connection for ever without getting on: a request's head has its time, and so has a connection
-//! without any; a write, and each piece of a request's body, must make progress.
+//! No peer can hold a connection without progress: a request's head and an idle connection have timeouts, and a write
+//! and each part of a request's body must make progress.
 
 mod connection;
 mod parse_error_body;
@@ -32,14 +32,12 @@ use crate::{
     proxy::Proxy,
 };
 
-/// Connections that the kernel keeps for us until they are accepted (it has a limit of its own,
-/// `net.core.somaxconn`).
+/// The length of the accept queue (the kernel limits it by `net.core.somaxconn`).
 const BACKLOG: u32 = 4096;
-/// A pause when the process has no file descriptors left, so that the loop does not spin.
+/// The pause when the process has no file descriptors left, so that there is no busy loop.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Binds the port. `SO_REUSEPORT` is left alone on purpose: with it a second server would share the port
-/// in silence.
+/// Binds the port. `SO_REUSEPORT` is deliberately not set: with it a second server would silently share the port.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -47,7 +45,7 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts until `drain`; ends when every connection has. `cut` ends them all.
+/// Accepts connections until `drain`; returns when all have ended. `cut` closes them all.
 pub(crate) async fn serve(
     listener: TcpListener,
     proxy: Arc<Proxy>,
@@ -61,7 +59,7 @@ pub(crate) async fn serve(
     let slots = Arc::new(Semaphore::new(config.connections_max));
     let accepting = async {
         loop {
-            // Acquiring fails only when the semaphore is closed, which never happens.
+            // Fails only when the semaphore is closed, which never happens.
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (stream, peer) = accept(&listener).await;
             let (connections, peer) = (connections.clone(), Peer::new(peer, entrance.clone()));
@@ -86,16 +84,16 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                // Without it the last part of an answer may wait for the client's acknowledgement. Where
-                // it cannot be set the connection works all the same.
+                // Without it the last part of a response may wait for the client's acknowledgement. A failure only
+                // costs latency.
                 let _ = stream.set_nodelay(true);
                 return (stream, peer);
             }
-            // The client went before it was accepted.
+            // The client disconnected before the connection was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                    tracing::warn!(%error, "cannot accept connections; if the error is about open files, raise their limit (ulimit -n)");
                 }
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }

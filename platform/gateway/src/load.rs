@@ -7,19 +7,19 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Bits of the word that hold the current count.
+/// The number of bits for the current count.
 const COUNT_BITS: u32 = 20;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-/// The most a [`RequestLoad`] can count.
+/// The largest count of a [`RequestLoad`].
 pub(crate) const COUNT_MAX: u32 = (1 << COUNT_BITS) - 1;
 
-/// Requests in a place (running, waiting), over time.
+/// The number of requests in one state (running, waiting), over time.
 ///
-/// One atomic word holds the count `n` in its low bits and a sum `s` in its high bits. A beginning at time
-/// `b` adds 1 to `n` and takes `b` off `s`; an end at `e` takes 1 off `n` and adds `e` to `s`. At any time
-/// `t`, `s + n·t` is the time that all requests together have spent here so far: exact, without samples,
-/// at one atomic addition for each event. `s` is kept modulo 2⁴⁴ microseconds; only differences between
-/// two readings are ever used, and they are far smaller (at the largest count, for 16 seconds).
+/// One atomic word holds the count `n` in its low bits and a sum `s` in its high bits. A start at time `b` adds 1 to
+/// `n` and subtracts `b` from `s`; an end at `e` subtracts 1 from `n` and adds `e` to `s`. At any time `t`, `s + n·t`
+/// is the total time that requests have spent here so far: exact, without sampling, with one atomic addition for each
+/// event. `s` is kept modulo 2⁴⁴ microseconds; only differences between two readings are used, and they are far smaller
+/// (at the largest count, for 16 seconds).
 #[derive(Debug)]
 pub(crate) struct RequestLoad {
     origin: Instant,
@@ -30,7 +30,7 @@ pub(crate) struct RequestLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) count: u32,
-    /// Time spent by all, in microseconds modulo 2⁴⁴.
+    /// The time spent by all requests, in microseconds modulo 2⁴⁴.
     spent: u64,
 }
 
@@ -39,12 +39,12 @@ impl RequestLoad {
         Self { origin, word: AtomicU64::new(0) }
     }
 
-    /// One more, whatever the count. Returns the count before. Callers keep it below [`COUNT_MAX`].
+    /// Adds one; returns the count before. Callers keep it below [`COUNT_MAX`].
     pub(crate) fn begin(&self, now: Instant) -> u32 {
         count(self.word.fetch_add(Self::beginning(self.micros(now)), Ordering::SeqCst))
     }
 
-    /// Adds one if there are fewer than `limit`; returns the number before.
+    /// Adds one if the count is below `limit`; returns the count before.
     pub(crate) fn try_begin(&self, now: Instant, limit: u32) -> Result<u32, u32> {
         let beginning = Self::beginning(self.micros(now));
         let mut word = self.word.load(Ordering::SeqCst);
@@ -60,7 +60,7 @@ impl RequestLoad {
         }
     }
 
-    /// One less. Returns the count after.
+    /// Subtracts one; returns the count after.
     pub(crate) fn end(&self, now: Instant) -> u32 {
         let ending = (self.micros(now) << COUNT_BITS).wrapping_sub(1);
         count(self.word.fetch_add(ending, Ordering::SeqCst).wrapping_add(ending))
@@ -88,11 +88,11 @@ impl RequestLoad {
 }
 
 impl Reading {
-    /// The time that all requests spent since an earlier reading of the same load.
+    /// The total time that requests spent since an earlier reading of the same load.
     pub(crate) fn spent_since(self, earlier: Self) -> Duration {
         let micros = self.spent.wrapping_sub(earlier.spent) & (u64::MAX >> COUNT_BITS);
-        // A request that ended on another core between the clock's reading and the word's makes the
-        // difference slightly negative, which is close to the modulus.
+        // A request that ended on another core between the reading of the clock and of the word makes the difference
+        // slightly negative, which is close to the modulus.
         if micros > u64::MAX >> (COUNT_BITS + 1) { Duration::ZERO } else { Duration::from_micros(micros) }
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Any interleaving gives the integral that adding up each request's time gives.
+        /// For any interleaving, the integral equals the sum of each request's duration.
         #[test]
         fn integral_is_exact(
             events in prop::collection::vec((0u64..5_000_000, any::<bool>()), 1..200),
@@ -132,7 +132,7 @@ mod tests {
                 }
                 let reading = load.read(now);
                 prop_assert_eq!(reading.count, running);
-                // Exact up to the microsecond that each clock reading is cut to.
+                // Exact except for the truncation of each clock reading to microseconds.
                 let read = reading.spent_since(first);
                 prop_assert!(read.abs_diff(spent) <= Duration::from_micros(400), "{read:?} {spent:?}");
             }

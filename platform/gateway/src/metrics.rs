@@ -1,7 +1,7 @@
 //! The gateway's metrics, in Prometheus' format.
 //!
-//! The counters of a revision are part of its target and are read at a scrape: a request writes nothing that other
-//! revisions share, and a revision without requests costs nothing.
+//! A revision's counters are part of its target and are read at a scrape: requests write nothing that revisions share,
+//! and a revision without requests costs nothing.
 
 mod collector;
 
@@ -15,29 +15,29 @@ use std::{
 
 pub(crate) use self::collector::{GatewayCollector, GatewayCounts};
 
-/// Upper bounds of the histograms' buckets in microseconds, from a warm call (tens) to a timeout (30 s). The
-/// precision of a duration is that of its bucket, so each bound is at most three times the previous one.
+/// Upper bounds of the histograms' buckets in microseconds, from a warm call (tens) to a timeout (30 s). The precision
+/// of a duration is that of its bucket, so each bound is at most three times the previous one.
 const BUCKETS_US: [u64; 17] = [
     100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000, 30_000_000,
 ];
 
-/// The classes of answers: by the first digit of the status, or cancelled by the client.
+/// The classes of responses: by the first digit of the status, or cancelled by the client.
 pub(crate) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "canceled"];
 
-/// One revision's counts; empty until its first request.
+/// A revision's counters; empty until its first request.
 #[derive(Default)]
 pub(crate) struct Traffic(OnceLock<Box<RevisionCounters>>);
 
-/// The counters of a revision that was called.
+/// The counters of a revision that has been called.
 #[derive(Default)]
 pub(crate) struct RevisionCounters {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],
-    /// From arrival to the answer's end.
+    /// The time from arrival to the end of the response.
     pub(crate) total: LatencyHistogram,
-    /// Of those that waited.
+    /// The waiting time of requests that had to wait.
     pub(crate) queue: LatencyHistogram,
-    /// Load and instantiate, of cold starts.
+    /// The time of cold starts for loading and instantiating.
     pub(crate) cold: LatencyHistogram,
 }
 
@@ -52,7 +52,7 @@ impl Traffic {
 }
 
 impl RevisionCounters {
-    /// An answer ended. `status` is none when the client went before there was one.
+    /// A response has ended. `status` is `None` when the client disconnected before there was one.
     pub(crate) fn ended(&self, status: Option<u16>, took: Duration) {
         let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status / 100).clamp(1, 5) - 1);
         self.by_class[class].fetch_add(1, Ordering::Relaxed);
@@ -60,10 +60,10 @@ impl RevisionCounters {
     }
 }
 
-/// A histogram of durations without a lock.
+/// A lock-free histogram of durations.
 #[derive(Default)]
 pub(crate) struct LatencyHistogram {
-    /// The last one counts durations above every bucket.
+    /// The last one counts durations above all bounds.
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     sum_us: AtomicU64,
 }
@@ -76,7 +76,7 @@ impl LatencyHistogram {
         self.sum_us.fetch_add(took_us, Ordering::Relaxed);
     }
 
-    /// Sum in seconds, count, and the buckets as prometheus-client takes them.
+    /// The sum in seconds, the count, and the buckets in the form of prometheus-client.
     pub(crate) fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
         let ends = BUCKETS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let buckets: Vec<_> =

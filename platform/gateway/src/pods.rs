@@ -1,9 +1,9 @@
-//! The replicas of a revision that is a container image: which pods there are, which of them answer, which one
-//! takes the next request.
+//! The replicas of a revision that is a container image: its pods, their readiness, and the choice of a pod for each
+//! request.
 //!
-//! A pod that gets an address is probed at once and every few milliseconds, so that a request that waits for it
-//! does not wait for the kubelet's probe period. Which pod takes a request is decided by [`PodEndpoints`], which has
-//! no locks and no clock; [`PodUpstream`] does the rest.
+//! A pod that gets an address is probed at once and every few milliseconds, so that a waiting request does not depend
+//! on the kubelet's probe period. [`PodEndpoints`], which has neither locks nor a clock, chooses the pod;
+//! [`PodUpstream`] does the rest.
 
 use std::{
     net::IpAddr,
@@ -39,16 +39,17 @@ use tokio::{
 
 use crate::refusal::{Refusal, RefusalCode};
 
-/// The pause between two probes of a pod that is not ready yet: far below the start time of a container.
+/// The pause between probes of a pod that is not ready yet: far below the start time of a container.
 const PROBE_PERIOD: Duration = Duration::from_millis(2);
-/// A probe of an address that swallows packets is given up.
+/// The timeout of a probe, for an address that drops packets.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Idle connections kept to each pod: as many as one replica handles at a time by default.
+/// The number of idle connections kept to each pod: as many as one replica handles at a time by default.
 const IDLE_CONNECTIONS_MAX: usize = 100;
-/// Idle connections are closed before a server's usual keep-alive timeout (5 s in Node) closes them under a request.
+/// Idle connections are closed before a server's usual keep-alive timeout (5 s in Node) can close them during a
+/// request.
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// One pod that may take requests.
+/// A pod that may receive requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodAddress {
     pub(crate) uid: String,
@@ -56,7 +57,7 @@ pub(crate) struct PodAddress {
 }
 
 impl PodAddress {
-    /// The pod's address, if requests may go there: it runs, and is not being deleted.
+    /// The pod's address, if requests may be sent to it: it is running, and is not being deleted.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
@@ -73,7 +74,7 @@ pub(crate) fn revision_of(pod: &Pod) -> Option<ObjectKey> {
     Some(ObjectKey::new(pod.metadata.namespace.clone().unwrap_or_default(), revision))
 }
 
-/// The kubelet's reason for which a pod's container has not started.
+/// The kubelet's reason why a pod's container has not started.
 fn waiting_reason(pod: &Pod) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     statuses.iter().find_map(|status| {
@@ -83,7 +84,7 @@ fn waiting_reason(pod: &Pod) -> Option<String> {
     })
 }
 
-/// The pods of one revision and what each has to do.
+/// The pods of one revision with their numbers of requests.
 #[derive(Debug)]
 struct PodEndpoints {
     pods: Vec<PodEndpoint>,
@@ -93,13 +94,13 @@ struct PodEndpoints {
 #[derive(Debug)]
 struct PodEndpoint {
     pod: PodAddress,
-    /// A connection to it was accepted.
+    /// Whether it has accepted a connection.
     answers: bool,
     in_flight: u32,
 }
 
 impl PodEndpoints {
-    /// Takes the list of pods over; returns those that are new and have to be probed.
+    /// Replaces the list of pods; returns new ones, which have to be probed.
     fn set(&mut self, pods: Vec<PodAddress>) -> Vec<PodAddress> {
         self.pods.retain(|endpoint| pods.contains(&endpoint.pod));
         let new: Vec<_> = pods.into_iter().filter(|pod| !self.has(pod)).collect();
@@ -116,7 +117,7 @@ impl PodEndpoints {
         self.pods.iter_mut().find(|endpoint| endpoint.pod == *pod)
     }
 
-    /// The pod with the fewest requests, if it has room for one more; counts the request.
+    /// The pod with the fewest requests, if it has room for another; counts the request.
     fn take(&mut self) -> Option<PodAddress> {
         let concurrency = self.concurrency;
         let free = self.pods.iter_mut().filter(|pod| pod.answers && pod.in_flight < concurrency);
@@ -133,7 +134,7 @@ impl PodEndpoints {
     }
 }
 
-/// The way to the pods of one revision.
+/// Sends requests to the pods of one revision.
 pub(crate) struct PodUpstream {
     revision: ObjectKey,
     port: u16,
@@ -141,9 +142,9 @@ pub(crate) struct PodUpstream {
     response_bytes_max: u64,
     client: Client<HttpConnector, Body>,
     endpoints: Mutex<PodEndpoints>,
-    /// The reason for which no pod starts, if a pod reports one.
+    /// The reason why no pod starts, if a pod reports one.
     trouble: Mutex<Option<String>>,
-    /// One waiter is woken for each place that gets free, all when a pod begins to answer.
+    /// Wakes one waiter for each freed slot, and all when a pod starts to answer.
     room: Notify,
     closed: AtomicBool,
 }
@@ -164,7 +165,7 @@ impl PodUpstream {
             revision,
             port: spec.source.port.unwrap_or(wellknown::FUNCTION_PORT),
             timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
-            // Validation admits quantities only.
+            // Validation admits only quantities.
             response_bytes_max: quantity::whole(&spec.limits.response).unwrap_or(u64::MAX),
             client,
             endpoints: Mutex::new(PodEndpoints {
@@ -177,7 +178,7 @@ impl PodUpstream {
         })
     }
 
-    /// Takes over which pods there are.
+    /// Replaces the list of pods.
     pub(crate) fn update(self: &Arc<Self>, pods: &[Arc<Pod>]) {
         let addresses = pods.iter().filter_map(|pod| PodAddress::of(pod)).collect();
         *self.trouble.lock() = pods.iter().find_map(|pod| waiting_reason(pod));
@@ -192,7 +193,7 @@ impl PodUpstream {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Tries the pod until it accepts a connection or is no longer in the list.
+    /// Probes the pod until it accepts a connection or is no longer in the list.
     fn probe(self: &Arc<Self>, pod: PodAddress) {
         let upstream = Arc::downgrade(self);
         let address = (pod.ip, self.port);
@@ -219,7 +220,7 @@ impl PodUpstream {
         drop(tokio::spawn(probing));
     }
 
-    /// Answers a request: waits for a pod with room, at most until the deadline.
+    /// Sends a request: waits for a pod with a free slot, at most until the deadline.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: Request<Body>,
@@ -279,7 +280,7 @@ impl PodUpstream {
         }
     }
 
-    /// The request with the pod's address, in HTTP/1.1; the `host` header stays the client's.
+    /// Addresses the request to the pod, in HTTP/1.1; the `host` header remains the client's.
     fn addressed(&self, mut request: Request<Body>, pod: &PodAddress) -> Result<Request<Body>, Refusal> {
         let authority = std::net::SocketAddr::new(pod.ip, self.port).to_string();
         let broken = |error: http::Error| Refusal::from(CallError::Internal(error.to_string()));
@@ -323,7 +324,7 @@ impl PodUpstream {
     }
 }
 
-/// A request's place at a pod; its drop makes room for another.
+/// A request's slot at a pod; released on drop.
 struct PodPermit {
     upstream: Arc<PodUpstream>,
     pod: PodAddress,
@@ -336,8 +337,8 @@ impl Drop for PodPermit {
     }
 }
 
-/// The body of a pod's answer. Ends with an error at the deadline and at its largest size; holds the request's place
-/// until then.
+/// The body of a pod's response. Ends with an error at the deadline or the size limit; holds the request's slot until
+/// then.
 struct PodBody {
     inner: Incoming,
     deadline: Pin<Box<Sleep>>,
@@ -427,7 +428,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_waits_for_the_pod_and_reaches_it() {
-        // The port is known, and nothing listens on it yet.
+        // The port is known, but nothing listens on it yet.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let upstream = upstream(socket.local_addr().unwrap().port(), "30s");
@@ -440,7 +441,7 @@ mod tests {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut head = vec![0; 4096];
                 let count = stream.read(&mut head).await.unwrap();
-                // The probe connects and closes.
+                // The probe connects and disconnects.
                 if count > 0 {
                     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await.unwrap();
                     return String::from_utf8(head[..count].to_vec()).unwrap();
@@ -467,7 +468,7 @@ mod tests {
             let server = tokio::spawn(async move {
                 loop {
                     let (mut stream, _) = listener.accept().await.unwrap();
-                    // The probe connects and closes.
+                    // The probe connects and disconnects.
                     if stream.read(&mut [0; 4096]).await.unwrap() > 0 {
                         stream.write_all(answer.as_bytes()).await.unwrap();
                         return stream;

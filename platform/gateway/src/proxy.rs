@@ -1,4 +1,4 @@
-//! The handling of one request: route, revision, bounds, queue, host, and the headers of the answer.
+//! Handles one request: route, revision, limits, queue, host, and the headers of the response.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ use crate::{
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
 
-/// The state that every request needs. No part of it is locked while a request is handled.
+/// The state that all requests share. No part of it is locked while a request is handled.
 pub(crate) struct Proxy {
     pub(crate) table: Arc<RouteTable>,
     pub(crate) ingress: Arc<ArcSwap<IngressTable>>,
@@ -46,9 +46,9 @@ pub(crate) struct Proxy {
     pub(crate) queue: Arc<AttachedQueue>,
 }
 
-/// The way on which a request from a socket came to its function.
+/// The origin of a request from a socket.
 struct Origin<'a> {
-    /// `namespace/name`, where the listener or an Ingress determines it.
+    /// `namespace/name`, if the listener or an Ingress determines the function.
     function: Option<&'a str>,
     /// The route of a Spin application's component.
     spin: Option<&'a SpinRoute>,
@@ -65,20 +65,20 @@ enum Prepared {
     },
 }
 
-/// A request whose target is resolved.
+/// A request with a resolved target.
 struct Ready {
     target: Arc<RevisionTarget>,
     request: Request<Body>,
     set_cookie: Option<SetCookie>,
-    /// Turns true when the body is longer than the bound.
+    /// Becomes true when the body exceeds the limit.
     exceeded: Option<Arc<AtomicBool>>,
 }
 
 impl Proxy {
-    /// Answers a request from a socket. Dropping the future, or the answer's body, cancels the guest.
+    /// Handles a request from a socket. Dropping the future, or the response's body, cancels the guest.
     ///
-    /// Work that does not wait, the start of the call included, is done before the future is returned: it stays
-    /// small.
+    /// All work that does not wait, including the start of the call, is done before the future is returned, which keeps
+    /// it small.
     pub(crate) fn serve(
         &self,
         peer: &Peer,
@@ -108,7 +108,7 @@ impl Proxy {
         }
     }
 
-    /// Asks a function from inside the process.
+    /// Handles a request from inside the process.
     pub(crate) async fn ask(
         &self,
         key: &str,
@@ -133,8 +133,8 @@ impl Proxy {
         self.table.find(&RoutePlace::Path { key }).map(|_| ())
     }
 
-    /// The backend that the Ingresses choose for a request: hosts of Ingresses come before functions, an Ingress
-    /// without a host after them.
+    /// The backend that the Ingresses choose for a request: hosts of Ingresses take precedence over functions, an
+    /// Ingress without a host comes after them.
     fn ingress_backend(&self, peer: &Peer, request: &Request<Incoming>) -> Option<Arc<IngressBackend>> {
         let table = self.ingress.load();
         if table.is_empty() || peer.function().is_some() {
@@ -196,7 +196,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// The part of a request's handling that does not wait.
+    /// The non-blocking part of handling a request.
     fn prepare(
         &self,
         peer: &Peer,
@@ -233,7 +233,7 @@ impl Proxy {
         }
     }
 
-    /// The route of a request that names its function by host or path, which private functions have none of.
+    /// The route of a request that names its function by host or path; private functions have no such route.
     fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
         let found = self.find_any_route(request)?;
         if found.route.is_private() {
@@ -242,8 +242,8 @@ impl Proxy {
         Ok(found)
     }
 
-    /// The request's route. No function has `%` in its name: only an address without a route is looked up again with
-    /// its percent-encodings decoded.
+    /// The request's route. Function names contain no `%`: an address without a route is looked up again with its
+    /// percent-encodings decoded.
     fn find_any_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
         let found = self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         if found.is_err()
@@ -255,13 +255,13 @@ impl Proxy {
         found
     }
 
-    /// The path is the function's own already, as it is under the function's host.
+    /// The path is already relative to the function, as under the function's own host.
     fn prepare_from_inside(&self, key: &str, request: Request<Body>) -> Result<Prepared, Refusal> {
         let found = FoundRoute { by_host: true, ..self.table.find(&RoutePlace::Path { key })? };
         prepared(&found, invocations::is_async(request.headers())?, request, None)
     }
 
-    /// Calls the revision if it is the request's turn, or queues the asynchronous invocation.
+    /// Calls the revision if the request is admitted, or queues the asynchronous invocation.
     fn begin_prepared(&self, prepared: Prepared, arrived: Instant) -> Way {
         match prepared {
             Prepared::Call(ready) => Way::Function(self.begin(ready, arrived)),
@@ -278,7 +278,7 @@ impl Proxy {
         }
     }
 
-    /// Calls the revision, if it is the request's turn.
+    /// Calls the revision, if the request is admitted.
     fn begin(&self, ready: Ready, arrived: Instant) -> Begun {
         let Ready { target, request, set_cookie, exceeded } = ready;
         let access = AccessLog::of(&request);
@@ -312,7 +312,7 @@ impl Proxy {
         }
     }
 
-    /// Waits for the revision's answer, and makes it the client's.
+    /// Waits for the revision's response, and converts it for the client.
     async fn end(&self, begun: Begun) -> Result<Response<ResponseBody>, Refusal> {
         let Begun { target, turn, arrived, set_cookie, exceeded, access } = begun;
         let called = match turn {
@@ -335,14 +335,14 @@ impl Proxy {
     }
 }
 
-/// The handler of a request.
+/// The continuation of a request.
 enum Way {
     Function(Begun),
     /// The endpoints of a Service, or the queue of asynchronous invocations.
     Other(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
 }
 
-/// A request on its way to an answer.
+/// A request that was started, or waits for admission.
 struct Begun {
     target: Arc<RevisionTarget>,
     turn: Turn,
@@ -358,7 +358,7 @@ enum Turn {
     Refused(Refusal),
 }
 
-/// A request that its host works on.
+/// A request that a host is processing.
 struct Run {
     permit: Permit,
     call: UpstreamCall,
@@ -422,10 +422,10 @@ impl Run {
     }
 }
 
-/// The result of a call of the host in this process; records whether the host lacks the component.
+/// Maps the result of a call to the in-process host; records whether the host lacks the component.
 fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> Result<Answer, Refusal> {
     let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
-    // Read on every request, written when it changes.
+    // Read on every request, written only when it changes.
     if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
         target.lacks_component.store(lacks_component, Ordering::Relaxed);
     }
@@ -437,12 +437,12 @@ fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> R
     })
 }
 
-/// Counts a request that did not get its turn.
+/// Counts a request that was not admitted.
 fn refused(target: &RevisionTarget, refusal: &Refusal, arrived: Instant) {
     target.traffic.counts().ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
 }
 
-/// The revision that answers the request, and the cookie that keeps the client with it.
+/// Chooses the revision for the request, and the cookie that keeps the client on it.
 fn choose(
     found: &FoundRoute,
     headers: &HeaderMap,
@@ -451,8 +451,8 @@ fn choose(
     Ok((choice.target.clone(), choice.set_cookie))
 }
 
-/// Resolves the target of a request, unless it is an asynchronous invocation: its target is resolved when it is
-/// carried out.
+/// Resolves the target of a request, except for an asynchronous invocation, whose target is resolved when it is
+/// executed.
 fn prepared(
     found: &FoundRoute,
     is_async: bool,
@@ -469,7 +469,7 @@ fn prepared(
     Ok(Prepared::Call(Ready { target, request, set_cookie, exceeded }))
 }
 
-/// The guest's answer as the client gets it.
+/// The guest's response in the client's form.
 fn response(
     answer: Answer,
     permit: Permit,

@@ -1,4 +1,4 @@
-//! The responses to requests that get none from a function: the one place where causes become statuses.
+//! The responses to requests that get none from a function: the one place that maps causes to statuses.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -9,37 +9,37 @@ use serde::Serialize;
 
 use crate::{body::ResponseBody, target::RevisionTarget};
 
-/// Why a request was refused, or why its function gave no answer.
+/// The reason why a request was refused, or why its function did not respond.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{message}")]
 pub struct Refusal {
     pub code: RefusalCode,
     /// A description of the error for people.
     pub message: Cow<'static, str>,
-    /// The remedy.
+    /// What the client or the operator can do.
     pub hint: Cow<'static, str>,
-    /// When to try again, where that can help.
+    /// The time after which a retry may help.
     pub retry_after: Option<Duration>,
 }
 
-/// The kinds of refusals; the text in `error.code`.
+/// The kinds of refusals; see [`RefusalCode::as_str`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RefusalCode {
     /// No route, or no such tag.
     NotFound,
-    /// The request is none that HTTP allows.
+    /// The request is not valid HTTP.
     BadRequest,
-    /// The request's head has more headers, or more bytes, than the gateway takes.
+    /// The request's head has more headers, or more bytes, than the gateway accepts.
     HeadTooLarge,
-    /// The request's body is larger than the gateway takes.
+    /// The request's body is larger than the gateway accepts.
     RequestTooLarge,
     /// The function, or the revision of its traffic, is not ready.
     NotReady,
-    /// Too many requests wait for this revision already.
+    /// Too many requests already wait for this revision.
     QueueFull,
     /// The request was not admitted in time.
     QueueTimeout,
-    /// The host has no room.
+    /// The host has no free resources.
     Overloaded,
     /// The component is not in the artifact store.
     ComponentMissing,
@@ -49,9 +49,9 @@ pub enum RefusalCode {
     Trapped,
     OutOfMemory,
     TimedOut,
-    /// The guest returned without an answer.
+    /// The guest returned without a response.
     NoAnswer,
-    /// The guest set an error as its answer.
+    /// The guest set an error as its response.
     GuestError,
     ResponseTooLarge,
     ShuttingDown,
@@ -86,8 +86,8 @@ impl RefusalCode {
             Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            // The client's fault: more requests than the function's own limits permit. The other limits are the
-            // host's capacity.
+            // The client's fault: more requests than the function's own limits permit. The other limits are the host's
+            // capacity.
             Self::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Self::NotReady
             | Self::QueueTimeout
@@ -105,7 +105,7 @@ impl RefusalCode {
         }
     }
 
-    /// The text in `error.code` and in metrics.
+    /// The code in `error.code` and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
@@ -130,8 +130,8 @@ impl RefusalCode {
     }
 }
 
-/// Headers of an HTTP/1.1 request: hyper's own bound, and that of Apache's httpd. Another one would cost an
-/// allocation for each request, so it is kept; over HTTP/2 only the bytes count.
+/// The number of headers of an HTTP/1.1 request: hyper's default, and that of Apache's httpd. Any other value would
+/// cost an allocation for each request, so it is kept; over HTTP/2 only the bytes count.
 const HEADERS_MAX: usize = 100;
 const HINT_ROUTES: &str = "see the routes with `kubectl get functions -A` or `mayfly get functions`";
 
@@ -161,7 +161,7 @@ impl Refusal {
     }
 
     pub(crate) fn starting() -> Self {
-        let message = "this server was just started and does not know its functions yet";
+        let message = "this server has just started and has not loaded its functions yet";
         Self::new(RefusalCode::NotReady, message, "try again in a moment").retry(Duration::from_secs(1))
     }
 
@@ -176,13 +176,13 @@ impl Refusal {
 
     pub(crate) fn no_revision(function: &str) -> Self {
         let message = format!("function {function} has no revision yet");
-        let hint = "it was deployed a moment ago; if this stays, see `kubectl describe function`";
+        let hint = "it may have been deployed just now; if this persists, see `kubectl describe function`";
         Self::new(RefusalCode::NotReady, message, hint).retry(Duration::from_secs(1))
     }
 
     pub(crate) fn revision_missing(function: &str, revision: &str) -> Self {
         let message =
-            format!("the traffic of function {function} goes to revision {revision}, which is not there");
+            format!("the traffic of function {function} goes to revision {revision}, which does not exist");
         let hint = "see `kubectl get revisions` and set spec.traffic to one of them, or to `latest: true`";
         Self::new(RefusalCode::NotReady, message, hint)
     }
@@ -196,13 +196,13 @@ impl Refusal {
         )
     }
 
-    /// A queue that takes no asynchronous invocation at this moment.
+    /// The queue currently accepts no asynchronous invocation.
     pub fn invocation_refused(why: impl std::fmt::Display) -> Self {
         let message = format!("the invocation was not queued: {why}");
         Self::new(RefusalCode::Overloaded, message, "try again in a moment").retry(Duration::from_secs(1))
     }
 
-    /// More asynchronous invocations wait than may: of the function, its namespace, or all.
+    /// Too many asynchronous invocations wait: of the function, its namespace, or all.
     pub fn too_many_invocations(why: impl std::fmt::Display) -> Self {
         let message = format!("the invocation was not queued: {why}");
         let hint =
@@ -225,21 +225,22 @@ impl Refusal {
 
     /// RFC 9112, section 3.2.
     pub(crate) fn not_one_host(hosts: usize) -> Self {
-        let message = format!("the request has {hosts} Host headers, and HTTP/1.1 asks for one");
+        let message = format!("the request has {hosts} Host headers; HTTP/1.1 requires exactly one");
         Self::new(RefusalCode::BadRequest, message, "send one Host header")
     }
 
     pub(crate) fn host_is_no_text() -> Self {
-        let message = "the request's Host header is no name: it has bytes that are no visible ASCII";
+        let message =
+            "the request's Host header is not a valid name: it contains bytes other than visible ASCII";
         Self::new(RefusalCode::BadRequest, message, "send the host's name as ASCII (punycode)")
     }
 
     pub(crate) fn no_request() -> Self {
-        let message = "what was sent is no HTTP request: its first line or one of its headers cannot be read";
+        let message = "not a valid HTTP request: its first line or one of its headers cannot be parsed";
         Self::new(RefusalCode::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")
     }
 
-    /// RFC 9112, section 6.1: a coding that is not understood must not be passed on as if it were not there.
+    /// RFC 9112, section 6.1: a coding that is not supported must not be ignored.
     pub(crate) fn transfer_coding() -> Self {
         let message = "the request's body has a transfer coding besides chunked, which is not decoded here";
         Self::new(
@@ -250,7 +251,7 @@ impl Refusal {
     }
 
     pub(crate) fn head_too_large(limit_bytes: usize) -> Self {
-        // hyper has one error for all three.
+        // hyper reports the same error for all three.
         let message = format!(
             "the request's head has more than {HEADERS_MAX} headers or {limit_bytes} bytes, or a content-length that no \
              body can have"
@@ -348,7 +349,7 @@ struct Fields<'a> {
 }
 
 impl Refusal {
-    /// The answer's body.
+    /// The response's body.
     pub(crate) fn document(&self, request_id: &str) -> Vec<u8> {
         let Self { code, message, hint, .. } = self;
         let error = Fields { code: code.as_str(), message, hint, request_id };
@@ -357,7 +358,7 @@ impl Refusal {
         text
     }
 
-    /// The answer, as JSON. `request_id` is the one that the answer's header carries.
+    /// The response, as JSON. `request_id` is also the value of the response's header.
     pub fn into_response(self, request_id: &str) -> Response<ResponseBody> {
         let text = self.document(request_id);
         let Self { code, retry_after, .. } = &self;
@@ -380,7 +381,7 @@ mod tests {
 
     use super::*;
 
-    /// Every cause has its status; the body is what clients parse.
+    /// Checks the status of every cause; clients parse the body.
     #[tokio::test]
     async fn every_call_error_has_its_status() {
         let retry_after = Duration::from_millis(1500);
@@ -420,7 +421,7 @@ mod tests {
         assert_eq!(texts.len(), RefusalCode::ALL.len());
     }
 
-    /// Programs rely on the codes, so each is documented with its status, cause and remedy.
+    /// Clients rely on the codes, so each is documented with its status, cause and remedy.
     #[test]
     fn every_code_is_documented_with_its_status() {
         let page = include_str!("../../../docs/errors.md");

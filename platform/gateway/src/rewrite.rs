@@ -1,12 +1,12 @@
-//! The form of a request's address that functions and endpoints see.
+//! Rewrites a request's URI into the form that functions and endpoints see.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Uri, header, uri::PathAndQuery};
 use hyper::body::Incoming;
 use mayfly_runtime::wire::DrainOnDrop;
 
-/// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
-/// one form for guests, whichever HTTP the client speaks. Returns the host.
+/// Moves the host into the `host` header, and leaves only the path in the URI: one form for guests, independent of the
+/// client's HTTP version. Returns the host.
 pub(crate) fn settle_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderValue> {
     if let Some(authority) = request.uri().authority() {
         let value = HeaderValue::from_str(authority.as_str()).ok()?;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! [`plan`] computes a function's route from objects alone; [`owner`] publishes it; [`table`] holds all routes,
-//! immutable and without locks for readers; [`route`] chooses a revision, and [`sticky`] keeps a client with it;
-//! [`place`] reads the target from a request.
+//! immutable and lock-free for readers; [`route`] chooses a revision, and [`sticky`] keeps a client on it; [`place`]
+//! parses the target from a request.
 
 pub(crate) mod owner;
 pub(crate) mod place;

@@ -1,4 +1,4 @@
-//! One revision, as requests see it: the path to its host, its gate and its counters.
+//! One revision in the request path: its upstream, its gate and its counters.
 
 use std::{
     collections::HashMap,
@@ -23,8 +23,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// One revision. Lives as long as the revision does, whatever becomes of the routes to it, so that its
-/// queue and its counts survive every change of the table.
+/// One revision. Lives as long as the revision, independently of its routes, so that its queue and its counters survive
+/// every change of the table.
 pub(crate) struct RevisionTarget {
     pub(crate) uid: String,
     pub(crate) key: ObjectKey,
@@ -33,19 +33,20 @@ pub(crate) struct RevisionTarget {
     pub(crate) scaling: Scaling,
     pub(crate) gate: Gate,
     pub(crate) traffic: Traffic,
-    /// The upstream of the revision's requests. Replaced when its Secrets or ConfigMaps or its readiness change.
+    /// The upstream of the revision's requests. Replaced when its Secrets, its ConfigMaps or its readiness change.
     pub(crate) upstream: ArcSwap<Upstream>,
-    /// Replicas that run, from the revision's status.
+    /// The number of running replicas, from the revision's status.
     pub(crate) ready_replicas: AtomicU32,
     /// The autoscaler's number of replicas.
     pub(crate) desired_replicas: AtomicU32,
-    /// Some route leads here. Without one its replicas are not needed.
+    /// Whether any route leads here. Without one its replicas are not needed.
     pub(crate) routed: AtomicBool,
-    /// The component is not in the artifact store, by its status or the last call: no replica can start.
+    /// Whether the component is missing in the artifact store, according to its status or the last call: no replica can
+    /// start.
     pub(crate) lacks_component: AtomicBool,
-    /// The revision was removed.
+    /// Whether the revision was removed.
     pub(crate) deleted: AtomicBool,
-    /// The autoscaler evaluates the revision.
+    /// Whether the autoscaler evaluates the revision.
     watched: AtomicBool,
 }
 
@@ -55,21 +56,21 @@ pub(crate) enum Upstream {
     Local(Arc<dyn HostedFunction>),
     /// HTTP to the pods of a container image.
     Pod(Arc<PodUpstream>),
-    /// Nowhere: it cannot answer, and this is why.
+    /// It cannot answer, for this reason.
     Unavailable(Refusal),
 }
 
 /// The inputs of a decision about a revision besides its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Replicas that run.
+    /// The number of running replicas.
     pub(crate) ready: u32,
-    /// Some route leads to it.
+    /// Whether any route leads to it.
     pub(crate) routed: bool,
 }
 
 impl RevisionTarget {
-    /// Whether the host has it, so that it can be called.
+    /// Whether it has an upstream that can be called.
     pub(crate) fn is_hosted(&self) -> bool {
         matches!(&**self.upstream.load(), Upstream::Local(_) | Upstream::Pod(_))
     }
@@ -81,14 +82,14 @@ impl RevisionTarget {
         upstream: Arc<Upstream>,
         queue_max: u32,
     ) -> Self {
-        // Capacity is booked first and bound afterwards: a request need not wait for the replica that it
-        // is the reason for. The bound is what all replicas together may take; the host guards the machine.
+        // Requests are admitted before the replicas for them run, so that a request need not wait for the replica that
+        // it causes. The limit is the capacity of all replicas together; the host protects the machine.
         let limit = spec.limits.concurrency.saturating_mul(spec.scaling.max).clamp(1, COUNT_MAX);
         Self {
             uid,
             key,
             function: spec.function.clone(),
-            // Not every revision passed today's validation.
+            // Older revisions may not have passed today's validation.
             timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
             scaling: spec.scaling.clone(),
             gate: Gate::new(Instant::now(), limit, queue_max),
@@ -103,7 +104,7 @@ impl RevisionTarget {
         }
     }
 
-    /// A turn, or a place in the queue for one. The permit's drop ends the turn.
+    /// Admits a request, or queues it. Dropping the permit releases the slot.
     pub(crate) fn admit(
         self: &Arc<Self>,
         demand: &DemandSignal,
@@ -123,7 +124,7 @@ impl RevisionTarget {
         }
     }
 
-    /// The state that the owner of the routes recorded.
+    /// The state recorded by the owner of the routes.
     pub(crate) fn seen(&self) -> Seen {
         Seen { ready: self.ready_replicas.load(Ordering::SeqCst), routed: self.routed.load(Ordering::SeqCst) }
     }
@@ -133,22 +134,22 @@ impl RevisionTarget {
     }
 }
 
-/// A running request. It ends with its answer's last byte, or when the client disconnects.
+/// A running request. It ends with the last byte of its response, or when the client disconnects.
 pub(crate) struct Permit {
     target: Arc<RevisionTarget>,
     arrived: Instant,
     started: Instant,
-    /// None until there is an answer.
+    /// `None` until there is a response.
     pub(crate) status: Option<u16>,
 }
 
 impl Permit {
-    /// The time of its admission.
+    /// The time of admission.
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    /// When its answer must be complete.
+    /// The deadline of its response.
     pub(crate) fn deadline(&self) -> Instant {
         self.arrived + self.target.timeout
     }
@@ -168,7 +169,7 @@ pub(crate) enum Admission {
     Waiting(Waiting),
 }
 
-/// A request in the queue. May be dropped at any moment: a granted slot that was not taken is returned.
+/// A request in the queue. May be dropped at any time: a granted slot that was not taken is returned.
 pub(crate) struct Waiting {
     target: Arc<RevisionTarget>,
     arrived: Instant,
@@ -176,7 +177,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Waits for the turn.
+    /// Waits for a slot.
     pub(crate) async fn turn(mut self, deadline: Instant) -> Result<Permit, Refusal> {
         match tokio::time::timeout_at(deadline, &mut self.receiver).await {
             Ok(Ok(())) => Ok(self.target.permit(self.arrived, Instant::now())),
@@ -190,8 +191,8 @@ impl Drop for Waiting {
         self.receiver.close();
         let now = Instant::now();
         self.target.gate.stop_waiting(now);
-        // After `close` no turn can be given any more, and one given before is found here. A turn that was
-        // taken is not: it was received.
+        // After `close` no slot can be granted any more, and one that was granted before but not received is found
+        // here.
         if self.receiver.try_recv().is_ok() {
             self.target.gate.leave(now);
         }
@@ -217,7 +218,7 @@ impl Targets {
         self.by_uid.write().remove(uid)
     }
 
-    /// Requests that run or wait for a turn now.
+    /// The number of running and waiting requests.
     pub(crate) fn requests(&self) -> u64 {
         let of = |target: &Arc<RevisionTarget>| {
             u64::from(target.gate.running()) + u64::from(target.gate.waiting())
@@ -225,7 +226,7 @@ impl Targets {
         self.with_traffic().iter().map(of).sum()
     }
 
-    /// Those that got a request since the start.
+    /// Revisions that got a request since the start.
     pub(crate) fn with_traffic(&self) -> Vec<Arc<RevisionTarget>> {
         let by_uid = self.by_uid.read();
         let mut asked: Vec<_> =
@@ -235,8 +236,8 @@ impl Targets {
     }
 }
 
-/// The queue by which the request path notifies the autoscaler of revisions with work. It holds each revision at most
-/// once.
+/// The queue through which the request path notifies the autoscaler of revisions with work. It contains each revision
+/// at most once.
 #[derive(Default)]
 pub(crate) struct DemandSignal {
     raised: Mutex<Vec<Arc<RevisionTarget>>>,
@@ -244,7 +245,7 @@ pub(crate) struct DemandSignal {
 }
 
 impl DemandSignal {
-    /// Lets the autoscaler evaluate the revision from now on. One load where it already does.
+    /// Makes the autoscaler evaluate the revision from now on. A single load if it already does.
     pub(crate) fn raise(&self, target: &Arc<RevisionTarget>) {
         if !target.watched.load(Ordering::SeqCst) && !target.watched.swap(true, Ordering::SeqCst) {
             self.raised.lock().push(target.clone());
@@ -252,7 +253,7 @@ impl DemandSignal {
         }
     }
 
-    /// Lets the autoscaler evaluate all revisions in its queue now.
+    /// Makes the autoscaler evaluate all revisions in its queue now.
     pub(crate) fn wake(&self) {
         self.notify.notify_one();
     }
@@ -266,8 +267,7 @@ impl DemandSignal {
     }
 
     /// Ends the autoscaler's watch of a revision, whose last observed state is `seen`. An arrival or a change after
-    /// this call registers the revision again; one before the call is part of `seen` or found the revision still
-    /// watched.
+    /// this call registers the revision again; an earlier one is part of `seen` or found the revision still watched.
     pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: Seen) {
         target.watched.store(false, Ordering::SeqCst);
         if target.gate.running() + target.gate.waiting() > 0 || target.seen() != seen {
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(permit.deadline(), now + TIMEOUT_MAX);
     }
 
-    /// The autoscaler decides on what it observes, and the routes' owner changes that before it is released.
+    /// The autoscaler decides on an observation that the routes' owner changes before the revision is released.
     #[test]
     fn what_changes_while_it_is_released_is_looked_at_again() {
         let spec = serde_json::from_value(json!({"function": "f", "source": {}})).unwrap();

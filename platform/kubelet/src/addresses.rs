@@ -1,5 +1,5 @@
-//! Addresses for pods of a node without root: out of 127.64.0.0/11, all of which the kernel takes as local. Cluster IPs
-//! of Services come from 127.96.0.0/12 beside it.
+//! Pod addresses of a node without root, from 127.64.0.0/11: the kernel treats all of 127.0.0.0/8 as local. Cluster IPs
+//! of Services come from the adjacent 127.96.0.0/12.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ impl Addresses {
         if let Some(address) = self.of_pod.get(uid) {
             return Some(*address);
         }
-        // Going round keeps an address unused for long after its pod went.
+        // Allocation is round-robin, so that a released address is not reused soon.
         for _ in FIRST..=LAST {
             let number = FIRST + self.next % (LAST - FIRST + 1);
             self.next = self.next.wrapping_add(1) % (LAST - FIRST + 1);
@@ -44,7 +44,7 @@ impl Addresses {
         None
     }
 
-    /// Assigns a certain address to a pod, if it is free.
+    /// Assigns this address to a pod, if it is free.
     pub(crate) fn claim(&mut self, uid: &PodUid, address: IpAddr) -> bool {
         if self.of_pod.contains_key(uid) || self.taken.contains_key(&address) {
             return false;

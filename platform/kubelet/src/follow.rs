@@ -135,7 +135,7 @@ async fn open(logs: &Logs, pod: &Pod, id: &ContainerId, options: LogOptions) -> 
     LogReader::open(vec![log_path(pod, id, &logs.layout)], options).await
 }
 
-/// The next line; never one while another replica streams them.
+/// The next line; pends forever while another replica streams the lines.
 async fn next_of(lines: &mut Option<LogReader>) -> Option<io::Result<Bytes>> {
     match lines {
         Some(lines) => lines.next().await,

@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 /// The interval of checks of a followed function for new revisions.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The interval of the search for logs whose revision was deleted unseen.
+/// The interval of the sweep for logs of revisions whose deletion was missed.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// Deleted revisions whose log is not removed yet; the sweep finds those beyond this number.
+/// The capacity of the queue of deleted revisions whose log is to be removed; the sweep removes those that do not fit.
 const GONE_MAX: usize = 1024;
 
-/// An index of revisions: their namespace and function.
+/// The informer index of revisions by namespace and function.
 const BY_FUNCTION: &str = "kubelet/function";
 
 /// The path of a revision's log, and the revision's identity.
@@ -95,7 +95,8 @@ impl FunctionLogs {
         }
     }
 
-    /// Removes what no revision has. Listed first: a revision that comes meanwhile has no log before it is known.
+    /// Removes logs without a revision. Logs are listed before revisions are looked up: a new revision has no log
+    /// before the informer has it.
     async fn sweep(&self) {
         let layout = self.layout.clone();
         let mut logs = spawn_blocking(move || layout.revisions()).await.unwrap_or_default();
@@ -119,7 +120,7 @@ impl FunctionLogs {
                 }
             }
         };
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         let _ = spawn_blocking(remove).await;
     }
 }
@@ -132,11 +133,11 @@ fn log_of(revision: &Revision) -> RevisionLog {
     }
 }
 
-/// The log that is not needed any more after a change.
+/// The log to remove after this change.
 fn ended(change: &Change<'_, Revision>) -> Option<RevisionLog> {
     match change {
         Change::Deleted(old) => Some(log_of(old)),
-        // The deletion was missed: another revision has the name.
+        // The deletion event was missed: a new revision has the same name.
         Change::Updated { old, new } if old.metadata.uid != new.metadata.uid => Some(log_of(old)),
         Change::Added(_) | Change::Updated { .. } => None,
     }
@@ -151,7 +152,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// The files of the revisions there are now that have written anything.
+    /// The log files of the existing revisions that have written something.
     async fn files(self: &Arc<Self>) -> Vec<PathBuf> {
         let wanted = self.clone();
         let list = move || {
@@ -166,7 +167,7 @@ impl Wanted {
     }
 }
 
-/// A function's log that stays open.
+/// A followed log of a function.
 struct Followed {
     wanted: Arc<Wanted>,
     lines: LogReader,

@@ -134,7 +134,7 @@ pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, image
         .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
 }
 
-/// The pods bound to this node, as in this process's informer.
+/// The pods bound to this node, from this process's informer.
 async fn pods(State(logs): State<Logs>) -> Json<serde_json::Value> {
     let items: Vec<_> = logs.pods.list().into_iter().filter(|pod| logs.has(pod)).collect();
     let items: Vec<_> = items.iter().map(|pod| &**pod).collect();
@@ -162,7 +162,8 @@ async fn container_logs(
             let message = format!("previous terminated container {container:?} in pod {name:?} not found");
             return (StatusCode::BAD_REQUEST, message).into_response();
         }
-        // While it waits to start again, its log is that of the attempt that ended, which is the previous one, too.
+        // While the container waits to be restarted, its log is that of the attempt that ended, which is also the
+        // previous one.
         (true, _, attempt) | (false, Some(_), attempt @ 1..) => attempt - 1,
         (false, Some(waiting), 0) => {
             let reason = waiting.reason.as_deref().unwrap_or("ContainerCreating");

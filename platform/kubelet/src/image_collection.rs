@@ -1,8 +1,8 @@
 //! Removal of images that no pod of the node uses, and the images in the node's status.
 //!
-//! The rules are upstream's (`kubelet/images/image_gc_manager.go`): images whose last use is too long ago are removed
-//! first; then, when the disk is fuller than the high threshold, those used longest ago until it is as full as the low
-//! one. An image that was found less than a while ago stays: a pod that uses it may be about to start.
+//! The rules are upstream's (`kubelet/images/image_gc_manager.go`): images that have been unused for too long are
+//! removed first; then, when the disk is fuller than the high threshold, the least recently used ones until disk usage
+//! is at the low threshold. An image that was found recently stays: a pod that uses it may be about to start.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,23 +19,23 @@ use tokio_util::sync::CancellationToken;
 
 use crate::pressure::{self, DiskCapacity, PressureSignal};
 
-/// Images that the node's object names (upstream's `nodeStatusMaxImages`): the largest ones.
+/// The number of images in the node's status (upstream's `nodeStatusMaxImages`): the largest ones.
 const NODE_IMAGES_MAX: usize = 50;
-/// The interval of the image scan, which bounds the age of the node status's list.
+/// The interval of the image scan, which bounds the age of the list in the node's status.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// The interval of the removal of unused images (upstream's).
 const COLLECT_EVERY: Duration = Duration::from_secs(300);
 
-/// When images are removed.
+/// The policy for removing images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageCollection {
-    /// Removal begins when the disk is as full as this, in percent; 100: never for the disk's sake.
+    /// Disk usage, in percent, above which removal begins; 100 disables removal by disk usage.
     pub high_percent: u8,
-    /// It ends when the disk is as full as this.
+    /// Disk usage, in percent, at which removal stops.
     pub low_percent: u8,
-    /// An image stays at least so long after it was found, or last used.
+    /// The minimum time since an image was found or last used before it may be removed.
     pub min_age: Duration,
-    /// The age since the last use at which an image is removed, however much of the disk is free; `None`: it stays.
+    /// The time since the last use after which an image is removed whatever the disk usage; `None`: never.
     pub max_age: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ struct KnownImage {
     names: Vec<String>,
     bytes: u64,
     found: Instant,
-    /// `None`: not since it was found.
+    /// `None`: not used since it was found.
     last_used: Option<Instant>,
     in_use: bool,
 }
@@ -118,7 +118,7 @@ fn look(
     images
 }
 
-/// The images as the node's object names them: the largest first, each by its digest and its names.
+/// The images in the form of the node's status: the largest first, each by its digest and its names.
 fn for_node(images: &BTreeMap<String, KnownImage>) -> Vec<ContainerImage> {
     let mut all: Vec<_> = images.iter().collect();
     all.sort_by(|one, other| other.1.bytes.cmp(&one.1.bytes).then_with(|| one.0.cmp(other.0)));
@@ -137,7 +137,7 @@ fn for_node(images: &BTreeMap<String, KnownImage>) -> Vec<ContainerImage> {
     all.into_iter().take(NODE_IMAGES_MAX).map(entry).collect()
 }
 
-/// Looks after the images of the node's runtimes.
+/// Scans the images of the node's runtimes and removes unused ones.
 pub(crate) struct ImageCollector {
     node: String,
     config: ImageCollection,
@@ -175,7 +175,7 @@ impl ImageCollector {
         self.shown.subscribe()
     }
 
-    /// Looks at the images until `stop`. Those of a runtime that ran nothing yet are left alone.
+    /// Scans the images until `stop`. Skips runtimes that have not started any container yet.
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         let mut known: HashMap<String, BTreeMap<String, KnownImage>> = HashMap::new();
         let mut collected = Instant::now();
@@ -186,7 +186,7 @@ impl ImageCollector {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 Ok(()) = shortages.changed() => {}
             }
-            // Pods are ended if that is not enough.
+            // When the disk is short, unused images are removed at once, before pods are evicted.
             let is_due = collected.elapsed() >= COLLECT_EVERY || self.is_disk_short();
             for runtime in &self.runtimes {
                 let Some(store) = runtime.images().filter(|store| store.is_started()) else { continue };
@@ -194,7 +194,7 @@ impl ImageCollector {
                 match store.list().await {
                     Ok(records) => *images = look(images, &records, &self.used(), Instant::now()),
                     Err(error) => {
-                        tracing::debug!(%error, "cannot look at the images");
+                        tracing::debug!(%error, "cannot list the images");
                         continue;
                     }
                 }
@@ -220,7 +220,8 @@ impl ImageCollector {
         }
     }
 
-    /// The full names of the images that pods of this node name, ended ones included: their containers may start again.
+    /// The full names of the images in the specs of this node's pods, including ended ones: their containers may be
+    /// restarted.
     fn used(&self) -> HashSet<String> {
         let mut used = HashSet::new();
         for pod in self.pods.list() {

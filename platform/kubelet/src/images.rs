@@ -19,10 +19,10 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::streams::HttpRefusal;
 
-/// Largest archive, in bytes: images for machine learning have some 10 GiB.
+/// The largest archive, in bytes; images for machine learning have about 10 GiB.
 const ARCHIVE_BYTES_MAX: u64 = 64 << 30;
 
-/// The images of the runtimes that have any.
+/// The image stores of the runtimes that have one.
 #[derive(Clone)]
 pub(crate) struct NodeImages {
     runtimes: Vec<Arc<dyn Runtime>>,
@@ -67,8 +67,8 @@ impl NodeImages {
         let mut file = tokio::fs::File::from_std(file);
         let (mut body, mut bytes) = (body.into_data_stream(), 0_u64);
         while let Some(chunk) = body.next().await {
-            let chunk =
-                chunk.map_err(|error| (StatusCode::BAD_REQUEST, format!("the upload broke off: {error}")))?;
+            let chunk = chunk
+                .map_err(|error| (StatusCode::BAD_REQUEST, format!("the upload ended early: {error}")))?;
             bytes += chunk.len() as u64;
             if bytes > ARCHIVE_BYTES_MAX {
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, format!("more than {ARCHIVE_BYTES_MAX} bytes")));

@@ -1,4 +1,4 @@
-//! What jobs read and leave (`mayfly_api::job_io`): the node's side of the contract.
+//! Inputs and outputs of jobs: the node's side of the contract `mayfly_api::job_io`.
 //!
 //! ```text
 //! DIR/<pod uid>/fetched/<name>        artifacts from other places, until they are staged
@@ -9,7 +9,7 @@
 //! DIR/<pod uid>/targets               the destinations of outputs, as JSON, if there are some
 //! DIR/<pod uid>/capture/{stdout,stderr}   written by the host
 //! ```
-//! A pod's folder goes when its outputs are named on its object, or when the object is gone.
+//! A pod's folder is removed when its outputs are recorded on its object, or when the object is gone.
 
 mod collect;
 mod remote;
@@ -61,7 +61,7 @@ impl JobFiles {
     /// The default: 1 GiB.
     pub const ARTIFACT_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
-    /// Room for a few of the largest artifacts: 4 GiB.
+    /// Fits a few of the largest artifacts: 4 GiB.
     pub const OUT_BYTES_MAX_DEFAULT: u64 = 4 << 30;
 
     pub fn new(artifacts: Artifacts, folder: impl Into<PathBuf>) -> Self {
@@ -74,7 +74,7 @@ impl JobFiles {
         }
     }
 
-    /// The pods that leave more than they may.
+    /// The uids of pods whose outputs exceed `out_bytes_max`.
     pub(crate) async fn too_large(&self) -> HashSet<String> {
         let (folder, max) = (self.folder.clone(), self.out_bytes_max);
         let look = move || {
@@ -95,7 +95,7 @@ impl JobFiles {
     /// `secrets` are those of the pod's namespace, for artifacts from other places.
     ///
     /// # Errors
-    /// For the pod's status: an input that is not in the store or cannot be fetched, a full disk.
+    /// A message for the pod's status: an input that is not in the store or cannot be fetched, a full disk.
     pub(crate) async fn stage(
         &self,
         pod: &Pod,
@@ -133,8 +133,8 @@ impl JobFiles {
         }
     }
 
-    /// Removes the folders of pods that are not `known`, which is called when the folders are listed: a pod has no
-    /// folder before it is known, so a new one is not taken for a leftover.
+    /// Removes the folders of pods that are not in `known()`. `known` is called after the folders were listed, so that
+    /// a folder created meanwhile is not taken for a leftover.
     pub(crate) async fn sweep(&self, known: impl FnOnce() -> HashSet<String>) {
         let folder = self.folder.clone();
         let list = move || -> Vec<String> {
@@ -208,7 +208,7 @@ fn inputs_of(pod: &Pod) -> Result<InputsSource, String> {
     InputsSource::parse(text).map_err(|why| format!("{ANNOTATION_INPUTS}: {why}"))
 }
 
-/// Whether the pod takes part in the contract.
+/// Whether the pod has inputs or outputs under this contract.
 pub(crate) fn is_job(pod: &Pod) -> bool {
     annotation(pod, ANNOTATION_INPUTS).is_some()
 }
@@ -227,7 +227,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
 }
 
-/// An error of a file, as a person reads it.
+/// The message for a failed file operation.
 fn io_message(what: &str, path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the node's disk is full".to_owned(),

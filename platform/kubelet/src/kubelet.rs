@@ -47,7 +47,7 @@ use crate::{
 
 /// The pause between checks of the runtimes' states.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The interval of the measurement of jobs' files on the disk.
+/// The interval of measuring jobs' files on the disk.
 const WEIGH_EVERY: Duration = Duration::from_secs(2);
 /// The interval of comparing the files of volumes with their sources (upstream: a minute).
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
@@ -60,39 +60,39 @@ const SWEEP_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: SWEE
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node_name: String,
-    /// Thousandths of a core that pods may ask for.
+    /// Allocatable CPU for pods, in thousandths of a core.
     pub cpu_millis: u64,
-    /// Memory that pods may ask for, in bytes.
+    /// Allocatable memory for pods, in bytes.
     pub memory_bytes: u64,
     /// The largest number of pods. Wasm pods are cheap, so it is above upstream's 110.
     pub pods_max: u32,
     pub logs: LogLayout,
     /// Shown as the node's kubelet version.
     pub version: String,
-    /// The largest number of pods that are reconciled at the same time.
+    /// The number of pods that are reconciled at the same time.
     pub workers_max: usize,
-    /// The folders of jobs' inputs and outputs; without them, this node runs no such jobs.
+    /// The folders of jobs' inputs and outputs; `None`: this node does not run jobs with inputs or outputs.
     pub jobs: Option<JobFiles>,
     /// The folder of image archives during their import.
     pub upload_folder: PathBuf,
-    /// The folder of the pods' volumes; without it, this node runs no pods with volumes.
+    /// The folder of the pods' volumes; `None`: this node runs no pods with volumes.
     pub volumes: Option<PathBuf>,
     /// The folder of FlexVolume drivers.
     pub volume_plugins: PathBuf,
-    /// CSI drivers; without it, this node has none.
+    /// CSI drivers; `None`: this node has none.
     pub csi: Option<CsiConfig>,
-    /// When unused images are removed.
+    /// The policy for removing unused images.
     pub image_collection: ImageCollection,
-    /// The folder of the manifests of static pods; without it there are none.
+    /// The folder of the manifests of static pods; `None`: no static pods.
     pub static_pods: Option<PathBuf>,
-    /// Labels of the node beside those that every node has; `None` is one that it must not have.
+    /// Labels of the node in addition to the standard ones; `None` removes a label.
     pub labels: BTreeMap<String, Option<String>>,
-    /// Devices that plugins offer; without it pods that ask for any wait.
+    /// Devices from plugins; `None`: pods that request devices wait.
     pub devices: Option<Arc<dyn NodeDevices>>,
-    /// The name server of pods with the DNS policy `ClusterFirst`; without it they have the host's.
+    /// The name server of pods with the DNS policy `ClusterFirst`; `None`: they use the host's.
     pub cluster_dns: Option<ClusterDnsServer>,
-    /// Whether pods use this machine, so that they are evicted when its memory or disk is short. They do not on a node
-    /// that stands for another system's machines.
+    /// Whether pods use this machine's resources, so that they are evicted when its memory or disk is short. False on a
+    /// node that represents machines of another system.
     pub evicts: bool,
 }
 
@@ -100,10 +100,10 @@ impl Config {
     /// The folder into which installers of FlexVolume drivers put them (upstream's default).
     pub const VOLUME_PLUGINS_DEFAULT: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
     pub const PODS_MAX_DEFAULT: u32 = 10_000;
-    /// As many as pods: one that is being stopped holds its worker for its grace period.
+    /// As many as pods: a pod that is being stopped occupies its worker for its grace period.
     pub const WORKERS_MAX_DEFAULT: usize = 10_000;
 
-    /// This machine's cores and memory, and the defaults.
+    /// The settings for this machine's cores and memory, with defaults for the rest.
     pub fn of_this_machine(
         node_name: impl Into<String>,
         logs: LogLayout,
@@ -135,7 +135,7 @@ impl Config {
     }
 }
 
-/// One node's agent: created, then run.
+/// One node's agent.
 pub struct Kubelet {
     config: Config,
     node: NodeObject,
@@ -153,7 +153,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Must be called inside a tokio runtime. Acts on nothing yet.
+    /// Must be called inside a Tokio runtime. Has no effects until [`Self::run`].
     pub fn create(
         config: Config,
         client: Client,
@@ -268,7 +268,7 @@ impl Kubelet {
         http::router(self.logs.clone(), self.meters.clone(), self.streams.clone(), self.images.clone())
     }
 
-    /// Looks at a pod of this node again when it changes, and hurries work on one that is deleted.
+    /// Queues a pod of this node when it changes, and interrupts waits of a pod that is being deleted.
     fn wake_on_pods(&self) {
         let (queue, worker) = (self.queue.clone(), self.worker.clone());
         self.worker.pods.handle(move |change: Change<'_, Pod>| {
@@ -283,7 +283,7 @@ impl Kubelet {
         });
     }
 
-    /// Runs the node until `stop`. What runs is left running: its host ends it.
+    /// Runs the node until `stop`. Containers are left running; the owner of the runtimes ends them.
     pub async fn run(self, stop: CancellationToken) {
         self.wake_on_pods();
         let _end_events = self.stop_events.drop_guard();
@@ -298,7 +298,7 @@ impl Kubelet {
             let (worker, stop) = (worker.clone(), stop.clone());
             async move {
                 tokio::select! {
-                    // Interrupted steps are repeated after the next start: runtimes recognise their ids.
+                    // Interrupted steps are repeated after a restart: runtimes recognise the ids.
                     () = stop.cancelled() => Ok(Outcome::Done),
                     outcome = worker.reconcile(key) => outcome,
                 }
@@ -359,7 +359,7 @@ async fn wake_on_changes(
                 queue.add(key.clone());
             }
         }
-        // Changes come in bursts, and each check is of all pods.
+        // Changes come in bursts, and each check lists all pods.
         sleep(LOOK_EVERY).await;
     }
 }
@@ -395,7 +395,7 @@ async fn refresh_volumes(worker: &Worker, stop: &CancellationToken) {
     }
 }
 
-/// Ends jobs that fill the disk.
+/// Evicts jobs whose outputs exceed their maximum size.
 async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
     let Some(jobs) = &worker.jobs else { return };
     loop {
@@ -415,7 +415,7 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
     }
 }
 
-/// Measures the pods' local storage, and ends those that use more than they may.
+/// Measures the pods' local storage, and evicts pods that exceed their limits.
 async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
     loop {
         tokio::select! {
@@ -427,7 +427,7 @@ async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
     }
 }
 
-/// Measures the node, reports shortages, and ends a pod at a time while memory or disk is short.
+/// Measures the node, reports shortages, and evicts one pod at a time while memory or disk is short.
 async fn watch_pressure(
     worker: &Worker,
     queue: &WorkQueue<ObjectKey>,
@@ -440,7 +440,7 @@ async fn watch_pressure(
     loop {
         let folder = folder.clone();
         let measured = tokio::task::spawn_blocking(move || pressure::measure(&folder)).await;
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         let Ok(headroom) = measured else { return };
         let now = tokio::time::Instant::now();
         let mut short = [false; 3];
@@ -451,7 +451,7 @@ async fn watch_pressure(
         if let Some(shortage) = headroom.memory_shortage() {
             worker.evict_for_memory(queue, &shortage);
         }
-        // Unused images go first.
+        // Unused images are removed before pods are evicted.
         let disk = headroom.disk_shortage();
         if let Some(shortage) = disk.as_ref().filter(|_| disk_was_short) {
             worker.evict_for_disk(queue, shortage);
@@ -464,9 +464,9 @@ async fn watch_pressure(
     }
 }
 
-/// Removes leftovers of pods that the API does not have any more: they were deleted while no kubelet ran, or their
-/// removal failed. What cannot be removed is tried again after a pause, or when a CSI driver registers: a driver that
-/// comes after the kubelet has to unmount its volumes.
+/// Removes leftovers of pods that are not in the API any more: they were deleted while no kubelet ran, or their removal
+/// failed. Failed removals are retried after a pause, or when a CSI driver registers: a driver that registers late has
+/// to unmount its volumes.
 async fn sweep(worker: &Worker, csi: Option<Arc<CsiDrivers>>, stop: &CancellationToken) {
     let mut driver_changes = csi.map(|drivers| drivers.changes());
     let mut failures = 0;

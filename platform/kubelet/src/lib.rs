@@ -2,9 +2,9 @@
 //!
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which plans purely
 //! ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the
-//! HTTP API by which the API server reads logs ([`http`], [`function_logs`]), reaches containers (`streams`) and images
-//! (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]); volumes and
-//! their drivers ([`volumes`], [`plugin_registry`]).
+//! HTTP API through which the API server gets logs ([`http`], [`function_logs`]), streams into containers (`streams`),
+//! images (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]); volumes and their drivers
+//! ([`volumes`], [`plugin_registry`]).
 //!
 //! **Does not belong here:** how containers run (the runtimes), the choice of nodes (the scheduler), routes.
 //!

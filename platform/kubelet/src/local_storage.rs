@@ -1,5 +1,5 @@
-//! The disk usage of pods, and the limits that they set themselves (upstream's
-//! `kubelet/eviction`, `localStorageEviction`). Pure, but for what [`crate::pod::evicting`] measures.
+//! The disk usage of pods, and the pods' own limits (upstream's `kubelet/eviction`, `localStorageEviction`). Pure;
+//! [`crate::pod::evicting`] measures.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,13 +43,13 @@ pub(crate) struct PodStorage {
 }
 
 impl PodStorage {
-    /// What counts against the pod's limit, and takes space of the disk.
+    /// The usage that counts against the pod's limit, and takes space of the disk.
     pub(crate) fn total(&self) -> DiskUsage {
         let volumes = self.volumes.values().filter(|volume| !volume.in_memory).map(|volume| volume.usage);
         self.containers.values().map(ContainerStorage::total).chain(volumes).sum()
     }
 
-    /// The limit that the pod exceeds, as upstream's message of its eviction.
+    /// The limit that the pod exceeds, as upstream's eviction message.
     pub(crate) fn exceeded(&self, spec: &PodSpec) -> Option<String> {
         self.volume_exceeded(spec)
             .or_else(|| self.pod_exceeded(spec))

@@ -1,4 +1,4 @@
-//! The node's own object: registered at start, kept alive by its lease.
+//! The node's own object: registered at start and kept alive by its lease.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,7 @@ use crate::{
 /// The interval of the lease's renewal, and its duration (upstream's values).
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: i32 = 40;
-/// The interval of writes of an unchanged status.
+/// The interval of status writes without a change.
 const STATUS_EVERY: Duration = Duration::from_secs(300);
 /// The shortest pause between corrections of a status that another client wrote.
 const CORRECT_EVERY: Duration = Duration::from_secs(1);
@@ -55,7 +55,7 @@ pub(crate) struct NodeObject {
     client: Client,
     nodes: Informer<Node>,
     name: String,
-    /// `None` is a label that the node must not have.
+    /// `None` removes a label.
     labels: BTreeMap<String, Option<String>>,
     status: NodeStatus,
     images: watch::Receiver<Vec<ContainerImage>>,
@@ -98,7 +98,7 @@ impl NodeObject {
         }
     }
 
-    /// Writes the node, then keeps it alive until `stop`. A failure is tried again: the API may be away.
+    /// Writes the node, then keeps it alive until `stop`. Failures are retried: the API may be unreachable.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut written: Option<tokio::time::Instant> = None;
         let mut uid = None;
@@ -170,7 +170,7 @@ impl NodeObject {
         self.nodes.is_synced() && ready != Some(true)
     }
 
-    /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).
+    /// Creates or updates the node; keeps taints, cordons and labels of other clients.
     async fn register(
         &self,
         images: Vec<ContainerImage>,
@@ -189,7 +189,7 @@ impl NodeObject {
                             .filter_map(|(key, value)| Some((key.clone(), value.clone()?)))
                             .collect(),
                     ),
-                    // The node controller would add it.
+                    // Otherwise the node controller would add it.
                     annotations: Some([("node.alpha.kubernetes.io/ttl".into(), "0".into())].into()),
                     ..ObjectMeta::default()
                 };
@@ -214,7 +214,7 @@ impl NodeObject {
         api.patch_status(&self.name, &params(), &patch).await
     }
 
-    /// The node's status with the devices of this moment.
+    /// The node's status with the current devices.
     fn status(&self) -> NodeStatus {
         let mut status = self.status.clone();
         if let Some(devices) = &self.devices {
@@ -287,7 +287,7 @@ impl NodeObject {
     }
 }
 
-/// Waits for a change of the devices; for ever where there are none.
+/// Waits for a change of the devices; forever where there are none.
 pub(crate) async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
@@ -301,7 +301,7 @@ fn params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() }
 }
 
-/// What pods may take of the node, without its devices.
+/// The resources that pods may request, without devices.
 pub(crate) fn allocatable(config: &Config) -> Amounts {
     Amounts::from_quantities(&status(config).allocatable.unwrap_or_default())
 }
@@ -343,7 +343,7 @@ fn status(config: &Config) -> NodeStatus {
     }
 }
 
-/// The architecture as Go names it.
+/// The architecture by its Go name.
 fn arch() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,11 +1,12 @@
-//! The plugin watcher: CSI drivers announce themselves by a socket in a folder, and are asked there who they are.
+//! The plugin watcher: CSI drivers announce themselves by a socket in a folder; the kubelet asks for their identity
+//! there.
 //!
 //! ```text
 //! socket appears ──GetInfo, NodeGetInfo, capabilities──▶ registered: in CSINode, its volumes can be mounted
 //!      ▲                    │ fails                           │ socket goes, or is another file
 //!      └──────pause─────────┘◀────────────────────────────────┘
 //! ```
-//! The folder is read once a second: a watch would have to be made again whenever the folder is replaced. (Behaviour:
+//! The folder is polled once a second: a watch would have to be renewed whenever the folder is replaced. (Behaviour:
 //! upstream `pkg/kubelet/pluginmanager`, `pkg/volume/csi/nodeinfomanager`.)
 
 use std::{
@@ -32,13 +33,13 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// The interval of looking for sockets.
+/// The interval of polling the folder.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The timeout of a registration (upstream's for each call).
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pauses between tries of a plugin that does not register.
+/// Pauses between attempts to register a plugin.
 const REGISTER_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
-/// Plugins of a node; more sockets than that are not looked at.
+/// The number of plugins of a node; further sockets are ignored.
 const PLUGINS_MAX: usize = 256;
 /// The annotation of a node with the ids that drivers gave it (upstream's).
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -51,7 +52,7 @@ pub(crate) struct PluginRegistry {
     pub(crate) drivers: Arc<CsiDrivers>,
 }
 
-/// The file of a socket: another one at the same path is another plugin.
+/// Identifies the file of a socket: a new file at the same path is a new plugin.
 type SocketFile = (u64, u64, i64);
 
 enum SeenPlugin {
@@ -94,7 +95,7 @@ impl PluginRegistry {
         }
     }
 
-    /// Registers plugins that are new, and forgets those that are gone.
+    /// Registers new plugins, and forgets removed ones.
     async fn look(&self, seen: &mut BTreeMap<PathBuf, SeenPlugin>) {
         let sockets = sockets(&self.folder);
         seen.retain(|path, plugin| {
@@ -102,7 +103,7 @@ impl PluginRegistry {
             if let SeenPlugin::Registered { driver, endpoint, .. } = plugin
                 && !stays
             {
-                tracing::info!(driver, "a CSI driver is gone");
+                tracing::info!(driver, "a CSI driver has been removed");
                 self.drivers.remove(driver, endpoint);
             }
             stays
@@ -141,7 +142,7 @@ impl PluginRegistry {
         }
     }
 
-    /// Asks the plugin at a socket who it is, and tells it the result.
+    /// Asks the plugin at a socket for its identity, and reports the result to it.
     async fn register(&self, socket: &Path) -> Result<(String, PathBuf), String> {
         let mut plugin = RegistrationClient::new(channel(socket));
         let info =
@@ -154,7 +155,7 @@ impl PluginRegistry {
             tracing::debug!(
                 plugin = info.name,
                 error = status.message(),
-                "a plugin did not hear of its registration"
+                "cannot notify a plugin of its registration"
             );
         }
         registered.map(|endpoint| (info.name, endpoint))
@@ -177,7 +178,7 @@ impl PluginRegistry {
         Ok(endpoint)
     }
 
-    /// Writes the CSINode, and what drivers say about the node on the node itself.
+    /// Writes the CSINode object, and the labels and annotations that drivers define on the Node.
     async fn publish(&self, drivers: &Value) -> kube::Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = nodes.get(&self.node).await?;
@@ -209,7 +210,7 @@ impl PluginRegistry {
     }
 }
 
-/// The drivers as a CSINode has them.
+/// The drivers in the form of a CSINode.
 fn drivers_of_node(drivers: &[Arc<CsiDriver>]) -> Value {
     let shown = drivers.iter().map(|driver| {
         let mut shown = json!({"name": driver.name, "nodeID": driver.node_id,
@@ -222,7 +223,7 @@ fn drivers_of_node(drivers: &[Arc<CsiDriver>]) -> Value {
     shown.collect()
 }
 
-/// The sockets in a folder, each with its file.
+/// The sockets in a folder, with the identity of each file.
 fn sockets(folder: &Path) -> BTreeMap<PathBuf, SocketFile> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let sockets = entries.filter_map(|entry| {

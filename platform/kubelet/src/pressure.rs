@@ -1,5 +1,5 @@
-//! Shortages of the node: memory, disk, process ids. They are measured, shown as conditions of the node, and a
-//! shortage of memory or disk ends pods (upstream's `pkg/kubelet/eviction`).
+//! Shortages of the node: memory, disk, process ids. They are measured and shown as conditions of the node; a shortage
+//! of memory or disk evicts pods (upstream's `pkg/kubelet/eviction`).
 //!
 //! [`SignalState`] and [`victim`] are pure; [`measure`] reads the kernel.
 
@@ -13,12 +13,12 @@ use crate::local_storage::EPHEMERAL_STORAGE;
 
 /// The interval of measurements (upstream: 10 s).
 pub(crate) const MEASURE_EVERY: Duration = Duration::from_secs(10);
-/// The time after the end of a shortage for which its condition stays (upstream's transition period).
+/// The time for which a condition stays after the end of its shortage (upstream's transition period).
 const TRANSITION: Duration = Duration::from_secs(300);
 /// Memory that must be available, in bytes (upstream's `memory.available<100Mi`).
 const MEMORY_BYTES_MIN: u64 = 100 << 20;
-/// Share of the disk that must be free (upstream's `nodefs.available<10%`), but no more than this many bytes: a tenth
-/// of a large disk is no shortage.
+/// The share of the disk that must be free (upstream's `nodefs.available<10%`), at most this many bytes: on a large
+/// disk, less than a tenth is enough.
 const DISK_PERCENT_MIN: u64 = 10;
 const DISK_BYTES_MIN: u64 = 1 << 30;
 /// Share of the disk's inodes that must be free (upstream's `nodefs.inodesFree<5%`).
@@ -27,7 +27,7 @@ const INODES_PERCENT_MIN: u64 = 5;
 const PIDS_PERCENT_MIN: u64 = 5;
 /// The name of the resource in messages.
 pub(crate) const INODES: &str = "inodes";
-/// How the message of a pod begins that was ended for a shortage of the node (upstream's).
+/// The prefix of the message of a pod that was evicted for a shortage of the node (upstream's).
 pub(crate) const LOW_RESOURCE: &str = "The node was low on resource: ";
 
 /// A limited resource.
@@ -66,7 +66,7 @@ impl PressureSignal {
     }
 }
 
-/// The free resources of a node. A value that cannot be read counts as plenty.
+/// The free resources of a node. A value that cannot be read counts as sufficient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeHeadroom {
     pub(crate) memory_bytes: u64,
@@ -106,7 +106,7 @@ impl NodeHeadroom {
         .find(|shortage| shortage.available < shortage.threshold)
     }
 
-    /// The size of the disk, what pods may take of it, and what is free now, in bytes.
+    /// The size of the disk, the part that pods may use, and the free part, in bytes.
     pub(crate) fn disk_capacity(&self) -> DiskCapacity {
         DiskCapacity {
             capacity: self.disk_bytes_total,
@@ -116,12 +116,12 @@ impl NodeHeadroom {
     }
 }
 
-/// What must be free of a disk, in bytes.
+/// The number of bytes of a disk that must be free.
 fn disk_bytes_min(total: u64) -> u64 {
     (total / 100 * DISK_PERCENT_MIN).min(DISK_BYTES_MIN)
 }
 
-/// The size of a disk, what pods may take of it, and what is free, in bytes.
+/// The size of a disk, the part that pods may use, and the free part, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskCapacity {
     pub(crate) capacity: u64,
@@ -129,7 +129,7 @@ pub(crate) struct DiskCapacity {
     pub(crate) available: u64,
 }
 
-/// A resource of which less is available than must be.
+/// A resource whose available amount is below its threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shortage {
     pub(crate) resource: &'static str,
@@ -138,7 +138,7 @@ pub(crate) struct Shortage {
 }
 
 impl Shortage {
-    /// Upstream's message of a pod that was ended for it, which names the containers above their requests.
+    /// Upstream's message of an evicted pod, which names the containers above their requests.
     pub(crate) fn message(&self, containers: &[ContainerConsumption]) -> String {
         let Self { resource, threshold, available } = self;
         let (threshold, available) = (self.amount(*threshold), self.amount(*available));
@@ -147,7 +147,7 @@ impl Shortage {
         for ContainerConsumption { name, used, requested } in containers {
             if used > requested {
                 let (used, requested) = (self.amount(*used), self.amount(*requested));
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = write!(
                     message,
                     "Container {name} was using {used}, request is {requested}, \
@@ -166,7 +166,7 @@ impl Shortage {
     }
 }
 
-/// The use of a resource by a container.
+/// The usage of a resource by a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContainerConsumption {
     name: String,
@@ -219,14 +219,14 @@ fn processes() -> Option<(u64, u64)> {
     Some((total, most))
 }
 
-/// Whether there is a shortage: at once when it begins, and for a while after it has ended.
+/// Whether a condition holds: at once when the shortage begins, and for [`TRANSITION`] after its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SignalState {
     last_short: Option<Instant>,
 }
 
 impl SignalState {
-    /// Takes in a measurement; gives whether the condition holds.
+    /// Records a measurement; returns whether the condition holds.
     pub(crate) fn update(&mut self, is_short: bool, now: Instant) -> bool {
         if is_short {
             self.last_short = Some(now);
@@ -236,7 +236,7 @@ impl SignalState {
     }
 }
 
-/// A running pod, for the choice of the one that is ended.
+/// A running pod that may be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EvictionCandidate {
     pub(crate) uid: PodUid,
@@ -257,8 +257,9 @@ impl EvictionCandidate {
     }
 }
 
-/// The pod to end for a shortage: first those that use more than they requested, among these the least important, among
-/// these the one that exceeds its request most (upstream's order). One that uses nothing frees nothing.
+/// The pod to evict for a shortage, in upstream's order: pods above their requests first, among these the lowest
+/// priority, among these the one that exceeds its request most. Pods that use nothing are skipped: evicting them frees
+/// nothing.
 pub(crate) fn victim(candidates: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
     let excess = |one: &EvictionCandidate| i128::from(one.used) - i128::from(one.requested);
     candidates

@@ -1,4 +1,4 @@
-//! Probes: questions to a running container whose answers decide about its restarts and its readiness.
+//! Probes: checks of a running container whose results decide about its restarts and its readiness.
 //!
 //! ```text
 //!   started ─▶ startup probe ── succeeds ─▶ liveness and readiness probes, until the container ends
@@ -7,9 +7,9 @@
 //!               killed, and restarted as the restart policy says
 //! ```
 //!
-//! [`thresholds`] is the pure rule from single results to a verdict, [`tasks`] runs one task for each probe,
-//! [`check`] carries out a single probe. A verdict goes into the pod's local state, where the plan reads it. The
-//! rules and the words are upstream's (`pkg/kubelet/prober`, `pkg/probe`).
+//! [`thresholds`] is the pure rule from single results to a verdict, [`tasks`] runs one task for each probe, [`check`]
+//! executes a single probe. A verdict goes into the pod's local state, where the plan reads it. The rules and the
+//! messages are upstream's (`pkg/kubelet/prober`, `pkg/probe`).
 
 pub(crate) mod check;
 pub(crate) mod exec;

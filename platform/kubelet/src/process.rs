@@ -1,5 +1,5 @@
-//! The resources that this process uses: the node's share, as all wasm pods run in it. Zero where the kernel does not
-//! report them.
+//! The resource usage of this process: the node's share, as all wasm pods run in it. Zero where the kernel does not
+//! report a value.
 
 use std::{fs, time::Duration};
 
@@ -12,7 +12,7 @@ pub fn cpu_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Bytes of this process that are in memory.
+/// The resident memory of this process, in bytes.
 #[must_use]
 pub fn resident_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The node's runtimes, and which of them runs a pod.
+//! The node's runtimes, and the choice of one for a pod.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use mayfly_api::{
 use mayfly_informer::Informer;
 use mayfly_runtime::{PodUid, Runtime};
 
-/// The handler of RuntimeClasses whose pods are ordinary containers: the name of containerd's default one.
+/// The handler of RuntimeClasses whose pods are ordinary containers: the name of containerd's default runtime.
 const OCI_HANDLER: &str = "runc";
 /// The class of the runtime of ordinary containers.
 const OCI_CLASS: &str = "";
@@ -21,7 +21,7 @@ pub(crate) struct NodeRuntimes {
     classes: Informer<RuntimeClass>,
 }
 
-/// The class that a pod names; empty for pods that name none.
+/// The pod's runtime class; empty for pods without one.
 pub(crate) fn class_of(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default()
 }
@@ -41,13 +41,13 @@ impl NodeRuntimes {
         self.by_class.values()
     }
 
-    /// The classes that have a runtime of their own.
+    /// The classes with a runtime on this node.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.by_class.keys().map(String::as_str)
     }
 
-    /// The runtime of the pod's class: the one of this name, otherwise the one that the RuntimeClass's handler names.
-    /// A pod whose RuntimeClass was deleted stays with the runtime that has its sandbox.
+    /// The runtime of the pod's class: the runtime of this name, otherwise the one of the RuntimeClass's handler. A pod
+    /// whose RuntimeClass was deleted stays with the runtime that has its sandbox.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Option<&Arc<dyn Runtime>> {
         let class = class_of(pod);
         if let Some(runtime) = self.by_class.get(class) {
@@ -63,7 +63,7 @@ impl NodeRuntimes {
         }
     }
 
-    /// The reason for which no runtime runs a pod, in upstream's words where it has any.
+    /// The reason why no runtime can run a pod, in upstream's words where there are any.
     pub(crate) fn refusal(&self, pod: &Pod) -> String {
         let class = class_of(pod);
         let handler = self.classes.get(&ObjectKey::cluster(class)).map(|found| found.handler.clone());

@@ -1,7 +1,7 @@
-//! Static pods: manifests in a folder of the node, each of which is a pod of this node as long as its file exists.
+//! Static pods: each manifest in a folder of the node is a pod of this node as long as its file exists.
 //!
-//! Each has an object with upstream's annotations of a mirror pod. A deleted object is created again, a changed file
-//! replaces it, and a removed file removes it. [`plan`] decides, purely.
+//! Each has an object with upstream's annotations of a mirror pod. A deleted object is created again; a changed file
+//! replaces the object, and a removed file removes it. [`plan`] decides, purely.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The interval of reading the folder (upstream: 20 s).
 const SCAN_EVERY: Duration = Duration::from_secs(2);
-/// Manifests that are read, and the bytes of each: more than a person writes.
+/// Limits of the number and the size in bytes of manifests: far above handwritten ones.
 const FILES_MAX: usize = 256;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Upstream's annotations.
@@ -44,7 +44,7 @@ enum StaticPodStep {
 }
 
 impl StaticPods {
-    /// Follows the folder until `stop`. A folder that is not there has no pods.
+    /// Follows the folder until `stop`. A missing folder counts as empty.
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         tokio::select! {
             () = self.pods.synced() => {}
@@ -53,7 +53,7 @@ impl StaticPods {
         let mut complaints: Vec<String> = Vec::new();
         loop {
             let (folder, node) = (self.folder.clone(), self.node.clone());
-            // It fails only when the runtime ends.
+            // Fails only when the Tokio runtime shuts down.
             let Ok(read) = spawn_blocking(move || read_folder(&folder, &node)).await else { return };
             match read {
                 Ok((wanted, problems)) => {
@@ -102,9 +102,9 @@ impl StaticPods {
         };
         match done {
             Ok(()) => {}
-            // The informer is behind: the next round sees the change.
+            // The informer lags: the next scan sees the change.
             Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_not_found() => {}
-            Err(error) => tracing::warn!(?step, %error, "cannot keep a static pod; will try again"),
+            Err(error) => tracing::warn!(?step, %error, "cannot update a static pod; will try again"),
         }
     }
 }
@@ -131,14 +131,14 @@ fn plan(wanted: &[Pod], mirrors: &[std::sync::Arc<Pod>]) -> Vec<StaticPodStep> {
     steps
 }
 
-/// The pods of a folder's manifests, and the errors of the others. Blocks.
+/// The pods of a folder's manifests, and messages about invalid manifests. Blocks.
 fn read_folder(folder: &std::path::Path, node: &str) -> io::Result<(Vec<Pod>, Vec<String>)> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
         entries => entries?,
     };
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    // Editors leave hidden files.
+    // Skips hidden files, which editors create.
     paths.retain(|path| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.')));
     paths.sort();
     let (mut pods, mut problems) = (Vec::new(), Vec::new());
@@ -148,23 +148,23 @@ fn read_folder(folder: &std::path::Path, node: &str) -> io::Result<(Vec<Pod>, Ve
                 Ok(pod) => pods.push(pod),
                 Err(why) => problems.push(format!("{}: {why}", path.display())),
             },
-            bytes => problems.push(format!("{}: {bytes} bytes are too many", path.display())),
+            bytes => problems.push(format!("{}: the file is too large ({bytes} bytes)", path.display())),
         }
     }
     Ok((pods, problems))
 }
 
-/// The pod of a manifest in YAML or JSON, as its object.
+/// The pod object of a manifest in YAML or JSON.
 fn static_pod(text: &str, node: &str) -> Result<Pod, String> {
     let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     if value["kind"] != "Pod" {
-        return Err(format!("it is no Pod but a {}", value["kind"]));
+        return Err(format!("the kind is not Pod but {}", value["kind"]));
     }
     let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
-    let name = pod.metadata.name.clone().filter(|name| !name.is_empty()).ok_or("it has no name")?;
-    let spec = pod.spec.as_mut().ok_or("it has no spec")?;
+    let name = pod.metadata.name.clone().filter(|name| !name.is_empty()).ok_or("metadata.name is missing")?;
+    let spec = pod.spec.as_mut().ok_or("spec is missing")?;
     spec.node_name = Some(node.to_owned());
-    // No taint ends it: its file does.
+    // Taints must not evict a static pod: only removing its file ends it.
     let stays = Toleration {
         operator: Some("Exists".into()),
         effect: Some("NoExecute".into()),
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(plan(std::slice::from_ref(&pod), &[mirror(&pod)]), []);
         let delete = StaticPodStep::Delete { key: ObjectKey::of(&pod), uid: None };
         assert_eq!(plan(&[], &[mirror(&pod)]), std::slice::from_ref(&delete));
-        // The new one is created when the old one is removed.
+        // The new pod is created after the old one is removed.
         assert_eq!(plan(std::slice::from_ref(&changed), &[mirror(&pod)]), [delete]);
         let mut going = pod.clone();
         going.metadata.deletion_timestamp = Some(mayfly_api::k8s::apimachinery::pkg::apis::meta::v1::Time(

@@ -1,9 +1,8 @@
-//! Exec, attach, port-forward and proxied requests: the node's end of the streams that the API server passes on.
+//! Exec, attach, port-forward and proxied requests: the node's end of streams that the API server forwards.
 //!
-//! The requests of exec, attach and port-forward come with their connection's upgrade to WebSocket or SPDY ([`upgrade`]);
-//! the answer switches protocols, and a task of this module then owns the connection. [`channels`] speaks the protocol of
-//! exec and attach over WebSocket, [`process`] the one over SPDY, [`forward`] the protocols of port-forward. [`proxy`]
-//! passes HTTP on.
+//! Requests of exec, attach and port-forward upgrade their connection to WebSocket or SPDY ([`upgrade`]); after the
+//! response, a task of this module owns the connection. [`channels`] speaks the protocol of exec and attach over
+//! WebSocket, [`process`] the one over SPDY, [`forward`] the protocols of port-forward. [`proxy`] forwards HTTP.
 
 use std::sync::Arc;
 
@@ -27,9 +26,10 @@ pub(crate) mod proxy;
 mod spdy;
 mod upgrade;
 
-/// The largest number of streams of one node: each holds some buffers and a connection.
+/// The number of concurrent streams of one node: each holds some buffers and a connection.
 const STREAMS_MAX: usize = 1000;
-/// The largest number of proxied requests of one node: pods that never answer hold these, and no stream.
+/// The number of concurrent proxied requests of one node; counted apart from streams, since pods that never answer hold
+/// them.
 const PROXIED_MAX: usize = 1000;
 /// The protocols of exec and attach.
 const PROCESS_PROTOCOLS: Protocols = Protocols { websocket: &channels::PROTOCOLS, spdy: &process::PROTOCOLS };
@@ -82,7 +82,7 @@ impl PodStreams {
 
     fn proxy_permit(&self) -> Result<OwnedSemaphorePermit, HttpRefusal> {
         self.proxied.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{PROXIED_MAX} requests are passed on to pods of this node already");
+            let message = format!("{PROXIED_MAX} requests to pods of this node are open already");
             (StatusCode::TOO_MANY_REQUESTS, message)
         })
     }

@@ -1,7 +1,7 @@
 //! Resource usage of the node and its pods, in the form of upstream's summary API (`/stats/summary`).
 //!
 //! Memory is the current value; processor time is a rate, so it is sampled. The node's usage is that of this process,
-//! in which all wasm pods run. Values that a runtime does not measure are left out.
+//! in which all wasm pods run. Values that a runtime does not measure are omitted.
 
 use std::{
     collections::HashMap,
@@ -34,7 +34,7 @@ pub(crate) struct Meters {
     storage: Arc<MeasuredStorage>,
     /// A folder on the disk that pods fill.
     folder: PathBuf,
-    /// The last two, the older first.
+    /// The last two samples, the older first.
     samples: Mutex<(Sample, Sample)>,
 }
 
@@ -65,7 +65,7 @@ impl Meters {
         Self { node, pods, runtimes, storage, folder, samples: Mutex::new((now.clone(), now)) }
     }
 
-    /// Keeps the samples fresh until `stop`.
+    /// Takes samples until `stop`.
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         loop {
             tokio::select! {
@@ -83,7 +83,7 @@ impl Meters {
         self.runtimes.iter().flat_map(|runtime| runtime.usage()).collect()
     }
 
-    /// The summary. Beside upstream's fields: `window`, the seconds that rates are over.
+    /// The summary. In addition to upstream's fields: `window`, the period of the rates in seconds.
     pub(crate) fn summary(&self) -> Value {
         let usage = self.usage();
         let now = Sample::take(&usage);
@@ -108,7 +108,7 @@ impl Meters {
                 container["logs"] = files(written.logs);
             }
             if let Some(cpu) = usage.cpu {
-                // One that was not there before was started since.
+                // A container without an earlier sample was started since then.
                 let then = before.containers.get(id).copied().unwrap_or_default();
                 container["cpu"] = json!({"time": time, "usageNanoCores": rate(cpu.saturating_sub(then))});
             }
@@ -151,7 +151,7 @@ impl Meters {
     }
 }
 
-/// Billionths of a core.
+/// The rate in billionths of a core.
 fn nanocores(used: Duration, window: Duration) -> u64 {
     let nanocores = used.as_nanos().saturating_mul(1_000_000_000) / window.as_nanos().max(1);
     u64::try_from(nanocores).unwrap_or(u64::MAX)

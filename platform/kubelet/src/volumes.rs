@@ -56,7 +56,7 @@ pub(crate) struct Volumes {
     csi: Option<Arc<CsiVolumes>>,
 }
 
-/// The sources of volumes' files besides the pod itself.
+/// The sources of volumes' files, besides the pod itself.
 pub(crate) struct VolumeSources<'a, S> {
     pub(crate) objects: &'a S,
     pub(crate) node: NodeView<'a>,
@@ -75,8 +75,8 @@ impl Volumes {
         self.folder.join(&uid.0)
     }
 
-    /// Makes the volumes that a container mounts and returns its mounts, parents before children. `environment` is the
-    /// container's own. Blocks.
+    /// Creates the volumes that a container mounts and returns its mounts, parents before children. `environment` is
+    /// the container's own. Blocks.
     ///
     /// # Errors
     /// A message for the pod's status: a ConfigMap does not exist, a path has the wrong type.
@@ -128,7 +128,7 @@ impl Volumes {
             return Ok(path);
         }
         if let Some(source) = FlexSource::of(pod, volume, sources)? {
-            // Made in a thread that may block; the driver is a process of its own.
+            // Runs on a blocking thread; the driver is a separate process.
             let mounted = self.drivers.mount(&self.folder, pod, &volume.name, &source);
             let mounted = tokio::runtime::Handle::current().block_on(mounted);
             return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
@@ -137,7 +137,7 @@ impl Volumes {
             let csi = self
                 .csi
                 .as_ref()
-                .ok_or_else(|| format!("volume {:?}: this node has no CSI drivers", volume.name))?;
+                .ok_or_else(|| format!("volume {:?}: this node does not support CSI drivers", volume.name))?;
             if source.is_block() {
                 return Err(format!("volume {:?} is a block device: name it in volumeDevices", volume.name));
             }
@@ -154,7 +154,7 @@ impl Volumes {
                 .map_err(|why| format!("volume {:?}: {why}", volume.name));
         }
         let Some(source) = FileSource::of(volume) else {
-            return Err(format!("volume {:?} is of a type that this node does not have", volume.name));
+            return Err(format!("volume {:?} is of a type that this node does not support", volume.name));
         };
         let files = source.files(pod, sources).map_err(|why| format!("volume {:?}: {why}", volume.name))?;
         files::write(&path, &files, fs_group(pod)).map_err(failed)?;
@@ -173,7 +173,7 @@ impl Volumes {
                 files::write(&path, &files, fs_group(pod)).map_err(|error| error.to_string())
             });
             if let Err(why) = written {
-                tracing::debug!(pod = %uid, volume = volume.name, why, "a volume stays as it is");
+                tracing::debug!(pod = %uid, volume = volume.name, why, "could not update a volume; keeping its files");
             }
         }
     }
@@ -192,8 +192,8 @@ impl Volumes {
         }
     }
 
-    /// Removes a pod's volumes. What is mounted there is found in the kernel's own list, so that a crash between a
-    /// mount and its record leaks nothing; drivers are called by their journals. Blocks.
+    /// Removes a pod's volumes. Mounts are found in the kernel's list, so that a crash between a mount and its record
+    /// leaks nothing; drivers are called according to their journals. Blocks.
     pub(crate) fn remove(&self, uid: &PodUid) -> io::Result<()> {
         let folder = self.pod(uid);
         if !folder.exists() {
@@ -227,7 +227,7 @@ fn propagation(mount: &VolumeMount) -> MountPropagation {
     }
 }
 
-/// Whether a pod's volumes take anything from ConfigMaps and Secrets. A claim may be one of a driver with a Secret.
+/// Whether a pod's volumes use ConfigMaps or Secrets. A claim counts: its driver may use a Secret.
 pub(crate) fn names_sources(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
         FileSource::of(volume).is_some()
@@ -237,7 +237,7 @@ pub(crate) fn names_sources(pod: &Pod) -> bool {
     })
 }
 
-/// Whether a pod has a volume that a CSI driver may mount: a claim may be bound to one.
+/// Whether a pod may have a volume of a CSI driver: a claim may be bound to one.
 pub(crate) fn may_have_csi(pod: &Pod) -> bool {
     pod.spec
         .iter()
@@ -265,7 +265,7 @@ fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32
     }
     if is_new || in_memory {
         chown(path, None, group)?;
-        // Every user of the pod writes here; new files belong to the pod's group.
+        // All users in the pod may write; new files belong to the pod's group.
         let mode = if group.is_some() { 0o2777 } else { 0o777 };
         fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     }
@@ -280,14 +280,14 @@ fn is_mount_point(path: &Path) -> bool {
 /// The mount points at or below a folder, the innermost first, from the text of `/proc/self/mountinfo`.
 fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
-    // The kernel writes a space as \040.
+    // The kernel escapes a space as \040.
     let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
     let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(folder)).collect();
     below.reverse();
     below
 }
 
-/// `hostPath`, checked against its type.
+/// The path of a `hostPath`, checked against its type.
 fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
     use std::os::unix::fs::FileTypeExt as _;
     let path = PathBuf::from(&source.path);
@@ -312,10 +312,10 @@ fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
         "BlockDevice" => found.is_block_device(),
         _ => false,
     };
-    if fits { Ok(path) } else { Err(format!("hostPath {} is no {kind}", path.display())) }
+    if fits { Ok(path) } else { Err(format!("hostPath {} is not a {kind}", path.display())) }
 }
 
-/// The part of a volume that a mount names, with the variables in it replaced. An empty value is no value (upstream's
+/// The `subPath` of a mount, with its variables expanded. An empty value counts as missing (upstream's
 /// `ExpandContainerVolumeMounts`).
 fn sub_path_of(mount: &VolumeMount, environment: &[(String, String)]) -> Result<String, String> {
     let Some(expression) = mount.sub_path_expr.as_deref().filter(|text| !text.is_empty()) else {
@@ -335,7 +335,7 @@ fn sub_path_of(mount: &VolumeMount, environment: &[(String, String)]) -> Result<
     }
 }
 
-/// A part of a volume, which is made where it does not exist.
+/// The path of a `subPath`, which is created if it does not exist.
 fn sub_path(volume: &Path, sub: &str) -> Result<PathBuf, String> {
     if sub.is_empty() {
         return Ok(volume.to_owned());
@@ -349,7 +349,7 @@ fn sub_path(volume: &Path, sub: &str) -> Result<PathBuf, String> {
     if !path.exists() {
         fs::create_dir_all(&path).map_err(|error| format!("subPath {sub:?}: {error}"))?;
     }
-    // A link that a container left may point anywhere.
+    // A symbolic link that a container created may point anywhere.
     let (real, root) = (path.canonicalize(), volume.canonicalize());
     match (real, root) {
         (Ok(real), Ok(root)) if real.starts_with(&root) => Ok(real),
@@ -417,7 +417,7 @@ mod tests {
         assert!(host_path(&at("d", "Directory")).is_err());
         assert!(host_path(&at("d", "DirectoryOrCreate")).unwrap().is_dir());
         assert!(host_path(&at("f", "FileOrCreate")).unwrap().is_file());
-        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is no Directory"));
+        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is not a Directory"));
         assert!(host_path(&at("none", "")).is_ok());
     }
 }

@@ -21,10 +21,10 @@ use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 
 const SERVICES: [u32; 3] = [10, 1000, 10_000];
-/// Clients with a socket each, which send the next query when they have the answer to the one before.
+/// The number of clients. Each has its own socket and sends a query after the answer to the previous one.
 const CLIENTS: u32 = 16;
 const ANSWER_BYTES_MAX: usize = 1232;
-/// An answer that takes longer is lost.
+/// A query without an answer within this time counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -49,7 +49,7 @@ fn query(number: u32) -> Result<Vec<u8>, Failure> {
     Ok(packet.build_bytes_vec()?)
 }
 
-/// Sends queries until the end; gives how long each took.
+/// Sends queries until `until`; returns their durations.
 async fn ask(address: SocketAddr, queries: Arc<[Vec<u8>]>, until: Instant) -> Result<Vec<Duration>, Failure> {
     let socket = UdpSocket::bind("127.0.0.1:0").await?;
     socket.connect(address).await?;

@@ -1,6 +1,6 @@
-//! Measures Services in the kernel: writing many of them, one change among them, the first packet of a connection, and
-//! requests through a cluster IP beside the pod's own address. Runs in a new network namespace
-//! (`unshare --net service_load`) and prints JSON.
+//! Measures Services in the kernel: writing many of them, changing one, the first packet of a connection, and requests
+//! through a cluster IP compared with the pod's own address. Runs in a new network namespace (`unshare --net
+//! service_load`) and prints JSON.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ const ENDPOINTS_OF_SERVICE: u32 = 3;
 const CHANGES: usize = 30;
 const CONNECTIONS: usize = 2000;
 const CLIENTS: usize = 16;
-/// Bytes of a request and of its answer.
+/// The size of a request and of its answer, in bytes.
 const MESSAGE_BYTES: usize = 256;
 const TABLE: &str = "mayfly-bench";
 
@@ -32,12 +32,12 @@ fn pod() -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1], 8080))
 }
 
-/// The cluster IP of the Service that is measured: behind all others in the order of addresses.
+/// The cluster IP of the measured Service: the highest address of all.
 fn service() -> SocketAddr {
     SocketAddr::from(([10, 111, 255, 254], 80))
 }
 
-/// Makes addresses in the namespace. Fails outside of a new one: the host has addresses already.
+/// Creates addresses in the namespace. Fails outside of a new namespace: the host already has the addresses.
 fn make_addresses() -> Result<(), String> {
     let output =
         Command::new("ip").args(["-o", "addr", "show"]).output().map_err(|error| error.to_string())?;
@@ -60,8 +60,8 @@ fn make_addresses() -> Result<(), String> {
     Ok(())
 }
 
-/// So many Services of three endpoints each, none of which exists, and the measured one, whose backend is the pod.
-/// `turn` changes the first Service.
+/// `services` Services with three endpoints each, none of which exists, and the measured Service, whose backend is the
+/// pod. `turn` varies the first Service.
 fn rules(services: u32, turn: usize) -> Arc<RuleSet> {
     let backend = |name: u32, endpoints: Vec<SocketAddr>| Backend {
         service: ServicePortName {
@@ -119,20 +119,20 @@ fn percentiles(mut times: Vec<Duration>) -> Value {
     json!({"p50Ms": at(50), "p99Ms": at(99), "maxMs": at(100)})
 }
 
-/// The times of new connections, whose first packet takes the way through the rules.
+/// The durations of new connections; the first packet of each passes through the rules.
 async fn connections(to: SocketAddr) -> std::io::Result<Value> {
     let mut times = Vec::new();
     for _ in 0..CONNECTIONS {
         let began = Instant::now();
         let stream = TcpStream::connect(to).await?;
         times.push(began.elapsed());
-        // Without the pause of a closed connection: the ports would run out.
+        // Skips the TIME_WAIT state, in which closed connections would use up the ports.
         stream.set_zero_linger()?;
     }
     Ok(percentiles(times))
 }
 
-/// Requests per second over connections that stay open.
+/// Requests per second over persistent connections.
 async fn requests(to: SocketAddr, duration: Duration) -> std::io::Result<Value> {
     let until = Instant::now() + duration;
     let client = move || async move {

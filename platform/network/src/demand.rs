@@ -1,4 +1,4 @@
-//! The reasons for which a node needs rules in the kernel; pure.
+//! The reasons why a node needs rules in the kernel; pure.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use mayfly_api::{
     wellknown::RUNTIME_CLASS_WASM,
 };
 
-/// Services that every cluster has, used by pods of containers only.
+/// Services that exist in every cluster and that only container pods use.
 const BUILT_IN: [(&str, &str); 2] = [("default", "kubernetes"), ("kube-system", "kube-dns")];
 
-/// The reason for which a node needs rules in the kernel.
+/// The reason why a node needs rules in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// A pod of containers runs here, or will.
+    /// A pod with containers is bound to the node.
     Pod(ObjectKey),
     /// A Service has an address.
     Service(ObjectKey),
@@ -29,7 +29,7 @@ impl fmt::Display for Demand {
     }
 }
 
-/// The demand of the node called `node`: functions, which are pods of the runtime class `wasm`, are none.
+/// The demand of the node called `node`. Functions, which are pods of the runtime class `wasm`, cause none.
 #[must_use]
 pub fn demand<'a>(
     pods: impl IntoIterator<Item = &'a Pod>,

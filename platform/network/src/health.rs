@@ -1,6 +1,6 @@
 //! Health checks of load balancers: an HTTP port of the node for each Service of the type LoadBalancer whose
-//! `externalTrafficPolicy` is Local. A balancer sends its connections to nodes that answer 200, which are those with a
-//! ready endpoint of their own. Answers are those of upstream (`pkg/proxy/healthcheck/service_health.go`).
+//! `externalTrafficPolicy` is Local. A balancer uses the nodes that answer 200, which are those with a local ready
+//! endpoint. Answers are those of upstream (`pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{plan::HealthCheck, userspace::FrontendError};
 
-/// Connections that the kernel keeps until they are accepted.
+/// The length of the kernel's accept queue.
 const BACKLOG: u32 = 128;
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
@@ -30,7 +30,7 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HealthAnswer {
     check: HealthCheck,
-    /// Whether the node's proxy carries out its rules.
+    /// Whether the node's proxy applies its rules successfully.
     is_proxy_healthy: bool,
 }
 
@@ -54,7 +54,7 @@ impl HealthAnswer {
     }
 }
 
-/// A port that is being served, until this is dropped.
+/// A port that is served until this is dropped.
 struct ServedCheck {
     answer: watch::Sender<HealthAnswer>,
     _stop: DropGuard,
@@ -62,7 +62,7 @@ struct ServedCheck {
 
 /// Serves the health checks of a rule set.
 pub(crate) struct HealthCheckServer {
-    /// The node's address; the unspecified one: all of them.
+    /// The node's address; the unspecified address stands for all of them.
     address: IpAddr,
     port: AcceptPort,
     served: BTreeMap<u16, ServedCheck>,
@@ -73,7 +73,7 @@ impl HealthCheckServer {
         Self { address, port, served: BTreeMap::new() }
     }
 
-    /// Serves exactly `checks`. Ports that cannot be served are returned; the next call tries them again.
+    /// Serves exactly `checks`. Returns ports that cannot be served; the next call retries them.
     pub(crate) fn apply(
         &mut self,
         checks: &BTreeMap<u16, HealthCheck>,
@@ -115,7 +115,7 @@ impl HealthCheckServer {
     }
 }
 
-/// Listens on an address of the node; on both families' for the unspecified address, where the kernel has both.
+/// Listens on an address of the node; for the unspecified address on both families, if the kernel supports both.
 fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
     let bound = |address: IpAddr| {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;

@@ -9,9 +9,9 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, sockopt};
 
-/// The timeout of one answer of the kernel, which answers at once.
+/// The timeout of one answer of the kernel, which normally answers at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Larger than any message that the kernel sends for a list.
+/// Larger than any message of the kernel.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// `struct nlmsghdr`: length, type, flags, sequence number, port.
 const HEADER_BYTES: usize = 16;
@@ -57,8 +57,8 @@ impl NetfilterSocket {
         Ok(Self(socket))
     }
 
-    /// Sends a request, and gives the attributes of each message of the answer to `take`. `flags`: [`ACKNOWLEDGE`] or
-    /// [`LIST`], by which the end of the answer is known.
+    /// Sends a request, and passes the attributes of each message of the answer to `take`. `flags` is [`ACKNOWLEDGE`]
+    /// or [`LIST`], which determine how the end of the answer is recognised.
     fn request(
         &self,
         kind: u16,
@@ -118,7 +118,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// An attribute as it is sent.
+/// Encodes an attribute.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(ATTRIBUTE_HEADER_BYTES + value.len()).unwrap_or(u16::MAX);
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! The proxy in the kernel: an nftables table of its own, changed by transactions.
+//! The proxy in the kernel: separate nftables tables, changed by transactions.
 //!
 //! ```text
 //!   prerouting, output ─▶ services ─▶ vmap @service-ips (address . protocol . port) ─▶ front-… ─▶ svc-…
@@ -39,11 +39,11 @@ use crate::{
     plan::{Backend, Frontend, RuleSet, TransportProtocol},
 };
 
-/// The bit of a packet's mark that asks for its source address to be replaced.
+/// The bit of a packet's mark that requests masquerading.
 const MASQUERADE_MARK: &str = "0x4000";
 /// The maximum number of clients in one endpoint's affinity set.
 const AFFINITY_CLIENTS_MAX: u32 = 65_536;
-/// Hexadecimal digits of a chain's digest: no two of a node's chains share them by chance.
+/// Hexadecimal digits of a chain's digest: enough to make collisions on a node practically impossible.
 const DIGEST_DIGITS: usize = 16;
 
 /// An address family with its own table.
@@ -72,7 +72,7 @@ impl AddressFamily {
         }
     }
 
-    /// The family of a table, and the prefix of its address expressions.
+    /// The nftables name of the family, also the prefix of its address expressions.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::V4 => "ip",
@@ -80,7 +80,7 @@ impl AddressFamily {
         }
     }
 
-    /// A table of this family, as commands name it.
+    /// A table of this family in nftables syntax.
     fn table(self, name: &str) -> String {
         format!("{} {name}", self.word())
     }
@@ -142,7 +142,7 @@ struct FrontendRules<'a> {
     rules: EntryRules,
 }
 
-/// The chains, sets and map element of a frontend; none: it has no address of the family.
+/// The chains, sets and map element of a frontend; `None` if it has no address of the family.
 fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend) -> Option<EntryRules> {
     let (with_endpoints, without, key) = match frontend {
         Frontend::Address(_, at) if AddressFamily::of(*at) != family => return None,
@@ -173,7 +173,7 @@ fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend)
 }
 
 impl FrontendRules<'_> {
-    /// The chain in front of a service's own: what is done for clients from outside.
+    /// The chain in front of a service's own: rules for clients from outside.
     fn entry_chain(&mut self, service: String) -> String {
         let word = self.family.word();
         let mut rules = Vec::new();
@@ -234,7 +234,7 @@ impl FrontendRules<'_> {
     fn endpoint_chain(&mut self, endpoint: SocketAddr, set: &str) -> String {
         let word = self.family.word();
         let rules = vec![
-            // A pod that reaches itself through a Service would get answers from its own address.
+            // A pod that connects to itself through a Service would otherwise get answers from its own address.
             format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip()),
             format!("update @{set} {{ {word} saddr }}"),
             format!("meta l4proto {} dnat to {endpoint}", self.protocol.name()),
@@ -242,7 +242,7 @@ impl FrontendRules<'_> {
         self.chain("ep", 3, rules)
     }
 
-    /// A chain with these rules.
+    /// Adds a chain with these rules.
     fn chain(&mut self, prefix: &str, depth: u8, rules: Vec<String>) -> String {
         let name = format!("{prefix}-{}", digest(&rules.join("\n")));
         self.rules.chains.push(EntryChain { name: name.clone(), rules, choice: None, depth });
@@ -256,7 +256,7 @@ pub(crate) fn digest(text: &str) -> String {
     digest
 }
 
-/// A new table with its fixed chains; an existing one is replaced within the same transaction.
+/// Writes a new table with its fixed chains, which replaces an existing one within the same transaction.
 fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, script: &mut String) {
     let (word, key) = (family.word(), family.address_type());
     let mut maps = String::new();
@@ -271,11 +271,11 @@ fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, scrip
     }
     let _ = writeln!(maps, "  set {HAIRPINS} {{ type {key} . {key}; }}");
     let services = format!("{word} daddr . meta l4proto . th dport vmap");
-    // Node ports are those of the node's own addresses but loopback: answers to 127.0.0.1 could not leave the node.
+    // Node ports use the node's own addresses except loopback: answers to 127.0.0.1 could not leave the node.
     let node =
         format!("fib daddr type local {word} daddr != {} meta l4proto . th dport vmap", family.loopback());
-    // Pods reach endpoints at loopback addresses of the node (functions, the name server) through a Service only: a
-    // packet that comes from outside with such an address in it was not sent to a Service.
+    // Endpoints at loopback addresses of the node (functions, the name server) are only reachable through a Service: a
+    // packet from outside that already has such an address did not go through a Service.
     let guard = match family {
         AddressFamily::V4 => {
             "  chain loopback-guard { type filter hook prerouting priority -300; policy accept;
@@ -322,7 +322,7 @@ table {word} {table} {{
     );
 }
 
-/// What the kernel has.
+/// The state written to the kernel.
 #[derive(Debug)]
 struct Written {
     rules: Arc<RuleSet>,
@@ -338,7 +338,7 @@ impl Written {
         Self { rules: Arc::default(), tables: tables.into(), checked: None }
     }
 
-    /// The transaction that leads to `rules`; empty when nothing changes and nothing is to be deleted.
+    /// The transaction that leads to `rules`; empty if nothing changes and nothing is to be deleted.
     fn change(&mut self, rules: &Arc<RuleSet>, now: Instant) -> String {
         let before = std::mem::replace(&mut self.rules, rules.clone());
         let is_new = |of: &RuleSet, frontend, backend| of.frontends.get(frontend) != Some(backend);
@@ -367,12 +367,12 @@ impl Written {
     }
 }
 
-/// Keeps the kernel's tables as a rule set wants them.
+/// Keeps the kernel's tables in line with a rule set.
 #[derive(Debug)]
 pub struct NftablesProxy {
     table: String,
     bridged_pods: Option<Ipv4Net>,
-    /// None before the first time and after a failure.
+    /// `None` before the first write and after a failure.
     written: Option<Written>,
 }
 
@@ -383,17 +383,17 @@ impl NftablesProxy {
         Self { table: table.into(), bridged_pods: None, written: None }
     }
 
-    /// For pods of this network that share a bridge whose packets the kernel does not filter (`br_netfilter` is not
-    /// loaded): a pod's answer to another one would pass by the rules that turn an endpoint's address back into the
-    /// Service's. Their connections through Services come from the node's address instead.
+    /// For pods of this network on a bridge whose packets the kernel does not filter (`br_netfilter` is not loaded): a
+    /// pod's answer to another pod would bypass the rules that translate the endpoint's address back into the
+    /// Service's. Connections between them through Services are masqueraded instead.
     #[must_use]
     pub fn masquerading_bridge(mut self, pods: Option<Ipv4Net>) -> Self {
         self.bridged_pods = pods;
         self
     }
 
-    /// Applies `rules` in the kernel, by a transaction of the changes. When nothing changed, checks that the tables
-    /// are as they were written. After a failure the next call writes everything. Returns whether another program had
+    /// Applies `rules` in the kernel, by a transaction of the changes. If nothing changed, checks that the tables are
+    /// as they were written. After a failure the next call writes everything. Returns whether another program had
     /// removed or changed the tables.
     ///
     /// # Errors
@@ -423,7 +423,7 @@ impl NftablesProxy {
         Ok(false)
     }
 
-    /// Writes everything, from any state.
+    /// Replaces the tables, whatever their state.
     async fn write_all(&mut self, rules: &Arc<RuleSet>) -> Result<(), NftError> {
         let mut script = String::new();
         for family in AddressFamily::ALL {
@@ -452,7 +452,7 @@ impl NftablesProxy {
     }
 }
 
-/// The frontends of UDP that lost an endpoint or have endpoints for the first time, with their current ones.
+/// The UDP frontends that lost an endpoint or got their first endpoints, with their current ones.
 fn stale_frontends(before: &RuleSet, after: &RuleSet) -> BTreeMap<Frontend, Vec<SocketAddr>> {
     let endpoints_of = |of: &RuleSet, frontend: &Frontend| -> Vec<SocketAddr> {
         of.frontends.get(frontend).map(|backend| backend.endpoints.clone()).unwrap_or_default()
@@ -467,17 +467,17 @@ fn stale_frontends(before: &RuleSet, after: &RuleSet) -> BTreeMap<Frontend, Vec<
     changed.collect()
 }
 
-/// Makes UDP clients that keep sending move from endpoints that are gone. A failure leaves them where they are until
-/// they are silent for the kernel's timeout.
+/// Makes UDP clients that keep sending move away from removed endpoints. After a failure they stay until they are
+/// silent for the kernel's timeout.
 async fn delete_stale_flows(frontends: BTreeMap<Frontend, Vec<SocketAddr>>) {
     if frontends.is_empty() {
         return;
     }
     let deleting = tokio::task::spawn_blocking(move || conntrack::delete_udp(&frontends));
     match deleting.await {
-        Ok(Ok(flows)) => tracing::debug!(flows, "UDP flows to endpoints that are gone were ended"),
+        Ok(Ok(flows)) => tracing::debug!(flows, "ended UDP flows to removed endpoints"),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "UDP clients of endpoints that are gone keep sending to them");
+            tracing::warn!(%error, "cannot end UDP flows to removed endpoints");
         }
         Err(error) => tracing::error!(%error, "UDP flows were not checked"),
     }

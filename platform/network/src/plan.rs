@@ -1,4 +1,4 @@
-//! From Services and EndpointSlices to the rules of one node. Pure: equal input gives equal rules.
+//! Plans the rules of one node from Services and EndpointSlices. Pure: equal input gives equal rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,14 +12,14 @@ use mayfly_api::k8s::api::{
     discovery::v1::{Endpoint, EndpointSlice},
 };
 
-/// The label by which an EndpointSlice names its Service.
+/// The label of an EndpointSlice with the name of its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Upstream's default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_DEFAULT: Duration = Duration::from_secs(10_800);
-/// A `clusterIP` that asks for no address.
+/// The `clusterIP` of a Service without an address.
 const HEADLESS: &str = "None";
 
-/// A transport protocol that is proxied; SCTP is not.
+/// A transport protocol that is proxied; SCTP is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TransportProtocol {
     Tcp,
@@ -27,7 +27,7 @@ pub enum TransportProtocol {
 }
 
 impl TransportProtocol {
-    /// From a port's `protocol`, whose default is TCP.
+    /// The protocol of a port; the default is TCP.
     fn of(protocol: Option<&str>) -> Option<Self> {
         match protocol {
             None | Some("TCP") => Some(Self::Tcp),
@@ -36,7 +36,7 @@ impl TransportProtocol {
         }
     }
 
-    /// As nftables writes it.
+    /// The protocol's nftables name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl TransportProtocol {
 pub struct ServicePortName {
     pub namespace: String,
     pub service: String,
-    /// Empty for the only port of a Service.
+    /// Empty for a Service's only port, if unnamed.
     pub port: String,
 }
 
@@ -84,22 +84,22 @@ impl Frontend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
     pub service: ServicePortName,
-    /// In ascending order; none: connections are rejected.
+    /// In ascending order; empty: connections are rejected.
     pub endpoints: Vec<SocketAddr>,
-    /// A client's connections go to the same endpoint for so long after the last one.
+    /// The time after its last connection for which a client keeps its endpoint; `None`: no session affinity.
     pub affinity: Option<Duration>,
     /// Whether the client's address is replaced by the node's, so that answers return through the node.
     pub masquerade: bool,
-    /// Clients that may connect, as CIDRs; none: all.
+    /// CIDRs of the clients that may connect; empty: all.
     pub source_ranges: Vec<String>,
 }
 
-/// The answer to load balancers that ask whether this node serves a Service.
+/// The health check of a Service for load balancers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub namespace: String,
     pub service: String,
-    /// Ready endpoints on this node.
+    /// The number of ready endpoints on this node.
     pub local_endpoints: usize,
 }
 
@@ -124,7 +124,7 @@ impl RuleSet {
     }
 }
 
-/// The traffic that a policy field lets through.
+/// A traffic policy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Cluster,
@@ -171,7 +171,7 @@ pub fn plan<'a>(
     rules
 }
 
-/// The port at which load balancers ask, of a Service that keeps their connections on the node.
+/// The health check port of a Service with `externalTrafficPolicy: Local`.
 fn health_check_port(spec: &ServiceSpec) -> Option<u16> {
     let is_local = spec.type_.as_deref() == Some("LoadBalancer")
         && Policy::of(spec.external_traffic_policy.as_deref()) == Policy::Local;
@@ -191,12 +191,12 @@ fn local_endpoints(slices: &[&EndpointSlice], node: &str) -> usize {
 fn load_balancer_addresses(service: &Service) -> Vec<IpAddr> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|status| status.ingress.as_ref()).into_iter().flatten();
-    // Mode `Proxy`: the balancer's connections arrive at the node port.
+    // In mode `Proxy` the balancer's connections arrive at the node port.
     let direct = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
     direct.filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
-/// The plan of one port of a Service.
+/// Plans one port of a Service.
 struct PortPlan<'a> {
     namespace: &'a str,
     name: &'a str,
@@ -215,7 +215,7 @@ impl PortPlan<'_> {
         let external = Policy::of(self.spec.external_traffic_policy.as_deref());
         let mut add = |frontend, address: Option<IpAddr>, policy, is_external: bool| {
             let backend = self.backend(protocol, address, policy, is_external);
-            // Two Services with one address: the first one, in the order of names, keeps it.
+            // If two Services claim one address, the first in name order keeps it.
             let held = rules.frontends.entry(frontend).or_insert_with(|| backend.clone());
             if backend.service < held.service {
                 *held = backend;
@@ -279,7 +279,7 @@ impl PortPlan<'_> {
         })
     }
 
-    /// The ready endpoints, or, when none is, those that still serve while they terminate.
+    /// The ready endpoints; if there are none, the terminating endpoints that still serve.
     fn endpoints(&self, protocol: TransportProtocol, policy: Policy) -> BTreeSet<SocketAddr> {
         let (mut ready, mut terminating) = (BTreeSet::new(), BTreeSet::new());
         for slice in self.slices {

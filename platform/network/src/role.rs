@@ -1,4 +1,4 @@
-//! The service proxy of a node: follows Services and EndpointSlices and carries the plan out.
+//! The service proxy of a node: plans rules from Services and EndpointSlices and applies them.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -27,7 +27,7 @@ use crate::{
     userspace::{FrontendError, UserspaceProxy},
 };
 
-/// Changes within this time are carried out together: endpoints of a rollout change in bursts.
+/// Changes within this time are applied together: endpoints change in bursts during a rollout.
 const GATHER: Duration = Duration::from_millis(5);
 /// The interval at which failed rules are retried and the kernel's tables are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -35,20 +35,20 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The proxy for Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// In the kernel, with root, in tables with this name. `bridged_pods`: as for
-    /// [`NftablesProxy::masquerading_bridge`]. `network_v6`: that of the Services' IPv6 addresses, if they have some.
+    /// In the kernel, with root, in tables with this name. `bridged_pods`: see [`NftablesProxy::masquerading_bridge`].
+    /// `network_v6`: the network of the Services' IPv6 addresses, if there are any.
     Nftables {
         table: String,
         activation: Activation,
         bridged_pods: Option<Ipv4Net>,
         network_v6: Option<Ipv6Net>,
     },
-    /// By listeners of this process; node ports on this address.
+    /// Listeners of this process; node ports listen on this address.
     Userspace(IpAddr),
 }
 
 impl ProxyMode {
-    /// The address of the node's ports; the unspecified one: all addresses.
+    /// The address for node ports; the unspecified address stands for all.
     fn node_address(&self) -> IpAddr {
         match self {
             Self::Nftables { .. } => Ipv4Addr::UNSPECIFIED.into(),
@@ -57,18 +57,18 @@ impl ProxyMode {
     }
 }
 
-/// When the kernel's tables are written first.
+/// When the kernel's tables are first written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Activation {
     AtStart,
-    /// When the node needs them ([`demand`](crate::demand)). The file exists while tables may be in the kernel: a server
-    /// that finds it was killed, and begins at once.
+    /// When the node needs them ([`demand`](crate::demand)). The marker file exists while tables may be in the kernel:
+    /// a server that finds it follows a crash, and writes the tables at once.
     OnDemand {
         marker: PathBuf,
     },
 }
 
-/// The proxy, created and not yet running. A handle to its rules is [`ServiceProxy::rules`].
+/// The proxy, created and not yet running. [`ServiceProxy::rules`] returns a handle to its rules.
 pub struct ServiceProxy {
     mode: ProxyMode,
     node: String,
@@ -86,8 +86,8 @@ enum Proxy {
 }
 
 impl ServiceProxy {
-    /// `is_programmed` becomes true when the rules are carried out for the first time. `health_port` has the limits of
-    /// the ports that load balancers ask.
+    /// `is_programmed` becomes true when rules have been applied for the first time. `health_port` holds the limits of
+    /// the ports for load balancers' health checks.
     #[must_use]
     pub fn create(
         mode: ProxyMode,
@@ -108,13 +108,13 @@ impl ServiceProxy {
         }
     }
 
-    /// The rules that were planned last.
+    /// The latest planned rules.
     #[must_use]
     pub fn rules(&self) -> watch::Receiver<Arc<RuleSet>> {
         self.rules.subscribe()
     }
 
-    /// Runs until `stop`; then listeners are closed, or the kernel's tables removed.
+    /// Runs until `stop`; then closes the listeners, or removes the kernel's tables.
     pub async fn run(self, stop: CancellationToken) {
         let synced = async { tokio::join!(self.services.synced(), self.slices.synced(), self.pods.synced()) };
         if stop.run_until_cancelled(synced).await.is_none() {
@@ -145,7 +145,7 @@ impl ServiceProxy {
             let failure = failure.or_else(|| in_words(&unhealthy));
             match &failure {
                 Some(failure) if !failing => {
-                    tracing::warn!(failure, "services cannot all be served; trying again")
+                    tracing::warn!(failure, "cannot serve all services; will try again")
                 }
                 None if failing => tracing::info!("all services are served again"),
                 _ => {}
@@ -163,23 +163,23 @@ impl ServiceProxy {
         if let Proxy::Nftables(proxy) = &mut proxy {
             match (proxy.remove().await, &self.mode) {
                 (Ok(()), ProxyMode::Nftables { activation: Activation::OnDemand { marker }, .. }) => {
-                    // Left behind, it makes the next start begin at once, which is harmless.
+                    // A marker that is left behind only makes the next start write the tables at once.
                     let _ = std::fs::remove_file(marker);
                 }
                 (Ok(()), _) => {}
                 (Err(error), _) => {
-                    tracing::warn!(%error, "the service rules of the kernel could not be removed");
+                    tracing::warn!(%error, "cannot remove the service rules from the kernel");
                 }
             }
         }
     }
 
-    /// Waits until the node needs rules in the kernel, and sets the marker.
+    /// Waits until the node needs rules in the kernel, and creates the marker file.
     async fn demanded(&self, marker: &std::path::Path) {
         let (mut services, mut pods) = (self.services.subscribe(), self.pods.subscribe());
         let reason = loop {
             if marker.exists() {
-                break "the rules of an earlier run may be there".to_owned();
+                break "rules of an earlier run may be in the kernel".to_owned();
             }
             let (all_pods, all_services) = (self.pods.list(), self.services.list());
             let all_pods = all_pods.iter().map(|pod| &**pod);
@@ -192,10 +192,10 @@ impl ServiceProxy {
                 _ = pods.next() => {}
             }
         };
-        tracing::info!(reason, "Services are served by the kernel's packet filter from now on");
+        tracing::info!(reason, "serving Services by the kernel's packet filter");
         let written = marker.parent().map_or(Ok(()), std::fs::create_dir_all);
         if let Err(error) = written.and_then(|()| std::fs::write(marker, "")) {
-            tracing::warn!(%error, marker = %marker.display(), "after a crash, service rules would stay in the kernel");
+            tracing::warn!(%error, marker = %marker.display(), "cannot write the marker: service rules would stay in the kernel after a crash");
         }
     }
 
@@ -205,7 +205,7 @@ impl ServiceProxy {
     }
 }
 
-/// Waits for changes, or for the time of a check.
+/// Waits for changes, or for the next periodic check.
 async fn changed(services: &mut Changes, slices: &mut Changes) {
     let check = Instant::now() + CHECK_INTERVAL;
     tokio::select! {
@@ -219,14 +219,14 @@ async fn changed(services: &mut Changes, slices: &mut Changes) {
 }
 
 impl Proxy {
-    /// Carries rules out; says what could not be.
+    /// Applies rules; returns a message about failures.
     async fn apply(&mut self, rules: &Arc<RuleSet>) -> Option<String> {
         match self {
             Self::Nftables(proxy) => {
                 match proxy.apply(rules).await {
                     Ok(true) => {
                         tracing::warn!(
-                            "the kernel's service rules were changed by another program; they are back"
+                            "restored service rules in the kernel that another program had changed"
                         );
                     }
                     Ok(false) => {}
@@ -239,7 +239,7 @@ impl Proxy {
     }
 }
 
-/// Names the first of what could not be served.
+/// A message with the first failed frontend and the number of others.
 fn in_words(failed: &[FrontendError]) -> Option<String> {
     let first = failed.first()?;
     Some(match failed.len() {

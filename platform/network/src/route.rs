@@ -1,22 +1,22 @@
 //! The node's route to the IPv6 addresses of Services.
 //!
-//! A connection of the node itself gets its destination from the rules only after the kernel has found a route to the
-//! Service's address. For IPv4 that is the default route, which every node has; many have none for IPv6.
+//! For a connection of the node itself, the rules translate the destination only after the kernel has found a route to
+//! the Service's address. For IPv4 the default route suffices, which every node has; many nodes have none for IPv6.
 
 use ipnet::Ipv6Net;
 use tokio::process::Command;
 
-/// Adds the route. Without it Services are reached from pods, not from the node: a failure is logged.
+/// Adds the route. Without it, pods still reach Services but the node does not, so a failure is only logged.
 pub(crate) async fn add(network: Ipv6Net) {
     if let Err(error) = ip("replace", network).await {
-        tracing::warn!(%network, error, "this node itself does not reach IPv6 addresses of Services");
+        tracing::warn!(%network, error, "cannot add the route: this node cannot reach IPv6 addresses of Services");
     }
 }
 
 /// Removes the route.
 pub(crate) async fn remove(network: Ipv6Net) {
     if let Err(error) = ip("delete", network).await {
-        tracing::debug!(%network, error, "the route to IPv6 addresses of Services was not removed");
+        tracing::debug!(%network, error, "cannot remove the route to IPv6 addresses of Services");
     }
 }
 

@@ -1,7 +1,7 @@
-//! The proxy without root: a listener per frontend, connections copied to an endpoint.
+//! The proxy without root: one listener for each frontend, whose connections are copied to an endpoint.
 //!
-//! A frontend without endpoints has no listener, so the kernel refuses its clients as it refuses a closed port. A
-//! client outside the source ranges gets its connection closed before a byte is read; its datagrams are dropped.
+//! A frontend without endpoints has no listener, so the kernel refuses connections as on any closed port. The
+//! connection of a client outside the source ranges is closed before a byte is read; its datagrams are dropped.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,21 +24,21 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
-/// Connections of all frontends at the same time; each needs two file descriptors.
+/// The number of concurrent connections of all frontends; each needs two file descriptors.
 const CONNECTIONS_MAX: usize = 4096;
-/// Clients of one UDP frontend at the same time.
+/// The number of concurrent clients of one UDP frontend.
 const UDP_CLIENTS_MAX: usize = 1024;
-/// A UDP client that sends and gets nothing for so long is forgotten (conntrack's default for streams).
+/// The idle time after which a UDP client is forgotten (conntrack's default for streams).
 const UDP_IDLE: Duration = Duration::from_secs(120);
-/// The timeout of a TCP connection to an endpoint, after which the next one is tried.
+/// The timeout of a TCP connection to an endpoint, after which the next endpoint is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Endpoints that are tried for one connection.
+/// The number of endpoints tried for one connection.
 const CONNECT_ATTEMPTS: usize = 3;
 /// The maximum number of clients in a frontend's affinity table.
 const AFFINITY_CLIENTS_MAX: usize = 65_536;
-/// Connections that the kernel keeps until they are accepted.
+/// The length of the kernel's accept queue.
 const BACKLOG: u32 = 1024;
-/// A pause after a listener failed, so that a lack of file descriptors does not spin.
+/// The pause after a failed accept, so that a lack of file descriptors causes no busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The largest UDP datagram.
 const DATAGRAM_BYTES_MAX: usize = 65_535;
@@ -54,14 +54,14 @@ pub struct FrontendError {
 
 /// Serves the frontends of a rule set.
 pub struct UserspaceProxy {
-    /// The node's address, on which node ports are served.
+    /// The node's address, on which node ports listen.
     node_address: IpAddr,
     served: BTreeMap<Frontend, Served>,
     connections: Arc<Semaphore>,
     tasks: TaskTracker,
 }
 
-/// A frontend that is being served, until this is dropped.
+/// A frontend that is served until this is dropped.
 struct Served {
     backend: watch::Sender<Arc<Backend>>,
     stop: CancellationToken,
@@ -69,7 +69,7 @@ struct Served {
 }
 
 impl Served {
-    /// Closes the listener. Connections stay open.
+    /// Closes the listener. Open connections are kept.
     async fn close(mut self) {
         self.stop.cancel();
         if let Err(error) = (&mut self.task).await {
@@ -91,8 +91,8 @@ impl UserspaceProxy {
         Self { node_address, served: BTreeMap::new(), connections, tasks: TaskTracker::new() }
     }
 
-    /// Serves exactly the frontends of `rules` that have endpoints. Frontends that cannot be served are returned;
-    /// the next call tries them again. Connections that are open stay open.
+    /// Serves exactly the frontends of `rules` that have endpoints. Returns frontends that cannot be served; the next
+    /// call retries them. Open connections are kept.
     pub async fn apply(&mut self, rules: &RuleSet) -> Vec<FrontendError> {
         let wanted = |frontend: &Frontend| {
             rules.frontends.get(frontend).filter(|backend| !backend.endpoints.is_empty())
@@ -101,7 +101,7 @@ impl UserspaceProxy {
             self.served.keys().filter(|frontend| wanted(frontend).is_none()).copied().collect();
         for frontend in gone {
             if let Some(served) = self.served.remove(&frontend) {
-                // Its address may be wanted again at once.
+                // The address may be needed again at once.
                 served.close().await;
             }
         }
@@ -168,18 +168,18 @@ impl UserspaceProxy {
 /// Whether the source ranges of a backend contain a client. An invalid range contains no client, so that a mistake
 /// does not open a Service.
 fn admits(backend: &Backend, client: IpAddr) -> bool {
-    // A socket of both families shows IPv4 clients as mapped IPv6 addresses.
+    // A dual-stack socket reports IPv4 clients as mapped IPv6 addresses.
     let client = client.to_canonical();
     let contains = |range: &String| range.parse::<IpNet>().is_ok_and(|range| range.contains(&client));
     backend.source_ranges.is_empty() || backend.source_ranges.iter().any(contains)
 }
 
-/// Chooses endpoints, and remembers the choice for clients with affinity.
+/// Chooses endpoints, and remembers the choice for clients with session affinity.
 #[derive(Default)]
 struct Chooser(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
 
 impl Chooser {
-    /// An endpoint for a client, none of `tried`.
+    /// Chooses an endpoint for a client, not in `tried`.
     fn choose(&self, backend: &Backend, client: IpAddr, tried: &[SocketAddr]) -> Option<SocketAddr> {
         let usable =
             |endpoint: &SocketAddr| backend.endpoints.contains(endpoint) && !tried.contains(endpoint);
@@ -225,7 +225,7 @@ impl TcpFrontend {
                 let (client, address) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        tracing::debug!(%error, "a service's connection could not be accepted");
+                        tracing::debug!(%error, "cannot accept a service's connection");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
@@ -247,7 +247,7 @@ impl TcpFrontend {
     }
 }
 
-/// Connects to an endpoint; to another one when it refuses.
+/// Connects to an endpoint; to the next one if it refuses.
 async fn connect(backend: &Backend, chooser: &Chooser, client: IpAddr) -> Option<TcpStream> {
     let mut tried = Vec::new();
     for _ in 0..CONNECT_ATTEMPTS {
@@ -264,9 +264,9 @@ async fn connect(backend: &Backend, chooser: &Chooser, client: IpAddr) -> Option
     None
 }
 
-/// Copies both ways until both sides have ended, or one of them failed.
+/// Copies both ways until both sides have ended, or one has failed.
 async fn copy(mut client: TcpStream, mut server: TcpStream, backend: &Backend) {
-    // A failure costs latency only.
+    // A failure only costs latency.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
         tracing::debug!(service = %backend.service, %error, "a proxied connection ended early");
@@ -289,21 +289,21 @@ impl UdpFrontend {
         let tasks = TaskTracker::new();
         let receiving = async {
             loop {
-                // An error is that of an earlier answer to a client that went away.
+                // An error belongs to an earlier answer to a client that has disconnected.
                 let Ok((bytes, client)) = self.socket.recv_from(&mut datagram).await else { continue };
                 if let Some(server) = self.server_of(client, &tasks, &stop).await {
-                    // A datagram may be lost.
+                    // Datagrams may be lost.
                     let _ = server.send(&datagram[..bytes]).await;
                 }
             }
         };
         stop.run_until_cancelled(receiving).await;
-        // The tasks hold the socket, whose address may be needed again.
+        // Tasks hold the socket, whose address may be needed again.
         tasks.close();
         tasks.wait().await;
     }
 
-    /// The socket of a client; a new one when its endpoint is gone.
+    /// The socket of a client; a new one if its endpoint is gone.
     async fn server_of(
         &self,
         client: SocketAddr,
@@ -338,7 +338,7 @@ impl UdpFrontend {
         tasks.spawn(async move {
             stop.run_until_cancelled(answers(&of, &front, client)).await;
             let mut clients = clients.lock();
-            // Another socket may have taken its place.
+            // A newer socket may have replaced this one.
             if clients.get(&client).is_some_and(|(current, _)| Arc::ptr_eq(current, &of)) {
                 clients.remove(&client);
             }
@@ -347,11 +347,11 @@ impl UdpFrontend {
     }
 }
 
-/// Sends an endpoint's answers to its client until it has been silent for too long.
+/// Relays an endpoint's answers to its client until the endpoint is idle for too long.
 async fn answers(server: &UdpSocket, front: &UdpSocket, client: SocketAddr) {
     let mut datagram = vec![0; DATAGRAM_BYTES_MAX];
     while let Ok(received) = timeout(UDP_IDLE, server.recv(&mut datagram)).await {
-        // A refusal of the endpoint: the client tries again, as with any lost datagram.
+        // The endpoint refused a datagram: the client retries, as with any lost datagram.
         let Ok(bytes) = received else { return };
         let _ = front.send_to(&datagram[..bytes], client).await;
     }

@@ -1,6 +1,6 @@
 //! NetworkPolicies in the kernel: nine pods, network namespaces on one bridge, send datagrams to each other under each
-//! policy; which of them arrive is compared with what the policy says. All of it is in a namespace that ends with the
-//! test's process.
+//! policy; those that arrive are compared with the policy. Everything is in a namespace that ends with the test's
+//! process.
 
 use std::{
     collections::BTreeSet,
@@ -23,9 +23,9 @@ use mayfly_network::policy::{PolicyTables, plan_policies};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
-/// No part waits longer than this for anything.
+/// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often policies replace each other under traffic, and the number of datagrams that are under way at a time.
+/// The number of policy replacements under traffic, and of datagrams in flight at a time.
 const POLICY_CHANGES: usize = 200;
 const BATCH: usize = 20;
 const PORTS: [u16; 2] = [80, 81];
@@ -36,7 +36,7 @@ const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 254);
 /// Whether rules of the IP layer see packets between the ports of a bridge.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
-/// A pod: its sockets live in a network namespace of its own, which ends with them.
+/// A pod: its sockets live in a separate network namespace, which ends with them.
 struct TestPod {
     namespace: &'static str,
     name: &'static str,
@@ -125,13 +125,13 @@ impl PodMatrix {
         Self { pods: pods.collect(), host: UdpSocket::bind((HOST, 0)).unwrap() }
     }
 
-    /// Sends one datagram from each pod to each port of each pod, and reads what arrived before the host's own.
+    /// Sends one datagram from each pod to each port of each pod, and returns those that arrived before the host's own.
     fn round(&self, number: u32) -> BTreeSet<String> {
         for from in &self.pods {
             for to in &self.pods {
                 for port in PORTS {
                     let text = format!("{number} {} -> {}:{port}", from.id(), to.id());
-                    // The kernel may tell the sender that a packet was dropped.
+                    // The kernel may report a dropped packet to the sender.
                     let _ = from.client.send_to(text.as_bytes(), (to.address, port));
                 }
             }
@@ -148,7 +148,7 @@ impl PodMatrix {
                         Ok(bytes) if datagram[..bytes] == *end.as_bytes() => break,
                         Ok(bytes) => {
                             let text = String::from_utf8_lossy(&datagram[..bytes]);
-                            // One of an earlier round was late; it is judged all the same.
+                            // A late datagram of an earlier round is checked as well.
                             let (_, pair) = text.split_once(' ').unwrap();
                             if pair != "end" {
                                 arrived.insert(pair.to_owned());
@@ -165,13 +165,13 @@ impl PodMatrix {
         arrived
     }
 
-    /// Probes every pair: all that is expected arrives, in two rounds, and nothing else ever does.
+    /// Probes every pair: all expected datagrams arrive within two rounds, and no other ever does.
     fn probe(&self, policy: &str, is_allowed: impl Fn(&TestPod, &TestPod, u16) -> bool) {
         let mut expected = BTreeSet::new();
         for from in &self.pods {
             for to in &self.pods {
                 for port in PORTS {
-                    // A pod always reaches itself.
+                    // A pod can always reach itself.
                     if from.address == to.address || is_allowed(from, to, port) {
                         expected.insert(format!("{} -> {}:{port}", from.id(), to.id()));
                     }
@@ -202,7 +202,7 @@ impl PodMatrix {
 
 type Allowed = fn(&TestPod, &TestPod, u16) -> bool;
 
-/// Policies of the namespace x, and what they leave.
+/// Policies of the namespace x, and the traffic that they allow.
 fn cases() -> Vec<(&'static str, Vec<Value>, Allowed)> {
     let a = json!({"matchLabels": {"pod": "a"}});
     let b = json!({"matchLabels": {"pod": "b"}});
@@ -319,12 +319,12 @@ fn cases() -> Vec<(&'static str, Vec<Value>, Allowed)> {
     ]
 }
 
-/// An open connection continues under a policy that forbids new ones, whose packets are dropped.
+/// An open connection continues under a policy that forbids new ones; packets of new ones are dropped.
 async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTables) {
     let (server, client) = (&cluster.pods[0], &cluster.pods[1]);
     cluster.apply(tables, &[json!({"podSelector": {}, "ingress": [{"ports": [{"port": TCP_PORT}]}]})]).await;
     let at = SocketAddr::from((server.address, TCP_PORT));
-    // The host's connection is the control: policies do not concern the node's own.
+    // The host's connection is the control: policies do not apply to the node's own traffic.
     let mut open = TcpStream::connect_timeout(&at, PATIENCE).unwrap();
     let (mut accepted, _) = server.tcp.accept().unwrap();
     cluster.apply(tables, &[json!({"podSelector": {}})]).await;
@@ -335,8 +335,8 @@ async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTable
     open.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "still here");
 
-    // A flow of datagrams that was answered goes on in both directions.
-    // (The kernel follows connections while rules ask for it, so there is a policy from the start.)
+    // A UDP flow that was answered continues in both directions. (The kernel tracks connections only while rules use
+    // it, so there is a policy from the start.)
     cluster.apply(tables, &[json!({"podSelector": {}, "ingress": [{}]})]).await;
     let mut datagram = [0; 64];
     let mut exchange = |what: &str, from: &UdpSocket, to: &UdpSocket| {
@@ -359,7 +359,8 @@ async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTable
     exchange("next answer", &server.servers[0], &client.client);
 }
 
-/// While policies replace each other, each datagram that all of them allow arrives, and none that all of them forbid.
+/// While policies replace each other, datagrams that all of them allow always arrive, and datagrams that all of them
+/// forbid never do.
 async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut PolicyTables) {
     let (a, b) = (json!({"matchLabels": {"pod": "a"}}), json!({"matchLabels": {"pod": "b"}}));
     let (x, y) = (json!({"matchLabels": {"ns": "x"}}), json!({"matchLabels": {"ns": "y"}}));
@@ -387,7 +388,7 @@ async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut P
     };
     for turn in 0..POLICY_CHANGES {
         if turn % 5 == 4 {
-            // The pods of a peer come and go.
+            // The pods of a peer are added and removed.
             let policy = policy(&policies[turn % policies.len()]);
             assert!(
                 !tables.apply(&plan_policies([&policy], &other_pods, &namespaces, "here")).await.unwrap()
@@ -400,7 +401,7 @@ async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut P
     assert!(sent > POLICY_CHANGES, "{sent} datagrams were sent during the changes");
 }
 
-/// Sends datagrams that have to arrive and others that must not, until `stop`; returns the number of the former.
+/// Sends datagrams that must arrive and others that must not, until `stop`; returns the number of the former.
 fn send_while(
     stop: &AtomicBool,
     allowed: &UdpSocket,
@@ -411,7 +412,7 @@ fn send_while(
     let (mut sent, mut datagram) = (0, [0; 128]);
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..BATCH {
-            // The kernel may tell the sender that a packet was dropped.
+            // The kernel may report a dropped packet to the sender.
             let _ = forbidden.send_to(b"churn forbidden", to);
             allowed.send_to(b"churn allowed", to).unwrap();
         }
@@ -434,11 +435,11 @@ fn send_while(
     sent
 }
 
-/// Every case, with rules that see packets between the ports of a bridge in the IP layer, or in that of the bridge.
+/// All cases, with bridge-port traffic filtered either in the IP layer or in the bridge layer.
 async fn scenario(is_filtered: bool) {
     let cluster = PodMatrix::create();
     let set = std::fs::write(BRIDGE_FILTER, if is_filtered { "1" } else { "0" });
-    // Without the module `br_netfilter` rules of the IP layer never see packets between ports.
+    // Without the module `br_netfilter`, rules of the IP layer never see packets between bridge ports.
     assert!(set.is_ok() || !is_filtered, "{BRIDGE_FILTER}: {set:?}");
     let mut tables = PolicyTables::new("mayfly-test-policy", !is_filtered);
     for (policy, specs, is_allowed) in cases() {
@@ -448,14 +449,14 @@ async fn scenario(is_filtered: bool) {
     verdicts_hold_while_policies_change(&cluster, &mut tables).await;
     open_connections_continue(&cluster, &mut tables).await;
 
-    // Rules that another program removed come back.
+    // Rules that another program removed are restored.
     assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
     let pods: Vec<_> = cluster.pods.iter().map(TestPod::object).collect();
     let deny = json!({"metadata": {"namespace": "x", "name": "p"},
         "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}});
     let deny: NetworkPolicy = serde_json::from_value(deny).unwrap();
     assert!(tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap(), "it is noticed");
-    // Tables without an isolated pod go when the packets in them have left.
+    // Tables without an isolated pod are removed once no packet is in them.
     let began = Instant::now();
     let tables_left = || Command::new("nft").args(["list", "tables"]).output().unwrap().stdout;
     while !tables_left().is_empty() {
@@ -481,7 +482,7 @@ async fn bridge_layer_scenario() {
     scenario(false).await;
 }
 
-/// Runs a test of this file in a network namespace, or says why the commands in `needed` do not work in one.
+/// Runs a test of this file in a network namespace; returns an error if the commands in `needed` do not work there.
 fn in_namespace(test: &str, needed: &str) -> Result<(), String> {
     let tried = Command::new("unshare").args(["-n", "sh", "-ec", needed]).output();
     let tried = tried.map_err(|error| format!("the program unshare cannot be run: {error}"))?;

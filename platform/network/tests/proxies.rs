@@ -20,10 +20,10 @@ use tokio::{
     time::timeout,
 };
 
-/// No test waits longer than this for anything.
+/// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NODE_PORT: u16 = 30_080;
-/// Connections through one Service while its endpoints change, and how many clients make them.
+/// The number of connections through one Service while its endpoints change, and the number of clients.
 const CONNECTIONS: usize = 10_000;
 const CLIENTS: usize = 20;
 const CHANGE_INTERVAL: Duration = Duration::from_millis(10);
@@ -92,7 +92,7 @@ async fn ask(address: SocketAddr) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// A socket of the address's family, connected to it.
+/// A connected socket of the address's family.
 async fn udp_client(address: SocketAddr) -> UdpSocket {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();
@@ -103,7 +103,7 @@ async fn udp_client(address: SocketAddr) -> UdpSocket {
 async fn ask_udp(address: SocketAddr) -> String {
     let began = Instant::now();
     loop {
-        // A datagram may be lost while rules change.
+        // Datagrams may be lost while rules change.
         let socket = udp_client(address).await;
         socket.send(b"?").await.unwrap();
         let mut answer = [0; 64];
@@ -130,7 +130,7 @@ async fn kept_out(address: SocketAddr) -> bool {
     }
     let socket = udp_client(address).await;
     if let Err(error) = socket.send(b"?").await {
-        // The kernel tells a local sender that its packet was dropped.
+        // The kernel reports the dropped packet to a local sender.
         return error.kind() == ErrorKind::PermissionDenied;
     }
     !matches!(timeout(silence, socket.recv(&mut [0; 64])).await, Ok(Ok(_)))
@@ -147,7 +147,7 @@ async fn answers(address: SocketAddr) -> BTreeSet<String> {
 
 async fn refused(address: SocketAddr) -> bool {
     let began = Instant::now();
-    // A listener that was told to stop is closed soon.
+    // A stopped listener closes soon, but not at once.
     while began.elapsed() < PATIENCE {
         match ask(address).await {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => return true,
@@ -178,7 +178,7 @@ async fn scenario(proxy: &mut Proxy, at: Addresses) {
     assert_eq!(answers(at.node).await, texts(&at.pods));
     assert!(texts(&at.pods).contains(&ask_udp(at.service).await));
 
-    // An endpoint goes: no new connection reaches it.
+    // After the removal of an endpoint, no new connection reaches it.
     let one = backend(&at.pods[1..], None);
     proxy.apply(&rules([(tcp, one.clone()), (udp, one.clone()), (node, one.clone())])).await;
     assert_eq!(answers(at.service).await, texts(&at.pods[1..]));
@@ -187,7 +187,7 @@ async fn scenario(proxy: &mut Proxy, at: Addresses) {
 
     udp_clients_move(proxy, &at).await;
 
-    // Source ranges: clients outside of them get nothing, those within are served.
+    // Source ranges: only clients within them are served.
     let mut limited = one.clone();
     limited.source_ranges = vec!["192.0.2.0/24".to_owned(), "2001:db8::/32".to_owned()];
     proxy.apply(&rules([(tcp, limited.clone()), (udp, limited.clone())])).await;
@@ -202,14 +202,14 @@ async fn scenario(proxy: &mut Proxy, at: Addresses) {
     proxy.apply(&rules([(tcp, sticky)])).await;
     assert_eq!(answers(at.service).await.len(), 1);
 
-    // Without endpoints a Service refuses its clients, and another one is not affected.
+    // A Service without endpoints refuses its clients, and others are not affected.
     let other = Frontend::Address(TransportProtocol::Tcp, at.other);
     proxy.apply(&rules([(tcp, backend(&[], None)), (node, backend(&[], None)), (other, both.clone())])).await;
     assert!(refused(at.service).await, "the cluster IP");
     assert!(refused(at.node).await, "the node port");
     assert_eq!(answers(at.other).await, texts(&at.pods));
 
-    // Endpoints that come and go all the time do not fail a single connection.
+    // Endpoints that change all the time do not fail a single connection.
     for turn in 0..50 {
         let endpoints = if turn % 2 == 0 { &at.pods[..] } else { &at.pods[1..] };
         proxy.apply(&rules([(tcp, backend(endpoints, None))])).await;
@@ -219,7 +219,7 @@ async fn scenario(proxy: &mut Proxy, at: Addresses) {
     proxy.apply(&RuleSet::default()).await;
 }
 
-/// Clients that keep sending from one port move to another endpoint when theirs is gone.
+/// Clients that keep sending from one port move to another endpoint when theirs is removed.
 async fn udp_clients_move(proxy: &mut Proxy, at: &Addresses) {
     let udp = Frontend::Address(TransportProtocol::Udp, at.service);
     let node = Frontend::NodePort(TransportProtocol::Udp, at.node.port());
@@ -240,11 +240,11 @@ async fn udp_clients_move(proxy: &mut Proxy, at: &Addresses) {
     }
 }
 
-/// Sends until an endpoint answers: a datagram may be lost, and an earlier answer may come late.
+/// Sends until an endpoint answers: a datagram may be lost, and an earlier answer may arrive late.
 async fn answered_by(client: &UdpSocket, endpoint: SocketAddr) {
     let (began, mut answer) = (Instant::now(), [0; 64]);
     loop {
-        // An error is that of an earlier datagram that was refused.
+        // An error belongs to an earlier, refused datagram.
         let _ = client.send(b"?").await;
         if let Ok(Ok(bytes)) = timeout(Duration::from_millis(200), client.recv(&mut answer)).await
             && answer[..bytes] == *endpoint.to_string().as_bytes()
@@ -255,7 +255,7 @@ async fn answered_by(client: &UdpSocket, endpoint: SocketAddr) {
     }
 }
 
-/// Many connections through one Service, whose endpoints change all the time: none fails.
+/// Many connections through one Service whose endpoints change all the time: none fails.
 async fn connections_while_endpoints_change(proxy: &mut Proxy, service: Frontend, at: &Addresses) {
     proxy.apply(&rules([(service, backend(&at.pods, None))])).await;
     let all = texts(&at.pods);
@@ -316,7 +316,8 @@ async fn an_endpoint_that_refuses_is_replaced_and_a_taken_address_is_reported() 
     assert_eq!(answers(service).await, texts(&[up]));
 }
 
-/// Runs the test of this name in a network namespace of its own, which ends with it; says why it cannot.
+/// Runs the test with this name in a new network namespace, which ends with it; returns an error if that is not
+/// possible.
 fn in_namespace(test: &str) -> Result<(), String> {
     for program in ["nft", "ip"] {
         let found = Command::new(program).arg("-V").output();
@@ -346,7 +347,7 @@ fn has_ipv6() -> bool {
     std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6").is_ok_and(|text| text.trim() == "0")
 }
 
-/// Makes addresses in the namespace. Fails outside of a new one: the host has addresses already.
+/// Creates addresses in the namespace. Fails outside of a new namespace: the host already has the addresses.
 fn make_addresses() {
     let ip = |arguments: &str| {
         let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
@@ -404,7 +405,7 @@ async fn nftables_scenario() {
     let pods = "10.0.0.0/24".parse().unwrap();
     let mut proxy = NftablesProxy::new("mayfly-test").masquerading_bridge(Some(pods));
 
-    // Many services: written at once, then one changed.
+    // Many Services: written at once, then one is changed.
     let many = |services: u16, endpoints: &[SocketAddr]| {
         let frontends = (0..services).map(|number| {
             let [high, low] = number.to_be_bytes();
@@ -424,7 +425,7 @@ async fn nftables_scenario() {
     assert_eq!(ask(service).await.unwrap(), "10.0.0.2:8080");
     assert_eq!(ask(at("10.96.40.15:80")).await.unwrap(), endpoint.to_string());
 
-    // All of them are deleted at once, and none of their chains stays in the kernel.
+    // All are deleted at once, and none of their chains stays in the kernel.
     let nothing = Arc::new(RuleSet::default());
     let began = Instant::now();
     proxy.apply(&nothing).await.unwrap();
@@ -444,7 +445,7 @@ async fn nftables_scenario() {
     assert_eq!(String::from_utf8_lossy(&tables.stdout).matches("mayfly").count(), 0);
 }
 
-/// Rules that another program removed come back, with the next change and without any.
+/// Rules that another program removed are restored, with the next change and without any.
 async fn damage_is_repaired(service: SocketAddr, endpoint: SocketAddr) {
     let wanted = |affinity| {
         Arc::new(rules([(
@@ -468,7 +469,7 @@ async fn damage_is_repaired(service: SocketAddr, endpoint: SocketAddr) {
         assert!(proxy.apply(next).await.unwrap(), "{damage} is noticed");
         assert_eq!(ask(service).await.unwrap(), endpoint.to_string(), "after {damage}");
     }
-    // A change of another program's tables is none of these.
+    // A change to another program's tables needs no repair.
     assert!(Command::new("nft").args(["add", "table", "ip", "other"]).status().unwrap().success());
     assert!(!proxy.apply(&wanted(Some(PATIENCE))).await.unwrap());
     assert!(Command::new("nft").args(["delete", "table", "ip", "other"]).status().unwrap().success());

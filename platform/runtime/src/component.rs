@@ -1,5 +1,5 @@
-//! Reads a wasm file without compiling it: its exported worlds, its imports, and whether a wasm host can run it. The
-//! commands check a component with it before the upload, the server before it accepts it.
+//! Reads a wasm file without compiling it: the worlds that it exports, its imports, and whether a wasm host can run it.
+//! The CLI checks a component with it before the upload, the server before accepting it.
 
 use std::fmt;
 
@@ -7,10 +7,11 @@ use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
 
 pub mod known;
 
-/// Elements that one table of an instance may have: what its host holds for each counts against a function's memory.
+/// The number of elements that one table of an instance may have: the host's memory for each counts against a
+/// function's limit.
 pub const TABLE_ELEMENTS_MAX: usize = 200_000;
 
-/// A component whose interfaces can run here.
+/// The interfaces of a component that can run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentReport {
     /// In the order of preference: the host calls the first.
@@ -36,7 +37,7 @@ pub enum World {
 impl World {
     const ALL: [Self; 4] = [Self::HttpWasi0_3, Self::HttpWasi0_2, Self::CommandWasi0_3, Self::CommandWasi0_2];
 
-    /// The interface, and its version's first two numbers.
+    /// The interface and its version line, such as `0.2`.
     fn interface(self) -> (&'static str, &'static str) {
         match self {
             Self::HttpWasi0_3 => ("wasi:http/handler", "0.3"),
@@ -59,13 +60,13 @@ impl fmt::Display for World {
 }
 
 impl ComponentReport {
-    /// The world by which it answers requests, if it does.
+    /// The HTTP world that the component exports, if any.
     pub fn http(&self) -> Option<World> {
         self.worlds.iter().copied().find(|world| world.answers_requests())
     }
 }
 
-/// The reason for which a file cannot run here, as shown to the user who uploads it.
+/// The reason why a file cannot run here, as shown to the user who uploads it.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ComponentRefused {
     #[error("not a wasm file: it starts with {starts_with}")]
@@ -97,7 +98,7 @@ fn exported(exports: &[String]) -> String {
     }
 }
 
-/// Looks at a file's content. Quick: it parses and validates, and makes no machine code.
+/// Inspects a file's content. Fast: it parses and validates, and does not compile.
 pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
     if !content.starts_with(b"\0asm") {
         return Err(ComponentRefused::NotWasm { starts_with: beginning(content) });
@@ -117,7 +118,7 @@ pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
     Ok(ComponentReport { worlds, imports, exports })
 }
 
-/// Refuses valid components that no instance here has room for.
+/// Refuses valid components whose memories or tables exceed what an instance supports.
 fn runnable(content: &[u8]) -> Result<(), ComponentRefused> {
     let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
     for payload in Parser::new(0).parse_all(content) {

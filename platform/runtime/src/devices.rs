@@ -1,5 +1,5 @@
 //! Devices of a node that containers request by resource name, such as `nvidia.com/gpu`: the kubelet's interface to the
-//! device manager, and the result for a container.
+//! device manager, and the resulting changes to a container.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -27,19 +27,19 @@ pub struct DeviceNode {
     pub gid: Option<u32>,
 }
 
-/// A program of the host that the container runtime executes at a moment in a container's life.
+/// A program of the host that the container runtime executes at a point in a container's lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerHook {
     pub moment: HookMoment,
     pub path: String,
-    /// With the program's name first.
+    /// Includes the program's name as the first element.
     pub args: Vec<String>,
     /// Lines of `NAME=value`.
     pub env: Vec<String>,
     pub timeout_s: Option<i64>,
 }
 
-/// The moments of the OCI specification.
+/// The hook points of the OCI specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookMoment {
     Prestart,
@@ -83,7 +83,7 @@ pub struct ContainerDevices {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// When a container of a pod runs: it decides whether later containers take over its devices.
+/// The role of a container in its pod: it decides whether later containers may reuse its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerRole {
     /// Ends before the next container starts.
@@ -111,7 +111,7 @@ pub struct PodDeviceClaims {
     pub claims: Vec<DeviceClaim>,
 }
 
-/// Devices that a container has.
+/// Devices that are allocated to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAllocation {
     pub pod: PodUid,
@@ -120,18 +120,19 @@ pub struct DeviceAllocation {
     pub devices: Vec<String>,
 }
 
-/// The devices of the node by resource name. A removed resource is listed with 0, so that the node's object follows.
+/// The devices of the node by resource name. A removed resource is listed with 0, so that it is updated in the node's
+/// object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
     pub capacity: BTreeMap<String, u64>,
-    /// The healthy ones.
+    /// The healthy devices.
     pub allocatable: BTreeMap<String, u64>,
 }
 
-/// Why a container does not get its devices.
+/// The reason why a container does not get its devices.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DeviceError {
-    /// A plugin is away or has not registered yet: the pod waits for it.
+    /// A plugin is unavailable or has not registered yet: the pod waits for it.
     #[error("{0}")]
     NotReady(String),
     /// The pod cannot run on this node.
@@ -144,16 +145,16 @@ pub enum DeviceError {
 pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
     fn counts(&self) -> DeviceCounts;
 
-    /// Changes whenever [`NodeDevices::counts`] may have.
+    /// Changes whenever [`NodeDevices::counts`] may have changed.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Allocates the devices of the pod if that has not happened, and returns those of its container. May be
-    /// repeated: a pod keeps its devices.
+    /// Allocates the devices of the pod if it has none yet, and returns those of its container. Idempotent: a pod keeps
+    /// its devices.
     async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError>;
 
-    /// The pod's containers have ended for good.
+    /// Releases the devices of a pod whose containers have all ended.
     fn release(&self, pod: &PodUid);
 
-    /// Releases the devices of all pods but these.
+    /// Releases the devices of all pods that are not in `pods`.
     fn retain(&self, pods: &HashSet<String>);
 }

@@ -1,8 +1,8 @@
-//! The contract of the request path: the gateway calls, a host in the same process answers.
+//! The contract of the request path: the gateway calls functions of a host in the same process.
 //!
 //! The gateway calls [`FunctionHost::prepare`] once per revision, when it builds its routes, and keeps the handle.
 //! Preparing loads nothing. The first [`HostedFunction::call`] loads the component if it is cold;
-//! [`HostedFunction::unload`] makes it cold again. The *policy* (queueing, concurrency, when to unload) is that of the
+//! [`HostedFunction::unload`] makes it cold again. The *policy* (queueing, concurrency, when to unload) belongs to the
 //! gateway and the kubelet; the host protects the machine (memory, instances, CPU).
 
 use std::{sync::Arc, time::Duration};
@@ -19,8 +19,8 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 /// A streamed body, in either direction.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Everything that a host needs to run one revision. Created at deploy time, so that nothing in it has to be looked
-/// up, parsed or formatted per request.
+/// Everything that a host needs to run one revision. Created at deploy time, so that nothing in it has to be looked up,
+/// parsed or formatted per request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostedSpec {
     /// Namespace and name of the Revision.
@@ -28,39 +28,38 @@ pub struct HostedSpec {
     /// Name of the Function, for logs and metrics.
     pub function: String,
     pub component: Digest,
-    /// Resolved: no references left.
+    /// All references are resolved.
     pub env: Vec<(String, String)>,
-    /// Bytes over all linear memories of one instance.
+    /// The limit for all linear memories of one instance, in bytes.
     pub memory_bytes_max: u64,
-    /// From admission by the gateway to the end of the answer.
+    /// The time limit from admission by the gateway to the end of the response.
     pub timeout: Duration,
-    /// Bytes of the answer's body.
+    /// The largest response body, in bytes.
     pub response_bytes_max: u64,
-    /// Bytes per second that go to the log; `None`: the host's default.
+    /// The rate limit of logs, in bytes per second; `None`: the host's default.
     pub log_bytes_per_second: Option<u64>,
     pub isolation: Isolation,
-    /// Outbound HTTP that is allowed. Empty: none.
+    /// Rules of permitted outbound HTTP. Empty: none.
     pub egress: Vec<EgressRule>,
     /// The tar archive whose content instances see as `/`, read-only.
     pub files: Option<Digest>,
 }
 
-/// A host that answers requests. Implemented by the wasm host and by [`crate::simulated`].
+/// A host that runs functions. Implemented by the wasm host and by [`crate::simulated`].
 pub trait FunctionHost: Send + Sync + 'static {
-    /// Makes a revision known. Cheap: no file is opened, nothing is compiled. Calling again with an equal
-    /// spec gives the same handle; a changed spec (a Secret's value, say) gives a new one, and calls in
-    /// flight finish on the old.
+    /// Registers a revision. Cheap: no file is opened, nothing is compiled. An equal spec returns the same handle; a
+    /// changed spec (a Secret's value, for example) returns a new one, and calls in flight finish on the old.
     fn prepare(&self, spec: HostedSpec) -> Arc<dyn HostedFunction>;
 
-    /// Forgets a revision (it was deleted). Calls in flight finish.
+    /// Removes a deleted revision. Calls in flight finish.
     fn forget(&self, revision: &ObjectKey);
 }
 
 /// One revision on this host.
 pub trait HostedFunction: Send + Sync + 'static {
-    /// Answers a request. Begins at once, and resolves when the guest has given status and headers; the
-    /// body streams after that. Dropping the future, or the response's body, cancels the guest. `deadline`
-    /// covers the whole answer, body included: a body cut short by it ends with an error.
+    /// Calls the function. Starts at once, and resolves when the guest has returned status and headers; the body
+    /// streams after that. Dropping the future, or the response's body, cancels the guest. `deadline` covers the whole
+    /// response, including the body: a body truncated by it ends with an error.
     fn call(
         &self,
         request: Request<Body>,
@@ -77,41 +76,41 @@ pub trait HostedFunction: Send + Sync + 'static {
     fn unload(&self);
 }
 
-/// A guest's answer, and its timings.
+/// A guest's response, and its timings.
 pub struct Answer {
     pub response: Response<Body>,
     pub timings: Timings,
 }
 
-/// The parts of a call's duration, up to the guest's status and headers.
+/// The phases of a call, up to the guest's status and headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// The component was not in memory when the call arrived.
+    /// Whether the component was not in memory when the call arrived.
     pub cold: bool,
-    /// Waiting for a free instance slot of the host.
+    /// The wait for a free instance slot of the host.
     pub queue: Duration,
-    /// Compiling or mapping the component. Zero when warm.
+    /// The time for compiling or mapping the component. Zero when warm.
     pub load: Duration,
-    /// Making the instance. Zero when one was reused.
+    /// The time for creating the instance. Zero if one was reused.
     pub instantiate: Duration,
-    /// The guest's own time until it answered.
+    /// The time that the guest ran until it returned status and headers.
     pub run: Duration,
 }
 
 impl Timings {
-    /// From the call to the answer.
+    /// The time from the call to the response.
     pub fn total(&self) -> Duration {
         self.queue + self.load + self.instantiate + self.run
     }
 }
 
-/// Why a call got no answer from the guest. The gateway maps each to a status, in one place.
+/// The reason why a call got no response from the guest. The gateway maps each to a status in one place.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CallError {
-    /// No memory, file or other resource of the node's before the deadline.
+    /// Memory, files or another resource of the node did not become available before the deadline.
     #[error("this node has no room for another instance")]
     Overloaded { retry_after: Duration },
-    /// No instance slot in time: the function has its share, or all are taken.
+    /// No instance slot became available in time: the function uses its share, or all slots are taken.
     #[error("no instance could be made in time: the function has {held} of this node's {max}")]
     NoSlot { held: usize, max: usize, retry_after: Duration },
     #[error("component {0} is not in the artifact store: deploy the function again")]
@@ -119,7 +118,7 @@ pub enum CallError {
     /// The component cannot be loaded or linked; the text names the import or the world.
     #[error("the component cannot run here: {0}")]
     ComponentInvalid(String),
-    /// The guest trapped; the text is the trap and where.
+    /// The guest trapped; the text is the trap and its location.
     #[error("the function trapped: {0}")]
     Trapped(String),
     #[error("the function needed more memory than its limit of {}", mayfly_api::quantity::Bytes(*limit_bytes))]

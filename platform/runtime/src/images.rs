@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod::RuntimeError;
 
-/// When a container's image is requested from its registry (`imagePullPolicy`).
+/// When an image is pulled from its registry (`imagePullPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
     Always,
@@ -18,13 +18,13 @@ pub enum PullPolicy {
     Never,
 }
 
-/// An image that a node has.
+/// An image that is present on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageRecord {
     /// The full reference: registry, repository and tag or digest.
     pub reference: String,
-    /// Of the manifest.
+    /// The digest of the manifest.
     pub digest: String,
     /// The compressed size of the image, in bytes.
     pub bytes: u64,
@@ -32,8 +32,8 @@ pub struct ImageRecord {
     pub updated: String,
 }
 
-/// Logins of registries: the text of a Docker `config.json`, as secrets of type `kubernetes.io/dockerconfigjson`
-/// have it.
+/// Credentials for registries: the text of a Docker `config.json`, as in Secrets of the type
+/// `kubernetes.io/dockerconfigjson`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PullSecret(pub Vec<u8>);
 
@@ -46,27 +46,28 @@ impl fmt::Debug for PullSecret {
 /// The images of a runtime.
 #[async_trait]
 pub trait ImageStore: Send + Sync {
-    /// Takes in an OCI or Docker archive (tar). Returns the images that were in it.
+    /// Imports an OCI or Docker archive (tar). Returns the images in it.
     async fn import(&self, archive: &Path) -> Result<Vec<ImageRecord>, RuntimeError>;
 
-    /// Fetches an image from its registry, for the node's platform. Content that exists here is not fetched again.
+    /// Pulls an image from its registry, for the node's platform. Content that is already present is not fetched again.
     ///
     /// # Errors
     /// [`RuntimeError::ImageMissing`] with the registry's message; [`RuntimeError::ImageName`].
     async fn pull(&self, reference: &str, secrets: &[PullSecret]) -> Result<ImageRecord, RuntimeError>;
 
-    /// The image, where this node has it.
+    /// The image, if this node has it.
     ///
     /// # Errors
-    /// [`RuntimeError::ImageName`] for a text that is no name.
+    /// [`RuntimeError::ImageName`] for an invalid name.
     async fn find(&self, reference: &str) -> Result<Option<ImageRecord>, RuntimeError>;
 
-    /// Whether a list of the images starts nothing: a node that ran no container yet has none.
+    /// Whether listing the images would not start a service first: a node that has not run any container yet has no
+    /// images.
     fn is_started(&self) -> bool;
 
     async fn list(&self) -> Result<Vec<ImageRecord>, RuntimeError>;
 
-    /// Removes a reference; its content is removed when no other image and no container uses it.
+    /// Removes a reference; its content is removed when no other image or container uses it.
     ///
     /// # Errors
     /// [`RuntimeError::ImageMissing`] if the image does not exist.

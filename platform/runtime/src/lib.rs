@@ -1,8 +1,8 @@
 //! The contract between a node and its hosts of functions and containers.
 //!
 //! **Belongs here:** [`Runtime`], the kubelet's interface to any host (wasm, OCI, simulated); [`FunctionHost`], the
-//! gateway's interface to a host that answers requests in the same process; the values of these interfaces; the form of
-//! log files that all hosts write and the kubelet reads; body wrappers for HTTP servers ([`wire`]); the exports and
+//! gateway's interface to a host that answers requests in the same process; the types of these interfaces; the format
+//! of log files that all hosts write and the kubelet reads; body wrappers for HTTP servers ([`wire`]); the exports and
 //! imports of a component, read without compiling it ([`component`]).
 //!
 //! **Does not belong here:** any host, any policy (when to scale, what to restart), the API.

@@ -1,8 +1,8 @@
-//! Log files: their paths, the form of a line, rotation, reading and following.
+//! Log files: their paths, the line format, rotation, reading and following.
 //!
-//! A line has the CRI form, `2026-01-02T03:04:05.000000006Z stdout F text`, so that any log collector for Kubernetes
-//! reads it. A function's revisions write to one file each, for all pods and requests; every other container writes to
-//! a file per attempt.
+//! Lines have the CRI format, `2026-01-02T03:04:05.000000006Z stdout F text`, so that any log collector for Kubernetes
+//! can read them. A function's revisions write to one file each, for all pods and requests; every other container
+//! writes to a file per attempt.
 
 use std::{
     fs, io,
@@ -20,9 +20,9 @@ pub use append::LogAppender;
 pub use read::{LogOptions, LogReader, LogStream, read};
 pub use write::{LogFile, LogSink, LogWriter, Stream};
 
-/// A line longer than this is split, as the CRI's partial lines (`P`), in bytes.
+/// The length above which a line is split into partial lines (`P`) of the CRI format, in bytes.
 pub const LINE_BYTES_MAX: usize = 16 << 10;
-/// A file larger than this is moved aside (one older file is kept), in bytes.
+/// The size above which a file is rotated (one older file is kept), in bytes.
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
 
 /// The layout of log files in one directory.
@@ -73,14 +73,14 @@ impl LogLayout {
         logs
     }
 
-    /// Removes a revision's log, and the folders above that nothing else is in. Blocks.
+    /// Removes a revision's log, and folders above it that become empty. Blocks.
     pub fn remove_revision(&self, log: &RevisionLog) -> io::Result<()> {
         let path = self.revision(&log.namespace, &log.function, &log.revision);
         for file in [rotated(&path), path] {
             remove_file(&file)?;
         }
         let function = self.function(&log.namespace, &log.function);
-        // Other revisions' logs keep their folder.
+        // Fails if the folder still contains logs of other revisions.
         let _ =
             fs::remove_dir(&function).and_then(|()| fs::remove_dir(self.functions().join(&log.namespace)));
         Ok(())
@@ -128,7 +128,7 @@ impl LogLayout {
     }
 }
 
-/// The function and the revision of a log.
+/// The function and the revision that a log belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RevisionLog {
     pub namespace: String,
@@ -136,7 +136,7 @@ pub struct RevisionLog {
     pub revision: String,
 }
 
-/// Whether there is anything of a log. Blocks.
+/// Whether a log has any file. Blocks.
 pub fn exists(path: &Path) -> bool {
     path.exists() || rotated(path).exists()
 }
@@ -144,7 +144,7 @@ pub fn exists(path: &Path) -> bool {
 /// The suffix of a rotated log file.
 const ROTATED: &str = ".1";
 
-/// The file that `path` is moved to when it is full.
+/// The path to which a full file is moved.
 pub(crate) fn rotated(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ROTATED);
@@ -158,7 +158,7 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The names in a folder; none when it is not there.
+/// The names in a folder; empty if it does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()

@@ -1,4 +1,4 @@
-//! The contract of a pod network: gives a pod's network namespace its interfaces and addresses.
+//! The contract of a pod network, which gives a pod's network namespace its interfaces and addresses.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -14,47 +14,47 @@ pub struct NetworkAttachment {
     pub name: String,
     /// The pinned network namespace; `None`: the host's.
     pub netns: Option<PathBuf>,
-    /// The address that the kubelet reserved for the pod, for networks that give none.
+    /// The address that the kubelet reserved for the pod, for networks that do not assign one.
     pub reserved: Option<IpAddr>,
     pub host_ports: Vec<PortMapping>,
 }
 
-/// Why a pod could not be attached or detached.
+/// The reason why a pod could not be attached or detached.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct NetworkError(pub String);
 
-/// A network of pods on one node. Calls are idempotent, so that an interrupted one is repeated.
+/// A network of pods on one node. Calls are idempotent, so that interrupted ones can be repeated.
 #[async_trait]
 pub trait PodNetwork: Send + Sync {
-    /// Whether pods of this network have namespaces of their own and get their addresses from it.
+    /// Whether pods of this network have their own network namespaces and get their addresses from it.
     fn assigns_addresses(&self) -> bool;
 
     /// Attaches a pod. Returns its addresses, the primary one first.
     async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError>;
 
-    /// Gives back what the pod had, with the last pod also what the network has on the host. The namespace may be
+    /// Releases the pod's resources; with the last pod, also the network's resources on the host. The namespace may be
     /// gone already.
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError>;
 }
 
-/// The answer of the cluster's names for a host name.
+/// The result of looking up a host name in the cluster's zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterHost {
-    /// Not a name of the cluster: other resolvers decide.
+    /// Not a name of the cluster: use other resolvers.
     Unknown,
-    /// A name of the cluster; none: it has no address, or does not exist.
+    /// A name of the cluster; empty: it has no address, or does not exist.
     Addresses(Vec<IpAddr>),
-    /// Another name for a host outside of the cluster.
+    /// An alias for a host outside of the cluster.
     Alias(String),
 }
 
-/// The names of Services, for programs that do not ask a name server: guests.
+/// Resolves the names of Services for guests, which use no name server.
 pub trait ClusterHosts: Send + Sync {
     fn lookup(&self, host: &str) -> ClusterHost;
 }
 
-/// The network of a node without root: pods live in the host's network, each with a loopback address of its own.
+/// The network of a node without root: pods share the host's network, each with its own loopback address.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoopbackNetwork;
 

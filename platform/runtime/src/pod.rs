@@ -1,8 +1,8 @@
-//! The node's border: the kubelet decides what should run, a [`Runtime`] runs it.
+//! The interface to a node's hosts: the kubelet decides what should run, and a [`Runtime`] runs it.
 //!
-//! The shape is the container runtime interface's (CRI): a sandbox per pod, containers in it, each
-//! started once and never restarted by the host: restarts are the kubelet's policy and get a new attempt
-//! number, so a new [`ContainerId`].
+//! Modelled on the container runtime interface (CRI): a sandbox per pod, and containers in it, each started once and
+//! never restarted by the host: restarts are the kubelet's policy and get a new attempt number, so a new
+//! [`ContainerId`].
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     streams::ContainerStreams,
 };
 
-/// A pod's UID: what tells two pods of the same name apart.
+/// A pod's UID, which distinguishes pods of the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodUid(pub String);
 
@@ -31,7 +31,7 @@ impl fmt::Display for PodUid {
 pub struct ContainerId {
     pub pod: PodUid,
     pub name: String,
-    /// 0 for the first start, one more at each restart.
+    /// 0 for the first start, incremented by each restart.
     pub attempt: u32,
 }
 
@@ -48,25 +48,25 @@ pub struct SandboxSpec {
     pub pod: ObjectKey,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
-    /// The address the kubelet reserved for the pod, if this node gives addresses.
+    /// The address that the kubelet reserved for the pod, if this node assigns addresses.
     pub address: Option<IpAddr>,
     pub host: SandboxHost,
 }
 
-/// The namespaces that a pod shares with its host, and its appearance from outside. Runtimes without kernel
+/// The namespaces that a pod shares with its host, its names and its name resolution. Runtimes without kernel
 /// namespaces ignore it.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct SandboxHost {
     pub hostname: String,
-    /// The host name with its domain, for a pod with a subdomain in a cluster that has names.
+    /// The fully qualified host name, for a pod with a subdomain in a cluster with DNS.
     pub full_hostname: Option<String>,
     pub host_network: bool,
     pub host_pid: bool,
-    /// The containers see each other's processes.
+    /// Whether the containers share a process namespace.
     pub shares_processes: bool,
     pub host_ipc: bool,
-    /// Lines of `/etc/hosts` beside those of the pod itself: addresses with their names.
+    /// Lines of `/etc/hosts` in addition to the pod's own: addresses with their names.
     pub host_aliases: Vec<(IpAddr, Vec<String>)>,
     /// The pod's `/etc/resolv.conf`; `None`: the host's.
     pub resolv_conf: Option<String>,
@@ -76,12 +76,12 @@ pub struct SandboxHost {
     pub cgroup: PodCgroup,
 }
 
-/// A pod's share of the node, and the limits that all its containers have together.
+/// A pod's share of the node, and the common limits of its containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct PodCgroup {
     pub class: QosClass,
-    /// The weight against other pods of the class, in thousandths of a core.
+    /// The weight relative to other pods of the class, in thousandths of a core.
     pub cpu_millis_request: u64,
     /// `None`: no limit.
     pub cpu_millis_max: Option<u64>,
@@ -91,14 +91,14 @@ pub struct PodCgroup {
 /// Upstream's quality of service class of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum QosClass {
-    /// Also the class of pods of earlier versions, whose groups are where those of guaranteed pods are.
+    /// Also used for pods of earlier versions, whose cgroups are in the place of those of guaranteed pods.
     #[default]
     Guaranteed,
     Burstable,
     BestEffort,
 }
 
-/// A port of the host that leads to a port of the pod.
+/// A host port that is forwarded to a port of the pod.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct PortMapping {
     pub host: u16,
@@ -115,7 +115,7 @@ pub struct SandboxStatus {
     pub addresses: Vec<IpAddr>,
 }
 
-/// One container, with everything resolved.
+/// A container's configuration, with all references resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerSpec {
     pub id: ContainerId,
@@ -127,7 +127,7 @@ pub struct ContainerSpec {
     pub memory_bytes_max: Option<u64>,
     /// Thousandths of a core.
     pub cpu_millis_max: Option<u64>,
-    /// TCP ports the container says it listens on.
+    /// The declared TCP ports of the container.
     pub ports: Vec<u16>,
     /// The file for stdout and stderr, in the format of [`crate::logs`].
     pub log_path: PathBuf,
@@ -136,38 +136,39 @@ pub struct ContainerSpec {
     pub process: ProcessOptions,
 }
 
-/// The configuration of a container's process. A runtime without kernel namespaces ignores what it cannot carry out.
+/// The configuration of a container's process. A runtime without kernel namespaces ignores options that it does not
+/// support.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessOptions {
     pub pull: PullPolicy,
     pub working_dir: Option<String>,
     /// Volumes, sorted so that a mount comes before those below it.
     pub mounts: Vec<Mount>,
-    /// Device files beside the default ones.
+    /// Device files in addition to the default ones.
     pub devices: Vec<DeviceNode>,
     pub hooks: Vec<ContainerHook>,
     pub stdin: bool,
-    /// Standard input ends with the first client that was attached to it.
+    /// Whether standard input is closed when the first attached client disconnects.
     pub stdin_once: bool,
     pub tty: bool,
     pub security: SecurityOptions,
-    /// The request for processor time, in thousandths of a core: the weight against other containers.
+    /// The request for CPU, in thousandths of a core: the weight relative to other containers.
     pub cpu_millis_request: u64,
     /// The request for memory, in bytes; 0: none.
     pub memory_bytes_request: u64,
     /// Counts of devices by resource name, such as `nvidia.com/gpu`.
     pub extended_resources: BTreeMap<String, u32>,
-    /// The longest time that the pod may take.
+    /// The maximum duration of the pod.
     pub active_deadline: Option<Duration>,
     /// Upstream's score for the kernel's out-of-memory killer: -997 (guaranteed) to 1000 (best effort).
     pub oom_score_adj: i32,
     /// The file in the container whose content becomes the termination message.
     pub termination_message_path: String,
-    /// Take the end of the log as the message where that file is empty and the container failed.
+    /// Whether the end of the log becomes the message if that file is empty and the container failed.
     pub termination_message_from_log: bool,
-    /// The signal that asks the process to end; `None`: the image's, else SIGTERM.
+    /// The signal that stops the process; `None`: the image's, otherwise SIGTERM.
     pub stop_signal: Option<String>,
-    /// The container of the same pod whose process namespace this one joins, as a debugger does.
+    /// The container of the same pod whose process namespace is joined, for example by a debugger.
     pub target_container: Option<String>,
 }
 
@@ -178,16 +179,16 @@ pub struct SecurityOptions {
     pub user: Option<i64>,
     pub group: Option<i64>,
     pub supplemental_groups: Vec<i64>,
-    /// Refuse to start as user 0.
+    /// Whether starting as user 0 is refused.
     pub run_as_non_root: bool,
     pub privileged: bool,
     pub read_only_root: bool,
     pub no_new_privileges: bool,
-    /// Capabilities beside the default set, without `CAP_`; `ALL` for every one.
+    /// Capabilities in addition to the default set, without `CAP_`; `ALL` for all.
     pub capabilities_add: Vec<String>,
     pub capabilities_drop: Vec<String>,
     pub seccomp: SeccompProfile,
-    /// The kernel's own view of `/proc`, nothing masked.
+    /// Whether `/proc` is not masked.
     pub unmasked_proc: bool,
 }
 
@@ -196,27 +197,27 @@ pub struct SecurityOptions {
 pub enum SeccompProfile {
     #[default]
     Unconfined,
-    /// The runtime's own.
+    /// The runtime's default profile.
     RuntimeDefault,
     /// A file below the node's folder of profiles.
     Localhost(String),
 }
 
-/// The node's files that a job's container is given (`mayfly_api::job_io`).
+/// The node's files that are given to a job's container (`mayfly_api::job_io`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerFiles {
     pub mounts: Vec<Mount>,
-    /// The file that is stdin.
+    /// The file that the process reads as stdin.
     pub stdin: PathBuf,
-    /// A folder. Before the container's end is reported, its host writes the files `stdout` and `stderr` there: the
-    /// end of each, [`RESULT_BYTES_MAX`] bytes at most, and a file `<name>.truncated` beside one whose beginning is
-    /// missing.
+    /// The folder for captured outputs. Before the container's end is reported, its host writes the files `stdout` and
+    /// `stderr` there: the last [`RESULT_BYTES_MAX`] bytes of each, and a file `<name>.truncated` beside one whose
+    /// beginning is missing.
     ///
     /// [`RESULT_BYTES_MAX`]: mayfly_api::job_io::RESULT_BYTES_MAX
     pub capture: PathBuf,
 }
 
-/// A folder of the node that a container sees.
+/// A folder of the node that is mounted into a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mount {
     pub host: PathBuf,
@@ -226,27 +227,27 @@ pub struct Mount {
     pub propagation: MountPropagation,
 }
 
-/// Where file systems appear that are mounted below a mount after the container's start.
+/// The direction in which file systems mounted below a mount after the container's start are propagated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MountPropagation {
-    /// On the side only on which they were mounted.
+    /// No propagation in either direction.
     #[default]
     Private,
     HostToContainer,
     Bidirectional,
 }
 
-/// Reasons of an end that the program did not cause: its machine failed, or something else took its place. The pod then
-/// has upstream's condition `DisruptionTarget`, which a Job's `podFailurePolicy` may ignore.
+/// Reasons for ends that the program did not cause: its machine failed, or it was preempted. The pod then has
+/// upstream's condition `DisruptionTarget`, which a Job's `podFailurePolicy` may ignore.
 pub const REASON_NODE_FAIL: &str = "NodeFail";
 pub const REASON_PREEMPTED: &str = "Preempted";
 
 /// The status of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContainerState {
-    /// Accepted, and started by the host itself when it has room: a batch system's queue.
+    /// Accepted, and started later by the host itself: for example in a batch system's queue.
     Waiting {
-        /// What `kubectl get pods` shows.
+        /// The reason shown by `kubectl get pods`.
         reason: String,
         message: String,
     },
@@ -256,11 +257,11 @@ pub enum ContainerState {
     Exited {
         started: jiff::Timestamp,
         finished: jiff::Timestamp,
-        /// As a shell counts: 128 + signal for a killed one.
+        /// As in a shell: 128 + signal for a killed process.
         exit_code: i32,
         /// `Completed`, `Error`, `OOMKilled`, `DeadlineExceeded`, …
         reason: String,
-        /// For people: the trap, say.
+        /// A message for users, such as the trap.
         message: String,
     },
 }
@@ -269,11 +270,11 @@ pub enum ContainerState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub memory_bytes: u64,
-    /// Processor time since it was started; `None` where the host does not count it.
+    /// CPU time since the start; `None` if the host does not measure it.
     pub cpu: Option<Duration>,
 }
 
-/// Room that files take on a disk.
+/// The disk space that files use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     pub bytes: u64,
@@ -296,10 +297,10 @@ impl std::iter::Sum for DiskUsage {
     }
 }
 
-/// Why a host could not do what the kubelet asked.
+/// The reason why a host could not do what the kubelet requested.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RuntimeError {
-    /// The image or component is not there. The kubelet retries with a growing pause (`ErrImagePull`).
+    /// The image or component does not exist here. The kubelet retries with a growing pause (`ErrImagePull`).
     #[error("{0}")]
     ImageMissing(String),
     /// The name of an image or component is invalid (`InvalidImageName`).
@@ -308,7 +309,7 @@ pub enum RuntimeError {
     /// The image or component can never run here (`CreateContainerError`).
     #[error("{0}")]
     Invalid(String),
-    /// No room at the moment (`OutOfmemory`).
+    /// There is no room at the moment (`OutOfmemory`).
     #[error("{0}")]
     NoRoom(String),
     #[error("pod {0} has no sandbox here")]
@@ -320,53 +321,53 @@ pub enum RuntimeError {
 /// A host that runs pods. Implemented by the wasm host, by containerd's, by Slurm's, and by
 /// [`crate::simulated`].
 ///
-/// All calls are idempotent by their ids, so that a kubelet that lost its memory may simply repeat them.
+/// All calls are idempotent by their ids, so that a restarted kubelet can simply repeat them.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
-    /// The `runtimeClassName` it serves; empty for pods that name none.
+    /// The `runtimeClassName` that it serves; empty for pods without one.
     fn class(&self) -> &str;
 
-    /// Whether this runtime gives its pods their addresses; otherwise the kubelet reserves one for each.
+    /// Whether this runtime assigns addresses to its pods; otherwise the kubelet reserves one for each.
     fn assigns_addresses(&self) -> bool {
         false
     }
 
     async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError>;
 
-    /// Returns when the container runs (for a function: when its component is loaded and can answer), or when a host with
-    /// a queue has accepted it ([`ContainerState::Waiting`]).
+    /// Returns when the container runs (for a function: when its component is loaded and can answer), or when a host
+    /// with a queue has accepted it ([`ContainerState::Waiting`]).
     async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError>;
 
-    /// Asks the container to end, and ends it after `grace`. Returns when it has ended.
+    /// Requests the container to stop, and kills it after `grace`. Returns when it has ended.
     async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError>;
 
-    /// Ends what still runs in the sandbox and removes it.
+    /// Kills what still runs in the sandbox and removes it.
     async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError>;
 
-    /// The containers this host knows of a pod, ended ones included, by id.
+    /// The containers of a pod that this host knows, including ended ones, by id.
     fn containers(&self, uid: &PodUid) -> Vec<(ContainerId, ContainerState)>;
 
-    /// The pods this host has sandboxes of: what a restarted kubelet finds.
+    /// The pods that have a sandbox on this host, for a restarted kubelet.
     fn sandboxes(&self) -> Vec<PodUid>;
 
     /// The usage of all running containers, of all pods.
     fn usage(&self) -> Vec<(ContainerId, Usage)>;
 
-    /// The room that running containers, of all pods, take by what they wrote beside their volumes. Counts files, so it
-    /// takes its time.
+    /// The disk space used by the files that running containers of all pods wrote outside of volumes. Walks the files,
+    /// so it is slow.
     async fn layer_usage(&self) -> Vec<(ContainerId, DiskUsage)> {
         Vec::new()
     }
 
-    /// Changes whenever some container's state does. The value means nothing but "look again".
+    /// Changes whenever the state of a container does. The value itself has no meaning.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Exec, attach and port-forward, where this runtime has them.
+    /// Exec, attach and port-forward, if this runtime supports them.
     fn streams(&self) -> Option<&dyn ContainerStreams> {
         None
     }
 
-    /// The images of the node, where this runtime has any.
+    /// The images of the node, if this runtime has an image store.
     fn images(&self) -> Option<&dyn ImageStore> {
         None
     }

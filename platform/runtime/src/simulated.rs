@@ -1,5 +1,5 @@
 //! A host that runs nothing, for tests and capacity planning: containers run until they are stopped, or exit as an
-//! annotation says; functions answer with a fixed text after a fixed time.
+//! annotation says; functions return a fixed text after a fixed time.
 
 use std::{
     collections::HashMap,
@@ -24,12 +24,12 @@ use crate::{
     HostedSpec, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Timings, Usage,
 };
 
-/// A pod annotation: containers exit with this code as soon as they started.
+/// A pod annotation: containers exit with this code as soon as they have started.
 pub const ANNOTATION_EXIT_CODE: &str = "simulated.mayfly.dev/exit-code";
 /// A pod annotation: containers cannot start, with this text as the reason.
 pub const ANNOTATION_START_ERROR: &str = "simulated.mayfly.dev/start-error";
 
-/// A node's worth of pods that take no resources.
+/// A runtime whose pods use no resources.
 pub struct SimulatedRuntime {
     class: String,
     pods: Mutex<HashMap<PodUid, SimulatedPod>>,
@@ -144,14 +144,14 @@ impl Runtime for SimulatedRuntime {
     }
 }
 
-/// Functions that answer with their revision's name after `delay`.
+/// Functions that return their revision's name after `delay`.
 #[derive(Default)]
 pub struct SimulatedFunctions {
     delay: Duration,
     known: Mutex<HashMap<ObjectKey, Arc<SimulatedFunction>>>,
 }
 
-/// One simulated revision, with what tests ask of it.
+/// One simulated revision, with counters for tests.
 pub struct SimulatedFunction {
     spec: HostedSpec,
     delay: Duration,
@@ -161,12 +161,12 @@ pub struct SimulatedFunction {
 }
 
 impl SimulatedFunctions {
-    /// Each call takes `delay` (of tokio's clock, so that tests can pause it).
+    /// Each call takes `delay` of Tokio's clock, which tests can pause.
     pub fn new(delay: Duration) -> Self {
         Self { delay, known: Mutex::default() }
     }
 
-    /// The handle that was given out for a revision.
+    /// The handle that was returned for a revision.
     pub fn function(&self, revision: &ObjectKey) -> Option<Arc<SimulatedFunction>> {
         self.known.lock().get(revision).cloned()
     }
@@ -197,7 +197,7 @@ impl FunctionHost for SimulatedFunctions {
 }
 
 impl SimulatedFunction {
-    /// Calls that have begun and neither ended nor been dropped.
+    /// Calls that have started and have neither ended nor been dropped.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst)
     }

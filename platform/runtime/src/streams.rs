@@ -13,9 +13,9 @@ use tokio::{
 
 use crate::pod::{ContainerId, PodUid, RuntimeError};
 
-/// Bytes that come out of a container.
+/// The output of a process.
 pub type OutputStream = Pin<Box<dyn AsyncRead + Send>>;
-/// Bytes that go into a container. Shutting it down is end of file for the process.
+/// The input of a process. Shutting it down signals end of file.
 pub type InputStream = Pin<Box<dyn AsyncWrite + Send>>;
 
 /// A connection to a port of a pod.
@@ -30,13 +30,13 @@ pub struct TerminalSize {
     pub height: u16,
 }
 
-/// Which of a process's streams are wanted.
+/// The streams of a process that a client requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
-    /// The process has a terminal; stdout carries both outputs.
+    /// Whether the process has a terminal; stdout then carries both outputs.
     pub tty: bool,
 }
 
@@ -46,9 +46,9 @@ pub struct ProcessSession {
     pub stdin: Option<InputStream>,
     pub stdout: Option<OutputStream>,
     pub stderr: Option<OutputStream>,
-    /// Takes new sizes of the terminal; `None` without a terminal.
+    /// Accepts new sizes of the terminal; `None` without a terminal.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// The exit code, as a shell counts. Of an attached container: when the container has ended.
+    /// The exit code, as in a shell. For an attached container, it resolves when the container has ended.
     pub exit: BoxFuture<'static, Result<i32, RuntimeError>>,
 }
 
@@ -63,7 +63,7 @@ pub trait ContainerStreams: Send + Sync {
         options: StreamOptions,
     ) -> Result<ProcessSession, RuntimeError>;
 
-    /// Joins the streams of the container's own process.
+    /// Attaches to the streams of the container's own process.
     async fn attach(&self, id: &ContainerId, options: StreamOptions) -> Result<ProcessSession, RuntimeError>;
 
     /// Connects to a TCP port on the pod's loopback address.

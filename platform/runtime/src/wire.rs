@@ -1,4 +1,4 @@
-//! Body wrappers that every HTTP/1 server in the process needs: the gateway, and the listener of a wasm pod.
+//! Body wrappers for every HTTP/1 server in the process: the gateway, and the listener of a wasm pod.
 
 use std::{
     pin::Pin,
@@ -18,17 +18,17 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// A request body that is drained for up to [`DRAIN_MAX`] when it is dropped before its end.
 ///
-/// Over HTTP/1 a client may still be sending when it is answered. A connection that is closed with bytes unread is
-/// reset, and the reset takes the answer along, on its way or in the client's own buffers (RFC 9112, 9.6).
+/// An HTTP/1 client may still be sending when it gets the response. A connection that is closed with unread bytes is
+/// reset, and the reset may destroy the response on its way or in the client's buffers (RFC 9112, 9.6).
 pub struct DrainOnDrop<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static> {
-    /// Taken when it ends, and when it is dropped.
+    /// `None` after its end and after the drop.
     incoming: Option<B>,
     drains: bool,
 }
 
 impl<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static> DrainOnDrop<B> {
-    /// Wraps a request's body. HTTP/2 can reset a single stream, so it needs no draining. A client that sent
-    /// `Expect: 100-continue` has not sent its body yet, and draining would ask for it.
+    /// Wraps a request's body. HTTP/2 can reset a single stream, so it needs no draining. A client that sent `Expect:
+    /// 100-continue` has not sent its body yet, and draining would request it.
     pub fn wrap(request: Request<B>) -> Request<Self> {
         let drains = request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
         request.map(|incoming| Self { incoming: Some(incoming), drains })

@@ -1,5 +1,5 @@
-//! Credentials for requests to AWS's services at endpoints, from the places of AWS's own tools: `AWS_*` in the
-//! environment, else the profile's section in `~/.aws/credentials` and `~/.aws/config`.
+//! Credentials for requests to AWS services at endpoints, from the places of AWS's own tools: `AWS_*` in the
+//! environment, otherwise the profile's section in `~/.aws/credentials` and `~/.aws/config`.
 
 use std::path::PathBuf;
 
@@ -13,10 +13,10 @@ pub(crate) struct FoundCredentials {
     pub(crate) region: Option<String>,
 }
 
-/// The section without a profile.
+/// The section used without a profile.
 const DEFAULT_PROFILE: &str = "default";
 
-/// Looks everywhere. `variable` is the environment.
+/// Searches these places. `variable` reads the environment.
 pub(crate) fn find(variable: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<FoundCredentials> {
     let named = variable("AWS_PROFILE");
     let profile = named.as_deref().unwrap_or(DEFAULT_PROFILE);
@@ -58,7 +58,7 @@ pub(crate) fn find(variable: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<
     Ok(FoundCredentials { credentials, region })
 }
 
-/// A file that need not be there.
+/// Reads a file; `None` if it does not exist.
 fn read(path: Option<PathBuf>) -> anyhow::Result<Option<String>> {
     let Some(path) = path else { return Ok(None) };
     match std::fs::read_to_string(&path) {
@@ -68,7 +68,7 @@ fn read(path: Option<PathBuf>) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// `name = value` in `[section]`.
+/// The value of `name = value` in `[section]`.
 fn value(text: &str, section: &str, name: &str) -> Option<String> {
     let mut inside = false;
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {

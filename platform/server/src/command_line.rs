@@ -40,13 +40,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Compile a component: how the server starts its compiler
+    /// Compile a component; used by the server to start its compiler
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
     Compile { args: Vec<String> },
-    /// Write a container's log: how containerd starts the log's writer
+    /// Write a container's log; used by containerd to start the log writer
     #[command(hide = true, after_help = "Example:\n  mayfly up    # whose containers start it")]
     LogShim { config: std::path::PathBuf },
-    /// Be the first process of a pod whose containers share their processes
+    /// Run as the first process of a pod whose containers share a process namespace
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it for such a pod")]
     PodInit { pod: std::path::PathBuf },
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) fn main() -> ExitCode {
 
 impl CommandLine {
     fn run(self) -> anyhow::Result<ExitCode> {
-        // Fails only if a provider is installed already, which serves as well.
+        // Fails only if a provider is installed already, which is fine as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match self.command {
             Command::Up(args) => crate::roles::up::run(*args, DataDir::resolve(self.globals.data_dir)),
@@ -80,7 +80,7 @@ impl CommandLine {
     }
 }
 
-/// The design has these roles; this build does not.
+/// The error for roles that are designed but not part of this build.
 fn not_in_this_build(role: &str) -> anyhow::Error {
     Failure::error(
         format!("mayfly {role} is not in this build: it runs everything in one process"),

@@ -1,6 +1,6 @@
-//! The settings of an operator and their sources: a flag, else `MAYFLY_*` in the environment, else the config file,
-//! else the default. No other module reads settings from the environment, except for the credentials of requests to
-//! AWS's services ([`crate::aws_credentials`]).
+//! The settings of an operator, in order of precedence: a flag, `MAYFLY_*` in the environment, the config file, the
+//! default. No other module reads settings from the environment, except for the credentials of requests to AWS services
+//! ([`crate::aws_credentials`]).
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ use values::{bytes, endpoints, node_name, parse_address, retention, simulated_no
 /// Default addresses: all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
 const HTTP_LISTEN: &str = "127.0.0.1:8080";
-/// Shown where a value cannot be understood: there is no default.
+/// The example in error messages, since there is no default.
 const HTTPS_LISTEN_EXAMPLE: &str = "127.0.0.1:8443";
 const WORKFLOWS_LISTEN: &str = "127.0.0.1:8083";
 const ADMIN_LISTEN: &str = "127.0.0.1:9090";
@@ -39,19 +39,19 @@ const ADMIN_LISTEN: &str = "127.0.0.1:9090";
 /// Flags of `mayfly up`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UpArgs {
-    /// Where the Kubernetes API listens (HTTPS) [default: 127.0.0.1:6443]
+    /// The address of the Kubernetes API (HTTPS) [default: 127.0.0.1:6443]
     #[arg(long, env = "MAYFLY_API_LISTEN", value_name = "ADDR:PORT")]
     api_listen: Option<String>,
-    /// Where functions answer (HTTP/1.1 and h2c) [default: 127.0.0.1:8080]
+    /// The address for functions (HTTP/1.1 and h2c) [default: 127.0.0.1:8080]
     #[arg(long, env = "MAYFLY_HTTP_LISTEN", value_name = "ADDR:PORT")]
     http_listen: Option<String>,
-    /// Where functions and Ingresses answer over TLS, such as 0.0.0.0:8443 [default: nowhere]
+    /// The address for functions and Ingresses over TLS, such as 0.0.0.0:8443 [default: none]
     #[arg(long, env = "MAYFLY_HTTPS_LISTEN", value_name = "ADDR:PORT")]
     https_listen: Option<String>,
-    /// Where the Step Functions API answers [default: 127.0.0.1:8083]
+    /// The address of the Step Functions API [default: 127.0.0.1:8083]
     #[arg(long, env = "MAYFLY_WORKFLOWS_LISTEN", value_name = "ADDR:PORT")]
     workflows_listen: Option<String>,
-    /// Where health and metrics are served [default: 127.0.0.1:9090]
+    /// The address of health checks and metrics [default: 127.0.0.1:9090]
     #[arg(long, env = "MAYFLY_ADMIN_LISTEN", value_name = "ADDR:PORT")]
     admin_listen: Option<String>,
     /// A TOML file with the same names as these flags, and data-dir (api-listen = "…")
@@ -70,14 +70,14 @@ pub(crate) struct UpArgs {
     /// times. lambda=URL is called for functions that are not deployed here; s3=URL replaces the local buckets
     #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
     task_endpoint: Vec<String>,
-    /// Signs what is sent to these endpoints [default: AWS_ACCESS_KEY_ID and the like, or ~/.aws/credentials]
+    /// Signs requests to these endpoints [default: AWS_ACCESS_KEY_ID and the like, or ~/.aws/credentials]
     #[arg(long, env = "MAYFLY_TASK_ACCESS_KEY_ID", value_name = "ID")]
     task_access_key_id: Option<String>,
-    /// The key itself: better in the environment or the config file, where no list of processes shows it
+    /// The secret key: better in the environment or the config file, since process lists show flags
     #[arg(long, env = "MAYFLY_TASK_SECRET_ACCESS_KEY", value_name = "KEY", hide_env_values = true)]
     task_secret_access_key: Option<String>,
-    /// Believe what requests for functions say of their client (X-Forwarded-For, -Proto, -Host): only behind a
-    /// proxy that sets these
+    /// Trust the client information in requests for functions (X-Forwarded-For, -Proto, -Host): only behind a proxy
+    /// that sets these
     #[arg(
         long,
         env = "MAYFLY_TRUST_FORWARDED",
@@ -94,12 +94,11 @@ pub(crate) struct UpArgs {
     /// Memory for all instances of all functions, such as 4Gi [default: half of this machine's]
     #[arg(long, env = "MAYFLY_FUNCTION_MEMORY", value_name = "QUANTITY")]
     function_memory: Option<String>,
-    /// How Services are served: loopback needs no root and serves addresses of 127.64.0.0/10 from this process,
-    /// bridge uses nftables, auto is loopback until pods have addresses of their own [default: auto]
+    /// How Services are served: loopback needs no root and serves addresses of 127.64.0.0/10 from this process, bridge
+    /// uses nftables, auto is loopback until pods have their own addresses [default: auto]
     #[arg(long, env = "MAYFLY_NETWORK", value_name = "MODE", value_enum)]
     network: Option<NetworkMode>,
-    /// Give Services and pods of containers IPv6 addresses beside their IPv4 ones; needs root, nft and a kernel with
-    /// IPv6
+    /// Give Services and pods of containers IPv6 addresses in addition to IPv4; needs root, nft and a kernel with IPv6
     #[arg(long, env = "MAYFLY_DUAL_STACK")]
     dual_stack: bool,
     /// Addresses for Services of the type LoadBalancer, such as 192.0.2.0/24 [default: none are allocated]
@@ -113,13 +112,13 @@ pub(crate) struct UpArgs {
     images: ImageOptions,
     #[command(flatten)]
     slurm: SlurmOptions,
-    /// Instances of functions that exist at the same time [default: one for 8Mi of this machine's memory, at most 2000]
+    /// The number of concurrent function instances [default: one for 8Mi of this machine's memory, at most 2000]
     #[arg(long, env = "MAYFLY_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     instances: Option<u32>,
-    /// Instances of one function [default: as many as it leaves free for others, so half of all]
+    /// The number of concurrent instances of one function [default: half of all instances]
     #[arg(long, env = "MAYFLY_FUNCTION_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     function_instances: Option<u32>,
-    /// Offer the NVIDIA GPUs of this machine where its driver is there (auto), or off [default: auto]
+    /// Offer the NVIDIA GPUs of this machine if its driver is installed (auto), or off [default: auto]
     #[arg(long, env = "MAYFLY_GPUS", value_name = "MODE")]
     gpus: Option<GpuMode>,
     /// Simulates GPUs in place of this machine's, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
@@ -133,15 +132,15 @@ pub(crate) struct UpArgs {
     /// [default: device-plugins in the data directory]
     #[arg(long, env = "MAYFLY_DEVICE_PLUGINS_DIR", value_name = "DIR")]
     device_plugins_dir: Option<PathBuf>,
-    /// Where the libraries lie that containers with GPUs get [default: beside this program]
+    /// The folder of the libraries for containers with GPUs [default: beside this program]
     #[arg(long, env = "MAYFLY_GPU_LIBRARIES_DIR", value_name = "DIR")]
     gpu_libraries_dir: Option<PathBuf>,
-    /// Where FlexVolume drivers are, each as VENDOR~DRIVER/DRIVER
-    /// [default: /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
+    /// The folder of FlexVolume drivers, each as VENDOR~DRIVER/DRIVER [default:
+    /// /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
     #[arg(long, env = "MAYFLY_VOLUME_PLUGIN_DIR", value_name = "DIR")]
     volume_plugin_dir: Option<PathBuf>,
-    /// Protocols by which jobs' inputs may come from Git repositories, besides http and https: ssh (with the keys of this
-    /// user), file (with the repositories on this machine)
+    /// Git protocols for jobs' inputs besides http and https: ssh (with the keys of this user), file (repositories on
+    /// this machine)
     #[arg(long, env = "MAYFLY_GIT_PROTOCOLS", value_name = "PROTOCOL", value_delimiter = ',')]
     git_protocols: Vec<String>,
     /// The folder in which CSI drivers register and are given paths; those made for Kubernetes expect /var/lib/kubelet
@@ -154,15 +153,15 @@ pub(crate) struct UpArgs {
     /// The file of the audit log [default: audit.log in the data directory]
     #[arg(long, env = "MAYFLY_AUDIT_LOG_PATH", value_name = "FILE")]
     audit_log_path: Option<PathBuf>,
-    /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
+    /// The log filter, as in `info,mayfly_gateway=debug` [default: info for Mayfly, warn for everything else]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
-    /// How log lines look: text for people, json for machines [default: text on a terminal, else json]
+    /// The format of log lines: text for people, json for machines [default: text on a terminal, else json]
     #[arg(long, env = "MAYFLY_LOG_FORMAT", value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
 }
 
-/// The form of log lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -230,43 +229,43 @@ struct ConfigFile {
     log_format: Option<LogFormat>,
 }
 
-/// Everything `mayfly up` needs to know, parsed.
+/// The parsed settings of `mayfly up`.
 #[derive(Clone, Debug)]
 pub(crate) struct UpConfig {
-    /// The config file's; a flag and the environment are stronger.
+    /// The value of the config file; a flag and the environment have precedence.
     pub(crate) data_dir: Option<PathBuf>,
     pub(crate) api_listen: SocketAddr,
     pub(crate) http_listen: SocketAddr,
-    /// `None`: nothing answers over TLS.
+    /// `None`: no TLS listener.
     pub(crate) https_listen: Option<SocketAddr>,
     pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
     /// The time for which ended executions are kept.
     pub(crate) workflow_retention: Duration,
-    /// The most events of one execution; `None`: no limit.
+    /// The largest number of events of one execution; `None`: no limit.
     pub(crate) workflow_history_events: Option<u64>,
     pub(crate) task_endpoints: AwsEndpoints,
     /// Whether the forwarding headers of a proxy in front are trusted.
     pub(crate) trust_forwarded: bool,
     pub(crate) artifact_bytes_max: u64,
-    /// `None`: half of the machine's.
+    /// `None`: half of the machine's memory.
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
-    /// Whether Services and pods of containers have IPv6 addresses, too.
+    /// Whether Services and pods of containers also have IPv6 addresses.
     pub(crate) dual_stack: bool,
-    /// `None`: no load balancer gets an address.
+    /// `None`: load balancers get no addresses.
     pub(crate) load_balancer_pool: Option<Ipv4Net>,
     pub(crate) containers: ContainersMode,
     pub(crate) images: ImageSettings,
     /// `None`: no Slurm cluster is used.
     pub(crate) slurm: Option<SlurmSettings>,
-    /// `None`: by the machine's memory.
+    /// `None`: depends on the machine's memory.
     pub(crate) instances_max: Option<u32>,
-    /// `None`: as many as are free for others.
+    /// `None`: half of all instances.
     pub(crate) function_instances_max: Option<u32>,
     pub(crate) gpus: GpuMode,
-    /// Simulated GPUs; none where it is empty.
+    /// Simulated GPUs; may be empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
     /// `None`: this machine is the only node.
     pub(crate) simulated_nodes: Option<mayfly_simulated::Config>,
@@ -283,9 +282,9 @@ pub(crate) struct UpConfig {
     pub(crate) log_format: LogFormat,
 }
 
-/// Our own crates at info (each name begins so), the rest only when something is wrong.
+/// Mayfly's own crates (all have this prefix) at info, others at warn.
 const LOG_DEFAULT: &str = "warn,mayfly=info";
-/// As long as AWS keeps them.
+/// The retention period of AWS.
 const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
 

@@ -1,4 +1,4 @@
-//! Settings of images: registries, and when images are removed from a node.
+//! Settings of images: registries, and the removal of unused images from a node.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,24 +13,24 @@ use crate::config::time_span;
 /// Flags of `mayfly up` for images.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ImageOptions {
-    /// Mirrors, logins and certificates of registries: a file in the form of k3s's registries.yaml
+    /// Mirrors, credentials and certificates of registries: a file in the format of k3s's registries.yaml
     #[arg(long, env = "MAYFLY_REGISTRY_CONFIG", value_name = "FILE")]
     registry_config: Option<PathBuf>,
-    /// Speaks to this registry without TLS (as to those on this machine); may be given several times
+    /// Use no TLS for this registry (as for those on this machine); may be given several times
     #[arg(long, env = "MAYFLY_INSECURE_REGISTRY", value_name = "HOST[:PORT]", value_delimiter = ',')]
     insecure_registry: Vec<String>,
-    /// Removes unused images when the disk is as full as this, in percent [default: 85]
+    /// Start removing unused images when disk usage reaches this, in percent [default: 85]
     #[arg(long, env = "MAYFLY_IMAGE_GC_HIGH_THRESHOLD", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_high_threshold: Option<u8>,
-    /// Stops removing unused images when the disk is only as full as this, in percent [default: 80]
+    /// Stop removing unused images when disk usage is down to this, in percent [default: 80]
     #[arg(long, env = "MAYFLY_IMAGE_GC_LOW_THRESHOLD", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_low_threshold: Option<u8>,
-    /// Removes images that no pod used for so long, such as 168h [default: never for their age alone]
+    /// Remove images that no pod has used for this long, such as 168h [default: never because of their age alone]
     #[arg(long, env = "MAYFLY_IMAGE_MAXIMUM_GC_AGE", value_name = "TIME")]
     image_maximum_gc_age: Option<String>,
 }
 
-/// The same in the config file.
+/// The same settings in the config file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct ImageFile {
@@ -89,7 +89,7 @@ impl ImageOptions {
 }
 
 impl ImageSettings {
-    /// Reads the file of registries, where one is named.
+    /// Reads the registries file, if there is one.
     pub(crate) fn registries(&self) -> anyhow::Result<RegistryConfig> {
         let mut config = match &self.registry_config {
             Some(path) => RegistryConfig::read(path).context("--registry-config")?,

@@ -1,7 +1,7 @@
 //! The Mayfly binary: roles and their configuration.
 //!
-//! **Belongs here:** an operator's settings, and the wiring of the parts into roles. **Does not belong here:** what
-//! any part does, and the commands that need no role (`platform/cli`).
+//! **Belongs here:** an operator's settings, and the wiring of the components into roles. **Does not belong here:**
+//! what any component does, and the commands that need no role (`platform/cli`).
 //!
 //! Start reading at [`roles::up`] for the server, at [`command_line`] for the commands.
 
@@ -15,7 +15,7 @@ mod logging;
 mod roles;
 mod slurm_config;
 
-/// Gives memory back to the system when a burst is over, which the C library's allocator does not.
+/// Returns memory to the system after a burst, which the C library's allocator does not.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

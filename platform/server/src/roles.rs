@@ -1,5 +1,5 @@
-//! The roles a process can take. Each is thin: it creates the parts, hands them to each other, starts them,
-//! and stops them in order.
+//! The roles of a process. Each is thin: it creates the components, connects them, starts them, and stops them in
+//! order.
 
 mod admin;
 mod banner;

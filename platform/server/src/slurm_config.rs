@@ -1,4 +1,4 @@
-//! Settings of the Slurm cluster whose batch jobs are containers of pods.
+//! Settings of the Slurm cluster that runs containers of pods as batch jobs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use clap::Args;
 use mayfly_runtime_slurm::{commands::SlurmClient, script::SubmitDefaults};
 use serde::Deserialize;
 
-/// Variables of this process that Slurm's commands need; everything else, credentials for one, stays here, since batch
-/// jobs inherit what `sbatch` sees.
+/// Variables of this process that Slurm's commands need; all others, including credentials, are not passed on, since
+/// batch jobs inherit the environment of `sbatch`.
 const VARIABLES: [&str; 6] = ["PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF"];
-/// Where commands are searched if this process has no `PATH`.
+/// The search path for commands if this process has no `PATH`.
 const PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Flags of `mayfly up` for Slurm.
@@ -34,13 +34,13 @@ pub(crate) struct SlurmOptions {
         allow_hyphen_values = true
     )]
     slurm_option: Vec<String>,
-    /// A directory that the machines of the cluster see under the same path: scripts, outputs and files of these jobs
+    /// A directory that the machines of the cluster share under the same path: scripts, outputs and files of these jobs
     /// [default: slurm in the data directory]
     #[arg(long, env = "MAYFLY_SLURM_DIR", value_name = "DIR")]
     slurm_dir: Option<PathBuf>,
 }
 
-/// The same in the config file.
+/// The same settings in the config file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct SlurmFile {
@@ -93,7 +93,7 @@ impl SlurmOptions {
 }
 
 impl SlurmSettings {
-    /// The absolute path of the directory that the machines of the cluster see, too.
+    /// The absolute path of the directory that the machines of the cluster share.
     pub(crate) fn shared(&self, default: &Path) -> anyhow::Result<PathBuf> {
         let folder = self.shared.as_deref().unwrap_or(default);
         std::path::absolute(folder).context("the path of --slurm-dir")

@@ -1,4 +1,4 @@
-//! The commands of the real binary, against a server that says what each test wants it to say.
+//! The commands of the real binary, against a fake server that each test scripts.
 
 #[path = "cli/artifacts.rs"]
 mod artifacts;

@@ -1,4 +1,4 @@
-//! A container on simulated GPUs, in which the C program `probe.c` runs. For the tests and the benchmark.
+//! A container on simulated GPUs that runs the C program `probe.c`. For the tests and the benchmark.
 //!
 //! Cargo builds the simulated drivers as the dev-dependencies `mayfly_gpu_fake_cuda` and `mayfly_gpu_fake_nvml`.
 #![expect(dead_code, reason = "each user takes what it needs")]
@@ -14,7 +14,7 @@ use mayfly_gpu_proto::{
     sim::{STATE_ENV, SimFile, parse_gpus},
 };
 
-/// A container on two fake GPUs of which the first is limited.
+/// A container on two fake GPUs; the first one is limited.
 pub(crate) struct LimitedContainer {
     folder: tempfile::TempDir,
     pub(crate) limits: LimitsFile,
@@ -64,14 +64,14 @@ impl LimitedContainer {
         command
     }
 
-    /// A program that is not limited.
+    /// A program without limits.
     pub(crate) fn unlimited(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("LD_PRELOAD").env_remove(LIMITS_ENV);
         command
     }
 
-    /// Lets a program of another container run on this one's GPUs.
+    /// Makes a program of another container use this one's GPUs.
     pub(crate) fn lend_gpus(&self, command: &mut Command) {
         command.env(STATE_ENV, self.folder.path().join("sim"));
     }
@@ -80,8 +80,8 @@ impl LimitedContainer {
         text_of(&mut self.command(arguments))
     }
 
-    /// Share of the first GPU's time in percent that programs got so far, over the time that the last one says it ran
-    /// in its answer `LAUNCHES NANOSECONDS`.
+    /// The share of the first GPU's time in percent that programs got so far, relative to the run time in the last
+    /// program's output `LAUNCHES NANOSECONDS`.
     pub(crate) fn share(&self, text: &str) -> f64 {
         let ns: f64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
         #[expect(clippy::cast_precision_loss, reason = "a share is compared to within percent")]
@@ -97,7 +97,7 @@ impl LimitedContainer {
     }
 }
 
-/// A program that is ended with the test.
+/// A program that is killed at the end of the test.
 pub(crate) struct RunningProgram {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -128,7 +128,7 @@ impl Drop for RunningProgram {
     }
 }
 
-/// What a program prints.
+/// The output of a program.
 pub(crate) fn text_of(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();

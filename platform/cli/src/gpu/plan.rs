@@ -1,4 +1,4 @@
-//! The Job of `mayfly gpu run`, as a value.
+//! The Job of `mayfly gpu run` as a value.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -14,16 +14,16 @@ use crate::failure::Failure;
 
 /// One unit of `mayfly.dev/vcuda-memory`, in bytes.
 const MEMORY_UNIT_BYTES: u64 = 256 << 20;
-/// Units of `mayfly.dev/vcuda-core` that are one GPU.
+/// The units of `mayfly.dev/vcuda-core` for one GPU.
 const CORES_PER_GPU: f64 = 100.0;
-/// The working folder of the container: a copy of the sources, which can be written.
+/// The working folder of the container: a writable copy of the sources.
 const FOLDER_WORK: &str = "/work";
-/// Seconds that a Job stays after its end, as those of workflows: a week.
+/// The time to live of a finished Job in seconds, as for workflows: a week.
 const TTL_SECONDS: u32 = 7 * 24 * 3600;
-/// Bytes of a name that the server makes longer by digits.
+/// The length limit of a name that the server extends by a suffix, in bytes.
 const STEM_BYTES_MAX: usize = 40;
 
-/// `--gpus`: whole GPUs, or percent of one.
+/// `--gpus`: whole GPUs, or a percentage of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GpuAmount {
     Whole(u32),
@@ -51,7 +51,7 @@ impl FromStr for GpuAmount {
 /// The container's limits.
 ///
 /// # Errors
-/// A share without memory, memory without a share, a quantity that cannot be read.
+/// A share without memory, memory without a share, or an invalid quantity.
 pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Value> {
     match (gpus, memory) {
         (GpuAmount::Whole(count), None) => Ok(json!({"nvidia.com/gpu": count.to_string()})),
@@ -75,22 +75,22 @@ pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Va
 /// The inputs of the Job.
 pub(super) struct GpuJobPlan {
     pub(super) name: Option<String>,
-    /// The beginning of a name that the server completes.
+    /// The prefix of the generated name.
     pub(super) stem: String,
     pub(super) image: String,
     pub(super) command: Vec<String>,
-    /// The folder of the sources in which the command runs; empty: that of the files.
+    /// The folder of the sources in which the command runs; empty: the root.
     pub(super) folder: String,
     pub(super) limits: Value,
-    /// The JobQueue that it waits in.
+    /// The JobQueue in which it waits.
     pub(super) queue: Option<String>,
 }
 
 impl GpuJobPlan {
-    /// The `batch/v1` Job, given its sources.
+    /// The `batch/v1` Job for these sources.
     ///
     /// # Errors
-    /// A source's name that cannot be a file of the container.
+    /// A source whose name cannot be a file name in the container.
     pub(super) fn manifest(&self, artifacts: BTreeMap<String, ArtifactRef>) -> anyhow::Result<Value> {
         let artifacts = artifacts.into_iter().map(|(name, artifact)| (name, artifact.into())).collect();
         let inputs = Inputs { artifacts, ..Inputs::default() };
@@ -124,7 +124,7 @@ impl GpuJobPlan {
     }
 }
 
-/// A text as the beginning of an object's name.
+/// Converts a text to a prefix for an object's name.
 fn label(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let mut name: String =
@@ -147,7 +147,7 @@ pub(super) fn waits_in_queue(job: &Value) -> Option<&str> {
     (job["spec"]["suspend"] == true).then_some(queue)
 }
 
-/// The reason for which a pod has not started, as the scheduler or the kubelet reports it.
+/// The reason why a pod has not started, as reported by the scheduler or the kubelet.
 pub(super) fn waiting_reason(pod: &Value) -> Option<String> {
     let of = |value: &Value| {
         let message = value["message"].as_str().filter(|message| !message.is_empty());

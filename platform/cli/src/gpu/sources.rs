@@ -15,7 +15,7 @@ use crate::{artifact, failure::Failure, output, server::Server, upload};
 /// The files that are copied into the container.
 #[derive(Debug)]
 pub(super) enum Sources {
-    /// Files, by their names.
+    /// Files by name.
     Files(BTreeMap<String, PathBuf>),
     Folder {
         name: String,
@@ -23,7 +23,7 @@ pub(super) enum Sources {
     },
 }
 
-/// Looks at the sources.
+/// Inspects the sources.
 ///
 /// # Errors
 /// A path that does not exist, several folders, or two files of one name.
@@ -31,7 +31,7 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
     if let [path] = paths
         && path.is_dir()
     {
-        // `.` has no name of its own.
+        // `.` itself has no name.
         let whole = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
         return Ok(Sources::Folder { name: name_of(&whole)?, path: whole });
     }
@@ -42,7 +42,10 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
         })?;
         if found.is_dir() {
             let todo = "put all sources into one folder and name that";
-            return Err(Failure::error(format!("{} is a folder beside other sources", path.display()), todo));
+            return Err(Failure::error(
+                format!("{} is a folder, but there are other sources", path.display()),
+                todo,
+            ));
         }
         if let Some(other) = files.insert(name_of(path)?, path.clone()) {
             let both = format!("{} and {} have the same name", other.display(), path.display());
@@ -58,7 +61,7 @@ fn name_of(path: &Path) -> anyhow::Result<String> {
 }
 
 impl Sources {
-    /// The name of the folder, or of the first file without its extension.
+    /// The name of the folder, or that of the first file without its extension.
     pub(super) fn stem(&self) -> String {
         match self {
             Self::Folder { name, .. } => name.clone(),
@@ -69,7 +72,7 @@ impl Sources {
         }
     }
 
-    /// The folder, relative to that of all sources, in which the command runs.
+    /// The folder, relative to the root of the sources, in which the command runs.
     pub(super) fn folder(&self) -> String {
         match self {
             Self::Folder { name, .. } => name.clone(),
@@ -82,7 +85,7 @@ impl Sources {
     /// # Errors
     /// The sources are of no known type.
     pub(super) fn command(&self) -> anyhow::Result<Vec<String>> {
-        let todo = "say what to run: mayfly gpu run SOURCE -- COMMAND";
+        let todo = "give a command: mayfly gpu run SOURCE -- COMMAND";
         let command = match self {
             Self::Folder { path, .. } if path.join("Makefile").is_file() => "make run".to_owned(),
             Self::Folder { path, .. } => {
@@ -91,7 +94,7 @@ impl Sources {
             Self::Files(files) => {
                 let mut names = files.keys();
                 let (Some(name), None) = (names.next(), names.next()) else {
-                    return Err(Failure::error("several files do not say which of them to run", todo));
+                    return Err(Failure::error("it is not clear which of several files to run", todo));
                 };
                 match name.rsplit_once('.').map(|(_, extension)| extension) {
                     Some("cu") => format!("nvcc -O2 -o /tmp/job {name} && exec /tmp/job"),
@@ -132,8 +135,8 @@ impl Sources {
     }
 }
 
-/// A folder as a tar: entries in order of their names, without times, owners, links and hidden files, so that equal
-/// folders have equal digests.
+/// A folder as a tar: entries sorted by name, without times, owners, links and hidden files, so that equal folders have
+/// equal digests.
 fn archive(folder: &Path) -> anyhow::Result<Vec<u8>> {
     let mut builder = tar::Builder::new(Vec::new());
     builder.mode(tar::HeaderMode::Deterministic);

@@ -1,4 +1,4 @@
-//! Building a project, or every package of a workspace, into components.
+//! Builds a project, or every package of a workspace, into components.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ pub(crate) struct BuiltComponent {
     pub(crate) name: String,
     /// The component's file.
     pub(crate) path: PathBuf,
-    /// Its size.
+    /// The component's size, in bytes.
     pub(crate) bytes: u64,
-    /// Which toolchain made it, for people.
+    /// A readable description of the toolchain.
     pub(crate) toolchain: String,
 }
 
-/// Builds the project that a path names: its component is `target/mayfly/<name>.wasm` in a cargo package,
-/// `.mayfly/<name>.wasm` beside a script.
+/// Builds the project at a path: its component is `target/mayfly/<name>.wasm` in a cargo package, `.mayfly/<name>.wasm`
+/// beside a script.
 pub(crate) fn build(path: &Path, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
     let project = Project::load(path)?;
     match &project.code {
@@ -51,7 +51,7 @@ fn build_package(project: &Project, release: bool, progress: Progress<'_>) -> Re
 fn build_script(project: &Project, script: &Script, progress: Progress<'_>) -> Result<BuiltComponent> {
     let out = project.dir.join(WORK_FOLDER);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    // Nothing in this folder belongs into a repository.
+    // Nothing in this folder should be committed to a repository.
     fs::write(out.join(".gitignore"), "*\n").with_context(|| format!("cannot write to {}", out.display()))?;
     let draft = tempfile::NamedTempFile::new_in(&out)?;
     let toolchain = script.build(draft.path(), progress)?;
@@ -61,7 +61,7 @@ fn build_script(project: &Project, script: &Script, progress: Progress<'_>) -> R
     Ok(BuiltComponent { name: project.name.clone(), path, bytes, toolchain })
 }
 
-/// Builds every package of a workspace that makes a component, to `<out>/<package>.wasm`.
+/// Builds every package of a workspace that produces a component, to `<out>/<package>.wasm`.
 pub(crate) fn build_workspace(
     dir: &Path,
     out: &Path,
@@ -72,7 +72,7 @@ pub(crate) fn build_workspace(
     let builder = Builder::new(Toolchain::detect()?, release, progress)?;
     let guests = Metadata::of(&builder.toolchain.compiler, &dir, progress)?.guests();
     if guests.is_empty() {
-        bail!("no package in {} makes a component", dir.display());
+        bail!("no package in {} produces a component", dir.display());
     }
     let files = builder.compile(&dir, &guests, progress)?;
     guests.iter().zip(&files).map(|(guest, file)| builder.finish(guest, &guest.package, file, out)).collect()
@@ -81,7 +81,7 @@ pub(crate) fn build_workspace(
 struct Builder {
     toolchain: Toolchain,
     release: bool,
-    /// The standard library, where the compiler has none.
+    /// The sysroot with a standard library, if the compiler has none.
     sysroot: Option<PathBuf>,
 }
 
@@ -95,10 +95,10 @@ impl Builder {
         Ok(Builder { toolchain, release, sysroot })
     }
 
-    /// Compiles guests of one workspace; gives the wasm file of each.
+    /// Compiles guests of one workspace; returns the wasm file of each.
     fn compile(&self, dir: &Path, guests: &[Guest], progress: Progress<'_>) -> Result<Vec<PathBuf>> {
-        // All libraries at once, so that cargo compiles them side by side; programs one by one, since each
-        // has a linker argument of its own.
+        // Libraries are built together, so that cargo compiles them in parallel; programs one by one, since each needs
+        // a separate linker argument.
         let mut messages = String::new();
         let libraries: Vec<_> = guests.iter().filter(|guest| guest.shape == ModuleShape::Library).collect();
         if !libraries.is_empty() {
@@ -113,7 +113,7 @@ impl Builder {
             let mut command = self.command("rustc", dir);
             command.args(["--package", &guest.id, "--bin", &guest.target]);
             if let Way::BuildStd { libc, .. } = &self.toolchain.way {
-                // The startup code that calls `main`; a compiler with the target has its own.
+                // The startup code that calls `main`; a compiler with the target includes its own.
                 command.arg("--").arg(format!("-Clink-arg={}", libc.join("crt1-command.o").display()));
             }
             messages += &cargo::run(command, progress)?;
@@ -132,24 +132,24 @@ impl Builder {
             let flags = [
                 "-Clinker-flavor=wasm-ld".to_owned(),
                 format!("-Clinker={}", linker.display()),
-                // The compiler has no objects and no libc of its own for this target.
+                // The compiler has no startup objects and no libc for this target.
                 "-Clink-self-contained=no".to_owned(),
                 format!("-Clink-arg=-L{}", libc.display()),
                 format!("--sysroot={}", sysroot.display()),
             ];
-            // Paths may have spaces in them, and no other variable's flags may come before these.
+            // Paths may contain spaces, and flags of other variables must not precede these.
             command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         }
         command
     }
 
-    /// Makes a component of a wasm file and writes it to the output folder.
+    /// Converts a wasm file to a component and writes it to the output folder.
     fn finish(&self, guest: &Guest, name: &str, wasm: &Path, out: &Path) -> Result<BuiltComponent> {
         let content = fs::read(wasm).with_context(|| format!("cannot read {}", wasm.display()))?;
         let component = componentize(content, guest.shape).with_context(|| format!("building {name}"))?;
         fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
         let path = out.join(format!("{name}.wasm"));
-        // Written atomically: a reader (mayfly dev, a test) may read at any time.
+        // Written atomically, since readers (mayfly dev, a test) may read at any time.
         let draft = tempfile::NamedTempFile::new_in(out)?;
         fs::write(draft.path(), &component).with_context(|| format!("cannot write to {}", out.display()))?;
         draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;

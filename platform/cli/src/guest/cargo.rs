@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::componentize::ModuleShape;
 use super::toolchain::RustCompiler;
 
-/// Receives each line that cargo and the compiler print, errors included, to show it to the user.
+/// Receives each line of output of cargo and the compiler, including errors, to show it to the user.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str);
 
-/// Environment variables that would change the build of a guest.
+/// Environment variables that must not affect the build of a guest.
 const NOT_FOR_GUESTS: [&str; 7] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -25,7 +25,7 @@ const NOT_FOR_GUESTS: [&str; 7] = [
     "CARGO_MANIFEST_DIR",
 ];
 
-/// Cargo with this compiler, in this folder.
+/// The command for cargo with this compiler, in this folder.
 pub(super) fn command(compiler: &RustCompiler, dir: &Path) -> Command {
     let mut command = Command::new(&compiler.cargo);
     command.current_dir(dir).env("RUSTC", &compiler.rustc);
@@ -40,7 +40,7 @@ pub(super) fn command(compiler: &RustCompiler, dir: &Path) -> Command {
 
 /// Runs a build and returns its standard output. Other output goes to `progress`.
 pub(super) fn run(command: Command, progress: Progress<'_>) -> Result<String> {
-    run_to(command, progress, "cargo could not build it", "the compiler's messages are above")
+    run_to(command, progress, "cargo build failed", "the compiler's messages are above")
 }
 
 /// Runs cargo. `failed` is the error message, and `see` says where the reason was printed.
@@ -53,7 +53,7 @@ fn run_to(mut command: Command, progress: Progress<'_>, failed: &str, see: &str)
         .spawn()
         .with_context(|| format!("cannot run {program}"))?;
     let mut stdout = child.stdout.take().expect("piped");
-    // Both pipes must be read, or cargo stops when one is full.
+    // Both pipes must be read, otherwise cargo blocks when one is full.
     let reader = thread::spawn(move || {
         let mut text = String::new();
         stdout.read_to_string(&mut text).map(|_| text)
@@ -97,7 +97,7 @@ struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Guest {
     pub(super) package: String,
-    /// The package's name in cargo's flags: a dependency may have the same name.
+    /// The package's id in cargo's flags: a dependency may have the same name.
     pub(super) id: String,
     pub(super) manifest: PathBuf,
     pub(super) target: String,
@@ -105,14 +105,13 @@ pub(super) struct Guest {
 }
 
 impl Metadata {
-    /// Asks cargo what lies in this folder.
+    /// Reads the metadata of the package in this folder.
     pub(super) fn of(compiler: &RustCompiler, dir: &Path, progress: Progress<'_>) -> Result<Metadata> {
         let mut command = command(compiler, dir);
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
-        // Nothing is compiled here: an error is one of a Cargo.toml.
-        let text =
-            run_to(command, progress, "cargo does not understand its Cargo.toml", "its message is above")
-                .with_context(|| format!("cannot read the project in {}", dir.display()))?;
+        // Nothing is compiled here, so an error is about a Cargo.toml.
+        let text = run_to(command, progress, "cargo cannot read the Cargo.toml", "its message is above")
+            .with_context(|| format!("cannot read the project in {}", dir.display()))?;
         serde_json::from_str(&text).context("cargo metadata is not as expected")
     }
 
@@ -124,7 +123,7 @@ impl Metadata {
             })?;
         package.guest().with_context(|| {
             format!(
-                "{} makes no component: a function needs\n  [lib]\n  crate-type = [\"cdylib\"]\nin its Cargo.toml, \
+                "{} produces no component: a function needs\n  [lib]\n  crate-type = [\"cdylib\"]\nin its Cargo.toml, \
                  a job a src/main.rs",
                 package.name
             )
@@ -139,12 +138,12 @@ impl Metadata {
 }
 
 impl Package {
-    /// The package's id, which cargo accepts since 1.77; the ids of older versions are no specifications.
+    /// The package's id as a package specification (cargo 1.77 and later), otherwise its name.
     fn specification(&self) -> &str {
         if self.id.starts_with("path+file://") { &self.id } else { &self.name }
     }
 
-    /// A package's library when it is made for wasm, else its program.
+    /// A package's library if it is a cdylib, otherwise its program.
     fn guest(&self) -> Option<Guest> {
         let of_kind = |kind: &str| self.targets.iter().find(|target| target.kind.iter().any(|k| k == kind));
         let (target, shape) = match of_kind("cdylib") {
@@ -179,7 +178,7 @@ pub(super) fn artifact(messages: &str, guest: &Guest) -> Result<PathBuf> {
         .filter(|message| message.target.as_ref().is_some_and(|target| target.name == guest.target))
         .flat_map(|message| message.filenames)
         .find(|file| file.extension().is_some_and(|extension| extension == "wasm"))
-        .with_context(|| format!("cargo built {} and left no .wasm", guest.package))
+        .with_context(|| format!("cargo built {} but produced no .wasm file", guest.package))
 }
 
 #[cfg(test)]

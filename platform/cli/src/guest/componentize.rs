@@ -1,4 +1,4 @@
-//! From a core module to a component.
+//! Converts a core module to a component.
 
 use anyhow::{Context, Result, bail};
 use wasi_preview1_component_adapter_provider::{
@@ -10,7 +10,7 @@ use wit_component::ComponentEncoder;
 
 use super::exit_codes::with_exit_codes;
 
-/// The type of the module, which decides about its entry points.
+/// The type of the module, which determines its entry points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModuleShape {
     /// A library with exported functions.
@@ -23,7 +23,7 @@ pub(super) enum ModuleShape {
 const MODULE: [u8; 8] = *b"\0asm\x01\0\0\0";
 const COMPONENT: [u8; 8] = *b"\0asm\x0d\0\x01\0";
 
-/// Makes a component. What is one already (from `wasm32-wasip2`) stays as it is.
+/// Converts a module to a component. A component (from `wasm32-wasip2`) is returned unchanged.
 pub(super) fn componentize(wasm: Vec<u8>, shape: ModuleShape) -> Result<Vec<u8>> {
     if wasm.starts_with(&COMPONENT) {
         return Ok(wasm);
@@ -42,19 +42,20 @@ pub(super) fn componentize(wasm: Vec<u8>, shape: ModuleShape) -> Result<Vec<u8>>
     ComponentEncoder::default()
         .validate(true)
         .module(&wasm)
-        .context("cannot read what the module says about its interfaces")?
-        // The adapter and the program may name different patch versions of WASI: one import will do.
+        .context("cannot read the module's interface metadata")?
+        // The adapter and the program may refer to different patch versions of WASI, which are merged into one import.
         .merge_imports_based_on_semver(true)
         .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, adapter)
         .and_then(|mut encoder| encoder.encode())
         .context("cannot make a component of the module")
 }
 
-/// Makes a component of a core module, as the tool chains of most languages write one; other content stays as it is.
-/// A module with a `_start` becomes a program, another one a library with the interfaces it says it exports.
+/// Converts a core module, as produced by the tool chains of most languages, to a component; other content is returned
+/// unchanged. A module with a `_start` becomes a program, others become a library with the interfaces in their
+/// metadata.
 ///
 /// # Errors
-/// The reason why the module cannot be a component: an import that no adapter provides, for example.
+/// The reason why the module cannot be a component, for example an import that no adapter provides.
 pub(crate) fn component_of(content: Vec<u8>) -> Result<Vec<u8>> {
     if !content.starts_with(&MODULE) {
         return Ok(content);
@@ -91,7 +92,7 @@ mod tests {
         let component = component_of(module).unwrap();
         let report = mayfly_runtime::component::inspect(&component).unwrap();
         assert_eq!(report.worlds.iter().map(ToString::to_string).collect::<Vec<_>>(), ["wasi:cli/run@0.2"]);
-        // A component and other content stay.
+        // Components and other content are unchanged.
         assert_eq!(component_of(component.clone()).unwrap(), component);
         assert_eq!(component_of(b"text".to_vec()).unwrap(), b"text");
         assert!(component_of([&MODULE[..], &[7, 100]].concat()).is_err());

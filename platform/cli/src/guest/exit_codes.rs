@@ -1,5 +1,5 @@
-//! Exit codes of programs. `proc_exit` of preview 1 takes a code, but the adapter to preview 2 only passes on whether
-//! it is 0. Preview 2 has a call that takes the code since 0.2.12, so the module is changed to call that.
+//! Exit codes of programs. `proc_exit` of preview 1 takes an exit code, but the adapter to preview 2 only passes on
+//! whether it is 0. Since 0.2.12 preview 2 has a call that takes the code, so the module is changed to use that.
 
 use anyhow::{Context, Result};
 use wasm_encoder::{
@@ -10,9 +10,9 @@ use wasmparser::{Parser, Payload};
 use wit_component::{StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-/// Preview 1's way to exit, which the adapter turns into success or failure.
+/// Preview 1's exit call, which the adapter maps to success or failure.
 const PREVIEW_1: (&str, &str) = ("wasi_snapshot_preview1", "proc_exit");
-/// The call of preview 2 that takes the code. Both calls take one number and do not return.
+/// Preview 2's exit call with an exit code. Both calls take one number and do not return.
 const PREVIEW_2: (&str, &str) = ("wasi:cli/exit@0.2.12", "exit-with-code");
 const WIT: &str = "package mayfly:program;
 
@@ -28,7 +28,7 @@ package wasi:cli@0.2.12 {
 }
 ";
 
-/// Has a program exit with its own code; a module that never exits stays as it is.
+/// Makes a program exit with its own code; a module that never exits is unchanged.
 pub(super) fn with_exit_codes(module: Vec<u8>) -> Result<Vec<u8>> {
     let mut found = false;
     let mut changed = Module::new();
@@ -57,7 +57,7 @@ pub(super) fn with_exit_codes(module: Vec<u8>) -> Result<Vec<u8>> {
     let package = wit.push_str("program.wit", WIT)?;
     let world = wit.select_world(&[package], None)?;
     embed_component_metadata(&mut module, &wit, world, StringEncoding::UTF8)
-        .context("cannot say how it exits")?;
+        .context("cannot replace proc_exit")?;
     Ok(module)
 }
 

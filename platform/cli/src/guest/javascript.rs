@@ -1,5 +1,5 @@
-//! Components of JavaScript and TypeScript: esbuild bundles the module with the SDK's adapter, componentize-js puts
-//! the bundle and the StarlingMonkey engine into one, with the engine's state after loading it.
+//! Components of JavaScript and TypeScript: esbuild bundles the module with the SDK's adapter, componentize-js combines
+//! the bundle and the StarlingMonkey engine, in its state after loading the bundle.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +12,12 @@ use super::cargo::Progress;
 use super::packages::{self, ToolExit, WORLD};
 use super::script::Script;
 
-/// Pinned: the adapter relies on this version's fetch event, and `sdk/wit` has the version of wasi:http it exports.
+/// Pinned: the adapter relies on this version's fetch event, and `sdk/wit` contains the version of wasi:http that it
+/// exports.
 const COMPONENTIZE_JS: &str = "0.23.0";
 const ESBUILD: &str = "0.28.2";
 
-/// Packages that come with the SDK; entries for them in `package.json` are ignored.
+/// The package that is part of the SDK; an entry for it in `package.json` is ignored.
 const SDK_PACKAGE: &str = "mayfly";
 
 pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {
@@ -27,7 +28,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     let folder = script.file.parent().context("a file without a folder")?;
     install_dependencies(folder, progress)?;
     let sdk = packages::sdk()?;
-    // Node.js finds packages from the folder of the program that imports them.
+    // Node.js resolves packages from the folder of the importing program.
     let program = toolchain.join("build.mjs");
     fs::copy(sdk.join("js/build.mjs"), &program)
         .with_context(|| format!("cannot write {}", program.display()))?;
@@ -88,7 +89,7 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Installs the dependencies in `package.json`, unless `node_modules` is newer. Install scripts do not run: native
+/// Installs the dependencies in `package.json`, unless `node_modules` is newer. Install scripts do not run: the native
 /// code that they compile cannot be used in a function.
 fn install_dependencies(folder: &Path, progress: Progress<'_>) -> Result<()> {
     let file = folder.join("package.json");
@@ -118,11 +119,11 @@ fn has_dependencies(package: &Value) -> bool {
         .is_some_and(|packages| packages.keys().any(|name| name != SDK_PACKAGE))
 }
 
-/// npm's first error that is a sentence; its code comes before it.
+/// npm's first error that is a sentence; the error code comes before it.
 fn last_error(stderr: &str) -> String {
     let errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("npm error "));
     let sentence = errors.clone().find(|line| !line.starts_with("code ") && !line.starts_with("errno "));
-    sentence.or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
+    sentence.or(stderr.lines().last()).unwrap_or("no reason given").to_owned()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Tool chains that come as packages: fetched once by the language's own package manager into the user's cache, from
-//! where later builds take them without a network.
+//! Tool chains from package registries: downloaded once by the language's package manager into the user's cache, so
+//! that later builds need no network.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -21,8 +21,8 @@ static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/wit");
 /// The world of `sdk/wit` that scripts are built for.
 pub(super) const WORLD: &str = "function";
 
-/// The folder of a tool chain, installed now if it is not there. `install` fills a new folder, which then is moved to
-/// its place whole: an interrupted installation leaves nothing that a later build would take for complete.
+/// The folder of a tool chain, which is installed if missing. `install` fills a temporary folder that is then renamed:
+/// an interrupted installation leaves nothing that a later build would take for complete.
 pub(super) fn installed(
     name: &str,
     progress: Progress<'_>,
@@ -37,7 +37,7 @@ pub(super) fn installed(
     let lock = folder.join("lock");
     let lock = File::create(&lock).with_context(|| format!("cannot write {}", lock.display()))?;
     lock.lock().context("cannot lock the cache of tool chains")?;
-    // Another build may have installed it while this one waited.
+    // Another build may have installed it meanwhile.
     if !place.is_dir() {
         let work = tempfile::tempdir_in(&folder)?;
         let made = work.path().join("toolchain");
@@ -48,7 +48,8 @@ pub(super) fn installed(
     Ok(place)
 }
 
-/// The SDKs of Python and JavaScript, and the WIT files, as this binary carries them: `python/mayfly`, `js`, `wit`.
+/// Extracts the SDKs of Python and JavaScript and the WIT files that are embedded in this binary: `python/mayfly`,
+/// `js`, `wit`.
 pub(super) fn sdk() -> Result<PathBuf> {
     let mut hasher = Sha256::new();
     for dir in [&PYTHON_SDK, &JS_SDK, &WIT] {
@@ -61,7 +62,7 @@ pub(super) fn sdk() -> Result<PathBuf> {
     })
 }
 
-/// Writes the SDKs: for an editor, and for tests that run without a server.
+/// Writes the SDKs for an editor, and for tests that run without a server.
 pub(super) fn write_sdk(folder: &Path) -> Result<()> {
     extract(&PYTHON_SDK, &folder.join("python/mayfly"))?;
     extract(&JS_SDK, &folder.join("js"))
@@ -94,7 +95,7 @@ pub(super) struct ToolExit {
 pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Result<ToolExit> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut errors = child.stderr.take().expect("piped");
-    // Both pipes must be read, or the program stops when one is full.
+    // Both pipes must be read, otherwise the program blocks when one is full.
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();
         errors.read_to_end(&mut bytes).map(|_| bytes)

@@ -1,7 +1,7 @@
 //! A project: its folder or its one file, its name, and its manifest.
 //!
-//! `function.yaml` is a Function as kubectl would apply it, without a source: building gives it one. A project may do
-//! without; then the package's name is the function's, or that of the script's file or folder.
+//! `function.yaml` is a Function in kubectl's form without a source, which the build provides. It is optional: by
+//! default the function has the package's name, or that of the script's file or folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::script::Script;
 use super::sdk;
 
-/// The manifest's names, in order of preference.
+/// File names of the manifest, in order of preference.
 const MANIFESTS: [&str; 2] = ["function.yaml", "function.yml"];
 
 /// A project that builds into a function.
@@ -23,9 +23,9 @@ pub(crate) struct Project {
     pub(crate) dir: PathBuf,
     /// The function's name.
     pub(crate) name: String,
-    /// The Function in the manifest (`apiVersion`, `kind`, `metadata`, `spec`); without a manifest, a minimal one.
+    /// The Function in the manifest (`apiVersion`, `kind`, `metadata`, `spec`); a minimal one without a manifest.
     pub(crate) manifest: Value,
-    /// The name of the file with the manifest: `function.yaml`, or `Cargo.toml` without one.
+    /// The name of the file that defines the function: `function.yaml`, or `Cargo.toml` without one.
     pub(crate) place: String,
     pub(crate) code: BuildSource,
 }
@@ -33,13 +33,13 @@ pub(crate) struct Project {
 /// The source of a project's build.
 #[derive(Clone, Debug)]
 pub(crate) enum BuildSource {
-    /// A package of Rust.
+    /// A Rust package.
     Cargo,
     Script(Script),
 }
 
 impl Project {
-    /// Reads the project that a path names: a folder, or a script with or without its handler's name.
+    /// Reads the project at a path: a folder, or a script with or without its handler's name.
     pub(crate) fn load(path: &Path) -> Result<Project> {
         if let Some(script) = Script::parse(path) {
             let file = script
@@ -58,23 +58,23 @@ impl Project {
             return Self::of_script(script, &folder);
         }
         bail!(
-            "{} is no project: it has no Cargo.toml, no handler.py and no handler.js or .ts. Name a project's folder or \
+            "{} is not a project: it has no Cargo.toml, no handler.py and no handler.js or .ts. Name a project's folder or \
              a script, or make one: mayfly new rust NAME, or python, js, ts",
             dir.display()
         )
     }
 
-    /// Whether a folder has a Function of its own beside its code.
+    /// Whether a folder contains a function manifest beside its code.
     pub(crate) fn has_manifest(dir: &Path) -> bool {
         MANIFESTS.iter().any(|name| dir.join(name).is_file())
     }
 
-    /// Whether a path names a project rather than a component.
+    /// Whether a path refers to a project rather than a component.
     pub(crate) fn is_named_by(path: &Path) -> bool {
         path.is_dir() || Script::parse(path).is_some()
     }
 
-    /// The folder of a path that names a project.
+    /// The folder of the project at a path.
     pub(crate) fn folder(path: &Path) -> Result<PathBuf> {
         let script = Script::parse(path);
         let path = script.as_ref().map_or(path, |script| &script.file);
@@ -107,7 +107,7 @@ impl Project {
         Self::with_manifest(dir, &place, BuildSource::Script(script), || Ok(name.replace(['.', ' '], "-")))
     }
 
-    /// `name` gives the function's name if the manifest has none, and `place` the file of the name.
+    /// `name` returns the function's name if the manifest has none, and `place` is the file with that name.
     fn with_manifest(
         dir: PathBuf,
         place: &str,
@@ -119,7 +119,7 @@ impl Project {
         let manifest = match own {
             Some(name) => read_manifest(&dir.join(name))?,
             None => {
-                // The rules for package names permit more than those for functions.
+                // Package names permit more characters than function names.
                 let name = name()?.to_ascii_lowercase().replace('_', "-");
                 json!({"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": {"name": name}, "spec": {}})
             }
@@ -130,7 +130,7 @@ impl Project {
         Ok(Project { dir, name, manifest, place, code })
     }
 
-    /// Whether the project depends on the SDK of this binary, as a project made by `mayfly new` does.
+    /// Whether the project depends on the embedded SDK, as a project created by `mayfly new` does.
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
         if !matches!(self.code, BuildSource::Cargo) {
             return Ok(false);
@@ -280,7 +280,7 @@ mod tests {
         assert!(seen > 10, "{seen}");
     }
 
-    /// Checks that written fields are kept by reading.
+    /// Checks that written fields are preserved by reading.
     fn assert_kept(written: &Value, read: &Value, place: &str) {
         match (written, read) {
             (Value::Object(written), Value::Object(read)) => {

@@ -1,4 +1,4 @@
-//! Components of Python: componentize-py puts CPython, the SDK and the user's modules into one, with the interpreter's
+//! Components of Python: componentize-py combines CPython, the SDK and the user's modules, with the interpreter in its
 //! state after importing them.
 
 use std::fs;
@@ -14,7 +14,7 @@ use super::script::{Script, WORK_FOLDER};
 
 /// Pinned: the SDK's adapter uses the bindings that this version generates.
 const COMPONENTIZE_PY: &str = "0.25.1";
-/// The Python that it puts into components, for which packages are chosen.
+/// The Python version in components, for which packages are selected.
 const COMPONENT_PYTHON: &str = "3.14";
 /// Python on this machine: componentize-py is a stable-ABI extension for this version or newer.
 const HOST_PYTHON: &str = "python3";
@@ -32,15 +32,15 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     let entry = work.path().join("entry");
     fs::create_dir(&entry)?;
     fs::write(entry.join("mayfly_entry.py"), entry_module(script)?)?;
-    // componentize-py adds the site-packages of an environment to the component's modules: an empty one, so that the
-    // result does not depend on what this machine has installed.
+    // componentize-py adds the site-packages of an environment to the component's modules: an empty environment makes
+    // the result independent of this machine's packages.
     let environment = work.path().join("environment");
     fs::create_dir_all(environment.join("lib/site-packages"))?;
 
     let mut command = Command::new(HOST_PYTHON);
     command.args(["-c", RUN_COMPONENTIZE, "--quiet"]);
     command.arg("--wit-path").arg(sdk.join("wit")).args(["--world", WORLD, "componentize"]);
-    // The user's folder comes first: `own_frames` expects it as /0.
+    // The user's folder comes first: `own_frames` expects it at /0.
     for path in [Some(folder), Some(&*entry), Some(&*sdk.join("python")), dependencies.as_deref()]
         .into_iter()
         .flatten()
@@ -49,7 +49,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     }
     command.arg("mayfly_entry").arg("--output").arg(out);
     command.env("PYTHONPATH", &toolchain).env("VIRTUAL_ENV", &environment).env_remove("PYTHONHOME");
-    // A backtrace of componentize-py would hide the user's one.
+    // A backtrace of componentize-py would hide the user's traceback.
     command.env("RUST_BACKTRACE", "0");
     progress(&format!("loading {} into a snapshot of Python, some ten seconds", script.file_name()));
     let ended = packages::run(command, progress).with_context(|| format!("cannot run {HOST_PYTHON}"))?;
@@ -62,7 +62,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     Ok(versions)
 }
 
-/// The module that componentize-py starts from.
+/// The module with which componentize-py starts.
 fn entry_module(script: &Script) -> Result<String> {
     let (module, handler) = (script.stem()?, &script.handler);
     if module.contains('.') {
@@ -76,7 +76,7 @@ fn entry_module(script: &Script) -> Result<String> {
     ))
 }
 
-/// `python3 -m pip install` into a folder.
+/// The command `python3 -m pip install` into a folder.
 fn pip(target: &Path) -> Command {
     let mut command = Command::new(HOST_PYTHON);
     command.args([
@@ -112,7 +112,7 @@ fn run_pip(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
     Ok(ended)
 }
 
-/// The packages of `requirements.txt`, fetched when the file has changed.
+/// The packages of `requirements.txt`, downloaded when the file has changed.
 fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>> {
     let file = folder.join("requirements.txt");
     let Ok(text) = fs::read_to_string(&file) else { return Ok(None) };
@@ -130,7 +130,7 @@ fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>
     let target = work.path().join("packages");
     progress("fetching the packages of requirements.txt by pip");
     let mut command = pip(&target);
-    // Only wheels that run on any platform: a component has no native code.
+    // Only platform-independent wheels: a component contains no native code.
     command.args(["--only-binary=:all:", "--platform", "any", "--implementation", "py", "--abi", "none"]);
     command.args(["--python-version", COMPONENT_PYTHON, "--requirement"]).arg(&file);
     let ended = run_pip(command, progress)?;
@@ -141,7 +141,7 @@ fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>
     Ok(Some(place))
 }
 
-/// The lines that require something.
+/// The lines with requirements.
 fn requirements(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
@@ -162,11 +162,11 @@ fn refused_package(stderr: &str) -> String {
 /// The last line that pip marks as an error.
 fn last_error(stderr: &str) -> String {
     let mut errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("ERROR: "));
-    errors.next_back().or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
+    errors.next_back().or(stderr.lines().last()).unwrap_or("no reason given").to_owned()
 }
 
 /// Python's own error in the output of componentize-py: without the frames of the adapter and of importlib, and with
-/// the user's files named as they are in the project.
+/// the user's files named as in the project.
 fn own_frames(stderr: &str) -> String {
     let python = stderr.split("\n\nCaused by:").next().unwrap_or(stderr);
     let python = python.split_once("AssertionError: ").map_or(python, |(_, rest)| rest);

@@ -1,4 +1,4 @@
-//! `mayfly new`: a project that builds as it is.
+//! `mayfly new`: writes a project that builds without changes.
 
 use std::fmt;
 use std::fs;
@@ -14,13 +14,13 @@ use super::{packages, sdk};
 /// The template of a new project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectTemplate {
-    /// Requests in, responses out.
+    /// An HTTP handler: requests in, responses out.
     Rust,
-    /// JSON in, JSON out.
+    /// An event handler: JSON in, JSON out.
     RustEvent,
-    /// Files in, files out: a program that ends.
+    /// A program that ends: files in, files out.
     RustJob,
-    /// JSON in, JSON out, as the two below.
+    /// JSON in, JSON out, like the next two.
     Python,
     JavaScript,
     TypeScript,
@@ -59,7 +59,7 @@ impl ProjectTemplate {
         }
     }
 
-    /// The files that are its own: path and text.
+    /// The template's files: path and text.
     fn files(self) -> Vec<(&'static str, &'static str)> {
         const MANIFEST: (&str, &str) = ("function.yaml", include_str!("templates/function.yaml.in"));
         let package = |source| {
@@ -101,12 +101,12 @@ impl ProjectTemplate {
         }
     }
 
-    /// Whether the project is a script and not a package of Rust.
+    /// Whether the project is a script rather than a Rust package.
     fn is_script(self) -> bool {
         matches!(self, ProjectTemplate::Python | ProjectTemplate::JavaScript | ProjectTemplate::TypeScript)
     }
 
-    /// A job is any program: it needs no SDK.
+    /// A job may be any program: it needs no SDK.
     fn uses_rust_sdk(self) -> bool {
         matches!(self, ProjectTemplate::Rust | ProjectTemplate::RustEvent)
     }
@@ -128,14 +128,14 @@ impl FromStr for ProjectTemplate {
     }
 }
 
-/// Writes a project into a folder that is empty or not there yet.
+/// Writes a project into a folder that is empty or does not exist.
 pub(crate) fn new_project(template: ProjectTemplate, dir: &Path, name: &str) -> Result<()> {
     validation::function_name(name)
         .map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
     if let Ok(mut entries) = fs::read_dir(dir)
         && entries.next().is_some()
     {
-        bail!("{} is there and not empty; nothing was written", dir.display());
+        bail!("{} exists and is not empty; nothing was written", dir.display());
     }
     let package = package_name(name);
     let write = |path: &str, text: &str| -> Result<()> {
@@ -170,7 +170,7 @@ pub(crate) fn new_project(template: ProjectTemplate, dir: &Path, name: &str) -> 
     Ok(())
 }
 
-/// A valid package name: cargo refuses a leading digit and Rust's keywords, which functions may have.
+/// A valid package name: cargo refuses leading digits and Rust's keywords, which function names may contain.
 fn package_name(name: &str) -> String {
     const TAKEN: [&str; 12] = [
         "test",

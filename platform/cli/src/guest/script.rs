@@ -1,6 +1,6 @@
 //! Functions in Python, JavaScript and TypeScript: the file, its handler, and the build of a component.
 //!
-//! A script needs no project. `handler.py` names the file, `handler.py:main` a handler of another name.
+//! A script needs no project. `handler.py` selects the file, `handler.py:main` also a handler with another name.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use anyhow::{Context, Result};
 use super::cargo::Progress;
 use super::{javascript, python};
 
-/// The handler's name where none is given.
+/// The default name of the handler.
 pub(crate) const HANDLER: &str = "handle";
 
-/// The folder for builds and copies of the SDK, in the script's folder.
+/// The folder for build products and copies of the SDK, in the script's folder.
 pub(super) const WORK_FOLDER: &str = ".mayfly";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Python,
-    /// TypeScript, too: its types are removed.
+    /// Includes TypeScript, whose types are removed.
     JavaScript,
 }
 
@@ -38,7 +38,7 @@ impl Language {
 pub(crate) struct Script {
     pub(crate) language: Language,
     pub(crate) file: PathBuf,
-    /// The name of the function that is called.
+    /// The name of the handler function.
     pub(crate) handler: String,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Script {
 const DEFAULT_FILES: [&str; 5] = ["handler.py", "handler.ts", "handler.mts", "handler.js", "handler.mjs"];
 
 impl Script {
-    /// Reads `FILE` or `FILE:HANDLER`, by the file's extension; `None` for anything else.
+    /// Parses `FILE` or `FILE:HANDLER`, depending on the file's extension; `None` for anything else.
     pub(crate) fn parse(text: &Path) -> Option<Self> {
         let by_extension = |file: &Path| Language::of_extension(file.extension()?);
         if let Some(language) = by_extension(text) {
@@ -57,7 +57,7 @@ impl Script {
         Some(Self { language, file: file.into(), handler: handler.to_owned() })
     }
 
-    /// The script of a folder that has one of the default names.
+    /// The script in a folder that contains one of the default file names.
     pub(crate) fn in_folder(dir: &Path) -> Option<Self> {
         DEFAULT_FILES
             .iter()

@@ -1,4 +1,4 @@
-//! The Rust SDK as this binary carries it, so that a project builds where Mayfly's sources are not.
+//! The Rust SDK embedded in this binary, so that projects build without Mayfly's sources.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,14 @@ static MACROS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/rust/macros
 const MANIFEST: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sdk/rust/Cargo.toml"));
 const MACROS_MANIFEST: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sdk/rust/macros/Cargo.toml"));
-/// The versions the SDK was tested with; a new project starts from them.
+/// The versions with which the SDK was tested; a new project starts with them.
 pub(super) const LOCKFILE: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sdk/rust/Cargo.lock"));
 
-/// Says which SDK a copy is.
+/// The file that identifies the version of a copy.
 const STAMP: &str = ".digest";
 
-/// Writes the copy, unless the project has this very one. True when it was written.
+/// Writes the copy, unless the project already has the same one. Returns whether it was written.
 pub(super) fn refresh(project: &Path) -> Result<bool> {
     let folder = project.join(FOLDER);
     let digest = digest();
@@ -38,12 +38,12 @@ pub(super) fn refresh(project: &Path) -> Result<bool> {
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         fs::write(&file, contents).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    // Last: an interrupted copy is made again.
+    // Written last: an interrupted copy is written again.
     fs::write(folder.join(STAMP), digest).with_context(|| format!("cannot write {}", folder.display()))?;
     Ok(true)
 }
 
-/// Every file of the SDK, by its path in the copy.
+/// All files of the SDK by their path in the copy.
 fn files() -> Vec<(String, &'static [u8])> {
     let mut files = vec![
         ("Cargo.toml".to_owned(), MANIFEST.as_bytes()),

@@ -1,7 +1,7 @@
-//! A standard library for `wasm32-wasip1`, for a compiler that comes with the sources of one only.
+//! A standard library for `wasm32-wasip1`, for a compiler that comes only with the sources of one.
 //!
-//! It is built once per compiler and kept as a sysroot in the user's cache, so that a project's first build
-//! takes seconds instead of a minute.
+//! It is built once per compiler and kept as a sysroot in the user's cache, so that a project's first build takes
+//! seconds instead of a minute.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,10 +15,10 @@ use super::toolchain::RustCompiler;
 
 pub(super) const TARGET: &str = "wasm32-wasip1";
 
-/// Changes when the library is built differently: older ones are then left aside.
+/// Changed when the library is built differently, so that older ones are not used any more.
 const RECIPE: &str = "1: opt-level s, no unwinding, no backtraces";
 
-/// A package without code: cargo builds the standard library for it.
+/// A package without code, for which cargo builds the standard library.
 const MANIFEST: &str = r#"[package]
 name = "sysroot"
 version = "0.0.0"
@@ -35,7 +35,7 @@ codegen-units = 1
 [workspace]
 "#;
 
-/// The sysroot for this compiler, built now if there is none.
+/// The sysroot for this compiler, which is built if missing.
 pub(super) fn sysroot(compiler: &RustCompiler, progress: Progress<'_>) -> Result<PathBuf> {
     let folder = cache_folder()?.join("sysroots");
     let key = hex::encode(Sha256::digest(format!("{}{RECIPE}", compiler.verbose_version)));
@@ -47,7 +47,7 @@ pub(super) fn sysroot(compiler: &RustCompiler, progress: Progress<'_>) -> Result
     let lock = folder.join("lock");
     let lock = File::create(&lock).with_context(|| format!("cannot write {}", lock.display()))?;
     lock.lock().context("cannot lock the cache of standard libraries")?;
-    // Another build may have made it while this one waited.
+    // Another build may have created it meanwhile.
     if !sysroot.is_dir() {
         progress("building the standard library for wasm, once for this compiler: about a minute");
         build(compiler, &folder, &sysroot, progress).context("cannot build the standard library for wasm")?;
@@ -91,11 +91,11 @@ fn build(compiler: &RustCompiler, folder: &Path, sysroot: &Path, progress: Progr
     fs::rename(&made, sysroot).with_context(|| format!("cannot make {}", sysroot.display()))
 }
 
-/// The folder for files that can be made again: standard libraries, tool chains.
+/// The folder for files that can be recreated: standard libraries, tool chains.
 pub(super) fn cache_folder() -> Result<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("MAYFLY_CACHE_DIR")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("mayfly")))
         .or_else(|| Some(set("HOME")?.join(".cache/mayfly")))
-        .context("there is no folder for built libraries and tool chains: set MAYFLY_CACHE_DIR or HOME")
+        .context("cannot find a cache folder for libraries and tool chains: set MAYFLY_CACHE_DIR or HOME")
 }

@@ -1,20 +1,20 @@
-//! Which compiler makes wasm on this machine.
+//! Selects the compiler that produces wasm on this machine.
 //!
-//! Three ways, in this order: a compiler that has the target `wasm32-wasip2` (rustup adds it), one that has
-//! `wasm32-wasip1`, and one that has neither but the sources of its standard library, together with a wasm
-//! linker and wasi-libc (Debian's packages). Looking around and deciding are apart: [`choose`] is pure.
+//! Three ways, in this order: a compiler with the target `wasm32-wasip2` (rustup adds it), one with `wasm32-wasip1`,
+//! and one with neither but with the sources of its standard library, together with a wasm linker and wasi-libc
+//! (Debian's packages). Detection and choice are separate: [`choose`] is pure.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The oldest compiler the SDK builds with: major and minor of Rust.
+/// The oldest compiler that can build the SDK: Rust's major and minor version.
 const RUST_MIN: (u32, u32) = (1, 87);
 
-/// The folder of compilers of Debian and its derivatives; rustup's may come first in PATH.
+/// The folder of Debian's compilers; rustup's may come first in PATH.
 const SYSTEM_BIN: &str = "/usr/bin";
-/// The paths of wasi-libc, by distribution and version.
+/// The paths of wasi-libc by distribution and version.
 const WASI_LIBC: [&str; 3] =
     ["/usr/lib/wasm32-wasi", "/usr/lib/wasm32-wasip1", "/usr/share/wasi-sysroot/lib/wasm32-wasi"];
 
@@ -29,20 +29,20 @@ pub(crate) struct Toolchain {
 pub(super) enum Way {
     /// The compiler produces components itself.
     Wasip2,
-    /// The compiler makes core modules.
+    /// The compiler produces core modules.
     Wasip1,
-    /// The compiler makes core modules once it has a standard library for them.
+    /// The compiler produces core modules once a standard library is built for it.
     BuildStd { linker: PathBuf, libc: PathBuf },
 }
 
-/// A Rust compiler, as it was found.
+/// An installed Rust compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RustCompiler {
     pub(super) rustc: PathBuf,
     pub(super) cargo: PathBuf,
-    /// `1.96.0`.
+    /// The version, such as `1.96.0`.
     pub(super) release: String,
-    /// The compiler's whole version text; compilers with the same text are the same.
+    /// The compiler's full version text; compilers with the same text are considered equal.
     pub(super) verbose_version: String,
     targets: Vec<&'static str>,
     has_std_sources: bool,
@@ -57,7 +57,7 @@ pub(crate) struct NoToolchain {
 }
 
 impl Toolchain {
-    /// Looks around.
+    /// Detects the installed tool chains and chooses one.
     pub(crate) fn detect() -> Result<Toolchain, NoToolchain> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut compilers = Vec::new();
@@ -75,7 +75,7 @@ impl Toolchain {
         choose(compilers, find_linker(&path), libc)
     }
 
-    /// One line for people: which was picked.
+    /// A one-line description of the chosen tool chain.
     pub(crate) fn describe(&self) -> String {
         let RustCompiler { rustc, release, .. } = &self.compiler;
         let rustc = rustc.display();
@@ -100,7 +100,7 @@ impl Toolchain {
 }
 
 impl RustCompiler {
-    /// Reads a compiler's version and targets. `None` if it does not answer.
+    /// Reads a compiler's version and targets; `None` if it cannot be run.
     fn ask(rustc: PathBuf, cargo: PathBuf) -> Option<RustCompiler> {
         let verbose_version = output(&rustc, &["-vV"])?;
         let release = verbose_version.lines().find_map(|line| line.strip_prefix("release: "))?.to_owned();
@@ -120,7 +120,7 @@ impl RustCompiler {
     }
 }
 
-/// Chooses the best installed way. Among equal ones the first compiler, the one in PATH, is used.
+/// Chooses the best installed way. Among equal ones the first compiler in PATH is used.
 fn choose(
     compilers: Vec<RustCompiler>,
     linker: Option<PathBuf>,
@@ -196,7 +196,7 @@ fn find(path: &OsString, program: &str) -> Option<PathBuf> {
     std::env::split_paths(path).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// `wasm-ld`, or the newest `wasm-ld-14`, `wasm-ld-19`, … (Debian's packages carry the number).
+/// `wasm-ld`, or the newest `wasm-ld-14`, `wasm-ld-19`, … (Debian's packages include the version number).
 fn find_linker(path: &OsString) -> Option<PathBuf> {
     if let Some(linker) = find(path, "wasm-ld") {
         return Some(linker);

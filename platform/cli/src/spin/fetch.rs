@@ -1,4 +1,4 @@
-//! Components that a manifest names by URL and digest.
+//! Downloads components that a manifest refers to by URL and digest.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::{
     http_client::{self, HttpsClient},
 };
 
-/// Redirects of one download: releases are behind one or two.
+/// The number of redirects of one download: releases usually have one or two.
 const REDIRECTS_MAX: usize = 5;
-/// The largest component that is downloaded.
+/// The largest component that is downloaded, in bytes.
 const COMPONENT_BYTES_MAX: usize = 128 << 20;
-/// The time that one download has.
+/// The timeout of one download.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Downloads a component. Its digest vouches for it, so plain HTTP does as well.
+/// Downloads a component. It is verified by its digest, so plain HTTP is allowed.
 pub(crate) async fn component(url: &str, digest: &Digest) -> anyhow::Result<Bytes> {
     let what = || format!("cannot fetch {url}");
     let content = tokio::time::timeout(TIMEOUT, download(url)).await;
@@ -46,7 +46,7 @@ async fn download(url: &str) -> anyhow::Result<Bytes> {
         let answer = answer.map_err(|error| anyhow::anyhow!(http_client::innermost(&error)))?;
         let location = answer.headers().get(header::LOCATION).filter(|_| answer.status().is_redirection());
         if let Some(location) = location {
-            url = url.join(location.to_str().context("its redirect is no text")?)?;
+            url = url.join(location.to_str().context("its redirect is not text")?)?;
             continue;
         }
         if !answer.status().is_success() {

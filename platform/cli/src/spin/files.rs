@@ -1,4 +1,4 @@
-//! The files of a component, as the archive that its function reads. The same files give the same archive.
+//! Packs the files of a component into the archive that its function reads. Equal files give equal archives.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,13 +8,13 @@ use anyhow::{Context as _, bail};
 
 use super::{glob::Glob, manifest::FileMapping};
 
-/// Files of one component, and the bytes of all of them, as the server accepts them.
+/// Limits of the number of files of one component and of their total bytes, as enforced by the server.
 const FILES_MAX: usize = 10_000;
 const BYTES_MAX: u64 = 256 << 20;
-/// Folders within each other.
+/// The depth limit of nested folders.
 const DEPTH_MAX: usize = 64;
 
-/// Makes the archive of what `mappings` name, relative to `folder`. `None`: they name no file.
+/// Packs the files selected by `mappings`, relative to `folder`. `None` if they select no file.
 pub(crate) fn archive(
     folder: &Path,
     mappings: &[FileMapping],
@@ -63,16 +63,17 @@ pub(crate) fn archive(
 }
 
 fn globs(patterns: &[String]) -> anyhow::Result<Vec<Glob>> {
-    let glob =
-        |pattern: &String| Glob::parse(pattern).with_context(|| format!("files: {pattern:?} is no pattern"));
+    let glob = |pattern: &String| {
+        Glob::parse(pattern).with_context(|| format!("files: {pattern:?} is not a pattern"))
+    };
     patterns.iter().map(glob).collect()
 }
 
-/// The folders of a pattern before its first wildcard: nothing outside of them matches.
+/// The folders of a pattern before its first wildcard: all matches are below them.
 fn fixed_start(pattern: &str) -> PathBuf {
     let parts: Vec<_> = pattern.trim_start_matches("./").split('/').collect();
     let fixed = parts.iter().take_while(|part| !part.contains(['*', '?'])).count();
-    // The last part is a file's name, with or without wildcards.
+    // The last part is a file name, with or without wildcards.
     parts[..fixed.min(parts.len() - 1)].iter().collect()
 }
 
@@ -84,7 +85,7 @@ fn inside(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Visits the files below a folder, with their paths relative to where `at` is relative to.
+/// Visits the files below a folder, with their paths prefixed by `at`.
 fn walk(folder: &Path, at: &Path, depth: usize, visit: &mut dyn FnMut(&Path, &Path)) -> anyhow::Result<()> {
     if depth > DEPTH_MAX {
         bail!("files: {} is nested more than {DEPTH_MAX} folders deep", folder.display());
@@ -102,7 +103,7 @@ fn walk(folder: &Path, at: &Path, depth: usize, visit: &mut dyn FnMut(&Path, &Pa
         } else if file.is_file() {
             visit(&path, &file);
         }
-        // Links to folders are not followed: they may form a circle.
+        // Links to folders are not followed: they may form a loop.
     }
     Ok(())
 }
@@ -180,7 +181,7 @@ mod tests {
             (placed("../x", "/"), "leads out"),
             (placed("public", "/../x"), "leads out"),
             (placed("none", "/"), "there is no"),
-            (pattern("a["), "is no pattern"),
+            (pattern("a["), "is not a pattern"),
         ] {
             let error = format!("{:#}", archive(folder.path(), &[mapping], &[]).unwrap_err());
             assert!(error.contains(expected), "{error}");

@@ -1,4 +1,4 @@
-//! Patterns of paths as `spin.toml` has them: `*` and `?` within a name, `**` for any folders.
+//! Patterns of paths in `spin.toml`: `*` and `?` within a name, `**` for any folders.
 
 use std::path::Path;
 
@@ -17,12 +17,12 @@ enum GlobPart {
 impl Glob {
     pub(super) fn parse(pattern: &str) -> anyhow::Result<Self> {
         if pattern.contains(['[', ']', '{', '}']) {
-            anyhow::bail!("of wildcards there are *, ? and **");
+            anyhow::bail!("the supported wildcards are *, ? and **");
         }
         let parts = pattern.split('/').filter(|part| !part.is_empty() && *part != ".");
         let part = |part: &str| match part {
             "**" => Ok(GlobPart::Folders),
-            part if part.contains("**") => anyhow::bail!("** stands between slashes"),
+            part if part.contains("**") => anyhow::bail!("** must stand between slashes"),
             part => Ok(GlobPart::Name(part.chars().collect())),
         };
         parts.map(part).collect::<anyhow::Result<_>>().map(Self)
@@ -49,8 +49,8 @@ impl Glob {
     }
 }
 
-/// Whether a sequence matches a pattern in which some elements stand for any number of its elements. Linear in the
-/// product of both: of several such elements only the last one is tried again.
+/// Whether a sequence matches a pattern with elements that stand for any number of the sequence's elements. Runs in the
+/// product of both lengths: only the last such element is backtracked.
 fn sequence_matches<P, T>(
     pattern: &[P],
     sequence: &[T],

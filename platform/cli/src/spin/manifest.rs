@@ -1,4 +1,4 @@
-//! Reads `spin.toml`, versions 1 and 2, into one form. What Mayfly does not have is refused by name, all of it at once.
+//! Reads `spin.toml`, versions 1 and 2, into one form. All unsupported features are refused at once, by name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) struct SpinApp {
     pub(crate) name: String,
     pub(crate) variables: BTreeMap<String, VariableDeclaration>,
     pub(crate) components: Vec<SpinComponent>,
-    /// Components that no trigger names, which are not deployed.
+    /// Components without a trigger, which are not deployed.
     pub(crate) unused: Vec<String>,
 }
 
@@ -54,21 +54,21 @@ pub(crate) enum ComponentSource {
     Url { url: String, digest: Digest },
 }
 
-/// A route that leads to a component. Paths have the application's base in front.
+/// A route that leads to a component. Paths include the application's base path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TriggerRoute {
     /// `/cart`
     Exact(String),
-    /// `/static/...`: the path before the dots, without its final slash.
+    /// `/static/...`: the path before the dots, without its trailing slash.
     Wildcard(String),
 }
 
 /// Files that a component reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FileMapping {
-    /// Files under their own paths, relative to the manifest's folder.
+    /// Files at their own paths, relative to the manifest's folder.
     Pattern(String),
-    /// A file or a folder's content under another path.
+    /// A file or a folder's content at another path.
     Placed { source: String, destination: String },
 }
 
@@ -77,12 +77,12 @@ pub(crate) struct BuildCommand {
     #[serde(deserialize_with = "lines")]
     pub(crate) command: String,
     pub(crate) workdir: Option<PathBuf>,
-    /// Patterns of the sources, relative to the working directory.
+    /// Patterns of the source files, relative to the working directory.
     #[serde(default)]
     pub(crate) watch: Vec<String>,
 }
 
-/// One command, or several in turn.
+/// One command, or several commands in sequence.
 fn lines<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -139,7 +139,7 @@ struct ComponentTable {
     source: Option<Value>,
     #[serde(default)]
     allowed_outbound_hosts: Vec<String>,
-    /// The form before version 2.
+    /// The field of version 1.
     #[serde(default)]
     allowed_http_hosts: Vec<String>,
     #[serde(default)]
@@ -155,10 +155,10 @@ struct ComponentTable {
     rest: Table,
 }
 
-/// Fields of a component that need no counterpart.
+/// Fields of a component that have no effect here.
 const IGNORED: [&str; 4] = ["description", "tool", "targets", "dependencies_inherit_configuration"];
 
-/// Features that Mayfly does not have, each with the reason.
+/// Unsupported features, each with the reason.
 #[derive(Default)]
 struct Unsupported(Vec<String>);
 
@@ -168,7 +168,7 @@ impl Unsupported {
     }
 }
 
-/// Reads a manifest; `place` names its file in errors.
+/// Parses a manifest; `place` names its file in errors.
 pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
     let table: Table = text.parse().with_context(|| format!("cannot read {place}"))?;
     let version = match (table.get("spin_manifest_version"), table.get("spin_version")) {
@@ -176,7 +176,7 @@ pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
         (Some(Value::String(one)), _) | (None, Some(Value::String(one))) if one == "1" => 1,
         (Some(Value::Integer(1)), _) => 1,
         _ => {
-            let what = format!("{place} is no Spin manifest of version 1 or 2");
+            let what = format!("{place} is not a Spin manifest of version 1 or 2");
             return Err(Failure::error(what, "write spin_manifest_version = 2 at its top"));
         }
     };
@@ -187,7 +187,7 @@ pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
     }
     .with_context(|| place.to_owned())?;
     if !unsupported.0.is_empty() {
-        let what = format!("{place} uses what Mayfly does not have");
+        let what = format!("{place} uses features that Mayfly does not support");
         return Err(Failure::error(what, unsupported.0.join("\n")));
     }
     Ok(app)
@@ -207,7 +207,7 @@ fn of_v2(manifest: ManifestV2, unsupported: &mut Unsupported) -> anyhow::Result<
             continue;
         };
         if !manifest.component.contains_key(component) {
-            anyhow::bail!("a trigger names the component {component:?}, which there is not");
+            anyhow::bail!("a trigger names the component {component:?}, which does not exist");
         }
         routed.entry(component.clone()).or_default().add(component, trigger, &base, unsupported)?;
     }
@@ -259,7 +259,7 @@ fn refuse_trigger(kind: &str, unsupported: &mut Unsupported) {
     unsupported.add(&format!("trigger.{kind}"), why);
 }
 
-/// Checks what concerns several components.
+/// Checks rules that span several components.
 fn finish(app: SpinApp) -> anyhow::Result<SpinApp> {
     if app.components.is_empty() {
         anyhow::bail!("no trigger leads to a component, so there is nothing to deploy");
@@ -330,7 +330,7 @@ fn route(base: &str, path: &str) -> anyhow::Result<TriggerRoute> {
             let path = whole.trim_end_matches('/');
             Ok(TriggerRoute::Exact(if path.is_empty() { "/".to_owned() } else { path.to_owned() }))
         }
-        _ => anyhow::bail!("{path:?} is no path: a wildcard is at its end, as in /static/..."),
+        _ => anyhow::bail!("{path:?} is not a path: a wildcard must be at its end, as in /static/..."),
     }
 }
 
@@ -361,7 +361,7 @@ fn component(
     let old_hosts = table.allowed_http_hosts.iter().map(|host| host_v1(host));
     let files: anyhow::Result<_> = table.files.iter().map(|file| mapping(file, &place("files"))).collect();
     Ok(SpinComponent {
-        // A refusal was noted instead.
+        // Placeholder: an error was recorded instead.
         source: source.unwrap_or(ComponentSource::File(PathBuf::new())),
         routes: routes.paths,
         is_private: routes.is_private,
@@ -375,7 +375,7 @@ fn component(
     })
 }
 
-/// A source with a URL; `None`: it is refused.
+/// A source with a URL; `None` if it is refused.
 fn remote(
     source: &Table,
     place: &str,
@@ -395,7 +395,7 @@ fn remote(
     }
 }
 
-/// A host of `allowed_http_hosts` in the form of `allowed_outbound_hosts`.
+/// Converts a host of `allowed_http_hosts` to the form of `allowed_outbound_hosts`.
 fn host_v1(host: &str) -> String {
     match host {
         "insecure:allow-all" => "*://*:*".to_owned(),
@@ -418,7 +418,7 @@ fn mapping(file: &Value, place: &str) -> anyhow::Result<FileMapping> {
     }
 }
 
-/// The manifest that a path names: a file called `spin.toml` or with that ending, or a folder with one.
+/// The manifest at a path: a file called `spin.toml` or ending in that, or a folder that contains one.
 pub(crate) fn named_by(path: &Path) -> Option<PathBuf> {
     let in_folder = path.join("spin.toml");
     if path.is_dir() {

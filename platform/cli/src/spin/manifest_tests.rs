@@ -136,17 +136,17 @@ fn mistakes_are_explained() {
     let with = |rest: &str| format!("spin_manifest_version = 2\n[application]\nname = \"x\"\n{rest}");
     let hello = "[component.a]\nsource = \"a.wasm\"\n";
     for (text, expected) in [
-        ("name = 1".to_owned(), "is no Spin manifest of version 1 or 2"),
-        ("spin_manifest_version = 3".to_owned(), "is no Spin manifest of version 1 or 2"),
+        ("name = 1".to_owned(), "is not a Spin manifest of version 1 or 2"),
+        ("spin_manifest_version = 3".to_owned(), "is not a Spin manifest of version 1 or 2"),
         (with(""), "no trigger leads to a component"),
-        (with("[[trigger.http]]\nroute = \"/\"\ncomponent = \"b\"\n"), "\"b\", which there is not"),
+        (with("[[trigger.http]]\nroute = \"/\"\ncomponent = \"b\"\n"), "\"b\", which does not exist"),
         (
             with(&format!("[[trigger.http]]\nroute = \"no\"\ncomponent = \"a\"\n{hello}")),
             "must begin with a slash",
         ),
         (
             with(&format!("[[trigger.http]]\nroute = \"/a/.../b\"\ncomponent = \"a\"\n{hello}")),
-            "a wildcard is at its end",
+            "a wildcard must be at its end",
         ),
         (
             with(&format!(

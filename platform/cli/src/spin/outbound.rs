@@ -1,8 +1,8 @@
-//! `allowed_outbound_hosts` as the rules of `spec.egress`.
+//! Converts `allowed_outbound_hosts` to the rules of `spec.egress`.
 
 use mayfly_api::egress::EgressRule;
 
-/// The rules for one allowed host, or the reason for which there are none.
+/// The rules for one allowed host, or the reason why it cannot be converted.
 pub(crate) fn rules(allowed: &str) -> Result<Vec<String>, String> {
     let Some((scheme, authority)) = allowed.split_once("://") else {
         return Err("it has no scheme: write https://host".to_owned());

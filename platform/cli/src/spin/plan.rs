@@ -15,13 +15,13 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// On every object of an application: its name.
+/// The label on every object of an application; its value is the application's name.
 pub(crate) const LABEL_APPLICATION: &str = "mayfly.dev/spin-application";
 
 /// Everything that a deployment creates.
 #[derive(Debug)]
 pub(crate) struct SpinPlan {
-    /// Created before the functions, whose environment it is a part of.
+    /// Created before the functions, whose environment refers to it.
     pub(crate) secret: Option<Value>,
     /// In the order of the application's components.
     pub(crate) functions: Vec<PlannedFunction>,
@@ -37,15 +37,15 @@ pub(crate) struct PlannedFunction {
     pub(crate) manifest: Value,
 }
 
-/// The settings that are not the manifest's.
+/// The settings that do not come from the manifest.
 pub(crate) struct PlanSettings<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) host: &'a str,
-    /// The archives of files, by component.
+    /// The archives of files by component.
     pub(crate) files: BTreeMap<String, Digest>,
 }
 
-/// A name of Spin's in the form of an object's name.
+/// Converts a Spin name to an object's name.
 pub(crate) fn object_name(name: &str) -> String {
     name.to_lowercase().replace(['_', ' ', '.'], "-")
 }
@@ -62,7 +62,7 @@ pub(crate) fn function_name(app: &str, component: &str) -> anyhow::Result<String
     Ok(name)
 }
 
-/// Plans an application, or reports all hosts that a function cannot call.
+/// Plans an application; the error lists all hosts that a function cannot call.
 pub(crate) fn plan(
     app: &SpinApp,
     values: &VariableValues,
@@ -107,7 +107,7 @@ fn metadata(app: &SpinApp, name: &str, settings: &PlanSettings<'_>) -> Value {
     json!({"name": name, "namespace": settings.namespace, "labels": {LABEL_APPLICATION: object_name(&app.name)}})
 }
 
-/// The rules of `spec.egress`. Hosts that have none are added to `refused`, with the reasons.
+/// The rules of `spec.egress`. Hosts that cannot be converted are added to `refused`, with the reasons.
 fn egress(
     component: &SpinComponent,
     values: &VariableValues,
@@ -124,7 +124,7 @@ fn egress(
     Ok(egress)
 }
 
-/// The environment, and behind it the variables, which guests read by the same names.
+/// The environment, followed by the variables, which guests read by the same names.
 fn environment(
     app: &SpinApp,
     component: &SpinComponent,
@@ -132,7 +132,7 @@ fn environment(
     secrets: &mut BTreeMap<String, String>,
 ) -> anyhow::Result<Vec<Value>> {
     let literal = |name: &str, value: &str| {
-        // `$(NAME)` in a variable's value names another one; Spin's values are literal.
+        // In the value of an environment variable `$(NAME)` refers to another one; Spin's values are literal.
         json!({"name": name, "value": value.replace('$', "$$")})
     };
     let mut env: Vec<_> = component.environment.iter().map(|(name, value)| literal(name, value)).collect();
@@ -162,7 +162,7 @@ fn ingress_paths(route: &TriggerRoute, function: &str) -> Vec<Value> {
         TriggerRoute::Wildcard(front) if front.is_empty() => vec![path("Prefix", "/")],
         TriggerRoute::Wildcard(front) => vec![path("Prefix", front)],
         TriggerRoute::Exact(whole) if whole == "/" => vec![path("Exact", "/")],
-        // Spin ignores a final slash.
+        // Spin ignores a trailing slash.
         TriggerRoute::Exact(whole) => vec![path("Exact", whole), path("Exact", &format!("{whole}/"))],
     }
 }

@@ -1,4 +1,4 @@
-//! The files whose change calls for another deployment of an application: what `mayfly dev` watches.
+//! The files whose changes require a new deployment of an application: those that `mayfly dev` watches.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use super::{
 /// The sources of an application, relative to the manifest's folder.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AppSources {
-    /// The manifest, and the components that no build command makes.
+    /// The manifest, and the components without a build command.
     files: Vec<PathBuf>,
     /// Folders whose content a component reads.
     folders: Vec<PathBuf>,
-    /// Patterns below a folder: of a component's files, or of the sources of its build.
+    /// Patterns below a folder, for a component's files or the sources of its build.
     patterns: Vec<(PathBuf, Glob)>,
-    /// Folders of builds that name no patterns: all that is no product of a build is a source there.
+    /// Folders of builds without patterns: every file that is not a build product is a source.
     builds: Vec<PathBuf>,
 }
 
@@ -52,8 +52,8 @@ impl AppSources {
         Ok(sources)
     }
 
-    /// Whether a change of this file calls for a deployment. `path` is relative to the manifest's folder; `is_code`:
-    /// it is neither a product of a build nor a backup of an editor.
+    /// Whether a change of this file requires a deployment. `path` is relative to the manifest's folder; `is_code`: it
+    /// is neither a build product nor an editor's backup.
     pub(crate) fn contain(&self, path: &Path, is_code: bool) -> bool {
         let matches = |(folder, glob): &(PathBuf, Glob)| {
             path.strip_prefix(folder).is_ok_and(|inner| glob.matches(inner))
@@ -65,7 +65,7 @@ impl AppSources {
     }
 }
 
-/// Without `.` parts.
+/// Removes `.` components.
 fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != std::path::Component::CurDir).collect()
 }

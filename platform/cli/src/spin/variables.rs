@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::manifest::VariableDeclaration;
 use crate::failure::Failure;
 
-/// Where a value comes from besides the command: `SPIN_VARIABLE_` and the name in capitals.
+/// The prefix of environment variables with values: `SPIN_VARIABLE_` and the name in upper case.
 const ENVIRONMENT_PREFIX: &str = "SPIN_VARIABLE_";
 
 /// The values of all variables.
@@ -19,12 +19,12 @@ pub(crate) struct VariableValues {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResolvedTemplate {
     pub(crate) text: String,
-    /// A secret variable is part of it.
+    /// Whether it contains a secret variable.
     pub(crate) is_secret: bool,
 }
 
 impl VariableValues {
-    /// The command's values come first, then the environment's, then the defaults.
+    /// The command's values have precedence, then the environment's, then the defaults.
     pub(crate) fn resolve(
         declared: &BTreeMap<String, VariableDeclaration>,
         given: &[(String, String)],
@@ -60,7 +60,7 @@ impl VariableValues {
         Ok(Self { values, secrets: secrets.map(|(name, _)| name.clone()).collect() })
     }
 
-    /// Replaces `{{ name }}`.
+    /// Replaces each `{{ name }}`.
     pub(crate) fn template(&self, template: &str) -> anyhow::Result<ResolvedTemplate> {
         let (mut text, mut is_secret, mut rest) = (String::new(), false, template);
         while let Some((before, after)) = rest.split_once("{{") {

@@ -1,4 +1,4 @@
-//! `mayfly top gpus`: the GPUs of the nodes, their use and that of the pods on them, from two readings of the metrics.
+//! `mayfly top gpus`: the nodes' GPUs, their usage and that of the pods on them, from two readings of the metrics.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{TopArgs, admin, read_metrics};
 use crate::{format, gateway::HttpClient, metrics::Sample, output, session::Session, table};
 
-/// A GPU, and who uses it.
+/// A GPU, and its users.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct GpuRow {
@@ -16,7 +16,7 @@ struct GpuRow {
     index: u64,
     uuid: String,
     model: String,
-    /// Of the time between the readings; absent for a device that cannot be asked.
+    /// The usage between the two readings; `None` for a device that does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     use_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,7 +27,7 @@ struct GpuRow {
     containers: Vec<ContainerRow>,
 }
 
-/// The use of a GPU by a container.
+/// The usage of a GPU by a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerRow {
@@ -35,12 +35,12 @@ struct ContainerRow {
     pod: String,
     container: String,
     use_percent: f64,
-    /// The share that it was promised; 100 for a whole GPU.
+    /// The guaranteed share; 100 for a whole GPU.
     core_percent: f64,
     memory_used_bytes: f64,
     memory_limit_bytes: f64,
     gpu_seconds: f64,
-    /// Launches that its quota delayed, since it started.
+    /// The number of launches delayed by its quota since it started.
     throttled: f64,
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn run(args: &TopArgs, session: &Session) -> anyhow::Result<()>
 
 const PREFIX: &str = "mayfly_gpu_";
 
-/// The seconds that counters named `…busy_seconds_total` have, by their labels.
+/// The values of counters named `…busy_seconds_total`, by their labels.
 fn busy(samples: &[Sample]) -> BTreeMap<(&str, &BTreeMap<String, String>), f64> {
     let counters = samples.iter().filter(|sample| sample.name.ends_with("busy_seconds_total"));
     counters.map(|sample| ((sample.name.as_str(), &sample.labels), sample.value)).collect()
@@ -66,7 +66,7 @@ fn busy(samples: &[Sample]) -> BTreeMap<(&str, &BTreeMap<String, String>), f64> 
 fn rows(before: &[Sample], after: &[Sample], took: Duration) -> Vec<GpuRow> {
     let before = busy(before);
     let percent = |sample: &Sample| {
-        // One that was not there before has used all of its time since.
+        // A container without an earlier sample has used all of its time since then.
         let then = before.get(&(sample.name.as_str(), &sample.labels)).copied().unwrap_or(0.0);
         ((sample.value - then).max(0.0) / took.as_secs_f64().max(0.001) * 100.0).min(100.0)
     };

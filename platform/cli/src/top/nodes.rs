@@ -22,7 +22,7 @@ struct NodeRow {
     cpu_millis: u64,
     memory_requested_bytes: u64,
     memory_bytes: u64,
-    /// The current usage; available for the node whose process has the admin address.
+    /// The current usage; known only for the node whose process has the admin address.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     host: Option<HostGauges>,
 }
@@ -58,14 +58,14 @@ pub(super) async fn run(args: &TopArgs, session: &Session) -> anyhow::Result<()>
     let nodes = kube::Api::<Node>::all(client.clone()).list(&all).await?.items;
     let pods = kube::Api::<Pod>::all(client.clone()).list(&all).await?.items;
     let mut rows: Vec<_> = nodes.iter().map(|node| node_row(node, &pods)).collect();
-    // With several nodes, the metrics cannot be attributed to one.
+    // With several nodes, the metrics cannot be attributed to one of them.
     if let [only] = rows.as_mut_slice() {
         only.host = gauges;
     }
     output::result(session.format(), &rows, || node_table(&rows))
 }
 
-/// Missing metrics are no error, since most columns come from the API.
+/// Missing metrics are not an error, since most columns come from the API.
 async fn gauges(args: &TopArgs, session: &Session) -> Option<HostGauges> {
     let admin = admin(args, session).await.ok()?;
     match read_metrics(&HttpClient::new(), &admin).await {

@@ -29,7 +29,7 @@ struct PodRow {
     node: String,
     phase: String,
     restarts: i64,
-    /// The usage; absent for a pod that does not run.
+    /// The usage; empty for a pod that is not running.
     #[serde(flatten)]
     usage: Usage,
     cpu_requested_millis: u64,
@@ -48,7 +48,7 @@ struct Usage {
     memory_bytes: Option<u64>,
 }
 
-/// By namespace and name.
+/// Usage by namespace and name.
 type Usages = BTreeMap<(String, String), Usage>;
 
 pub(super) async fn run(namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
@@ -64,14 +64,14 @@ pub(super) async fn run(namespace: Option<&str>, session: &Session) -> anyhow::R
     output::result(session.format(), &rows, || pod_table(&rows, namespace, Timestamp::now()))
 }
 
-/// Missing measurements are no error, since the other columns come from the API.
+/// Missing measurements are not an error, since the other columns come from the API.
 async fn measured(server: &Server, namespace: Option<&str>) -> Usages {
     let within =
         namespace.map_or_else(String::new, |namespace| format!("/namespaces/{}", segment(namespace)));
     match server.get(&format!("/apis/metrics.k8s.io/v1beta1{within}/pods")).await {
         Ok(list) => usages(&list),
         Err(error) => {
-            output::note(format_args!("what pods use is not known: {error}"));
+            output::note(format_args!("cannot read the usage of pods: {error}"));
             Usages::new()
         }
     }

@@ -21,24 +21,24 @@ use crate::{
     gateway::HttpClient,
 };
 
-/// An answer is never larger, in bytes: a page of 1000 events of 256 KiB each fits in.
+/// The size limit of a response, in bytes: fits a page of 1000 events of 256 KiB each.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
-/// The most that a page can hold.
+/// The largest page size of the API.
 const PAGE_ITEMS_MAX: usize = 1000;
 
 pub(crate) struct Client {
     http: HttpClient,
     url: String,
-    /// The origin of the URL.
+    /// Where the URL was found.
     origin: String,
-    /// The namespace of names without a dot.
+    /// The namespace for names without a dot.
     namespace: String,
 }
 
-/// A refusal by the API.
+/// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// `StateMachineDoesNotExist`.
+    /// Such as `StateMachineDoesNotExist`.
     pub(super) name: String,
     pub(super) message: String,
 }
@@ -51,7 +51,7 @@ impl From<Refused> for anyhow::Error {
             "StateMachineDoesNotExist" => "see what there is: mayfly workflow list",
             "ExecutionDoesNotExist" => "see what there is: mayfly workflow list WORKFLOW",
             "ExecutionAlreadyExists" => "give another --name, or none",
-            "StateMachineDeleting" => "it goes when its executions have ended: try again then",
+            "StateMachineDeleting" => "it is removed when its executions have ended: try again then",
             "InvalidName" => "give another --name: letters, digits, - and _, 80 at most",
             _ => "",
         };
@@ -60,7 +60,7 @@ impl From<Refused> for anyhow::Error {
 }
 
 impl Client {
-    /// The API that the flags, the environment or the data directory name. Nothing is sent yet.
+    /// The API given by the flags, the environment or the data directory. Sends no request yet.
     pub(crate) fn find(flag: Option<String>, namespace: String, globals: &Globals) -> anyhow::Result<Self> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let lookup = Lookup {
@@ -75,17 +75,17 @@ impl Client {
         Ok(Self { http: HttpClient::new(), url, origin, namespace })
     }
 
-    /// The namespace of names without a dot.
+    /// The namespace for names without a dot.
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Asks for an operation; the error is what went wrong, the API's refusal included.
+    /// Calls an operation; errors include those of the API.
     pub(super) async fn call(&self, operation: &str, params: &Value) -> anyhow::Result<Value> {
         Ok(self.ask(operation, params).await??)
     }
 
-    /// Calls an operation; returns a refusal as a value, for callers that handle it.
+    /// Calls an operation; returns an error of the API as a value, for callers that handle it.
     pub(super) async fn ask(
         &self,
         operation: &str,
@@ -99,24 +99,26 @@ impl Client {
             .header(header::AUTHORIZATION, credential)
             .body(Full::new(Bytes::from(params.to_string())))?;
         let sent = self.http.send(request).await;
-        let response =
-            sent.with_context(|| format!("cannot ask for workflows (the address is from {})", self.origin))?;
+        let response = sent.with_context(|| {
+            format!("cannot reach the workflows API (the address is from {})", self.origin)
+        })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("the answer to {operation} broke off: {error}"))?;
+        let body =
+            body.map_err(|error| anyhow::anyhow!("the response to {operation} ended early: {error}"))?;
         let body = body.to_bytes();
         let answer: Option<Value> = serde_json::from_slice(&body).ok();
         match answer {
             Some(answer) if status.is_success() => Ok(Ok(answer)),
             Some(answer) if answer["__type"].is_string() => Ok(Err(refusal(&answer))),
             _ => Err(Failure::error(
-                format!("{} answered {status}, which no Step Functions API does", self.url),
+                format!("{} answered {status}, which is not a response of the Step Functions API", self.url),
                 format!("the address is from {}; is it the workflows address?", self.origin),
             )),
         }
     }
 
-    /// Calls a route of the port that speaks plain JSON. The error has the answer's own message.
+    /// Calls a route of the port with plain JSON. The error contains the response's message.
     pub(crate) async fn rest(&self, method: Method, path: &str) -> anyhow::Result<Value> {
         let uri = format!("{}{path}", self.url.trim_end_matches('/'));
         let request = Request::builder().method(method).uri(uri).body(Full::default())?;
@@ -125,7 +127,7 @@ impl Client {
             sent.with_context(|| format!("cannot call {path} (the address is from {})", self.origin))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("the answer to {path} broke off: {error}"))?;
+        let body = body.map_err(|error| anyhow::anyhow!("the response to {path} ended early: {error}"))?;
         let answer: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
         match (status.is_success(), answer["error"]["message"].as_str()) {
             (true, _) => Ok(answer),
@@ -137,7 +139,7 @@ impl Client {
         }
     }
 
-    /// Items of all pages, at most `limit`, and whether there are more.
+    /// The items of all pages, at most `limit`, and whether there are more.
     pub(super) async fn list(
         &self,
         operation: &str,
@@ -148,7 +150,7 @@ impl Client {
         self.list_where(operation, params, field, limit, |_| true).await
     }
 
-    /// [`Client::list`] of the items that are to be kept.
+    /// [`Client::list`] with a filter.
     pub(super) async fn list_where(
         &self,
         operation: &str,
@@ -192,7 +194,7 @@ fn refusal(answer: &Value) -> Refused {
     Refused { name: name.to_owned(), message: message.to_owned() }
 }
 
-/// The places where the API's address can be, in the order of their strength.
+/// The places that can define the API's address, in order of precedence.
 struct Lookup {
     flag: Option<String>,
     /// The value of `MAYFLY_WORKFLOWS_URL`.
@@ -205,7 +207,7 @@ struct Lookup {
 }
 
 impl Lookup {
-    /// The address and its origin; the error lists the checked places.
+    /// The address and where it was found; the error lists the checked places.
     fn look(self) -> anyhow::Result<(String, String)> {
         let named = [("--workflows-url", self.flag), ("MAYFLY_WORKFLOWS_URL", self.environment)];
         let mut looked = Vec::new();
@@ -219,7 +221,7 @@ impl Lookup {
                 None => looked.push(format!("{name}: not set")),
             }
         }
-        // The files of this data directory are not those of a server that a flag names.
+        // The files of this data directory do not belong to a server given by a flag.
         let files = if self.server.is_some() {
             looked.push("--server: names the Kubernetes API only".to_owned());
             Vec::new()
@@ -288,7 +290,7 @@ mod tests {
         assert_eq!(url(Lookup { environment, flag: Some("http://f".into()), ..lookup(&data) }), "http://f");
         let kubeconfig = path.join("other/kubeconfig");
         assert_eq!(url(Lookup { kubeconfig: Some(kubeconfig.clone()), ..lookup(&data) }), "http://other");
-        // `--data-dir` is stronger than KUBECONFIG, and that than the default directory.
+        // `--data-dir` has precedence over KUBECONFIG, and KUBECONFIG over the default directory.
         let kubeconfigs = Some(kubeconfig.into_os_string());
         assert_eq!(url(Lookup { kubeconfigs: kubeconfigs.clone(), ..lookup(&data) }), "http://data");
         let unflagged = lookup(&data).data_dir.with_origin(Origin::Home);

@@ -1,5 +1,5 @@
-//! Components of jobs: where a definition names a `.wasm` file, the file is uploaded, and its digest takes the
-//! path's place.
+//! Components of jobs: if a definition refers to a `.wasm` file, the file is uploaded, and the path is replaced by its
+//! digest.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -9,17 +9,17 @@ use serde_json::Value;
 
 use crate::{artifact, component, failure::Failure, session::Session};
 
-/// Tasks whose `Component` is uploaded.
+/// The resource of tasks whose `Component` is uploaded.
 const JOB_RUN: &str = "arn:aws:states:::job:run";
 
-/// Uploads the components that a definition names by path, and replaces the paths by digests. Paths are relative to
+/// Uploads the components that a definition refers to by path, and replaces the paths by digests. Paths are relative to
 /// the definition's folder.
 pub(super) async fn upload(definition: String, file: &Path, session: &Session) -> anyhow::Result<String> {
     let Ok(parsed) = serde_json::from_str::<Value>(&definition) else { return Ok(definition) };
     let mut paths = BTreeSet::new();
     gather(&parsed, &mut paths);
     let folder = if file.as_os_str() == "-" { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
-    // All before the first is sent.
+    // All files are checked before the first upload.
     for path in &paths {
         check(&folder.join(path))?;
     }
@@ -32,12 +32,12 @@ pub(super) async fn upload(definition: String, file: &Path, session: &Session) -
     Ok(definition)
 }
 
-/// Refuses a missing file, and one that cannot run as a job: its task would fail when it is reached.
+/// Refuses a missing file, and one that cannot run as a job: its task would fail only when it is reached.
 fn check(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     if !path.is_file() {
         return Err(Failure::error(
-            format!("the definition names the component {shown}, which is not there"),
+            format!("the definition names the component {shown}, which does not exist"),
             "build it first: mayfly build",
         ));
     }
@@ -58,7 +58,7 @@ fn check(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The paths that job tasks name, at any depth.
+/// Collects the paths in job tasks, at any depth.
 fn gather<'a>(value: &'a Value, paths: &mut BTreeSet<&'a str>) {
     match value {
         Value::Object(members) => {
@@ -75,7 +75,7 @@ fn gather<'a>(value: &'a Value, paths: &mut BTreeSet<&'a str>) {
     }
 }
 
-/// The rest of the text stays as it was written.
+/// Replaces a path by a digest; the rest of the text is unchanged.
 fn named(definition: &str, path: &str, digest: &str) -> String {
     let quoted = |text: &str| Value::from(text).to_string();
     definition.replace(&quoted(path), &quoted(digest))

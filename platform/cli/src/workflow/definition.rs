@@ -1,4 +1,4 @@
-//! Definitions: Amazon States Language as people keep it in files, JSON or YAML; or tasks, which are compiled to it.
+//! Definitions: files in the Amazon States Language, JSON or YAML; or tasks, which are compiled to it.
 
 use std::{io::Read as _, path::Path};
 
@@ -9,10 +9,10 @@ use serde::{Deserialize, de::IgnoredAny};
 use super::ordered::Ordered;
 use crate::{failure::Failure, format, yaml};
 
-/// The largest definition that the API takes is 1 MiB; comments and YAML's own room come on top.
+/// The largest file that is read. The API accepts definitions of 1 MiB; comments and YAML syntax need more space.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// Reads a file, or stdin (`-`), and gives the definition as JSON text.
+/// Reads a file, or stdin (`-`), and returns the definition as JSON text.
 pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     refuse_folder(path)?;
     let source = source(path);
@@ -35,12 +35,12 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     compiled(to_json(&text, &source)?, &source)
 }
 
-/// The definition that a document of tasks is compiled to; any other text stays as it is.
+/// Compiles a document of tasks to a definition; any other text is returned unchanged.
 fn compiled(json: String, source: &str) -> anyhow::Result<String> {
     if !Value::parse(&json).is_ok_and(|document| tasks::is_tasks(&document)) {
         return Ok(json);
     }
-    // Names of tasks differ: of two equal ones, one would be lost.
+    // Strict, since duplicate task names would silently lose a task.
     let document = Value::parse_strict(&json).map_err(|error| {
         Failure::error(format!("{source} cannot be read: {error}"), "nothing was sent to the server")
     })?;
@@ -55,7 +55,7 @@ fn compiled(json: String, source: &str) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(&definition)?)
 }
 
-/// A folder is no definition, though a function is deployed by one.
+/// Refuses a folder, which is valid only for deploying a function.
 pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
     match path.as_os_str() != "-" && path.is_dir() {
         true => Err(Failure::error(
@@ -66,12 +66,12 @@ pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The name of the file in errors.
+/// The file's name for errors.
 pub(super) fn source(path: &Path) -> String {
     if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() }
 }
 
-/// Converts YAML to JSON with the same order of members. JSON is not changed.
+/// Converts YAML to JSON and keeps the order of members. JSON is unchanged.
 fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
     let json = serde_json::from_str::<IgnoredAny>(text);
     let error = match json {
@@ -90,14 +90,14 @@ fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
         .map_err(|why| Failure::new(format!("{source} cannot be read: {why}"), nothing_sent))?;
     if !matches!(value, Ordered::Object(_)) {
         let todo = "a state machine has StartAt and States";
-        return Err(Failure::error(format!("{source} has no state machine in it"), todo));
+        return Err(Failure::error(format!("{source} contains no state machine"), todo));
     }
     let json = serde_json::to_string_pretty(&value)?;
     refuse_manifest(&json, source)?;
     Ok(json)
 }
 
-/// Refuses a manifest of an object: the command needs the definition alone.
+/// Refuses the manifest of an object: the command needs only the definition.
 fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Manifest {
@@ -105,7 +105,7 @@ fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
         _api_version: IgnoredAny,
         kind: String,
     }
-    // Anything else is the API's to judge.
+    // Other documents are validated by the API.
     let Ok(Manifest { kind, .. }) = serde_json::from_str(json) else { return Ok(()) };
     let file = if source == "stdin" { "-" } else { source };
     Err(Failure::error(
@@ -114,7 +114,7 @@ fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
     ))
 }
 
-/// The name a file gives to its workflow: `order.asl.json` is `order`. Stdin gives none.
+/// The workflow name for a file: `order` for `order.asl.json`. `None` for stdin.
 pub(super) fn name_of_file(path: &Path) -> Option<String> {
     if path.as_os_str() == "-" {
         return None;

@@ -1,4 +1,4 @@
-//! `mayfly workflow deploy`: a definition in a file becomes a workflow.
+//! `mayfly workflow deploy`: creates or updates a workflow from a definition.
 
 use std::path::PathBuf;
 
@@ -33,8 +33,8 @@ pub(super) struct WorkflowDeployArgs {
     /// The workflow's name [default: the file's]
     #[arg(long, value_name = "NAME", value_parser = Workflow::parse)]
     name: Option<Workflow>,
-    /// Standard workflows survive everything; express ones answer at once and keep nothing [default:
-    /// standard, or what the workflow is]
+    /// Standard workflows survive everything; express ones answer at once and keep nothing [default: standard, or the
+    /// workflow's current type]
     #[arg(long = "type", value_name = "TYPE", value_parser = types(), ignore_case = true)]
     kind: Option<StateMachineType>,
 }
@@ -68,7 +68,7 @@ pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Ses
         (Some(asked), Some(is)) if asked != is => {
             let name = workflow.name();
             return Err(Failure::error(
-                format!("workflow {name} is {is}, and a workflow's type stays"),
+                format!("workflow {name} is {is}, and a workflow's type cannot change"),
                 format!("delete it first (mayfly workflow delete {name}), or give another --name"),
             ));
         }
@@ -102,7 +102,7 @@ pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Ses
     result(session.format(), &deployed, || format!("workflow/{name}\n"), human)
 }
 
-/// The workflow to deploy. `--name` is resolved as in other commands; a name taken from the file is one of the
+/// The workflow to deploy. `--name` is resolved as in other commands; a name taken from the file belongs to the
 /// namespace.
 fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
     let (workflow, is_given) = match &args.name {
@@ -118,7 +118,7 @@ fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow>
     let object = workflow.object_within(namespace);
     let is_elsewhere = object.is_none() && !is_given && namespace != NAMESPACE_DEFAULT;
     match object.map(dns_label) {
-        // Under another name its object would be in `default`.
+        // With this name its object would be in `default`.
         Some(Err(why)) => Err(Failure::error(
             format!(
                 "workflow {} cannot be an object in namespace {namespace}: its name {why}",
@@ -127,15 +127,15 @@ fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow>
             "give it another --name",
         )),
         None if is_elsewhere => Err(Failure::error(
-            format!("{} is no name in namespace {namespace}: it has a dot", workflow.name()),
-            "give it another --name; one with a dot says its namespace itself",
+            format!("{} is not a name in namespace {namespace}: it has a dot", workflow.name()),
+            "give it another --name; a name with a dot contains its namespace",
         )),
         _ => Ok(workflow),
     }
 }
 
-/// Checks that the namespace exists: otherwise the workflow's object would be created in `default`. A server without
-/// a Kubernetes API has no objects.
+/// Checks that the namespace exists: otherwise the workflow's object would be created in `default`. A server without a
+/// Kubernetes API has no objects.
 async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Result<()> {
     let Ok(server) = session.server().await else { return Ok(()) };
     match server.get(&format!("/api/v1/namespaces/{}", segment(namespace))).await {
@@ -147,13 +147,13 @@ async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Resul
     }
 }
 
-/// Has the API check a definition. All it finds goes to stderr; an error among it is one here.
+/// Validates a definition by the API. All findings go to stderr; any error among them makes this fail.
 async fn check(client: &Client, definition: &str, kind: &str, source: &str) -> anyhow::Result<()> {
     let params = json!({"definition": definition, "type": kind, "severity": "WARNING"});
     let answer = client.call("ValidateStateMachineDefinition", &params).await?;
     let mut diagnostics = answer["diagnostics"].as_array().cloned().unwrap_or_default();
     if answer["result"] != "OK" {
-        // As on AWS, the API looks at transitions only when all fields are valid.
+        // As on AWS, the API checks transitions only when all fields are valid.
         for missing in missing_targets(definition, kind)? {
             if !diagnostics.contains(&missing) {
                 diagnostics.push(missing);
@@ -174,13 +174,13 @@ async fn check(client: &Client, definition: &str, kind: &str, source: &str) -> a
     Err(Failure::error(format!("{source} has {problems}"), "nothing was deployed"))
 }
 
-/// The transitions to states that do not exist, in the API's form.
+/// The transitions to missing states, in the API's form.
 fn missing_targets(definition: &str, kind: &str) -> serde_json::Result<Vec<Value>> {
     let machine_type = StateMachineType::from_word(kind).unwrap_or(StateMachineType::Standard);
     validate::missing_targets(definition, machine_type).iter().map(serde_json::to_value).collect()
 }
 
-/// `location: message (CODE)`.
+/// Formats a diagnostic as `location: message (CODE)`.
 fn problem(diagnostic: &Value) -> String {
     let text = |field: &str| diagnostic[field].as_str().unwrap_or("");
     let (location, message, code) = (text("location"), text("message"), text("code"));

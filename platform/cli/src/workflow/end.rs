@@ -54,7 +54,7 @@ pub(super) struct WorkflowDeleteArgs {
 
 pub(super) async fn delete(args: WorkflowDeleteArgs, client: &Client) -> anyhow::Result<()> {
     for workflow in args.workflows.into_iter().map(|workflow| workflow.within(client.namespace())) {
-        // The API does not report the deletion of a workflow that does not exist.
+        // The API reports no error when a missing workflow is deleted.
         client.workflow(&workflow.arn()).await?.ok_or_else(|| workflow.missing())?;
         client.call("DeleteStateMachine", &json!({"stateMachineArn": workflow.arn()})).await?;
         output::line(format_args!("workflow {} deleted", workflow.name()))?;

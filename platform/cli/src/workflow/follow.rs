@@ -1,4 +1,4 @@
-//! `--follow`: a running execution, a line for each state that is entered or left.
+//! `--follow`: prints a line for each state that a running execution enters or leaves.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::format;
 
-/// The interval of requests for new events: short after an event, then increasing.
+/// The interval of polling for new events: short after an event, then increasing.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// No line of the view has an error longer than this, in letters; the end shows it in full.
+/// The length limit of an error within a line, in characters; the result shows it in full.
 const ERROR_LETTERS_MAX: usize = 160;
 
 /// Prints an execution's events until its end; returns the last answer of `DescribeExecution`.
@@ -71,14 +71,14 @@ fn line(trace: &mut Trace, event: &EventRow) -> Option<String> {
     Some(format!("{:>9.3}s  {text}", trace.since_start(event)))
 }
 
-/// A span between two events, rounded to milliseconds: the times are whole milliseconds, the difference of two
-/// floating point numbers is not.
+/// The duration between two events, rounded to milliseconds: the times are whole milliseconds, but the difference of
+/// two floating point numbers is not.
 pub(super) fn duration(seconds: f64) -> String {
     let milliseconds = (seconds * 1e3).round();
     if milliseconds < 1.0 { "0ms".into() } else { format::seconds(milliseconds / 1e3) }
 }
 
-/// `timed out` of `TaskTimedOut`.
+/// The ending in words, such as `timed out` for `TaskTimedOut`.
 fn ending(kind: &str) -> &'static str {
     match kind {
         kind if kind.ends_with("TimedOut") => "timed out",
@@ -87,7 +87,7 @@ fn ending(kind: &str) -> &'static str {
     }
 }
 
-/// The result of an execution: its status and duration, then its whole output or error.
+/// The result of an execution: its status and duration, then its complete output or error.
 pub(super) fn end(execution: &Value) -> String {
     let text = |field: &str| execution[field].as_str().unwrap_or("");
     let times = (execution["startDate"].as_f64(), execution["stopDate"].as_f64());

@@ -1,8 +1,8 @@
 //! The events of an execution, each assigned to its state.
 //!
-//! An event names the previous event of its branch. A state begins at its `…StateEntered`; the events after it belong
-//! to the state until `…StateExited`, later ones to its surroundings: the execution, a branch of a Parallel state, or
-//! an iteration of a Map state.
+//! An event refers to the previous event of its branch. A state begins at its `…StateEntered`; the events after it
+//! belong to the state until `…StateExited`, later ones to the enclosing scope: the execution, a branch of a Parallel
+//! state, or an iteration of a Map state.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub(super) struct EventRow {
     previous: u64,
     /// Seconds since 1970.
     pub(super) time: f64,
-    /// `TaskStateEntered`.
+    /// Such as `TaskStateEntered`.
     pub(super) kind: String,
     details: Value,
 }
@@ -40,7 +40,7 @@ impl EventRow {
         self.details[field].as_str().unwrap_or("")
     }
 
-    /// `Wait` of `WaitStateEntered`.
+    /// The state type, such as `Wait` for `WaitStateEntered`.
     pub(super) fn entered(&self) -> Option<&str> {
         self.kind.strip_suffix("StateEntered")
     }
@@ -56,7 +56,7 @@ impl EventRow {
         ["Failed", "TimedOut", "Aborted"].iter().any(|end| self.kind.ends_with(end))
     }
 
-    /// `Error: cause`, as far as they are present.
+    /// `Error: cause`, as far as present.
     pub(super) fn error(&self) -> String {
         error(self.text("error"), self.text("cause"))
     }
@@ -86,7 +86,7 @@ impl EventRow {
     }
 }
 
-/// `Error: cause`, as far as they are present.
+/// `Error: cause`, as far as present.
 pub(super) fn error(error: &str, cause: &str) -> String {
     match (error, cause) {
         ("", cause) => cause.to_owned(),
@@ -95,7 +95,7 @@ pub(super) fn error(error: &str, cause: &str) -> String {
     }
 }
 
-/// One line of at most `letters` letters.
+/// One line of at most `letters` characters.
 pub(super) fn cut(text: &str, letters: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(letters) {
@@ -107,14 +107,14 @@ pub(super) fn cut(text: &str, letters: usize) -> String {
 /// A state that was entered, or one iteration of a Map state.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StateScope {
-    /// `Name`, and `Name [3]` in or of the iteration 3.
+    /// `Name`, or `Name [3]` within iteration 3 and for the iteration itself.
     pub(super) label: String,
-    /// `Task`; none for an iteration.
+    /// The state type, such as `Task`; empty for an iteration.
     pub(super) kind: String,
     pub(super) since: f64,
     /// The number of attempts.
     pub(super) attempts: u32,
-    /// The number of surrounding states and iterations.
+    /// The number of enclosing states and iterations.
     pub(super) depth: usize,
     name: String,
     item: Option<u64>,
@@ -127,12 +127,12 @@ pub(super) struct Trace {
     scopes: Vec<StateScope>,
     /// The scope of the events that follow an event, by the event's id.
     after: HashMap<u64, Option<usize>>,
-    /// When the execution began.
+    /// The time of the first event.
     started: Option<f64>,
 }
 
 impl Trace {
-    /// Takes the next event in; gives the scope it belongs to.
+    /// Adds the next event; returns the scope to which it belongs.
     pub(super) fn take(&mut self, event: &EventRow) -> Option<&StateScope> {
         self.started.get_or_insert(event.time);
         let here = self.after.get(&event.previous).copied().flatten();
@@ -186,7 +186,7 @@ impl Trace {
         })
     }
 
-    /// The iteration's own scope, and the one after the event.
+    /// The scope of the iteration itself, and the scope after the event.
     fn iteration(
         &mut self,
         event: &EventRow,
@@ -218,7 +218,7 @@ impl Trace {
         self.scopes.len() - 1
     }
 
-    /// The nearest scope from `at` outwards that fits.
+    /// The nearest enclosing scope of `at` that satisfies the predicate.
     fn up(&self, mut at: Option<usize>, fits: impl Fn(&StateScope) -> bool) -> Option<usize> {
         while let Some(index) = at {
             if fits(&self.scopes[index]) {
@@ -234,10 +234,10 @@ fn label(name: &str, item: Option<u64>) -> String {
     item.map_or_else(|| name.to_owned(), |item| format!("{name} [{item}]"))
 }
 
-/// The number of events per request; there are few new ones at a time.
+/// The number of events per request; usually there are few new ones.
 const PAGE_ITEMS: u64 = 200;
 
-/// The events after `last`, oldest first: read from the newest back.
+/// The events after `last`, oldest first; read from the newest backwards.
 pub(super) async fn events_after(client: &Client, arn: &str, last: u64) -> anyhow::Result<Vec<EventRow>> {
     let mut params = json!({"executionArn": arn, "reverseOrder": true, "maxResults": PAGE_ITEMS});
     let mut events = Vec::new();
@@ -257,7 +257,7 @@ pub(super) async fn events_after(client: &Client, arn: &str, last: u64) -> anyho
     Ok(events)
 }
 
-/// A payload as people read it, each line after `indent`.
+/// A formatted payload, each line preceded by `indent`.
 pub(super) fn payload(text: &str, indent: &str) -> String {
     ordered::pretty(text).lines().map(|line| format!("{indent}{line}\n")).collect()
 }
@@ -266,7 +266,7 @@ pub(super) fn payload(text: &str, indent: &str) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// Events from `id previous kind name`, one a line; a name with an index names an iteration.
+    /// Events from lines `id previous kind name`; a name with an index stands for an iteration.
     pub(in crate::workflow) fn script(text: &str) -> Vec<EventRow> {
         let event = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();

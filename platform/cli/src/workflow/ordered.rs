@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::Number;
 
-/// A JSON value; read from YAML too.
+/// A JSON value, also read from YAML.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Ordered {
     Null,
@@ -25,7 +25,7 @@ impl Ordered {
         self.members().iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
 
-    /// The members of an object; of anything else, none.
+    /// The members of an object; empty for other values.
     pub(super) fn members(&self) -> &[(String, Self)] {
         match self {
             Self::Object(members) => members,
@@ -41,7 +41,7 @@ impl Ordered {
     }
 }
 
-/// JSON text, indented; a text that is no JSON stays as it is.
+/// Indented JSON text; text that is not JSON is unchanged.
 pub(super) fn pretty(text: &str) -> String {
     let value = serde_json::from_str::<Ordered>(text);
     value.ok().and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| text.to_owned())

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Workflow(String);
 
-/// An execution: its ARN, `WORKFLOW/EXECUTION`, `WORKFLOW.EXECUTION` as kubectl shows it, or the newest of a workflow.
+/// An execution: its ARN, `WORKFLOW/EXECUTION`, `WORKFLOW.EXECUTION` as shown by kubectl, or the newest of a workflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Execution {
     Arn(String),
@@ -35,7 +35,7 @@ impl Workflow {
     }
 
     /// The workflow with this name in a namespace: `order` is the state machine `shop.order` in `shop`. Names with a
-    /// dot and ARNs contain their namespace.
+    /// dot and ARNs already contain their namespace.
     pub(super) fn within(self, namespace: &str) -> Self {
         // Dots in an alias are not significant: `order:v1.2`.
         let name = self.0.split(':').next().unwrap_or_default();
@@ -45,7 +45,7 @@ impl Workflow {
         }
     }
 
-    /// The name of its object in a namespace other than `default`, if its name begins with that.
+    /// The name of its object in a namespace other than `default`, if its name starts with the namespace.
     pub(super) fn object_within(&self, namespace: &str) -> Option<&str> {
         match namespace == NAMESPACE_DEFAULT || self.0.starts_with("arn:") {
             true => None,
@@ -60,13 +60,13 @@ impl Workflow {
         }
     }
 
-    /// The name without an ARN around it.
+    /// The name, without an ARN around it.
     pub(super) fn name(&self) -> &str {
         self.0.split_once(":stateMachine:").map_or(&self.0, |(_, name)| name)
     }
 
-    /// The execution that is meant where there is no such workflow: kubectl shows executions as `WORKFLOW.EXECUTION`,
-    /// and either name may have dots.
+    /// The ARN of an execution with this name, if there is no such workflow: kubectl shows executions as
+    /// `WORKFLOW.EXECUTION`, and either name may contain dots.
     pub(super) async fn as_execution(&self, client: &Client) -> anyhow::Result<Option<String>> {
         for arn in self.executions_meant(client.namespace()) {
             match client.ask("DescribeExecution", &json!({"executionArn": arn})).await? {
@@ -78,8 +78,8 @@ impl Workflow {
         Ok(None)
     }
 
-    /// Two for each dot that the name may be cut at: kubectl leaves the namespace out, and the API has it. In `default`
-    /// both are one.
+    /// Two candidates for each dot at which the name may be split: kubectl omits the namespace, and the API includes
+    /// it. In `default` both are the same.
     fn executions_meant(&self, namespace: &str) -> Vec<String> {
         if self.0.starts_with("arn:") {
             return Vec::new();
@@ -99,7 +99,7 @@ impl Workflow {
         execution_arn(&self.0, name)
     }
 
-    /// Says that there is no such workflow.
+    /// The error that there is no such workflow.
     pub(super) fn missing(&self) -> anyhow::Error {
         Failure::error(
             format!("there is no workflow {}", self.name()),
@@ -123,7 +123,7 @@ impl Execution {
         }
     }
 
-    /// The execution that is meant in a namespace (see [`Workflow::within`]).
+    /// The execution with this name in a namespace (see [`Workflow::within`]).
     pub(super) fn within(self, namespace: &str) -> Self {
         match self {
             Self::Arn(arn) => Self::Arn(arn),
@@ -147,7 +147,7 @@ impl Execution {
             }
             Err(refused) if refused.name == "StateMachineTypeNotSupported" => {
                 return Err(Failure::error(
-                    format!("{} is an express workflow: nothing is kept of its executions", workflow.name()),
+                    format!("{} is an express workflow, whose executions are not stored", workflow.name()),
                     "mayfly workflow start shows their result",
                 ));
             }
@@ -156,7 +156,7 @@ impl Execution {
         match answer["executions"][0]["executionArn"].as_str() {
             Some(arn) => Ok(arn.to_owned()),
             None => Err(Failure::error(
-                format!("workflow {} was never started", workflow.name()),
+                format!("workflow {} has no executions", workflow.name()),
                 format!("start it: mayfly workflow start {} -d JSON", workflow.name()),
             )),
         }
@@ -167,7 +167,7 @@ fn execution_arn(workflow: &str, name: &str) -> String {
     format!("{EXECUTION_PREFIX}{workflow}:{name}")
 }
 
-/// `WORKFLOW/EXECUTION` of an execution's ARN.
+/// The short form `WORKFLOW/EXECUTION` of an execution's ARN.
 pub(super) fn short(arn: &str) -> String {
     match arn.split_once(":execution:").or_else(|| arn.split_once(":express:")) {
         Some((_, name)) => name.replacen(':', "/", 1),

@@ -51,10 +51,10 @@ pub(super) struct ListArgs {
     /// List the executions of this workflow, the newest first
     #[arg(value_name = "WORKFLOW", value_parser = Workflow::parse)]
     workflow: Option<Workflow>,
-    /// Only executions that are so
+    /// Only executions with this status
     #[arg(long, value_name = "STATUS", value_enum, ignore_case = true, requires = "workflow")]
     status: Option<Status>,
-    /// At most so many
+    /// The largest number of items
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }
@@ -83,11 +83,11 @@ impl Status {
     }
 }
 
-/// A description of a workflow shows so many of its executions.
+/// The number of executions in the description of a workflow.
 const EXECUTIONS_SHOWN: usize = 5;
-/// Details in a table that is not wide, in letters.
+/// The length limit of details in a table that is not wide, in characters.
 const DETAILS_LETTERS_MAX: usize = 80;
-/// No execution has more events.
+/// The largest number of events of an execution.
 const EVENTS_MAX: usize = 25_000;
 
 pub(super) async fn describe(
@@ -176,8 +176,8 @@ pub(super) async fn list(args: ListArgs, client: &Client, session: &Session) -> 
     Ok(())
 }
 
-/// The workflows of the namespace. In `default` all are listed: most state machines of AWS's tools are in it,
-/// whatever their names.
+/// The workflows of the namespace. In `default` all are listed: most state machines of AWS's tools are in it, whatever
+/// their names.
 async fn workflows(client: &Client, limit: usize) -> anyhow::Result<(Vec<Value>, bool)> {
     let prefix = match client.namespace() {
         NAMESPACE_DEFAULT => String::new(),
@@ -218,7 +218,7 @@ fn age(seconds: &Value, now: Timestamp) -> String {
     time.map_or("<unknown>".into(), |time| format::age_of_seconds(now.as_second() - time.as_second()))
 }
 
-/// The duration of an execution, until now if it is running.
+/// The duration of an execution; until now if it is running.
 fn took(execution: &Value, now: Timestamp) -> String {
     let start = execution["startDate"].as_f64();
     #[expect(clippy::cast_precision_loss, reason = "milliseconds are shown")]
@@ -257,7 +257,7 @@ fn history_table(events: &[Value], is_wide: bool) -> String {
     table::render(&["ID", "TIME", "EVENT", "STATE", "DETAILS"], &events.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Fields below each other; those without a value are left out.
+/// Fields one below the other; those without a value are omitted.
 fn fields(fields: &[(&str, String)]) -> String {
     let there = fields.iter().filter(|(_, value)| !value.is_empty());
     there.map(|(name, value)| format!("{:<11}{value}\n", format!("{name}:"))).collect()
@@ -288,7 +288,7 @@ fn workflow_text(workflow: &Value, executions: &[Value], now: Timestamp) -> Stri
     shown
 }
 
-/// The outermost states as they are written, with where they lead.
+/// The outermost states in the order of the definition, with their transitions.
 fn state_rows(definition: &Ordered) -> Vec<Vec<String>> {
     let text = |value: Option<&Ordered>| value.and_then(Ordered::as_str).map(str::to_owned);
     let start = text(definition.get("StartAt"));

@@ -1,4 +1,4 @@
-//! `mayfly workflow start`: a new execution; an express workflow is waited for.
+//! `mayfly workflow start`: starts an execution, and waits for the result of an express workflow.
 
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ pub(super) async fn run(args: StartArgs, client: &Client, session: &Session) -> 
     let input = input(args.data.as_deref())?;
     let asked = args.workflow.clone().within(client.namespace());
     let arn = asked.arn();
-    // A version or an alias is described as such.
+    // A version or an alias has its own description.
     let workflow = client.workflow(&arn).await?.ok_or_else(|| asked.missing())?;
     let mut params = json!({"stateMachineArn": arn, "input": input});
     if let Some(name) = &args.name {
@@ -75,7 +75,7 @@ pub(super) async fn run(args: StartArgs, client: &Client, session: &Session) -> 
     Ok(exit_code(&ended))
 }
 
-/// Runs an express workflow to its end; its states leave no history to follow.
+/// Runs an express workflow to its end; there is no history to follow.
 async fn express(
     args: &StartArgs,
     params: &Value,
@@ -83,7 +83,7 @@ async fn express(
     session: &Session,
 ) -> anyhow::Result<ExitCode> {
     if args.follow {
-        output::note("an express workflow keeps no history to follow: here is its end");
+        output::note("an express workflow has no history to follow; showing its result");
     }
     let ended = client.call("StartSyncExecution", params).await?;
     let arn = ended["executionArn"].as_str().unwrap_or("");
@@ -98,7 +98,7 @@ fn exit_code(execution: &Value) -> ExitCode {
     }
 }
 
-/// The input as `-d` gives it.
+/// The input given by `-d`.
 fn input(data: Option<&str>) -> anyhow::Result<String> {
     let Some(data) = data else { return Ok("{}".into()) };
     let bytes = invoke::data(data)?;

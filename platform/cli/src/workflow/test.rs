@@ -1,8 +1,8 @@
 //! `mayfly workflow test`: runs definitions offline, on the engine, with mocks and a virtual clock.
 //!
 //! [`file`] is the format of tests, [`script`] answers the tasks, [`run`] runs one case on the engine, [`check`]
-//! compares, [`coverage`] counts the reached parts, [`report`] prints. No server is used, nothing is stored, and a
-//! wait of a year takes a millisecond.
+//! compares, [`coverage`] counts the reached parts, [`report`] prints. No server is used, nothing is stored, and a wait
+//! of a year takes a millisecond.
 
 use std::{
     path::{Path, PathBuf},
@@ -104,7 +104,7 @@ pub(super) async fn run(args: TestArgs, session: &Session) -> anyhow::Result<Exi
     if let Some(path) = &args.definition {
         return once(path, &args, session).await;
     }
-    // From the flag alone: a test has the same result on every machine.
+    // Only from the flag: a test has the same result on every machine.
     let namespace = session.globals().namespace.as_deref();
     let mut report = TestReport::default();
     for path in find(&args.paths)? {
@@ -153,7 +153,7 @@ async fn run_cases(path: &Path, namespace: Option<&str>, report: &mut FileReport
     Ok(())
 }
 
-/// One run without a file: its end is the product.
+/// One run without a test file, whose result is printed.
 async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result<ExitCode> {
     let subject = Subject::load(path, None, session.globals().namespace.as_deref())?;
     let mut mocks = Mocks::new();
@@ -203,7 +203,7 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
     Ok(if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The test files that are meant.
+/// The test files at these paths.
 fn find(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let here = [PathBuf::from(".")];
     let paths = if paths.is_empty() { &here[..] } else { paths };
@@ -239,7 +239,7 @@ fn gather(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> anyhow::Resu
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Links are not followed: they may lead in a circle.
+        // Links are not followed: they may form a loop.
         let kind = entry.file_type().map_err(unreadable)?;
         let hidden = name.starts_with('.') || name == "target" || name == "node_modules";
         if kind.is_dir() && depth > 0 && !hidden {

@@ -19,7 +19,7 @@ pub(super) async fn preferred(
     Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
 }
 
-/// One call of a plugin for a pod. A plugin that does not answer may be restarting.
+/// Calls a plugin for a pod. A plugin that does not respond may be restarting.
 pub(super) async fn call<M, R, F>(
     owner: &DeviceOwner,
     message: M,
@@ -33,7 +33,7 @@ where
     match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
-            Err(DeviceError::NotReady(format!("the device plugin is away: {}", status.message())))
+            Err(DeviceError::NotReady(format!("the device plugin is unavailable: {}", status.message())))
         }
         Ok(Err(status)) => {
             Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))
@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Connects to a plugin and asks for its options, which count instead of those of its registration (as upstream).
+/// Connects to a plugin and reads its options, which replace those of its registration (as upstream).
 pub(super) async fn connect(socket: &Path) -> Result<(Client, EndpointOptions), String> {
     let dial = async {
         let channel = serve::dial(socket).await?;

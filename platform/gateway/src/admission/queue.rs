@@ -7,18 +7,18 @@ use tokio::time::Instant;
 /// A waiting request.
 #[derive(Debug)]
 pub(crate) struct Waiter<T> {
-    /// The answer must be complete by then.
+    /// The time by which the response must be complete.
     pub(crate) deadline: Instant,
     pub(crate) token: T,
 }
 
-/// First in, first out. Cancelled requests stay as empty entries until they are reached or outnumber the rest.
+/// First in, first out. Cancelled requests stay as tombstones until they reach the front or outnumber the others.
 #[derive(Debug)]
 pub(crate) struct RequestQueue<T> {
     waiters: VecDeque<Waiter<T>>,
 }
 
-/// Empty places that are not worth tidying up.
+/// Tombstones up to this number are not compacted.
 const GONE_MIN: usize = 64;
 
 impl<T> Default for RequestQueue<T> {
@@ -28,7 +28,7 @@ impl<T> Default for RequestQueue<T> {
 }
 
 impl<T> RequestQueue<T> {
-    /// Adds a request at the end. `live` is the number that still wait, with this one; `gone` tells whether a request
+    /// Appends a request. `live` is the number of waiting requests including this one; `gone` returns whether a request
     /// was cancelled.
     pub(crate) fn push(&mut self, waiter: Waiter<T>, live: u32, gone: impl Fn(&T) -> bool) {
         if self.waiters.len() > 2 * live as usize + GONE_MIN {
@@ -37,8 +37,8 @@ impl<T> RequestQueue<T> {
         self.waiters.push_back(waiter);
     }
 
-    /// Takes the first request that can still be answered when it ends at `earliest_end`. Those before it, which
-    /// cannot, are dropped.
+    /// Removes and returns the first request that can still be answered if it ends at `earliest_end`. Requests before
+    /// it, which cannot, are dropped.
     pub(crate) fn pop_in_time(&mut self, earliest_end: Instant) -> Option<Waiter<T>> {
         while let Some(waiter) = self.waiters.pop_front() {
             if waiter.deadline >= earliest_end {
@@ -53,7 +53,7 @@ impl<T> RequestQueue<T> {
         self.waiters.is_empty()
     }
 
-    /// A queue that was long once should not hold its memory for ever.
+    /// Returns memory of a queue that was long before.
     fn release_memory(&mut self) {
         if self.waiters.is_empty() && self.waiters.capacity() > GONE_MIN {
             self.waiters = VecDeque::new();
@@ -87,8 +87,8 @@ mod tests {
     }
 
     proptest! {
-        /// In every sequence of operations, the served request is the longest waiting one that is still in time, none
-        /// is served twice, and the number of empty places is bounded.
+        /// For every sequence of operations: the request served is the longest waiting one that is still in time, none
+        /// is served twice, and the number of tombstones is bounded.
         #[test]
         fn order_and_bound(steps in prop::collection::vec(step(), 1..600)) {
             let mut now = Instant::now();

@@ -1,4 +1,4 @@
-//! Watches the revisions that have work or replicas, and writes their numbers of replicas.
+//! Watches the revisions that have requests or replicas, and writes their numbers of replicas.
 //!
 //! ```text
 //!            first request, replicas to add or remove
@@ -7,8 +7,8 @@
 //!      └───── fewest replicas reached, written, running ────┘
 //! ```
 //!
-//! One task. A request is answered whether or not a write succeeds; a failed write is repeated for as long as it is
-//! still wanted.
+//! One task. Requests are answered whether or not a write succeeds; a failed write is retried while its value is still
+//! the desired one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,15 +32,15 @@ use crate::{
     target::{DemandSignal, RevisionTarget, Seen, Upstream},
 };
 
-/// Between decisions while something is watched.
+/// The interval of decisions while any revision is watched.
 const TICK: Duration = Duration::from_secs(1);
-/// The shortest pause between two decisions about a revision, however many are requested.
+/// The shortest pause between two decisions about a revision, even if more are requested.
 const DECISIONS_APART_MIN: Duration = Duration::from_millis(100);
 /// The largest number of concurrent writes.
 const WRITES_MAX: usize = 16;
 /// The timeout of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pauses between tries of one write.
+/// Pauses between attempts of one write.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(10) };
 /// Replicas that still differ from the written number after this time are written again: another client may have
 /// changed them.
@@ -52,9 +52,9 @@ pub(crate) struct Autoscaler {
     demand: Arc<DemandSignal>,
     counts: Arc<GatewayCounts>,
     origin: Instant,
-    /// By the revision's uid.
+    /// Watched revisions by uid.
     watched: HashMap<String, Watched>,
-    /// Those that have something to write and wait for their turn.
+    /// Revisions with a pending write that is not running yet.
     to_write: VecDeque<String>,
     writes: JoinSet<Written>,
     decided_at: Instant,
@@ -66,7 +66,7 @@ struct Watched {
     seen: RevisionDemand,
     spent: Duration,
     replicas: u32,
-    /// Unloaded since its last request.
+    /// Whether the component was unloaded since its last request.
     unloaded: bool,
     write: Write,
 }
@@ -79,9 +79,9 @@ struct Write {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WriteState {
-    /// Not yet, or it failed; not to be tried before this.
+    /// To be attempted at this time; not attempted yet, or failed before.
     Due(Instant),
-    /// In `to_write`, or under way.
+    /// In `to_write`, or being written.
     Busy,
     Done {
         replicas: u32,
@@ -138,7 +138,7 @@ impl Autoscaler {
         }
     }
 
-    /// Looks at a revision from now on, and decides for it at once.
+    /// Starts to watch a revision, and decides for it at once.
     fn watch(&mut self, target: Arc<RevisionTarget>) {
         let now = Instant::now();
         let uid = target.uid.clone();
@@ -160,7 +160,7 @@ impl Autoscaler {
         self.start_writes();
     }
 
-    /// Decides for all that are watched. Returns when to do so again, if there is anything left to watch.
+    /// Decides for all watched revisions. Returns the time of the next decision, if any revision is still watched.
     fn decide_all(&mut self) -> Option<Instant> {
         let now = Instant::now();
         self.decided_at = now;
@@ -236,7 +236,7 @@ impl Autoscaler {
                 write.state = WriteState::Due(now + RETRY.pause(write.failures));
                 let revision = &watched.target.key;
                 if write.failures == FAILURES_NOTICED {
-                    tracing::info!(%revision, replicas, %error, "cannot write replicas; trying on (functions keep answering)");
+                    tracing::info!(%revision, replicas, %error, "cannot write replicas; will try again (functions keep answering)");
                 } else {
                     tracing::debug!(%revision, replicas, %error, failures = write.failures, "cannot write replicas");
                 }
@@ -244,8 +244,8 @@ impl Autoscaler {
         }
     }
 
-    /// When the first failed write is to be tried again, or the next tick. One that failed often can wait
-    /// for a tick: with the API away there may be thousands of them.
+    /// The time of the next retry of a failed write, or of the next tick. Writes that failed often are only retried at
+    /// ticks: while the API is unavailable there may be thousands of them.
     fn next_retry(&self) -> Instant {
         let due = self.watched.values().filter_map(|watched| match watched.write.state {
             WriteState::Due(at) if (1..FAILURES_NOTICED).contains(&watched.write.failures) => Some(at),
@@ -255,12 +255,12 @@ impl Autoscaler {
     }
 }
 
-/// Fewer failed writes are not logged: a new revision's ReplicaSet may not exist yet.
+/// The number of failures from which on a write is logged: at first, a new revision's ReplicaSet may not exist yet.
 const FAILURES_NOTICED: u32 = 5;
 
 impl Watched {
-    /// Unloads the component when no replica is left. This does not wait for the pod's removal, so that memory is
-    /// freed also while the API is not available.
+    /// Unloads the component when no replica is left. This does not wait for the pod's removal, so that memory is freed
+    /// even while the API is unavailable.
     fn unload_when_idle(&mut self, seen: &Observation) {
         if seen.requests > 0 || self.replicas > 0 {
             self.unloaded = false;
@@ -296,12 +296,12 @@ fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &Revi
     Observation { at, spent, requests: demand.count(), ready, routed, lacks_component }
 }
 
-/// The ReplicaSet of a revision has the revision's name.
+/// Writes the replicas of a revision's ReplicaSet, which has the revision's name.
 async fn write(api: &Api<ReplicaSet>, name: &str, replicas: u32) -> Result<(), kube::Error> {
     let patch = serde_json::json!({"spec": {"replicas": replicas}});
     match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
-        // A missing ReplicaSet has no replicas.
+        // A missing ReplicaSet counts as scaled to zero.
         Err(kube::Error::Api(status)) if status.is_not_found() && replicas == 0 => Ok(()),
         Err(error) => Err(error),
     }

@@ -7,9 +7,9 @@
 //!      └───── a whole stable window below threshold ─────┘
 //! ```
 //!
-//! The meanings, and the order of steps, are those of Knative's pod autoscaler
-//! (`pkg/autoscaler/scaling/autoscaler.go`). Where it differs: demand is exact rather than scraped, and the
-//! last replica goes after `idleAfter` of each function, rather than after a window and a grace period.
+//! The semantics and the order of steps are those of Knative's pod autoscaler (`pkg/autoscaler/scaling/autoscaler.go`).
+//! Differences: demand is exact rather than scraped, and the last replica is removed after the function's `idleAfter`,
+//! rather than after a window and a grace period.
 
 use std::time::Duration;
 
@@ -17,25 +17,25 @@ use mayfly_api::function::Scaling;
 
 use super::window::{GRANULARITY, Maximum, RequestTimeCurve};
 
-/// In one step, replicas grow by this factor at most (Knative's `max-scale-up-rate`).
+/// The largest factor by which replicas grow in one step (Knative's `max-scale-up-rate`).
 const SCALE_UP_RATE_MAX: f64 = 1000.0;
-/// In one step, replicas shrink by this factor at most (Knative's `max-scale-down-rate`).
+/// The largest factor by which replicas shrink in one step (Knative's `max-scale-down-rate`).
 const SCALE_DOWN_RATE_MAX: f64 = 2.0;
 
 /// The state of a revision at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
-    /// Time since any fixed moment.
+    /// The time since a fixed moment.
     pub(crate) at: Duration,
-    /// The time that all requests spent, running or waiting, since that moment.
+    /// The total time that requests spent running or waiting since that moment.
     pub(crate) spent: Duration,
-    /// Requests that run or wait.
+    /// The number of running and waiting requests.
     pub(crate) requests: u32,
-    /// Replicas that run.
+    /// The number of running replicas.
     pub(crate) ready: u32,
-    /// Some route leads to the revision.
+    /// Whether any route leads to the revision.
     pub(crate) routed: bool,
-    /// No replica can start: its component is not there.
+    /// Whether its component is missing, so that no replica can start.
     pub(crate) lacks_component: bool,
 }
 
@@ -44,33 +44,33 @@ pub(crate) struct Observation {
 pub(crate) struct ScaleDecision {
     pub(crate) replicas: u32,
     pub(crate) panicking: bool,
-    /// No decision changes without a new request: the replicas are at their minimum, and past demand has no effect
-    /// any more.
+    /// Whether the decision cannot change without a new request: the replicas are at their minimum, and past demand has
+    /// no effect any more.
     pub(crate) at_rest: bool,
 }
 
-/// The decisions about one revision, and their state.
+/// Decides about one revision, and holds the state for that.
 #[derive(Debug)]
 pub(crate) struct Policy {
     scaling: Scaling,
     demand: RequestTimeCurve,
     delay: Maximum,
     panic: Option<Panic>,
-    /// When there last was a request.
+    /// The time of the last request.
     busy_at: Duration,
     spent: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Panic {
-    /// When demand was last over the threshold.
+    /// The last time that demand was above the panic threshold.
     over_at: Duration,
     replicas_most: u32,
 }
 
 impl Policy {
-    /// Starts to decide. A revision that has replicas already keeps them for a window: what they were
-    /// needed for is not known yet (Knative starts in panic too).
+    /// Starts deciding. A revision that already has replicas keeps them for a window, since past demand is unknown
+    /// (Knative starts in panic mode, too).
     pub(crate) fn new(scaling: &Scaling, start: &Observation) -> Self {
         let mut demand = RequestTimeCurve::new(scaling.window.0);
         demand.record(start.at, start.spent);
@@ -93,7 +93,7 @@ impl Policy {
         self.spent = seen.spent;
 
         let quiet = seen.at - self.busy_at;
-        // `idleAfter` is for the next request; to a revision without a route none comes.
+        // `idleAfter` serves the next request; a revision without a route gets none.
         let idle = seen.requests == 0 && (quiet >= self.scaling.idle_after.0 || !seen.routed);
         let wanted = if idle || seen.lacks_component {
             self.panic = None;
@@ -115,7 +115,7 @@ impl Policy {
         }
     }
 
-    /// The replicas for the demand alone.
+    /// The replicas for the current demand.
     fn wanted(&mut self, seen: &Observation) -> u32 {
         let window = self.scaling.window.0;
         let panic_window = (window * self.scaling.panic_window_percent / 100).max(GRANULARITY);

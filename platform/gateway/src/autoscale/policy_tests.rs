@@ -16,7 +16,7 @@ struct Run {
     ready: u32,
     routed: bool,
     lacks_component: bool,
-    /// Seconds until what was decided runs.
+    /// Seconds until a decided replica is running.
     lag_s: u64,
     decided: Vec<u32>,
 }
@@ -55,7 +55,7 @@ impl Run {
         }
     }
 
-    /// One second passes.
+    /// Advances by one second.
     fn tick(&mut self) -> ScaleDecision {
         self.at_s += 1;
         self.spent += Duration::from_secs(u64::from(self.load));
@@ -72,8 +72,8 @@ fn scaling(change: serde_json::Value) -> Scaling {
     serde_json::from_value(change).unwrap()
 }
 
-/// `script`: from which second on there are how many requests. Prints each change of the decision:
-/// `second:replicas`, with a `!` while panicking.
+/// `script`: pairs of a second and the number of requests from then on. Compares each change of the decision as
+/// `second:replicas`, with a `!` in panic mode.
 fn check(scaling: &Scaling, start: (u32, u64), script: &[(u64, u32)], end_s: u64, expected: &str) {
     let mut run = Run::new(scaling, start.0, start.1);
     let mut shown = String::new();
@@ -95,7 +95,7 @@ fn check(scaling: &Scaling, start: (u32, u64), script: &[(u64, u32)], end_s: u64
 
 #[test]
 fn one_request_wakes_and_idleness_ends() {
-    // One request of two seconds: one replica, gone 60 s after the request ended.
+    // One request of two seconds: one replica, removed 60 s after the request ended.
     let scaling = scaling(serde_json::json!({"target": 10}));
     check(&scaling, (0, 1), &[(0, 1), (2, 0)], 100, "1:1 62:0");
 }
@@ -110,25 +110,25 @@ fn idle_after_is_each_functions_own() {
 
 #[test]
 fn steady_load_divides_by_the_target() {
-    // 75 at a target of 10: the panic window sees it first (a second of 75 is 8 replicas, eight times
-    // the capacity), and panic ends a stable window after demand fell under twice the capacity. 75 for
-    // 60 s then still needs 8.
+    // 75 requests at a target of 10: the panic window reacts first (one second of 75 is 8 replicas, eight times the
+    // capacity), and panic mode ends one stable window after demand fell below twice the capacity. 75 for 60 s then
+    // still need 8.
     let scaling = scaling(serde_json::json!({"target": 10}));
     check(&scaling, (0, 1), &[(0, 75)], 200, "1:8! 63:8");
 }
 
 #[test]
 fn growth_below_the_threshold_does_not_panic() {
-    // It starts in panic, since it finds two replicas, and leaves that after a window. From 20 to 30: the
-    // stable average is over two replicas' worth at once.
+    // It starts in panic mode, since it finds two replicas, and leaves it after one window. From 20 to 30 requests: the
+    // stable average exceeds the capacity of two replicas at once.
     let scaling = scaling(serde_json::json!({"target": 10, "window": "10s"}));
     check(&scaling, (2, 0), &[(0, 20), (30, 30)], 60, "1:2! 11:2 31:3");
 }
 
 #[test]
 fn panic_never_goes_down_and_lasts_a_window() {
-    // A burst of 5 s: up in panic at once. Demand is twice what runs until second 23, so panic holds until
-    // 60 s after that. Then one request is left, but replicas are at most halved, each time they ran.
+    // A burst of 5 s: scaled up in panic mode at once. Demand is twice the capacity until second 23, so panic mode
+    // lasts until 60 s after that. Then one request is left, but each step at most halves the running replicas.
     let scaling = scaling(serde_json::json!({"target": 10, "idleAfter": "10m"}));
     check(
         &scaling,
@@ -147,7 +147,7 @@ fn bounds_hold() {
 
 #[test]
 fn scale_down_delay_holds_the_most_of_its_time() {
-    // Without it: 3 until second 11, then 2, 1 from second 14, none from second 16. Each comes 30 s later.
+    // Without the delay: 3 until second 11, then 2, 1 from second 14, none from second 16. Each step comes 30 s later.
     let scaling = scaling(serde_json::json!({"target": 10, "window": "6s", "idleAfter": "6s",
         "scaleDownDelay": "30s", "panicThresholdPercent": 1000}));
     check(&scaling, (0, 1), &[(0, 30), (10, 0)], 100, "1:3 42:2 44:1 46:0");
@@ -170,7 +170,7 @@ fn a_retired_revision_goes_when_its_last_request_ends() {
         assert!(run.tick().replicas >= 1);
     }
     run.load = 0;
-    // `idleAfter` is a minute; no request can come that would be glad of it.
+    // `idleAfter` is one minute, but without a route no request can arrive.
     assert_eq!(run.tick().replicas, 0);
     assert!(run.tick().at_rest);
 }
@@ -182,7 +182,7 @@ fn what_cannot_start_is_not_asked_for() {
     for _ in 0..20 {
         assert_eq!(run.tick().replicas, 0);
     }
-    // It was uploaded: what waits for it counts at once.
+    // The component was uploaded: waiting requests count at once.
     run.lacks_component = false;
     assert_eq!(run.tick().replicas, 5);
     // The minimum is configured and independent of demand.
@@ -212,8 +212,8 @@ fn at_rest_means_that_nothing_changes() {
 }
 
 proptest! {
-    /// Whatever the load: bounds hold, work has a replica, panic never shrinks, and an end of demand leads
-    /// to the fewest replicas and to rest.
+    /// Under any load: limits hold, work has at least one replica, panic mode never shrinks, and after the end of
+    /// demand the revision reaches its minimum and is at rest.
     #[test]
     fn sane_under_any_load(
         min in 0u32..3,
@@ -243,7 +243,7 @@ proptest! {
                     prop_assert!(decision.replicas >= 1);
                     prop_assert!(!decision.at_rest);
                 }
-                // A delay may end during a panic, and what it held from before goes.
+                // A delayed value from before the panic may expire during it.
                 if let Some(before) = before && before.panicking && decision.panicking && delay == 0 {
                     prop_assert!(decision.replicas >= before.replicas);
                 }
@@ -259,7 +259,7 @@ proptest! {
         prop_assert!(last.at_rest);
     }
 
-    /// A load that stays gets what it divides to.
+    /// A steady load gets the replicas that it divides to.
     #[test]
     fn steady_load_converges(load in 1u32..3000, target in 1u32..100) {
         let scaling = Scaling { target, max: 10_000, ..Scaling::default() };

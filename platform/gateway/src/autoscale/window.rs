@@ -1,15 +1,15 @@
-//! Averages and maxima over the recent past. Time is passed in.
+//! Averages and maxima over the recent past. Time is an argument.
 
 use std::{collections::VecDeque, time::Duration};
 
-/// The shortest averaged span: the first moments of a burst do not count as a steady load (the length of Knative's
-/// buckets).
+/// The shortest averaged period, so that the first moments of a burst do not count as a steady load (the length of
+/// Knative's buckets).
 pub(crate) const GRANULARITY: Duration = Duration::from_secs(1);
 
-/// The accumulated request time as a curve, and averages of its slope: the number of requests.
+/// The accumulated request time as a function of time; the average of its slope is the number of requests.
 #[derive(Debug)]
 pub(crate) struct RequestTimeCurve {
-    /// When, and the time spent until then. Reaches a little further back than `length`.
+    /// The time, and the accumulated request time. Covers slightly more than `length`.
     samples: VecDeque<(Duration, Duration)>,
     length: Duration,
 }
@@ -19,7 +19,7 @@ impl RequestTimeCurve {
         Self { samples: VecDeque::new(), length }
     }
 
-    /// `at` never goes back, `spent` never shrinks.
+    /// `at` and `spent` must not decrease.
     pub(crate) fn record(&mut self, at: Duration, spent: Duration) {
         self.samples.push_back((at, spent));
         let start = at.saturating_sub(self.length);
@@ -28,14 +28,14 @@ impl RequestTimeCurve {
         }
     }
 
-    /// The average over the last `span`, or over as much of it as is known. Zero without a record.
+    /// The average over the last `span`, or over the known part of it. Zero without a record.
     pub(crate) fn average(&self, span: Duration) -> f64 {
         let Some(&(now, spent)) = self.samples.back() else { return 0.0 };
         let start = now.saturating_sub(span);
         let after = self.samples.partition_point(|(at, _)| *at < start);
         let (from, spent_before) =
             match (after.checked_sub(1).map(|i| self.samples[i]), self.samples.get(after)) {
-                // Between two samples demand was even: nothing else is known.
+                // Demand is assumed to be constant between two samples.
                 (Some((a, spent_a)), Some(&(b, spent_b))) if b > a => {
                     let part = (start - a).as_secs_f64() / (b - a).as_secs_f64();
                     (start, spent_a + (spent_b - spent_a).mul_f64(part))
@@ -48,10 +48,10 @@ impl RequestTimeCurve {
     }
 }
 
-/// The largest value of the last `length`.
+/// The largest value within the last `length`.
 #[derive(Debug)]
 pub(crate) struct Maximum {
-    /// Falling values, each the largest of all from its time on.
+    /// Decreasing values, each the maximum from its time on.
     values: VecDeque<(Duration, u32)>,
     length: Duration,
 }
@@ -61,7 +61,7 @@ impl Maximum {
         Self { values: VecDeque::new(), length }
     }
 
-    /// Records a value, and returns the largest of the window that ends now.
+    /// Records a value, and returns the maximum of the window that ends now.
     pub(crate) fn record(&mut self, at: Duration, value: u32) -> u32 {
         while self.values.back().is_some_and(|(_, known)| *known <= value) {
             self.values.pop_back();
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(demand.average(secs(60)), 0.0);
         demand.record(secs(100), secs(0));
         assert_eq!(demand.average(secs(60)), 0.0);
-        // Half a second of ten requests counts as five for a second, not as ten.
+        // Ten requests during half a second count as five for a second, not as ten.
         demand.record(Duration::from_millis(100_500), secs(5));
         assert_eq!(demand.average(secs(60)), 5.0);
         demand.record(secs(110), secs(100));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     proptest! {
-        /// The curve's slope, cut at any span, is what a plain sum over every second gives.
+        /// For any period, the curve's slope equals a plain sum over every second.
         #[test]
         fn average_is_the_integral(loads in prop::collection::vec(0u64..50, 1..200), span in 1u64..60) {
             let mut demand = RequestTimeCurve::new(secs(60));

@@ -1,4 +1,4 @@
-//! Certificates of Ingresses: from Secrets, by the server name of the TLS handshake (SNI), replaced without a
+//! Certificates of Ingresses: from Secrets, selected by the server name of the TLS handshake (SNI), replaced without a
 //! restart.
 
 use std::{
@@ -23,15 +23,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::plan;
 
-/// Changes within this time are taken in together.
+/// Changes within this time are applied together.
 const GATHER: Duration = Duration::from_millis(5);
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// The certificates that are served, by host: `shop.example.com`, `*.example.com`.
+/// The certificates by host: `shop.example.com`, `*.example.com`.
 pub(crate) struct Certificates {
     by_host: ArcSwap<HashMap<String, Arc<CertifiedKey>>>,
-    /// For other names: the server's own.
+    /// The server's own certificate, for other names.
     fallback: Arc<dyn ResolvesServerCert>,
 }
 
@@ -41,14 +41,14 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// Why a Secret has no usable certificate.
+/// The reason why a Secret has no usable certificate.
 #[derive(Debug, thiserror::Error)]
 enum CertificateError {
     #[error("there is no such Secret")]
     Missing,
     #[error("it has no {0}")]
     NoEntry(&'static str),
-    #[error("{0} is no PEM: {1}")]
+    #[error("{0} is not PEM: {1}")]
     Pem(&'static str, rustls::pki_types::pem::Error),
     #[error("certificate and key cannot be used: {0}")]
     Unusable(rustls::Error),
@@ -59,7 +59,7 @@ impl Certificates {
         Self { by_host: ArcSwap::default(), fallback }
     }
 
-    /// The certificate for a name; one that is written out is stronger than a wildcard.
+    /// The certificate for a name; an exact host has precedence over a wildcard.
     fn of(&self, name: &str) -> Option<Arc<CertifiedKey>> {
         let by_host = self.by_host.load();
         let name = name.to_ascii_lowercase();
@@ -74,7 +74,7 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// The Secret of each host that Ingresses have TLS for; the older Ingress wins a host.
+/// The Secret of each host in the TLS sections of Ingresses; the older Ingress wins a host.
 fn secrets_of<'a>(ingresses: impl IntoIterator<Item = &'a Ingress>) -> BTreeMap<String, ObjectKey> {
     let mut served: Vec<_> = ingresses.into_iter().filter(|ingress| plan::is_served(ingress)).collect();
     served.sort_by_key(|ingress| {
@@ -106,7 +106,7 @@ fn certified_key(secret: Option<&Secret>) -> Result<CertifiedKey, CertificateErr
         .map_err(CertificateError::Unusable)
 }
 
-/// Keeps the certificates in step with Ingresses and Secrets.
+/// Keeps the certificates up to date with Ingresses and Secrets.
 pub(crate) struct CertificateOwner {
     pub(crate) ingresses: Informer<Ingress>,
     pub(crate) secrets: Informer<Secret>,
@@ -145,7 +145,7 @@ impl CertificateOwner {
             match certified_key(self.secrets.get(secret).as_deref()) {
                 Ok(key) => drop(by_host.insert(host.clone(), Arc::new(key))),
                 Err(error) => {
-                    tracing::warn!(%host, %secret, %error, "a host of an Ingress has the server's own certificate");
+                    tracing::warn!(%host, %secret, %error, "cannot use the certificate of an Ingress; using the server's own");
                 }
             }
         }
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Resolves nothing.
+    /// A resolver without certificates.
     #[derive(Debug)]
     struct NoCertificate;
 

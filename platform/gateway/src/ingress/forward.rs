@@ -1,5 +1,5 @@
-//! Requests that an Ingress leads to the endpoints of a Service: over pooled HTTP/1.1 connections; a connection that
-//! changes its protocol (WebSocket) becomes a pair of byte streams.
+//! Forwards requests of an Ingress to the endpoints of a Service over pooled HTTP/1.1 connections; a connection that
+//! switches protocols (WebSocket) becomes a pair of byte streams.
 
 use std::{
     collections::HashSet,
@@ -39,27 +39,28 @@ use crate::{
 
 /// The timeout of connecting to an endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The timeout of an endpoint's answer head.
+/// The timeout for an endpoint's response head.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
-/// Endpoints that are tried for one request.
+/// The number of endpoints tried for one request.
 const ATTEMPTS: usize = 3;
-/// Idle connections kept to each endpoint, and how long: less than a server's usual keep-alive timeout (5 s in Node).
+/// The number of idle connections kept to each endpoint, and their lifetime: less than a server's usual keep-alive
+/// timeout (5 s in Node).
 const IDLE_CONNECTIONS_MAX: usize = 64;
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
 /// The interval of keep-alive probes to a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// The largest number of upgraded connections: each holds two sockets.
+/// The number of upgraded connections: each holds two sockets.
 const UPGRADED_MAX: usize = 4096;
 
 /// Forwards requests to endpoints.
 pub(crate) struct EndpointForwarder {
     client: Client<HttpConnector, LentBody>,
     upgraded: Arc<Semaphore>,
-    /// Ends connections that changed their protocol.
+    /// Closes upgraded connections.
     cut: CancellationToken,
 }
 
-/// A client's wish to change the connection's protocol.
+/// A client's request to switch the connection's protocol.
 pub(crate) struct Upgrade {
     pub(crate) protocol: HeaderValue,
     pub(crate) client: OnUpgrade,
@@ -81,8 +82,9 @@ impl EndpointForwarder {
         Self { client, upgraded: Arc::new(Semaphore::new(UPGRADED_MAX)), cut }
     }
 
-    /// Asks one endpoint after the other. A request that no endpoint has got is sent to the next one; one that may have
-    /// been carried out, because its connection broke before the answer, only if a repetition does no harm.
+    /// Tries one endpoint after the other. A request that has not reached an endpoint is sent to the next one; a
+    /// request that may have been processed, because its connection broke before the response, is only repeated if it
+    /// is idempotent.
     pub(crate) async fn forward(
         &self,
         service: &ServiceEndpoints,
@@ -130,7 +132,7 @@ impl EndpointForwarder {
         let Ok(permit) = self.upgraded.clone().try_acquire_owned() else {
             return Err(Refusal::new(
                 RefusalCode::Overloaded,
-                format!("{UPGRADED_MAX} connections changed their protocol already"),
+                format!("{UPGRADED_MAX} upgraded connections are open already"),
                 "try again later",
             ));
         };
@@ -149,12 +151,12 @@ impl EndpointForwarder {
                     continue;
                 }
             };
-            // Only latency depends on it.
+            // A failure only costs latency.
             let _ = stream.set_nodelay(true);
             let broken = |error: hyper::Error| no_answer(service, endpoint, &error);
             let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
             let (mut sender, connection) = shaken.map_err(broken)?;
-            // It ends with the exchange, or with the upgraded streams.
+            // Detached: it ends with the exchange, or with the upgraded streams.
             drop(tokio::spawn(connection.with_upgrades()));
             address(&mut request, endpoint);
             *request.uri_mut() =
@@ -174,8 +176,7 @@ impl EndpointForwarder {
     }
 }
 
-/// Copies bytes both ways until both sides have ended. `active` keeps the client's connection from counting as one
-/// between requests.
+/// Copies bytes both ways until both sides have ended. `active` keeps the client's connection from counting as idle.
 async fn joined(
     client: OnUpgrade,
     endpoint: OnUpgrade,
@@ -189,7 +190,7 @@ async fn joined(
         copy(client, endpoint).await
     };
     if let Some(Err(error)) = cut.run_until_cancelled(copied).await {
-        tracing::debug!(%error, "a connection that changed its protocol ended early");
+        tracing::debug!(%error, "an upgraded connection ended early");
     }
 }
 
@@ -202,12 +203,12 @@ fn empty() -> Body {
     Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A request's body after an attempt that did not read it.
+/// Holds a request's body after an attempt that did not read it.
 #[derive(Clone, Default)]
 struct UnreadBody(Arc<Mutex<Option<Body>>>);
 
 impl UnreadBody {
-    /// The body for one attempt, which comes back unless a part of it is read.
+    /// Lends the body to one attempt; it is returned unless a part of it is read.
     fn lend(&self, body: Body) -> LentBody {
         LentBody { body: Some(body), is_read: false, back: self.clone() }
     }
@@ -253,7 +254,7 @@ impl Drop for LentBody {
     }
 }
 
-/// The `host` header stays the client's.
+/// Sets the endpoint's address; the `host` header remains the client's.
 fn address<B>(request: &mut Request<B>, endpoint: SocketAddr) {
     let path = request.uri().path_and_query().cloned();
     let mut parts = http::uri::Parts::default();

@@ -1,4 +1,4 @@
-//! Keeps the Ingress table in step with the objects, and writes each Ingress's address to its status. One task.
+//! Keeps the Ingress table up to date with the objects, and writes each Ingress's address to its status. One task.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::plan::{self, IngressObjects, IngressTable};
 
-/// Changes within this time are taken in together: endpoints of a rollout change in bursts.
+/// Changes within this time are applied together: endpoints change in bursts during a rollout.
 const GATHER: Duration = Duration::from_millis(5);
-/// A pause before a status that could not be written is tried again.
+/// The pause before a failed status write is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
@@ -69,7 +69,7 @@ impl IngressOwner {
                         true
                     }
                     keys = services.next() => keys.iter().any(|key| used.contains(key)),
-                    // A slice that is gone does not name its Service any more.
+                    // A deleted slice is not available any more to look up its Service.
                     _ = slices.next() => !used.is_empty(),
                     () = tokio::time::sleep(RETRY_PAUSE), if !unwritten.is_empty() => false,
                 };
@@ -117,7 +117,7 @@ impl IngressOwner {
                 Ok(_) => {}
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 Err(error) => {
-                    tracing::warn!(%error, ingress = %key, "an Ingress's status cannot be written; trying again");
+                    tracing::warn!(%error, ingress = %key, "cannot write an Ingress's status; will try again");
                     failed.insert(key);
                 }
             }
@@ -126,7 +126,8 @@ impl IngressOwner {
     }
 }
 
-/// A gateway that listens everywhere is reached on this machine by its name for itself.
+/// The status of Ingresses at this address. A gateway that listens on all addresses is reached by the host name
+/// `localhost`.
 fn status(address: SocketAddr) -> Value {
     match address.ip() {
         ip if ip.is_unspecified() => json!({"ingress": [{"hostname": "localhost"}]}),

@@ -1,8 +1,8 @@
-//! Builds the lookup table of requests from Ingresses, Services and EndpointSlices. Pure.
+//! Builds the lookup table for requests from Ingresses, Services and EndpointSlices. Pure.
 //!
-//! The rules are upstream's (`networking.k8s.io/v1`): an exact host precedes one with a wildcard, which precedes none;
-//! of the paths that match the longest one wins, and of equal ones that of the type `Exact`. If two Ingresses have the
-//! same rule, that of the older Ingress applies.
+//! The rules are upstream's (`networking.k8s.io/v1`): an exact host takes precedence over a wildcard, and a wildcard
+//! over no host; the longest matching path wins, and among equal ones the type `Exact`. If two Ingresses have the same
+//! rule, that of the older Ingress applies.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,18 +26,18 @@ use mayfly_api::{
 use super::spin::SpinRoute;
 use crate::function_services;
 
-/// The class of Ingresses that are served here; those without a class are, too.
+/// The class of Ingresses that are served here, in addition to those without a class.
 pub(crate) const CLASS: &str = "mayfly";
-/// The annotation that named the class before the field did.
+/// The annotation for the class before the field existed.
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
-/// The API group of functions, as a backend's `resource` names it.
+/// The API group of functions in a backend's `resource`.
 const FUNCTION_GROUP: &str = "mayfly.dev";
 
 /// The routes of all Ingresses.
 #[derive(Debug, Default)]
 pub(crate) struct IngressTable {
     exact: HashMap<String, Vec<PathRoute>>,
-    /// Routes by the part after the first label: `example.com` of `*.example.com`.
+    /// Routes by the host after the first label: `example.com` for `*.example.com`.
     wildcard: HashMap<String, Vec<PathRoute>>,
     any: Vec<PathRoute>,
     default: Option<Arc<IngressBackend>>,
@@ -49,7 +49,7 @@ pub(super) enum PathMatch {
     Prefix,
 }
 
-/// A path of a host. In the order of precedence.
+/// A path of a host. Sorted by precedence.
 #[derive(Debug)]
 struct PathRoute {
     path: String,
@@ -63,25 +63,25 @@ pub(crate) enum IngressBackend {
     Function {
         /// `namespace/name`
         key: Arc<str>,
-        /// The route of a Spin application's component, which is described in headers.
+        /// The route of a Spin application's component, which is described in request headers.
         spin: Option<SpinRoute>,
     },
     Endpoints(ServiceEndpoints),
 }
 
-/// The ready endpoints of a Service's port, taken in turn.
+/// The ready endpoints of a Service's port, used round-robin.
 #[derive(Debug)]
 pub(crate) struct ServiceEndpoints {
     /// `namespace/name`
     pub(crate) service: String,
-    /// Why there are none, if there are none.
+    /// The reason why there are no endpoints, if so.
     pub(crate) missing: &'static str,
     endpoints: Vec<SocketAddr>,
     next: AtomicUsize,
 }
 
 impl ServiceEndpoints {
-    /// The endpoints in the order in which one request tries them: each request begins with the next one.
+    /// The endpoints in the order in which one request tries them: each request starts at the next one.
     pub(crate) fn in_turn(&self) -> impl Iterator<Item = SocketAddr> + Clone + '_ {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.endpoints.len();
@@ -89,7 +89,7 @@ impl ServiceEndpoints {
     }
 }
 
-/// Makes the backend of a path, or of requests without one; `None`: its kind is not known.
+/// Creates the backend of a path, or of requests without one; `None` if its kind is unknown.
 type MakeBackend<'a> = dyn FnMut(&BackendSpec, Option<(&str, PathMatch)>) -> Option<Arc<IngressBackend>> + 'a;
 
 /// The objects that a table is made from.
@@ -107,7 +107,7 @@ pub(crate) fn is_served(ingress: &Ingress) -> bool {
     ingress.metadata.deletion_timestamp.is_none() && class.is_none_or(|class| class == CLASS)
 }
 
-/// The table, and the Services that it depends on.
+/// Builds the table; also returns the Services that it depends on.
 pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<ObjectKey>) {
     let mut served: Vec<&Ingress> =
         objects.ingresses.iter().copied().filter(|ingress| is_served(ingress)).collect();
@@ -137,7 +137,7 @@ pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<Obje
     }
     let hosts = table.exact.values_mut().chain(table.wildcard.values_mut());
     for routes in hosts.chain([&mut table.any]) {
-        // Stable: of equal ones the older Ingress's stays in front.
+        // The sort is stable: among equal routes the older Ingress's stays first.
         routes.sort_by_key(|route| (std::cmp::Reverse(route.length()), route.kind != PathMatch::Exact));
     }
     (table, services)
@@ -171,7 +171,7 @@ impl IngressTable {
         }
     }
 
-    /// The backend of a host that an Ingress names; it takes precedence over functions.
+    /// The backend of a host in an Ingress rule; it takes precedence over functions.
     pub(crate) fn of_host(&self, host: &str, path: &str) -> Option<&Arc<IngressBackend>> {
         let host = host_name(host);
         // The asterisk matches exactly one label.
@@ -179,14 +179,14 @@ impl IngressTable {
         first_match(self.exact.get(&host).or_else(wildcard)?, path)
     }
 
-    /// The backend of requests without any other route: paths of rules without a host, then the default backend.
+    /// The backend of requests without another route: paths of rules without a host, then the default backend.
     pub(crate) fn of_any_host(&self, path: &str) -> Option<&Arc<IngressBackend>> {
         first_match(&self.any, path).or(self.default.as_ref())
     }
 }
 
 impl PathRoute {
-    /// A final slash of a prefix means nothing.
+    /// The length of the path; the final slash of a prefix is ignored.
     fn length(&self) -> usize {
         match self.kind {
             PathMatch::Exact => self.path.len(),
@@ -197,7 +197,7 @@ impl PathRoute {
     fn matches(&self, path: &str) -> bool {
         match self.kind {
             PathMatch::Exact => self.path == path,
-            // Element by element: `/foo` is no prefix of `/foobar`.
+            // Compared by path segments: `/foo` is not a prefix of `/foobar`.
             PathMatch::Prefix => {
                 let rest = path.strip_prefix(self.path.trim_end_matches('/'));
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -210,7 +210,7 @@ fn first_match<'a>(routes: &'a [PathRoute], path: &str) -> Option<&'a Arc<Ingres
     routes.iter().find(|route| route.matches(path)).map(|route| &route.backend)
 }
 
-/// A host as the table has it: without the port and the final dot, in lower case.
+/// A host in the table's form: without the port and the final dot, in lower case.
 pub(crate) fn host_name(host: &str) -> String {
     let host = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -219,7 +219,7 @@ pub(crate) fn host_name(host: &str) -> String {
     host.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// A backend; `None`: of a kind that is not known.
+/// Creates a backend; `None` if its kind is unknown.
 fn backend(
     of: &BackendSpec,
     namespace: &str,
@@ -264,7 +264,7 @@ fn backend(
     endpoints("the Service has no ready endpoint", found)
 }
 
-/// The ready endpoints of a port, by its name; while there is none, those that still serve as they terminate.
+/// The ready endpoints of a named port; if there are none, the terminating endpoints that still serve.
 fn ready_endpoints(slices: &[Arc<EndpointSlice>], port: &str) -> Vec<SocketAddr> {
     let (mut ready, mut terminating) = (BTreeSet::new(), BTreeSet::new());
     for slice in slices {

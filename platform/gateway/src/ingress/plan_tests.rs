@@ -19,8 +19,8 @@ fn rule(host: Option<&str>, paths: &[Value]) -> Value {
     json!({"host": host, "http": {"paths": paths}})
 }
 
-/// The table of these Ingresses. Services called `fn-NAME` are over the function NAME; `gone` does not exist; each other
-/// one has one endpoint.
+/// The table of these Ingresses. Services called `fn-NAME` select the function NAME; `gone` does not exist; every other
+/// Service has one endpoint.
 fn table(ingresses: &[Ingress]) -> IngressTable {
     let service = |key: &ObjectKey| {
         let selector = match key.name.strip_prefix("fn-") {
@@ -85,7 +85,7 @@ fn hosts_and_paths_follow_upstreams_precedence() {
         ("shop.example.com", "/cart/items/1", "items"),
         ("shop.example.com", "/api/v1", "api"),
         ("other.example.com", "/", "wild"),
-        // The asterisk is one label.
+        // The asterisk matches one label.
         ("a.b.example.com", "/", "default"),
         ("example.com", "/", "default"),
         ("exact.only", "/a", "a"),

@@ -1,7 +1,7 @@
-//! The request headers that components of Spin applications read their route from, as Spin's HTTP trigger sets them.
+//! The request headers that describe the route to components of Spin applications, as set by Spin's HTTP trigger.
 //!
 //! They are set where an Ingress with the annotation [`wellknown::ANNOTATION_SPIN_ROUTES`] leads to a function. Headers
-//! of a client with these names are replaced, or removed.
+//! with these names from a client are replaced or removed.
 //!
 //! [`wellknown::ANNOTATION_SPIN_ROUTES`]: mayfly_api::wellknown::ANNOTATION_SPIN_ROUTES
 
@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 
 use super::plan::PathMatch;
 
-/// All headers with this prefix are the host's.
+/// The prefix of headers that only the host may set.
 const PREFIX: &str = "spin-";
 const PATH_INFO: HeaderName = HeaderName::from_static("spin-path-info");
 const FULL_URL: HeaderName = HeaderName::from_static("spin-full-url");
@@ -21,19 +21,19 @@ const RAW_COMPONENT_ROUTE: HeaderName = HeaderName::from_static("spin-raw-compon
 const COMPONENT_ROUTE: HeaderName = HeaderName::from_static("spin-component-route");
 const CLIENT_ADDRESS: HeaderName = HeaderName::from_static("spin-client-addr");
 
-/// A route as Spin writes it: `/cart` or `/static/...`.
+/// A route in Spin's form: `/cart` or `/static/...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpinRoute {
-    /// With the dots of a wildcard.
+    /// Includes the dots of a wildcard.
     raw: HeaderValue,
-    /// Without them.
+    /// Without the dots of a wildcard.
     component: HeaderValue,
-    /// The length of the path before the wildcard's part; `None`: the route has no wildcard.
+    /// The length of the path before the wildcard; `None` for a route without a wildcard.
     wildcard_at: Option<usize>,
 }
 
 impl SpinRoute {
-    /// The route of an Ingress's path. `None`: the path cannot be in a header.
+    /// The route of an Ingress's path; `None` if the path is not a valid header value.
     pub(super) fn of(path: &str, kind: PathMatch) -> Option<Self> {
         let plain = path.trim_end_matches('/');
         let raw = match kind {
@@ -49,8 +49,8 @@ impl SpinRoute {
         })
     }
 
-    /// Sets the headers. `client`: the address and port of the connection's peer; the scheme and the host are read
-    /// from the request.
+    /// Sets the headers. `client`: the address and port of the connection's peer; the scheme and the host come from the
+    /// request.
     pub(crate) fn describe(&self, headers: &mut HeaderMap, uri: &Uri, scheme: &str, client: HeaderValue) {
         let foreign: Vec<_> =
             headers.keys().filter(|name| name.as_str().starts_with(PREFIX)).cloned().collect();

@@ -1,4 +1,4 @@
-//! One connection, from its first bytes to its end.
+//! Serves one connection, from its first bytes to its end.
 
 use std::{
     convert::Infallible,
@@ -35,23 +35,23 @@ use super::{
 };
 use crate::{Config, body, headers::Peer, proxy::Proxy};
 
-/// The name of HTTP/2 in TLS's handshake.
+/// The ALPN name of HTTP/2.
 pub(crate) const ALPN_H2: &[u8] = b"h2";
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 /// The first bytes of an HTTP/2 connection.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The pause between checks of a connection that has sent too few bytes to distinguish the two protocols.
+/// The pause between checks of a connection that has sent too few bytes to distinguish the protocols.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
-/// HTTP/2's window of one stream: what it may have under way towards us. A connection's has room for all its streams:
-/// one that waits for its turn must not keep another's body from coming.
+/// HTTP/2's window of one stream: the data it may have in flight to the gateway. A connection's window has room for all
+/// its streams: a stream that waits for admission must not block the bodies of others.
 const H2_STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// The largest window there is (RFC 9113, 6.9.1).
+/// The largest possible window (RFC 9113, 6.9.1).
 const H2_WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
 /// The maximum number of bytes that one HTTP/2 stream buffers for sending.
 const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// The interval of PING frames to a silent HTTP/2 peer.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// A connection is looked at this often within the time it has for a request's head.
+/// The number of checks of a connection within the timeout of a request's head.
 const LOOKS: u32 = 4;
 
 /// The state that all connections share.
@@ -84,8 +84,8 @@ impl ConnectionContext {
     pub(super) fn new(proxy: Arc<Proxy>, config: &Config, tracker: TaskTracker) -> Self {
         let mut http1 = http1::Builder::new();
         http1
-            // Ours watches both protocols, and needs no timer for each request. The number of headers stays
-            // hyper's (`HEADERS_MAX`).
+            // The gateway's own timeout covers both protocols, without a timer for each request. The number of headers
+            // is limited by hyper (`HEADERS_MAX`).
             .header_read_timeout(None)
             .max_header_size(config.header_bytes_max)
             .max_buf_size(config.header_bytes_max.max(64 << 10));
@@ -116,7 +116,7 @@ impl ConnectionContext {
         self.signals.say(signal);
     }
 
-    /// Serves a connection until either side ends it.
+    /// Serves a connection until either side closes it.
     pub(super) async fn serve(&self, stream: TcpStream, peer: Peer) {
         let _open = Open::of(&self.proxy);
         let mut listener = self.signals.listen();
@@ -128,11 +128,11 @@ impl ConnectionContext {
             })
             .await
         };
-        // The connection was shut down, timed out, failed or sent nothing: no answer is possible.
+        // The connection was shut down, timed out, failed or sent nothing: no response is possible.
         let Some(Ok(Ok((socket, h2)))) = opened else { return };
         let io = TokioIo::new(PatientStream::new(socket, self.stall_timeout));
         let ended = if h2 {
-            // On the heap: it is large, and most connections are not of its kind.
+            // Boxed: the future is large, and most connections use HTTP/1.1.
             Box::pin(self.serve_h2(io, peer, listener)).await
         } else {
             self.serve_h1(io, peer, listener).await
@@ -183,7 +183,7 @@ impl ConnectionContext {
                 let (proxy, peer, activity) = &*shared;
                 let active = activity.begin();
                 let mut response = proxy.serve(peer, request).await;
-                // In HTTP/1.1 hyper sees to it.
+                // For HTTP/1.1 hyper omits the body.
                 if is_head || body::is_forbidden(response.status()) {
                     response = body::without(response);
                 }
@@ -192,13 +192,13 @@ impl ConnectionContext {
             }
         });
         let connection = pin!(self.http2.serve_connection(io, service));
-        // Without a GOAWAY a client cannot know whether what it had just sent was begun, and must not send it again.
+        // Without a GOAWAY a client cannot know whether its latest request was processed, and must not repeat it.
         self.drive(connection, listener, &activity, true).await
     }
 
-    /// Runs a connection until it ends, is shut down, or its client makes no progress: an incomplete head, a long
-    /// time without a request, or an answer that is not read long after it had to be complete. `says_goodbye`: the
-    /// end of an idle connection is announced to the client, and requests that it had sent before are answered.
+    /// Runs a connection until it ends, is shut down, or its client makes no progress: an incomplete head, no request
+    /// for too long, or a response that is still unread long after its deadline. `says_goodbye`: the client is told
+    /// before an idle connection is closed, and requests sent before are answered.
     async fn drive<C>(
         &self,
         mut connection: Pin<&mut C>,
@@ -246,7 +246,7 @@ impl ConnectionContext {
     }
 }
 
-/// A connection that can be drained: it ends after the requests that it has.
+/// A connection that can be drained: it ends after its current requests.
 trait DrainableConnection: Future<Output = hyper::Result<()>> {
     fn graceful_shutdown(self: Pin<&mut Self>);
 }
@@ -278,16 +278,16 @@ where
     }
 }
 
-/// Counts the checks of a connection at which it had no request.
+/// Counts consecutive checks at which a connection had no request.
 struct IdleTracker {
     seen: Requests,
     looks: u32,
-    /// Of those, the last ones at which a head was due.
+    /// The number of latest checks at which a head was due.
     head_looks: u32,
     looks_max: u32,
 }
 
-/// Never none.
+/// The number of checks within `time`; at least 1.
 fn looks_within(time: Duration, pause: Duration) -> u32 {
     let looks = time.as_nanos().div_ceil(pause.as_nanos().max(1));
     u32::try_from(looks).unwrap_or(u32::MAX).max(1)
@@ -315,13 +315,13 @@ async fn open(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> io::Result<(
         let h2 = speaks_h2(&stream).await?;
         return Ok((Socket::Plain(stream), h2));
     };
-    // On the heap: it is large, and most connections are not of its kind.
+    // Boxed: the future is large, and most connections do not use TLS.
     let stream = Box::pin(TlsAcceptor::from(config).accept(stream)).await?;
     let h2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_H2);
     Ok((Socket::Tls(Box::new(stream)), h2))
 }
 
-/// Tells the protocols apart by the first bytes, which stay in the socket.
+/// Detects HTTP/2 by the first bytes, which stay in the socket.
 async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
     let mut bytes = [0; H2_PREFACE.len()];
     loop {
@@ -340,7 +340,7 @@ async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Counts a connection while it is open.
+/// Counts an open connection until dropped.
 struct Open<'a>(&'a Proxy);
 
 impl<'a> Open<'a> {
@@ -358,11 +358,12 @@ impl Drop for Open<'_> {
 
 /// The requests of a connection.
 pub(super) struct ConnectionActivity {
-    /// The low half counts the requests in progress, the high half all that began.
+    /// The low half counts the requests in progress, the high half all requests so far.
     requests: AtomicU64,
-    /// A head is to come: the first one, or one that has begun to (which is seen in HTTP/1.1 only).
+    /// Whether a request head is expected: the first one, or one that has started to arrive (detected in HTTP/1.1
+    /// only).
     head_is_due: AtomicBool,
-    /// Answers that are being sent: their request's number, and when they must be complete.
+    /// Responses that are being sent: the request's number, and the deadline of the response.
     answering: Mutex<Vec<(u64, Instant)>>,
 }
 
@@ -386,7 +387,7 @@ impl ConnectionActivity {
         Requests(self.requests.load(Ordering::Relaxed))
     }
 
-    /// Bytes have come: between requests they are the next one's head.
+    /// Records that bytes have arrived: between requests they belong to the next head.
     pub(super) fn read(&self) {
         if self.requests().is_quiet() {
             self.head_is_due.store(true, Ordering::Relaxed);
@@ -397,8 +398,8 @@ impl ConnectionActivity {
         self.head_is_due.load(Ordering::Relaxed)
     }
 
-    /// Whether a response should have been complete by `by`. The function's host ended it in time, so the client is
-    /// the one that does not read it.
+    /// Whether a response should have been complete by `by`. The function's host ended it in time, so the client does
+    /// not read it.
     fn is_overdue(&self, by: Option<Instant>) -> bool {
         by.is_some_and(|by| self.answering.lock().iter().any(|(_, deadline)| *deadline < by))
     }
@@ -410,14 +411,14 @@ impl Requests {
     }
 }
 
-/// A request, to the end of its answer.
+/// A request, until its response has ended.
 pub(crate) struct OpenRequest {
     activity: Arc<ConnectionActivity>,
     number: u64,
 }
 
 impl OpenRequest {
-    /// The answer begins; it must be complete by `deadline`.
+    /// The response starts; it must be complete by `deadline`.
     pub(crate) fn answering(&self, deadline: Instant) {
         self.activity.answering.lock().push((self.number, deadline));
     }

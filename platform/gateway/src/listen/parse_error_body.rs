@@ -1,12 +1,12 @@
-//! Adds a body to the answers that hyper writes by itself.
+//! Adds a body to the error responses that hyper writes itself.
 //!
-//! A request head that cannot be parsed, or is too large, never reaches the service: hyper answers it with a status and
-//! an empty body, and closes the connection. This wrapper of the socket replaces that answer with a refusal in the
-//! gateway's usual form.
+//! A request head that cannot be parsed, or is too large, never reaches the service: hyper answers with a status and an
+//! empty body, and closes the connection. This socket wrapper replaces that response with a refusal in the gateway's
+//! usual form.
 //!
-//! Such an answer is detected by timing, not by its bytes (a function may answer with any bytes): hyper writes it after
-//! all answers of earlier requests were flushed, and before another request has begun. That is one comparison for each
-//! write.
+//! Such a response is detected by timing, not by its bytes (a function may answer with any bytes): hyper writes it
+//! after all responses to earlier requests were flushed, and before another request has started. This costs one
+//! comparison for each write.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use tokio::{
 use super::connection::{ConnectionActivity, Requests};
 use crate::{headers, proxy::Proxy, refusal::Refusal};
 
-/// `HTTP/1.1 ` and three digits.
+/// The position of the three digits after `HTTP/1.1 `.
 const STATUS_AT: std::ops::Range<usize> = 9..12;
 
 /// A connection's socket.
@@ -36,13 +36,13 @@ pub(super) struct ParseErrorBody<S> {
     proxy: Arc<Proxy>,
     activity: Arc<ConnectionActivity>,
     head_bytes_max: usize,
-    /// The connection's requests when all of their answers had been written.
+    /// The state of the connection's requests at the last complete flush.
     flushed: Requests,
-    /// The rest of the body that replaces hyper's empty answer.
+    /// The unwritten rest of the response that replaces hyper's empty one.
     rest: Bytes,
-    /// Something was refused, of which more may come.
+    /// Whether a response was replaced, so that further writes of hyper are dropped.
     refused: bool,
-    /// Set once nothing more is written: until then what still comes of it is read.
+    /// The end of lingering; set when nothing more is written, and data of the refused request is still read.
     lingers: Option<Pin<Box<Sleep>>>,
 }
 
@@ -66,7 +66,7 @@ impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
         }
     }
 
-    /// Takes an answer without words; the words are to be written instead.
+    /// Whether `answer` is an empty error response of hyper, which is replaced then.
     fn takes(&mut self, answer: &[u8]) -> bool {
         if self.activity.requests() != self.flushed {
             return false;
@@ -100,7 +100,7 @@ impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
     }
 }
 
-/// A whole answer.
+/// The complete response.
 fn words(status: StatusCode, refusal: &Refusal) -> Bytes {
     let id = headers::request_id(&mut HeaderMap::new());
     let id = id.to_str().unwrap_or_default();
@@ -131,8 +131,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for ParseErrorBody<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ParseErrorBody<S> {
-    /// Reads what still comes, for a while: a connection that is closed with bytes unread is reset, and the reset takes
-    /// the answer along.
+    /// Reads and discards incoming data for a limited time: a connection closed with unread data is reset, and the
+    /// reset may destroy the response.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let until = self.lingers.get_or_insert_with(|| Box::pin(tokio::time::sleep(DRAIN_MAX)));
         if until.as_mut().poll(context).is_ready() {
@@ -176,7 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ParseErrorBody<S> {
         self.stream.is_write_vectored()
     }
 
-    /// hyper flushes when it has written everything that it had to write.
+    /// hyper flushes after it has written everything that was pending.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_rest(context))?;
         let requests = self.activity.requests();

@@ -1,7 +1,7 @@
-//! Signals all connections to drain or to end, without cost until then.
+//! Signals all connections to drain or to close, at almost no cost before that.
 //!
-//! A connection reads one atomic of its own each time it is polled. (A cancellation token that all connections poll is
-//! one lock that all cores take, several times for each request.)
+//! A connection reads its own atomic each time it is polled. (A cancellation token polled by all connections is one
+//! lock that all cores take, several times for each request.)
 
 use std::{
     collections::HashMap,
@@ -15,14 +15,14 @@ use std::{
 use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 
-/// The state that connections are switched to, in increasing order.
+/// The requested state of connections, in increasing order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Signal {
     #[default]
     Serve,
-    /// No new requests; end when those under way are answered.
+    /// Accept no new requests; close after those in flight are answered.
     Drain,
-    /// End now.
+    /// Close now.
     Cut,
 }
 
@@ -43,7 +43,7 @@ struct Ear {
     waker: AtomicWaker,
 }
 
-/// A connection's end. Not heard any more once it is dropped.
+/// A connection's receiver of signals. Unregistered when dropped.
 pub(super) struct Listener<'a> {
     signals: &'a Signals,
     number: u64,

@@ -12,10 +12,10 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// A connection's bytes.
+/// A connection's byte stream.
 pub(super) enum Socket {
     Plain(TcpStream),
-    /// On the heap: it is large, and most connections are not of its kind.
+    /// Boxed: it is large, and most connections do not use TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 

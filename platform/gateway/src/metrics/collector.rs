@@ -27,7 +27,7 @@ pub(crate) struct GatewayCounts {
     pub(crate) routes: AtomicUsize,
     /// Hosts that two functions claim.
     pub(crate) conflicts: AtomicUsize,
-    /// One round of taking changes into the table.
+    /// The duration of applying one batch of changes to the table.
     pub(crate) route_update: LatencyHistogram,
     refusals: [AtomicU64; RefusalCode::ALL.len()],
     /// Revisions that the autoscaler evaluates.
@@ -71,17 +71,17 @@ impl Collector for GatewayCollector {
         for (name, help, of) in [
             (
                 "mayfly_gateway_request_duration_seconds",
-                "Time from a request's arrival to the end of its answer.",
+                "Time from a request's arrival to the end of its response.",
                 (|counts: &RevisionCounters| &counts.total) as fn(&RevisionCounters) -> &LatencyHistogram,
             ),
             (
                 "mayfly_gateway_queue_duration_seconds",
-                "Time that requests waited for a turn, of those that had to.",
+                "Time that requests waited for admission, of those that had to wait.",
                 |counts| &counts.queue,
             ),
             (
                 "mayfly_gateway_cold_start_duration_seconds",
-                "Time to load a component and make its first instance.",
+                "Time to load a component and create its first instance.",
                 |counts| &counts.cold,
             ),
         ] {
@@ -97,13 +97,13 @@ impl Collector for GatewayCollector {
         for (name, help, of) in [
             (
                 "mayfly_gateway_requests_running",
-                "Requests that run now.",
+                "Requests that are running now.",
                 (|target: &RevisionTarget| target.gate.running()) as fn(&RevisionTarget) -> u32,
             ),
-            ("mayfly_gateway_requests_waiting", "Requests that wait for a turn now.", |target| {
+            ("mayfly_gateway_requests_waiting", "Requests that are waiting for admission now.", |target| {
                 target.gate.waiting()
             }),
-            ("mayfly_autoscaler_desired_replicas", "Replicas the autoscaler asks for.", |target| {
+            ("mayfly_autoscaler_desired_replicas", "Replicas that the autoscaler requests.", |target| {
                 target.desired_replicas.load(Ordering::Relaxed)
             }),
             ("mayfly_autoscaler_ready_replicas", "Replicas that run.", |target| {
@@ -139,7 +139,7 @@ fn requests(targets: &[Arc<RevisionTarget>], encoder: &mut DescriptorEncoder<'_>
 impl GatewayCollector {
     fn gateway(&self, encoder: &mut DescriptorEncoder<'_>) -> Outcome {
         let counts = &self.counts;
-        let help = "Requests that got no answer from a function, by cause.";
+        let help = "Requests that got no response from a function, by cause.";
         let name = "mayfly_gateway_refusals";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for code in RefusalCode::ALL {
@@ -160,7 +160,7 @@ impl GatewayCollector {
             ("mayfly_autoscaler_writes", "Changes of replicas written.", &counts.scale_writes),
             (
                 "mayfly_autoscaler_write_failures",
-                "Changes of replicas that could not be written (they are tried again).",
+                "Changes of replicas that could not be written (they are retried).",
                 &counts.scale_write_failures,
             ),
         ] {
@@ -168,7 +168,7 @@ impl GatewayCollector {
             metric.encode_counter::<NoLabelSet, _, u64>(&value.load(Ordering::Relaxed), None)?;
         }
         let (sum, count, buckets) = counts.route_update.read();
-        let help = "Time to take a batch of changes into the route table.";
+        let help = "Time to apply a batch of changes to the route table.";
         let name = "mayfly_gateway_route_update_duration_seconds";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)

@@ -1,4 +1,4 @@
-//! Keeps the table in step with the objects. One task, woken by changed keys.
+//! Keeps the table up to date with the objects. One task, woken by changed keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -23,7 +23,7 @@ use crate::{
     target::{DemandSignal, RevisionTarget, Targets, Upstream},
 };
 
-/// The copies of objects that routes are made from.
+/// The informers of the objects that routes are made from.
 #[derive(Clone)]
 pub(crate) struct RouteSources {
     pub(crate) functions: Informer<Function>,
@@ -46,15 +46,15 @@ pub(crate) struct Owner {
     queue_max: u32,
     /// Counts the changes of the table.
     applied: watch::Sender<u64>,
-    /// The revisions seen, by key, with their function and identity.
+    /// The known revisions by key, with their function and identity.
     known: HashMap<ObjectKey, Known>,
-    /// Which revisions take values from a ConfigMap or Secret.
+    /// The revisions that use a ConfigMap or Secret.
     users: HashMap<EnvObject, HashSet<ObjectKey>>,
-    /// Which functions' tags claim a host, by `<namespace>/<label>`; the first claim has it.
+    /// The functions whose tags claim a host, by `<namespace>/<label>`; the first claim wins.
     claims: HashMap<Arc<str>, BTreeSet<(Arc<str>, Arc<str>)>>,
     /// The hosts that each function's tags claim.
     claimed: HashMap<Arc<str>, BTreeMap<Arc<str>, Arc<str>>>,
-    /// The revisions that each function's route led to.
+    /// The revisions in the last route of each function.
     routed: HashMap<Arc<str>, Vec<Arc<RevisionTarget>>>,
 }
 
@@ -71,7 +71,7 @@ struct Known {
     sources: Vec<EnvObject>,
 }
 
-/// The dependencies of the owner, which the gateway passes.
+/// The dependencies of the owner, passed by the gateway.
 pub(crate) struct Parts {
     pub(crate) host: Arc<dyn FunctionHost>,
     pub(crate) table: Arc<RouteTable>,
@@ -114,7 +114,7 @@ impl Owner {
         }
     }
 
-    /// Runs until `stop`. `ready` turns true when everything there was at the start is in the table.
+    /// Runs until `stop`. `ready` becomes true when all objects that existed at the start are in the table.
     pub(crate) async fn run(mut self, ready: watch::Sender<bool>, stop: CancellationToken) {
         let synced = async {
             self.objects.revisions.synced().await;
@@ -140,7 +140,7 @@ impl Owner {
         }
     }
 
-    /// Whether a revision that changed takes values from a ConfigMap or Secret.
+    /// Whether a changed revision uses a ConfigMap or Secret.
     fn names_sources(&self, dirty: &Dirty) -> bool {
         let revisions = dirty.revisions.iter().filter_map(|key| self.objects.revisions.get(key));
         revisions.into_iter().any(|revision| env::references(&revision.spec.env).next().is_some())
@@ -174,7 +174,7 @@ impl Owner {
         self.applied.send_modify(|count| *count += 1);
         self.counts.routes.store(self.table.len(), Ordering::Relaxed);
         self.counts.route_update.observe(started.elapsed());
-        tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "took changes into the routes");
+        tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "applied changes to the routes");
     }
 
     /// Records a revision that was created, changed or removed.
@@ -264,13 +264,13 @@ impl Owner {
         }
     }
 
-    /// The revision's one target, as the revision is now.
+    /// The single target of the revision, updated to its current state.
     fn target(&mut self, revision: &Revision) -> Arc<RevisionTarget> {
         let uid = revision.metadata.uid.clone().unwrap_or_default();
         let known = self.targets.get(&uid);
         let upstream = match (self.hosted(revision), &known) {
             (Ok(upstream), _) => Arc::new(upstream),
-            // It continues with the values it was prepared with, as a pod does.
+            // It keeps the values that it was prepared with, as a pod does.
             (Err(Unhosted::Environment(_)), Some(known)) if known.is_hosted() => known.upstream.load_full(),
             (Err(Unhosted::Environment(refusal) | Unhosted::Revision(refusal)), _) => {
                 Arc::new(Upstream::Unavailable(refusal))
@@ -300,7 +300,7 @@ impl Owner {
         target
     }
 
-    /// Records the revisions that a function's route leads to, and lets the autoscaler evaluate those that it left.
+    /// Records the revisions in a function's route, and makes the autoscaler evaluate those that were removed from it.
     fn set_routed(&mut self, name: &Arc<str>, now: Vec<Arc<RevisionTarget>>) {
         let before = self.routed.remove(name).unwrap_or_default();
         for target in before.iter().filter(|before| !now.iter().any(|now| Arc::ptr_eq(before, now))) {
@@ -317,7 +317,7 @@ impl Owner {
         }
     }
 
-    /// Revisions that no route leads to but that have replicas: they are to go.
+    /// Makes the autoscaler remove the replicas of revisions without a route.
     fn retire(&mut self, revisions: &[Arc<Revision>]) {
         for revision in revisions {
             let running = revision.status.as_ref().is_some_and(|status| status.ready_replicas > 0);
@@ -329,7 +329,7 @@ impl Owner {
         }
     }
 
-    /// Claims hosts for a function's tags, and lets go of those it claimed before.
+    /// Claims hosts for a function's tags, and releases its earlier claims.
     fn claim(&mut self, function: &Arc<str>, now: BTreeMap<Arc<str>, Arc<str>>, batch: &mut RouteChanges) {
         let before = self.claimed.remove(function).unwrap_or_default();
         if before == now {
@@ -370,7 +370,7 @@ impl Owner {
         key.is_some_and(|key| self.objects.functions.get(&key).is_some())
     }
 
-    /// The number of tags whose host belongs to another function.
+    /// The number of tags whose host is claimed by another function.
     fn conflicts(&self) -> usize {
         let lost =
             |(host, claims): (&Arc<str>, &BTreeSet<_>)| claims.len() - usize::from(!self.is_function(host));

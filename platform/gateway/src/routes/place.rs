@@ -1,9 +1,9 @@
-//! The target of a request, from its head alone.
+//! Parses the target of a request from its head.
 
 use http::{HeaderMap, Uri, header, uri::PathAndQuery};
 use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
 
-/// A place in the route table.
+/// The part of a request that selects its route.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RoutePlace<'a> {
     /// `/fn/<namespace>/<name>/…`
@@ -11,17 +11,17 @@ pub(crate) enum RoutePlace<'a> {
         /// `<namespace>/<name>`
         key: &'a str,
     },
-    /// `<label>.<namespace>.fn.localhost`, the label being a name, or a tag and a name.
+    /// `<label>.<namespace>.fn.localhost`; the label is a name, or a tag and a name.
     Host {
         /// `<namespace>/<label>`
         key: String,
     },
-    /// No kind of place that is known.
+    /// Neither of these forms.
     Nowhere,
 }
 
 impl<'a> RoutePlace<'a> {
-    /// A function's own host wins over a path: all of its paths are the function's.
+    /// A function's own host takes precedence over the path: all paths below it belong to the function.
     pub(crate) fn of(uri: &'a Uri, headers: &HeaderMap) -> Self {
         if let Some(key) = host_of(uri, headers).and_then(function_host) {
             return Self::Host { key };
@@ -33,7 +33,7 @@ impl<'a> RoutePlace<'a> {
     }
 }
 
-/// The host that a request names: HTTP/2 in its URI, HTTP/1.1 in a header.
+/// The request's host: from the URI in HTTP/2, from a header in HTTP/1.1.
 pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     match uri.authority() {
         Some(authority) => Some(authority.as_str()),
@@ -68,11 +68,11 @@ fn function_path(path: &str) -> Option<&str> {
     if namespace == 0 || name == namespace + 1 { None } else { Some(&rest[..name]) }
 }
 
-/// Segments of a path that lead to a function: `fn`, a namespace, a name.
+/// The number of path segments that select a function: `fn`, a namespace, a name.
 const LEADING_SEGMENTS: usize = 3;
 
-/// The same address with the unreserved characters of its leading segments as themselves: encoded or not they mean
-/// the same (RFC 3986, section 6.2.2.2). What is the function's own stays as it was sent. `None`: it is so already.
+/// The same URI with the unreserved characters of its leading segments decoded: both forms are equivalent (RFC 3986,
+/// section 6.2.2.2). The function's own part of the path is unchanged. `None` if nothing is encoded.
 pub(crate) fn plainly(uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?.as_str();
     let path = uri.path();
@@ -134,7 +134,7 @@ mod tests {
             ("/%66n/n%73/gr%65%65t?x=%65", Some("/fn/ns/greet?x=%65")),
             ("/fn/ns/my%2Dfn/%65%20/b", Some("/fn/ns/my-fn/%65%20/b")),
             ("/fn/ns/my%2dfn", Some("/fn/ns/my-fn")),
-            // A reserved character, or no valid encoding.
+            // A reserved character, or an invalid encoding.
             ("/fn/ns%2Fgreet/x", None),
             ("/fn/ns/gr%6", None),
             ("/fn/ns/gr%zzeet/%65", None),

@@ -13,29 +13,29 @@ use mayfly_runtime::HostedSpec;
 
 use crate::refusal::{Refusal, RefusalCode};
 
-/// A function's route before anything is made for it.
+/// A planned route, before its targets are created.
 #[derive(Debug)]
 pub(crate) struct RoutePlan {
     pub(crate) targets: Vec<PlannedTarget>,
-    /// The revision of a target `latest: true`, whether there is one or not.
+    /// The revision that a target `latest: true` resolves to, even if there is no such target.
     pub(crate) latest: Option<Arc<Revision>>,
     pub(crate) sticky: Option<Sticky>,
 }
 
 #[derive(Debug)]
 pub(crate) struct PlannedTarget {
-    /// The revision, or why there is none.
+    /// The revision, or the reason why there is none.
     pub(crate) revision: Result<Arc<Revision>, Refusal>,
-    /// The identity in a sticky client's cookie: the name of a revision, or `latest`.
+    /// The value that identifies the target in a sticky client's cookie: the name of a revision, or `latest`.
     pub(crate) identity: String,
     pub(crate) percent: u32,
     pub(crate) tag: Option<String>,
 }
 
-/// The identity of the target `latest: true`; no revision's name, since those have a number.
+/// The identity of the target `latest: true`; not a revision's name, since those have a number.
 pub(super) const LATEST: &str = "latest";
 
-/// `revisions`: those that name the function as their owner.
+/// Plans the route. `revisions`: those whose owner is the function.
 pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePlan {
     let own: Vec<_> = revisions.iter().filter(|revision| belongs(revision, function)).collect();
     let everything = [TrafficTarget { latest: Some(true), percent: Some(100), ..TrafficTarget::default() }];
@@ -68,20 +68,20 @@ pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePla
 }
 
 impl PlannedTarget {
-    /// Whether the traffic names a revision that is not there.
+    /// Whether the traffic target refers to a revision that does not exist.
     fn is_missing(&self) -> bool {
         self.identity != LATEST && self.revision.is_err()
     }
 }
 
 impl RoutePlan {
-    /// Whether some of the traffic names a revision that is not there.
+    /// Whether any traffic target refers to a revision that does not exist.
     pub(crate) fn lacks_revision(&self) -> bool {
         self.targets.iter().any(PlannedTarget::is_missing)
     }
 
-    /// The same with the latest revision, if there is one, in the place of those that are not there: a wrong name must
-    /// not take a function down. The function's condition names it.
+    /// Replaces missing revisions by the latest one, if there is one: a wrong name must not take a function down. The
+    /// function's condition reports the wrong name.
     pub(crate) fn with_latest(mut self) -> Self {
         if let Some(latest) = &self.latest {
             for target in self.targets.iter_mut().filter(|target| target.is_missing()) {
@@ -93,7 +93,7 @@ impl RoutePlan {
     }
 }
 
-/// Whether a revision is this function's: not of an earlier function of the same name, and not being deleted.
+/// Whether a revision belongs to this function: not to an earlier function of the same name, and not being deleted.
 fn belongs(revision: &Revision, function: &Function) -> bool {
     let meta = &revision.metadata;
     let mut owners = meta.owner_references.iter().flatten().filter(|owner| owner.kind == "Function");
@@ -102,9 +102,9 @@ fn belongs(revision: &Revision, function: &Function) -> bool {
         && owners.all(|owner| Some(owner.uid.as_str()) == function.metadata.uid.as_deref())
 }
 
-/// The newest that can answer, as the function's status says, or a newer one that says so itself: the function says
-/// it only when requests go there. Where none can, the newest. Which is newer, the numbers say, as they do to the
-/// function's controller: a clock that was set back would give the two different answers.
+/// The newest ready revision according to the function's status, or a newer one whose own status is ready: the function
+/// reports it only once requests are routed to it. If none is ready, the newest one. Age is compared by revision
+/// number, as in the function's controller: after the clock was set back, creation times would give different answers.
 fn latest(function: &Function, own: &[&Arc<Revision>]) -> Option<Arc<Revision>> {
     let named = function.status.as_ref().and_then(|status| status.latest_ready_revision.as_ref());
     let number = |revision: &&&Arc<Revision>| {
@@ -122,10 +122,10 @@ fn is_ready(revision: &Revision) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Why a revision cannot run.
+/// The reason why a revision cannot run.
 #[derive(Debug)]
 pub(crate) enum Unhosted {
-    /// A source of the environment is missing. A revision that was prepared before continues.
+    /// A source of the environment is missing. A revision that was prepared before keeps running.
     Environment(Refusal),
     Revision(Refusal),
 }
@@ -139,7 +139,7 @@ impl From<Refusal> for Unhosted {
 /// The host's specification of a revision.
 ///
 /// # Errors
-/// The reason for which it cannot run, as a sentence for its callers.
+/// The reason why it cannot run, as a sentence for clients.
 pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Unhosted> {
     let key = ObjectKey::of(revision);
     let spec = &revision.spec;
@@ -175,10 +175,9 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
     })
 }
 
-/// Temporary reasons, for which requests are routed although the revision's status, which may be out of date, is not
-/// ready: the host waits for a component that is being compiled and looks for a missing one, and the environment is
-/// computed here from the newest values. A client that has seen a function become ready must not be refused right
-/// after.
+/// Temporary reasons: requests are routed although the revision's status, which may be out of date, is not ready. The
+/// host waits for a component that is being compiled and looks for a missing one, and the environment is computed here
+/// from the newest values. A client that has seen a function become ready must not be refused right after.
 const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
 const COMPONENT_MISSING: &str = "ComponentMissing";
 
@@ -189,12 +188,12 @@ pub(crate) fn lacks_component(revision: &Revision) -> bool {
     ready.is_some_and(|ready| ready.status == "False" && ready.reason == COMPONENT_MISSING)
 }
 
-/// The refusal of a revision that runs an image and cannot run.
+/// The refusal for an image revision that cannot run.
 pub(crate) fn image_refusal(revision: &Revision) -> Option<Refusal> {
     unready(revision).map(|why| Refusal::revision_not_ready(&ObjectKey::of(revision).to_string(), &why))
 }
 
-/// The reason in a revision's status for which it cannot answer; `None` while there is no status.
+/// The reason in a revision's status why it cannot answer; `None` while there is no status.
 fn unready(revision: &Revision) -> Option<String> {
     let conditions = revision.status.as_ref().map(|status| status.conditions.as_slice())?;
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
@@ -276,7 +275,7 @@ mod tests {
         );
     }
 
-    /// The function's status follows only once requests are routed there.
+    /// The function's status is updated only once requests are routed there.
     #[test]
     fn a_newer_revision_that_can_answer_is_the_latest() {
         let with = |name: &str, minute: u8, status: &str| {

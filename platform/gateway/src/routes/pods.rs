@@ -1,4 +1,4 @@
-//! The ways to the pods of revisions that are container images, kept as the pods come and go.
+//! The upstreams of revisions that are container images, updated as their pods change.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,7 +15,7 @@ pub(super) struct PodRoutes {
     pods: Informer<Pod>,
     by_revision: Index<Pod>,
     upstreams: HashMap<ObjectKey, (String, Arc<PodUpstream>)>,
-    /// The revision of each pod that was seen: a deleted pod does not name it any more.
+    /// The revision of each known pod, since a deleted pod is not available any more.
     revisions: HashMap<ObjectKey, ObjectKey>,
 }
 
@@ -26,7 +26,7 @@ impl PodRoutes {
         Self { pods, by_revision, upstreams: HashMap::new(), revisions: HashMap::new() }
     }
 
-    /// The upstream of a revision's pods: one value for the revision's lifetime.
+    /// The upstream of a revision's pods: the same value for the revision's lifetime.
     pub(super) fn upstream(&mut self, revision: &Revision) -> Arc<PodUpstream> {
         let key = ObjectKey::of(revision);
         let uid = revision.metadata.uid.clone().unwrap_or_default();
@@ -43,7 +43,7 @@ impl PodRoutes {
         upstream
     }
 
-    /// Takes over pods that were created, changed or removed.
+    /// Updates the upstreams of pods that were created, changed or removed.
     pub(super) fn update(&mut self, changed: &BTreeSet<ObjectKey>) {
         let mut revisions = BTreeSet::new();
         for key in changed {
@@ -64,7 +64,7 @@ impl PodRoutes {
         }
     }
 
-    /// Forgets a revision that was removed.
+    /// Removes a deleted revision.
     pub(super) fn forget(&mut self, key: &ObjectKey, uid: &str) {
         if self.upstreams.get(key).is_some_and(|(known, _)| known == uid)
             && let Some((_, upstream)) = self.upstreams.remove(key)

@@ -1,4 +1,4 @@
-//! One function's route: which of its revisions answers a request.
+//! One function's route: the choice of the revision for a request.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -11,16 +11,16 @@ use super::{
 };
 use crate::{refusal::Refusal, target::RevisionTarget};
 
-/// Reaches one traffic target, whatever the shares are.
+/// Selects one traffic target, independent of the traffic split.
 pub const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
 
-/// Digits of the number at a revision's name's end, at least.
+/// The minimum number of digits at the end of a revision's name.
 const REVISION_DIGITS_MIN: usize = 5;
 
-/// A function's route. Everything that can be known before a request is.
+/// A function's route, with everything precomputed that does not depend on a request.
 pub(crate) struct FunctionRoute {
     pub(crate) key: ObjectKey,
-    /// The state of the function that it was made from.
+    /// The version of the function that it was made from.
     function: Option<Arc<Function>>,
     /// `/fn/<namespace>/<name>`
     pub(crate) prefix: HeaderValue,
@@ -43,8 +43,8 @@ enum Split {
     /// No target has a share.
     None,
     All(usize),
-    /// Each of these in its share of all requests, at random: any fixed order resonates with clients that repeat their
-    /// requests in an order of their own.
+    /// Each target gets its share of all requests, at random: any fixed order resonates with clients that repeat their
+    /// requests in a fixed order.
     Shares(Box<[(usize, u32)]>),
 }
 
@@ -53,7 +53,7 @@ enum StickyBy {
     Cookie(ByCookie),
 }
 
-/// The target of a request.
+/// The chosen target of a request.
 pub(crate) struct RouteChoice<'a> {
     pub(crate) target: &'a Arc<RevisionTarget>,
     pub(crate) set_cookie: Option<SetCookie>,
@@ -75,13 +75,13 @@ impl FunctionRoute {
         Self { function: Some(function), ..self }
     }
 
-    /// Whether the function has no address of its own.
+    /// Whether the function has no public address.
     pub(crate) fn is_private(&self) -> bool {
         self.function.as_ref().is_some_and(|function| !function.spec.visibility.is_public())
     }
 
-    /// Whether requests are routed by this state of the function, or a later one; `latest`: the revision of its
-    /// target `latest: true`.
+    /// Whether requests are routed by this version of the function, or a later one; `latest`: the revision that its
+    /// target `latest: true` resolves to.
     pub(crate) fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
         let own = self.function.as_ref().map(|own| &own.metadata);
         let is_it = own.is_some_and(|own| {
@@ -104,7 +104,7 @@ impl FunctionRoute {
         self.ends.iter().filter_map(|end| end.tag.as_deref())
     }
 
-    /// `tag` comes from the host; a header has the same meaning. `by_host`: cookies are for all paths.
+    /// `tag` comes from the host; a header has the same meaning. `by_host`: cookies apply to all paths.
     pub(crate) fn choose(
         &self,
         headers: &HeaderMap,
@@ -150,7 +150,8 @@ impl FunctionRoute {
             Some(StickyBy::Cookie(cookie)) => {
                 let (end, has_chosen) = match cookie.visitor(headers, |end| self.ends[end].percent > 0) {
                     Visitor::Of(end) => (end, true),
-                    // The application's own: the visitor keeps it, and stays with a revision by it.
+                    // The application's own cookie: its value identifies the visitor, and selects the revision by its
+                    // hash.
                     Visitor::With(value) if !self.is_identity(value) => {
                         (self.by_hash(value.as_bytes()), true)
                     }
@@ -161,8 +162,8 @@ impl FunctionRoute {
         })
     }
 
-    /// Whether a value may have named a target of this function, now or before: many visitors have the same one,
-    /// so that its hash would send them all one way.
+    /// Whether a value may be the identity of a target of this function, now or before: many visitors share it, so
+    /// hashing it would send them all to one target.
     fn is_identity(&self, value: &str) -> bool {
         let number = value.strip_prefix(self.key.name.as_str()).and_then(|rest| rest.strip_prefix('-'));
         let numbered = number.is_some_and(|number| {
@@ -171,12 +172,12 @@ impl FunctionRoute {
         numbered || value == LATEST
     }
 
-    /// Weighted rendezvous hashing: each value has its own order of targets, and a change of shares moves
-    /// only as many values as it must. The same in every process.
+    /// Weighted rendezvous hashing: each value has its own order of targets, and a change of shares moves as few values
+    /// as possible. Deterministic across processes.
     fn by_hash(&self, value: &[u8]) -> usize {
         let score = |end: &End| {
             let hash = mixed(fnv1a(fnv1a(FNV_OFFSET, end.identity.as_bytes()), value));
-            // Uniform over (0, 1), then exponential with the share as its rate: the smallest wins.
+            // Uniform over (0, 1), then exponential with the share as its rate: the smallest value wins.
             let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
             -uniform.ln() / f64::from(end.percent)
         };
@@ -198,7 +199,7 @@ impl Split {
     }
 }
 
-/// The target that a number leads to: of all numbers, each leads to its share. There is one at least.
+/// Maps a number to a target, proportionally to the shares. There must be at least one target.
 fn by_number(shares: &[(usize, u32)], number: u32) -> usize {
     let total: u64 = shares.iter().map(|(_, percent)| u64::from(*percent)).sum();
     let mut point = (u64::from(number) * total) >> 32;
@@ -227,7 +228,7 @@ fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The finalizer of splitmix64: FNV alone leaves the high bits poor.
+/// The finalizer of splitmix64: FNV alone distributes the high bits badly.
 fn mixed(mut hash: u64) -> u64 {
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -42,7 +42,7 @@ fn shares() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    /// Of all numbers, each target gets its share, to a number.
+    /// Over all numbers, each target gets exactly its share.
     #[test]
     fn shares_are_exact(shares in shares()) {
         let ends: Vec<_> =
@@ -60,7 +60,7 @@ proptest! {
     }
 }
 
-/// A client that repeats its requests in an order of its own meets both revisions with each of them.
+/// A client that repeats its requests in a fixed order reaches both revisions with each of them.
 #[test]
 fn shares_do_not_resonate_with_a_clients_order() {
     let route = route(&[50, 50], None);
@@ -103,7 +103,7 @@ fn sticky_cookie_is_set_and_followed() {
     for _ in 0..10 {
         assert_eq!(chosen(&route, &headers_back), (name.clone(), None));
     }
-    // One that names what is no target any more, or a target without a share, is replaced.
+    // A cookie with a removed target, or a target without a share, is replaced.
     for stale in ["rev=hello-00007", "rev=latest", "rev=r2", "rev=", "other=r0"] {
         assert!(chosen(&route, &headers("cookie", stale)).1.is_some(), "{stale}");
     }
@@ -112,7 +112,7 @@ fn sticky_cookie_is_set_and_followed() {
     assert!(cookie.to_str().unwrap().contains("Path=/;"));
 }
 
-/// A session cookie of the application's own: any value keeps its visitor, and the shares hold.
+/// A session cookie of the application: every value keeps its visitor, and the shares hold.
 #[test]
 fn the_applications_own_cookie_keeps_and_shares() {
     let sticky = || Some(Sticky { header: None, cookie: Some("session".into()) });
@@ -130,7 +130,7 @@ fn the_applications_own_cookie_keeps_and_shares() {
     assert!((900..1100).contains(&moved), "{moved}");
 }
 
-/// The function sets the chosen cookie itself: a second one leads its visitor back to where it was set.
+/// The function sets the chosen cookie itself: a second cookie leads its visitor back to the same revision.
 #[test]
 fn a_second_cookie_leads_back() {
     let route = route(&[50, 50], Some(Sticky { header: None, cookie: Some("session".into()) }));
@@ -143,7 +143,7 @@ fn a_second_cookie_leads_back() {
         let back = headers("cookie", &format!("{own}; {second}"));
         assert_eq!(chosen(&route, &back), (first.target.key.name.clone(), None));
     }
-    // A cookie that names no target is ignored.
+    // A cookie with an unknown target is ignored.
     let stale = headers("cookie", "session=visitor-1; mayfly-revision=gone");
     let by_value = headers("cookie", "session=visitor-1");
     assert_eq!(chosen(&route, &stale), chosen(&route, &by_value));

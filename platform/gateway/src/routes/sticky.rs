@@ -1,17 +1,17 @@
 //! Sticky sessions: a cookie binds a client to one revision.
 //!
-//! A client without a cookie of the name that the function's author chose gets one that names the target. If the
-//! function sets a cookie of that name itself, its value is kept, and a second cookie names the target: by the value
-//! alone the client would be sent to the target of the value's hash, not to the revision that set it.
+//! A client without the cookie chosen by the function's author gets one that identifies the target. If the function
+//! sets a cookie of that name itself, its value is kept, and a second cookie identifies the target: otherwise the hash
+//! of the value would select the target, not the revision that set it.
 
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
 
-/// Names a visitor's target where the chosen cookie is the function's own.
+/// Identifies a visitor's target if the function sets the chosen cookie itself.
 const COOKIE_REVISION: &str = "mayfly-revision";
 
-/// A function's cookie, and the values that it may have.
+/// A function's cookie and its possible values.
 pub(super) struct ByCookie {
     name: String,
     targets: Vec<Target>,
@@ -19,37 +19,37 @@ pub(super) struct ByCookie {
 
 struct Target {
     identity: String,
-    /// For all paths of the function below `/fn`.
+    /// For all paths below the function's prefix.
     under_path: Arc<Cookies>,
     under_host: Arc<Cookies>,
 }
 
-/// The cookies that name one target.
+/// The `set-cookie` values for one target.
 struct Cookies {
     /// The cookie that the function's author chose.
     chosen: HeaderValue,
-    /// The second one.
+    /// The second cookie.
     second: HeaderValue,
 }
 
-/// The cookies of a request.
+/// The visitor's state, from the cookies of a request.
 pub(super) enum Visitor<'a> {
-    /// A cookie that names this target.
+    /// A cookie identifies this target.
     Of(usize),
-    /// A cookie of the chosen name, with a value that is not the gateway's.
+    /// A cookie of the chosen name, with a value that the gateway did not set.
     With(&'a str),
     New,
 }
 
-/// The cookie to set with an answer.
+/// The cookie to set with a response.
 pub(crate) struct SetCookie {
     cookies: Arc<Cookies>,
-    /// The visitor has the chosen cookie: nothing is to be set unless the function changes it.
+    /// Whether the visitor has the chosen cookie: nothing is set unless the function changes it.
     has_chosen: bool,
 }
 
 impl ByCookie {
-    /// `identities`: of all targets. `prefix`: the function's path. `None`: they are no valid header values.
+    /// `identities`: of all targets. `prefix`: the function's path. `None` if they are not valid header values.
     pub(super) fn new<'a>(
         name: &str,
         identities: impl Iterator<Item = &'a str>,
@@ -85,7 +85,7 @@ impl ByCookie {
         }
     }
 
-    /// `by_host`: cookies are for all paths.
+    /// `by_host`: cookies apply to all paths.
     pub(super) fn set(&self, target: usize, by_host: bool, has_chosen: bool) -> SetCookie {
         let target = &self.targets[target];
         let cookies = if by_host { &target.under_host } else { &target.under_path };
@@ -94,7 +94,7 @@ impl ByCookie {
 }
 
 impl SetCookie {
-    /// The cookie to be added to those of the function's response.
+    /// The cookie to add to those of the function's response.
     pub(crate) fn beside(&self, answer: &HeaderMap) -> Option<HeaderValue> {
         let Cookies { chosen, second } = &*self.cookies;
         let mut set = answer.get_all(header::SET_COOKIE).iter();
@@ -111,7 +111,7 @@ fn name_of(set_cookie: &HeaderValue) -> Option<&[u8]> {
     Some(bytes[..end].trim_ascii())
 }
 
-/// The value of a cookie.
+/// The value of a cookie in a request.
 fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let lines = headers.get_all(header::COOKIE).into_iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(';')).find_map(|pair| {

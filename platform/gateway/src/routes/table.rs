@@ -1,8 +1,7 @@
 //! All routes: read by every request, written by one task.
 //!
-//! The table is cut into shards, each an immutable map behind one atomic pointer. A reader takes no lock
-//! and never waits; a change copies the pointers of one shard, some forty at 10,000 functions, and touches
-//! no other route.
+//! The table is split into shards, each an immutable map behind one atomic pointer. A reader takes no lock and never
+//! waits; a change copies the pointers of one shard, about forty at 10,000 functions, and touches no other route.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
@@ -18,22 +17,22 @@ use arc_swap::ArcSwap;
 use super::{FunctionRoute, RoutePlace};
 use crate::refusal::Refusal;
 
-/// Shards of the table: a power of two.
+/// The number of shards; a power of two.
 const SHARDS: usize = 256;
 
 /// All routes.
 pub(crate) struct RouteTable {
     hasher: RandomState,
     shards: Box<[ArcSwap<Shard>]>,
-    /// The first list of functions is in.
+    /// Whether the first list of functions has been applied.
     complete: AtomicBool,
 }
 
 #[derive(Clone, Default)]
 struct Shard {
-    /// By `<namespace>/<name>`.
+    /// Routes by `<namespace>/<name>`.
     functions: HashMap<Arc<str>, Arc<FunctionRoute>>,
-    /// By `<namespace>/<tag>-<name>`.
+    /// Hosts of tags by `<namespace>/<tag>-<name>`.
     tag_hosts: HashMap<Arc<str>, TagHost>,
 }
 
@@ -48,12 +47,12 @@ pub(crate) struct TagHost {
 /// A request's route.
 pub(crate) struct FoundRoute {
     pub(crate) route: Arc<FunctionRoute>,
-    /// From the host.
+    /// The tag in the host.
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) by_host: bool,
 }
 
-/// Changes to take in together. `None` removes.
+/// Changes to apply together. `None` removes.
 #[derive(Default)]
 pub(crate) struct RouteChanges {
     pub(crate) functions: BTreeMap<Arc<str>, Option<Arc<FunctionRoute>>>,
@@ -100,12 +99,12 @@ impl RouteTable {
         Refusal::no_function(namespace, name)
     }
 
-    /// Everything there was at the start is in.
+    /// Marks the table as complete: all objects that existed at the start are in it.
     pub(crate) fn set_complete(&self) {
         self.complete.store(true, Ordering::Release);
     }
 
-    /// Takes changes in, each shard that they touch at once. Only the owner calls this.
+    /// Applies changes, atomically for each shard. Only the owner calls this.
     pub(crate) fn apply(&self, batch: RouteChanges) {
         let mut touched: HashMap<usize, Shard> = HashMap::new();
         let copy = |at: usize| Shard::clone(&self.shards[at].load());
@@ -139,7 +138,7 @@ impl RouteTable {
     }
 
     fn shard_at(&self, key: &str) -> usize {
-        // The low bits only: the cast cannot lose any that count.
+        // The modulus fits into any `usize`.
         usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
     }
 }

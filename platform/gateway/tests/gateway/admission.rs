@@ -1,4 +1,4 @@
-//! Turns and queues, over sockets.
+//! Admission and queues, over sockets.
 
 use std::{
     sync::{Arc, Mutex},
@@ -36,7 +36,7 @@ fn waiting(world: &World, count: u32) -> bool {
     gauge(world, "waiting", count)
 }
 
-/// A host that notes the order of calls, and answers each when `turns` has a permit for it.
+/// A host that records the order of calls, and answers each when `turns` has a permit for it.
 fn ordered(turns: Arc<Semaphore>, order: Arc<Mutex<Vec<String>>>) -> Arc<ScriptedHost> {
     ScriptedHost::new(move |_, request| {
         order.lock().unwrap().push(request.uri().path().to_owned());
@@ -67,7 +67,7 @@ async fn turns_go_in_order_and_those_who_left_lose_theirs() {
     let mut asking = Vec::new();
     for n in 0..10u32 {
         asking.push(tokio::spawn(ask(&world, format!("/{n}"))));
-        // One runs, the others wait in the order they came.
+        // One runs, the others wait in the order of their arrival.
         eventually(|| async { if n == 0 { order.lock().unwrap().len() == 1 } else { waiting(&world, n) } })
             .await;
     }
@@ -83,7 +83,7 @@ async fn turns_go_in_order_and_those_who_left_lose_theirs() {
         }
     }
     assert_eq!(*order.lock().unwrap(), ["/0", "/1", "/2", "/4", "/5", "/6", "/8", "/9"]);
-    // No turn was lost on those who left.
+    // No slot was lost with the cancelled requests.
     assert_eq!(tokio::spawn(ask(&world, "/last".into())).await.unwrap(), Ok(()));
 }
 
@@ -117,7 +117,7 @@ async fn a_full_queue_refuses_with_retry_after() {
 async fn whoever_gets_no_turn_in_time_is_told_so() {
     let api = FakeApi::default();
     api.function("hello", narrow("200ms"));
-    // An answer without an end has its turn for as long as somebody holds it, whatever time it had.
+    // An endless response keeps its slot while a client reads it, whatever its timeout.
     let host = ScriptedHost::new(|_, _| async {
         let endless = futures::stream::pending::<Result<Frame<Bytes>, BodyError>>();
         Ok(Response::new(StreamBody::new(endless).boxed_unsync()))
@@ -138,13 +138,13 @@ async fn whoever_gets_no_turn_in_time_is_told_so() {
     assert!(gauge(&world, "running", 0));
 }
 
-/// As soon as it is known, not when the time is over.
+/// Refused as soon as that is known, not at the timeout.
 #[tokio::test(start_paused = true)]
 async fn whoever_would_be_too_late_is_told_before() {
     let api = FakeApi::default();
     api.function("hello", narrow("250ms"));
     let world = World::new(api, Duration::from_millis(100)).await;
-    // From now on it is known what an answer takes.
+    // From now on the duration of a response is known.
     assert_eq!(ask(&world, "/".into()).await, Ok(()));
     let started = Instant::now();
     let asking: Vec<_> = (0..3)
@@ -161,7 +161,7 @@ async fn whoever_would_be_too_late_is_told_before() {
     for asking in asking {
         outcomes.push(asking.await.unwrap());
     }
-    // The third one's turn would come after 200 ms, and its answer after 300.
+    // The third request would be admitted after 200 ms, and answered after 300.
     let took = started.elapsed();
     assert!((Duration::from_millis(200)..Duration::from_millis(250)).contains(&took), "{took:?}");
     let refusal = outcomes.pop().unwrap().unwrap_err();
@@ -204,7 +204,7 @@ async fn a_wait_shows_in_server_timing() {
     assert!(world.metrics().contains(counted));
 }
 
-/// 80 connections of 250 requests each, all at once, to one function that takes 100 at a time.
+/// 80 connections with 250 requests each, all at once, to one function with a concurrency of 100.
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_thousand_at_once_without_an_error() {
     let api = FakeApi::default();

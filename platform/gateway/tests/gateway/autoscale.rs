@@ -1,4 +1,4 @@
-//! Replicas follow demand. Time is paused: no sockets here, requests go through the handle.
+//! Replicas follow demand. Time is paused: there are no sockets, requests go through the handle.
 
 use std::{
     sync::{
@@ -53,7 +53,7 @@ async fn from_zero_and_back() {
     let idle = answered.elapsed();
     assert!((Duration::from_secs(19)..Duration::from_secs(22)).contains(&idle), "{idle:?}");
     assert!(!mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")));
-    // The pod goes; nothing is left to do.
+    // The pod is removed; nothing is left to do.
     world.api.revision_with(
         "hello",
         1,
@@ -111,7 +111,7 @@ async fn memory_comes_back_while_the_api_is_away() {
         .await;
 }
 
-/// A world whose host has the component once `uploaded` is set, and a call of its one function.
+/// A world whose host gets the component once `uploaded` is set, with one function.
 async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>) {
     let api = FakeApi::default();
     api.function("hello", json!({}));
@@ -147,7 +147,7 @@ async fn no_replica_is_asked_for_that_cannot_start() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert!(!world.api.writes().contains(&"hello-00001=1".to_owned()), "{:?}", world.api.writes());
-    // Once it is there, the next call is answered and counts.
+    // After the upload, the next call is answered and counts as demand.
     uploaded.store(true, Ordering::SeqCst);
     ask(&world, "hello").await;
     world.api.written("hello-00001=1").await;
@@ -155,7 +155,7 @@ async fn no_replica_is_asked_for_that_cannot_start() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_finds_that_the_component_is_gone() {
-    // Its status does not know.
+    // The revision's status does not report the missing component.
     let (world, _) = without_component(json!({})).await;
     refused(&world).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -166,7 +166,7 @@ async fn a_call_finds_that_the_component_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn the_fewest_are_kept_without_a_request() {
     let api = FakeApi::default();
-    // The ReplicaSet comes after the revision: the write is tried until it is there.
+    // The ReplicaSet is created after the revision: the write is retried until then.
     api.revision_with("hello", 1, json!({"scaling": {"min": 2}}), json!({}));
     api.traffic("hello", json!({}));
     let world = World::new(api, Duration::ZERO).await;
@@ -192,12 +192,12 @@ async fn a_revision_without_traffic_goes() {
         json!({"scaling": {"min": 1, "idleAfter": "5s"}}),
         json!({"readyReplicas": 1}),
     );
-    // Demand is remembered for a window.
+    // Demand has an effect for one window.
     tokio::time::sleep(Duration::from_secs(70)).await;
     assert!(watched(&world, 0));
     world.api.revision("hello", 2, json!({}));
     world.api.written("hello-00001=0").await;
-    // One that had no traffic since the start, but replicas, goes as well.
+    // A revision with replicas and without traffic since the start is scaled to zero as well.
     world.api.revision("old", 1, json!({}));
     world.api.revision("old", 2, json!({}));
     world.api.revision_with("old", 1, json!({}), json!({"readyReplicas": 3}));
@@ -211,7 +211,7 @@ async fn what_somebody_else_changed_is_written_again() {
     api.function("hello", json!({"scaling": {"min": 1}}));
     let world = World::new(api, Duration::ZERO).await;
     world.api.written("hello-00001=1").await;
-    // It runs three, for as long as nobody says otherwise.
+    // Its status keeps reporting three replicas.
     world.api.revision_with("hello", 1, json!({"scaling": {"min": 1}}), json!({"readyReplicas": 3}));
     tokio::time::sleep(Duration::from_secs(200)).await;
     let writes = world.api.writes().len();

@@ -1,4 +1,4 @@
-//! Bodies of requests that nobody reads, or not now: answers arrive, and others' bodies come.
+//! Request bodies that are not read, or not yet: responses arrive, and the bodies of other requests are received.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::support::{
     host::{ScriptedHost, text},
 };
 
-/// More than sockets hold.
+/// More than the socket buffers hold.
 const UPLOAD_BYTES: usize = 16 << 20;
 
 #[tokio::test]
@@ -31,7 +31,7 @@ async fn an_answer_arrives_though_nobody_reads_the_request() {
         [("/fn/ns/hello", "HTTP/1.1 200 OK\r\n"), ("/fn/ns/none", "HTTP/1.1 404 Not Found\r\n")]
     {
         let (mut reader, mut writer) = TcpStream::connect(world.address).await.unwrap().into_split();
-        // As a client that sends all before it looks for an answer.
+        // Like a client that sends everything before it reads a response.
         let head = format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n");
         writer.write_all(head.as_bytes()).await.unwrap();
         writer.write_all(&vec![0; UPLOAD_BYTES]).await.expect("all of it is taken");

@@ -1,4 +1,4 @@
-//! Clients that are slow, large or many.
+//! Slow clients, large requests and many requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::support::{
     raw,
 };
 
-/// A guest that reads all of its request, and answers with its length or the error it met.
+/// A guest that reads its whole request, and answers with its length or the error.
 fn reader() -> Arc<ScriptedHost> {
     ScriptedHost::new(|_, request| async move {
         match request.into_body().collect().await {
@@ -40,7 +40,7 @@ async fn world(config: Config, host: Arc<ScriptedHost>) -> World {
 
 async fn closed(mut stream: TcpStream) -> String {
     let mut rest = Vec::new();
-    // A reset is an end too.
+    // A reset counts as an end, too.
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest));
     let _ = read.await.expect("the server closes it");
     String::from_utf8_lossy(&rest).into_owned()
@@ -56,7 +56,7 @@ async fn slow_heads_and_idle_connections_are_closed() {
         stream.write_all(start.as_bytes()).await.unwrap();
         assert!(!closed(stream).await.contains("200"), "{start:?}");
     }
-    // A connection that was used and then is not.
+    // A connection that is idle after a request.
     let mut stream = TcpStream::connect(world.address).await.unwrap();
     stream.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     assert!(closed(stream).await.ends_with("0 bytes"));
@@ -71,7 +71,7 @@ async fn slow_heads_and_idle_connections_are_closed() {
     eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
 }
 
-/// A client's pool keeps it for longer than a head may take.
+/// A client's connection pool may keep a connection for longer than the timeout of a head.
 #[tokio::test]
 async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     const REQUEST: &[u8] = b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n";
@@ -90,17 +90,17 @@ async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
         }
     };
     ask(&mut used).await;
-    // The time that a head may take has passed twice when these have been closed, one after the other.
+    // The timeout of a head has passed twice when these have been closed one after the other.
     for _ in 0..2 {
         closed(TcpStream::connect(world.address).await.unwrap()).await;
     }
     ask(&mut used).await;
-    // A head that has begun has no more time for it than the first one.
+    // A head that has started to arrive has the same timeout as the first one.
     used.write_all(&REQUEST[..10]).await.unwrap();
     assert_eq!(closed(used).await, "");
 }
 
-/// What a client sent in that moment it can send again.
+/// The client can repeat a request that it sent at the moment of the close.
 #[tokio::test]
 async fn an_idle_http2_connection_ends_with_a_goodbye() {
     const GOAWAY: u8 = 7;
@@ -111,7 +111,7 @@ async fn an_idle_http2_connection_ends_with_a_goodbye() {
     stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &settings].concat()).await.unwrap();
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut bytes));
-    // A reset is an end too.
+    // A reset counts as an end, too.
     let _ = read.await.expect("the server closes it");
     let (mut rest, mut kinds) = (bytes.as_slice(), Vec::new());
     while let [a, b, c, kind, _, _, _, _, _, payload @ ..] = rest {
@@ -150,11 +150,11 @@ async fn large_bodies_are_refused_and_large_heads_too() {
     };
     let exactly = raw(world.address, &post("content-length: 1000", &"x".repeat(1000))).await;
     assert!(exactly.ends_with("1000 bytes"), "{exactly}");
-    // Announced: refused before a byte of it is read.
+    // With a declared length: refused before a byte of the body is read.
     let announced = raw(world.address, &post("content-length: 1001", "")).await;
     assert!(announced.starts_with("HTTP/1.1 413 "), "{announced}");
     assert!(announced.contains("\"request_too_large\"") && announced.contains("1000 bytes"), "{announced}");
-    // Not announced: refused when it is too much.
+    // Without a declared length: refused once the limit is exceeded.
     let chunked = format!("3e8\r\n{}\r\n1\r\nx\r\n0\r\n\r\n", "x".repeat(1000));
     let chunked = raw(world.address, &post("transfer-encoding: chunked", &chunked)).await;
     assert!(chunked.starts_with("HTTP/1.1 413 "), "{chunked}");
@@ -184,14 +184,14 @@ async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
             "431 Request Header Fields Too Large",
             "head_too_large",
         ),
-        // No proxy: the address is no route, and is answered like any other.
+        // The gateway is not a proxy: the address has no route, and is refused like any other.
         (
             "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\nconnection: close\r\n\r\n"
                 .to_owned(),
             "404 Not Found",
             "not_found",
         ),
-        // Also when the connection has served requests before.
+        // The same on a connection that has served requests before.
         (format!("{served}{served}rubbish\r\n\r\n"), "400 Bad Request", "bad_request"),
     ] {
         let answer = raw(world.address, &request).await;
@@ -212,7 +212,7 @@ async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
     assert!(world.metrics().contains("mayfly_gateway_refusals_total{code=\"bad_request\"} 3\n"));
 }
 
-/// A function's bytes are nobody's to change, whatever they look like and however they come.
+/// A function's bytes are never changed, whatever they look like and however they arrive.
 #[tokio::test]
 async fn an_answer_that_looks_like_a_refusal_is_passed_on() {
     const PIECE: &str = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
@@ -255,7 +255,7 @@ async fn an_answer_that_nobody_takes_ends_the_request() {
     let mut stream = TcpStream::connect(world.address).await.unwrap();
     stream.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     eventually(|| async { world.metrics().contains("mayfly_gateway_connections 1\n") }).await;
-    // The client keeps the connection and reads nothing.
+    // The client keeps the connection open and reads nothing.
     eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
     drop(stream);
 }
@@ -284,7 +284,7 @@ async fn an_http2_client_cannot_hold_an_answer_for_ever() {
         .unwrap();
     let connection = tokio::spawn(connection);
     let request = Request::get("http://a/fn/ns/hello").body(Empty::<Bytes>::new()).unwrap();
-    // The head comes, and then there is room for a hundred bytes, once.
+    // The head arrives, and then the window has room for a hundred bytes, once.
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(response.status(), 200);
     let running =

@@ -1,4 +1,4 @@
-//! The gateway as others meet it: over sockets, through its handle, with an API that is only its wire.
+//! The gateway from outside: over sockets and through its handle, with a fake API server.
 
 mod admission;
 mod autoscale;

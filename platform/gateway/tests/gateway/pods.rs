@@ -17,7 +17,7 @@ fn pod(name: &str, revision: &str, ip: &str) -> Value {
         "status": {"phase": "Running", "podIP": ip}})
 }
 
-/// Answers every request with `name`, on a connection of its own.
+/// Answers every request with `name`, each on its own connection.
 fn serve(listener: TcpListener, name: &'static str) {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -41,7 +41,7 @@ async fn an_image_answers_from_its_pods() {
     api.function("web", spec);
     let world = World::new(api.clone(), std::time::Duration::ZERO).await;
 
-    // The request comes first, the autoscaler asks for a pod, and the pod comes.
+    // The request arrives first, then the autoscaler requests a pod, and the pod starts.
     let (answer, ()) = tokio::join!(world.get("/fn/ns/web/"), async {
         api.written("web-00001=1").await;
         serve(first, "one");
@@ -49,7 +49,7 @@ async fn an_image_answers_from_its_pods() {
     });
     assert_eq!(answer, (StatusCode::OK, "one".into()));
 
-    // Another takes over when the first one goes.
+    // Another pod takes over when the first one is removed.
     let second = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), port)).await.unwrap();
     serve(second, "two");
     api.put(PODS, pod("two", "web-00001", "127.0.0.2"));

@@ -1,4 +1,4 @@
-//! Routes, heads and answers.
+//! Routes, heads and responses.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn functions_come_and_go() {
     world.until("/fn/ns/late/", |status, _| status == StatusCode::NOT_FOUND).await;
 }
 
-/// A host that fails as the request's path says, and shows heads.
+/// A host that fails as the request's path says, and echoes heads.
 fn failing() -> std::sync::Arc<ScriptedHost> {
     ScriptedHost::new(|_, request| async move {
         let ms = Duration::from_millis;
@@ -138,7 +138,7 @@ async fn every_failure_has_its_status() {
             _ => assert_eq!(retry, None),
         }
     }
-    // Every turn was given back.
+    // Every slot was released.
     eventually(|| async {
         world.metrics().contains(
             "mayfly_gateway_requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 0",
@@ -220,7 +220,7 @@ async fn head_and_continue() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains("content-length: 7\r\n") && head.ends_with("\r\n\r\n"), "{head}");
 
-    // The client sends its body only when it is asked to.
+    // The client sends its body only when it is asked to (`100-continue`).
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
     let request = "POST /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n";
@@ -234,7 +234,7 @@ async fn head_and_continue() {
     assert!(answer.ends_with("5 bytes"), "{answer}");
 }
 
-/// To an HTTP/2 client a body where there is none to be is a broken stream.
+/// For an HTTP/2 client, a body where none is allowed breaks the stream.
 #[tokio::test]
 async fn what_has_no_body_has_none_over_http2() {
     let api = FakeApi::default();
@@ -266,7 +266,7 @@ async fn what_has_no_body_has_none_over_http2() {
         let expected = if method == Method::GET && status == 200 { "a body" } else { "" };
         assert_eq!(body, expected, "{method} {path}");
     }
-    // A refusal, too, is told without one.
+    // A refusal has no body either.
     let request = Request::head("http://a/fn/ns/nobody").body(text("")).unwrap();
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::NOT_FOUND);
@@ -304,7 +304,7 @@ async fn requests_are_counted() {
     }
     world.get("/fn/ns/nobody").await;
     let of_hello = "namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"";
-    // A request is counted when its answer's body is dropped, which may be after the client has it all.
+    // A request is counted when its response's body is dropped, which may be after the client has received it.
     eventually(|| async {
         world.metrics().contains(&format!("mayfly_gateway_requests_total{{{of_hello},code=\"2xx\"}} 3"))
     })

@@ -1,4 +1,4 @@
-//! Ports, drains and cuts.
+//! Ports, draining and cancellation.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ async fn a_port_in_use_is_named() {
     assert!(error.to_string().contains(&world.address.to_string()), "{error}");
 }
 
-/// Answers when it is let.
+/// A host that answers when `turns` has a permit.
 fn held(turns: Arc<Semaphore>) -> Arc<ScriptedHost> {
     ScriptedHost::new(move |_, _| {
         let turns = turns.clone();
@@ -90,7 +90,7 @@ async fn requests_in_flight_finish() {
     running(&host, 2).await;
 
     let stopping = tokio::spawn(world.shut_down());
-    // New connections find nobody.
+    // New connections are refused.
     eventually(|| async { TcpStream::connect(address).await.is_err() }).await;
     turns.add_permits(2);
     let mut answer = String::new();
@@ -120,7 +120,7 @@ async fn what_does_not_finish_is_cut() {
     let asking = tokio::spawn(sender.send_request(request));
     running(&host, 2).await;
     assert_eq!(world.shut_down().await, Drained::Cut);
-    // The guests are gone with their requests.
+    // The guests were cancelled with their requests.
     running(&host, 0).await;
     assert!(asking.await.unwrap().is_err());
     let mut rest = String::new();

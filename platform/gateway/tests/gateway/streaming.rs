@@ -1,4 +1,4 @@
-//! Bodies both ways, trailers, backpressure, and clients that go.
+//! Bodies in both directions, trailers, backpressure, and disconnecting clients.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ fn echo() -> Arc<ScriptedHost> {
     ScriptedHost::new(|_, request| async move { Ok(Response::new(request.into_body())) })
 }
 
-/// A body made of what is sent to it.
+/// A body made of the frames sent to the channel.
 fn channel() -> (mpsc::Sender<Frame<Bytes>>, Body) {
     let (sender, receiver) = mpsc::channel(1);
     let frames = stream::unfold(receiver, |mut receiver| async {
@@ -60,7 +60,7 @@ async fn both_ways_at_once_over_both_protocols() {
         let mut response = answering.await.unwrap().unwrap();
         assert_eq!(response.status(), 200);
         for part in ["first", "second", "third"] {
-            // Each part is back before the next is sent.
+            // Each chunk is returned before the next is sent.
             let frame = response.body_mut().frame().await.unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), part, "h2: {h2}");
             let next = match part {
@@ -76,7 +76,7 @@ async fn both_ways_at_once_over_both_protocols() {
     }
 }
 
-/// All of it is ready at once: the head, the part, and that there is no more.
+/// A response whose head, chunk and error are all ready at once.
 fn broken_off() -> Arc<ScriptedHost> {
     ScriptedHost::new(|_, _| async move {
         let frames = stream::iter([Ok(Frame::data("part".into())), Err("gone".into())]);
@@ -127,7 +127,7 @@ async fn trailers_pass_both_ways() {
     assert!(answer.contains("4\r\ndata\r\n0\r\n\r\n"), "{answer}");
 }
 
-/// A guest that writes for as long as it is read.
+/// A guest that writes as long as it is read.
 fn endless(pulled: Arc<AtomicUsize>) -> Arc<ScriptedHost> {
     ScriptedHost::new(move |_, _| {
         let pulled = pulled.clone();
@@ -150,7 +150,7 @@ async fn a_client_that_does_not_read_stops_the_guest() {
     stream.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     let mut some = [0; 1000];
     stream.read_exact(&mut some).await.unwrap();
-    // The gateway runs on this test's one thread: each of the looks gave it a turn, however slow the machine is.
+    // The gateway runs on this test's only thread: each check let it run, however slow the machine is.
     let (mut before, mut quiet) = (usize::MAX, 0);
     while quiet < 20 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -158,7 +158,7 @@ async fn a_client_that_does_not_read_stops_the_guest() {
         quiet = if now == before { quiet + 1 } else { 0 };
         before = now;
     }
-    // Socket buffers on both sides hold some megabytes; nothing else does.
+    // Socket buffers on both sides hold some megabytes; nothing else buffers.
     assert!(before * (64 << 10) < 32 << 20, "{before} chunks of 64 KiB");
 }
 

@@ -1,4 +1,4 @@
-//! Which revision answers.
+//! The choice of the revision for a request.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ async fn a_split_follows_its_percentages_also_for_periodic_traffic() {
     split(&api, Value::Null);
     let world = World::new(api, Duration::ZERO).await;
     // A client that alternates two paths sends one tenth of each to the canary. 500 draws have a standard deviation of
-    // less than 7, so the bounds are more than five of them wide.
+    // less than 7, so the bounds are more than five standard deviations wide.
     let mut canary: BTreeMap<&str, u32> = BTreeMap::new();
     for _ in 0..500 {
         for path in ["/fn/ns/hello/a", "/fn/ns/hello/b"] {
@@ -65,7 +65,7 @@ async fn a_functions_name_wins_over_a_tag_of_that_host() {
     let host = [("host", "canary-hello.ns.fn.localhost")];
     assert_eq!(world.request("/", &host).await.1, "ns/canary-hello-00001 GET /\n");
     eventually(|| async { world.metrics().contains("mayfly_gateway_route_conflicts 1\n") }).await;
-    // With the function gone the tag has its host.
+    // With the function removed, the tag gets its host.
     world.api.delete_function("canary-hello");
     eventually(|| async { world.request("/", &host).await.1 == "ns/hello-00002 GET /\n" }).await;
     eventually(|| async { world.metrics().contains("mayfly_gateway_route_conflicts 0\n") }).await;
@@ -96,7 +96,7 @@ async fn sticky_by_cookie_and_by_header() {
     }
 }
 
-/// A session that the function itself begins: the first answer comes from where all others will.
+/// A session that the function itself starts: the first response comes from the same revision as all later ones.
 #[tokio::test]
 async fn the_first_answer_is_from_the_revision_of_the_rest() {
     let api = FakeApi::default();
@@ -154,8 +154,8 @@ async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
     let api = FakeApi::default();
     api.traffic("hello", json!({"traffic": [{"revision": "hello-00001", "percent": 100}]}));
     let world = World::new(api, Duration::ZERO).await;
-    // Nothing to go to.
-    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which is not there")).await;
+    // There is no revision to route to.
+    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which does not exist")).await;
     for number in 1..=2 {
         world.api.revision("hello", number, json!({}));
     }
@@ -163,7 +163,7 @@ async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
     world.api.traffic("hello", json!({"traffic": [
         {"revision": "hello-00009", "percent": 50, "tag": "new"}, {"revision": "hello-00002", "percent": 50},
     ]}));
-    // The change of another function is taken after this one's.
+    // Changes of another function are applied after this one's.
     world.api.function("other", json!({}));
     world.api.revision("other", 1, json!({}));
     world.until("/fn/ns/other", |status, _| status == StatusCode::OK).await;
@@ -171,7 +171,7 @@ async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
         let (status, body) = world.get("/fn/ns/hello").await;
         assert!(status == StatusCode::OK && body.contains("hello-00001"), "{status} {body}");
     }
-    // A route that leads to what was deleted is kept no longer: what is there answers.
+    // A route to a removed revision is not kept: an existing revision answers.
     world.api.delete_revision("hello-00001");
     world
         .until("/fn/ns/hello", |status, body| status == StatusCode::OK && body.contains("hello-00002"))

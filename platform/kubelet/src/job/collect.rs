@@ -24,10 +24,10 @@ use tokio_util::io::ReaderStream;
 
 use super::{JobFiles, PodFolder, TransferError, blocking, io_message, tree};
 
-/// The reason of a pod whose outputs did not reach their destination.
+/// The pod's status reason when an output could not be sent to its destination.
 pub(crate) const UNSENT: &str = "ArtifactNotSent";
 
-/// The result of the container.
+/// The exit of the container.
 pub(crate) struct ContainerResult {
     pub(crate) exit_code: i32,
     pub(crate) reason: String,
@@ -47,11 +47,11 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// Stores all outputs of a pod, and sends those with a destination there if the container has ended well. What cannot
-/// be stored is listed in the outputs' problems.
+/// Stores all outputs of a pod, and sends those with a destination if the container succeeded. Outputs that cannot be
+/// stored are listed in the outputs' problems.
 ///
 /// # Errors
-/// A message: nothing can be stored now (a full disk). The files stay for another attempt.
+/// A message: nothing can be stored now (for example, the disk is full). The files are kept for another attempt.
 pub(crate) async fn collect(
     files: &JobFiles,
     pod: &Pod,
@@ -127,7 +127,7 @@ async fn send(
     let remote = files.remote(pod, secrets).map_err(TransferError::message)?;
     for (name, target) in &targets {
         let Some(artifact) = artifacts.get(name) else {
-            return Err(format!("the artifact {name:?} cannot be sent: the job has not left it"));
+            return Err(format!("the artifact {name:?} cannot be sent: the job did not write it"));
         };
         let file = files.path(&artifact.digest)?;
         let sent = remote.send(name, target, &file, &artifact.digest.hex()).await;
@@ -138,9 +138,9 @@ async fn send(
 
 /// Why an artifact was not stored.
 enum Refused {
-    /// There may be room later.
+    /// The store may have space later.
     Now(String),
-    /// Another attempt fails in the same way.
+    /// A retry would fail the same way.
     Ever(String),
 }
 
@@ -179,12 +179,12 @@ async fn store(
     };
     let opened = tokio::fs::File::open(&from).await;
     let file = opened.map_err(|error| Refused::Ever(io_message("read", &from, &error)))?;
-    // A tar has headers besides its content.
+    // A tar file has headers besides its content, so `max` does not apply to its size.
     let limit = if directory { u64::MAX } else { max };
     Ok(files.artifacts.upload(None, limit, ReaderStream::new(file)).await?)
 }
 
-/// Reads a pod's folder, which no process writes any more. Blocks.
+/// Reads a pod's folder after its processes have ended. Blocks.
 fn find(folder: &PodFolder) -> Found {
     let read = |name: &str| fs::read(folder.capture().join(name)).unwrap_or_default();
     let mut found = Found {
@@ -205,7 +205,7 @@ fn find(folder: &PodFolder) -> Found {
         }
     }
     for (name, path) in entries(&folder.artifacts(), &mut found.problems) {
-        // Not followed: a link could lead anywhere on the node.
+        // Symbolic links are not followed: they could point anywhere on the node.
         match fs::symlink_metadata(&path) {
             Ok(metadata) if metadata.is_dir() => found.artifacts.push((name, path, true)),
             Ok(metadata) if metadata.is_file() => found.artifacts.push((name, path, false)),
@@ -220,11 +220,11 @@ fn find(folder: &PodFolder) -> Found {
 fn parameter(path: &Path) -> Result<Value, String> {
     let metadata = fs::symlink_metadata(path).map_err(|error| io_message("read", path, &error))?;
     if !metadata.is_file() {
-        return Err(format!("it is no file; a folder belongs in {ARTIFACTS}/"));
+        return Err(format!("it is not a file; folders belong in {ARTIFACTS}/"));
     }
     if metadata.len() > PARAMETER_BYTES_MAX {
         return Err(format!(
-            "it has {} bytes, more than {PARAMETER_BYTES_MAX}; make an artifact of it",
+            "it has {} bytes, more than {PARAMETER_BYTES_MAX}; write it as an artifact instead",
             metadata.len()
         ));
     }
@@ -240,7 +240,7 @@ fn entries(folder: &Path, problems: &mut Vec<String>) -> Vec<(String, PathBuf)> 
         if is_name(&name) {
             found.push((name, entry.path()));
         } else {
-            problems.push(format!("{name:?} was not taken: it is no name of an output"));
+            problems.push(format!("{name:?} was not taken: it is not a valid output name"));
         }
     }
     found.sort();

@@ -1,7 +1,8 @@
 //! Artifacts from and to other places than the artifact store: HTTP servers, S3 services, Git repositories.
 //!
-//! [`Remote`] is what one pod may use: its egress rules and the Secrets of its namespace. [`destination`] decides which
-//! addresses are connected to, [`http`] transfers, [`s3`] makes signed requests, [`git`] runs the node's `git`.
+//! [`Remote`] holds what a pod may use: its egress rules and the Secrets of its namespace. [`destination`] decides
+//! which addresses may be connected to, [`http`] transfers, [`s3`] makes signed requests, [`git`] runs the node's
+//! `git`.
 //!
 //! Messages name the server and the path, never a query, a header or the content of a Secret.
 
@@ -22,7 +23,7 @@ use mayfly_api::{
     wellknown::ANNOTATION_EGRESS,
 };
 
-/// How often a transfer is tried before it is reported.
+/// Attempts of a transfer before it is reported as failed.
 const ATTEMPTS: u32 = 3;
 /// The pause before the second attempt; it is four times as long before the third.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -30,9 +31,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Why an artifact was not transferred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TransferError {
-    /// Another attempt may succeed.
+    /// A retry may succeed.
     Transient(String),
-    /// Another attempt fails in the same way.
+    /// A retry would fail the same way.
     Permanent(String),
 }
 
@@ -44,7 +45,7 @@ impl TransferError {
     }
 }
 
-/// The places that a pod's artifacts may come from and go to.
+/// The sources and destinations outside the store that a pod's artifacts may use.
 pub(crate) struct Remote<'a, S> {
     secrets: &'a S,
     namespace: &'a str,
@@ -128,16 +129,17 @@ impl<'a, S: EnvSources + Sync> Remote<'a, S> {
     }
 
     fn secret(&self, name: &str) -> Result<Arc<Secret>, TransferError> {
-        // It may be created a moment later.
+        // The Secret may be created soon.
         let missing = || TransferError::Transient(format!("the Secret {name:?} does not exist"));
         self.secrets.secret(self.namespace, name).ok_or_else(missing)
     }
 
-    /// A key's value in a Secret, if it is there.
+    /// A key's value in a Secret; `None` where the Secret has no such key.
     fn value(secret: &Secret, name: &str, key: &str) -> Result<Option<String>, TransferError> {
         let Some(value) = secret.data.as_ref().and_then(|data| data.get(key)) else { return Ok(None) };
-        let text = std::str::from_utf8(&value.0)
-            .map_err(|_| TransferError::Permanent(format!("{key} of the Secret {name:?} is no text")))?;
+        let text = std::str::from_utf8(&value.0).map_err(|_| {
+            TransferError::Permanent(format!("{key} of the Secret {name:?} is not UTF-8 text"))
+        })?;
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
@@ -147,7 +149,7 @@ impl<'a, S: EnvSources + Sync> Remote<'a, S> {
     }
 }
 
-/// Repeats what fails for a reason that may pass.
+/// Retries transient failures.
 async fn attempts<F>(work: impl Fn() -> F) -> Result<(), TransferError>
 where
     F: Future<Output = Result<(), TransferError>>,
@@ -156,7 +158,7 @@ where
     for _ in 1..ATTEMPTS {
         match work().await {
             Err(TransferError::Transient(why)) => {
-                tracing::debug!(why, "a transfer of an artifact is repeated")
+                tracing::debug!(why, "retrying the transfer of an artifact")
             }
             other => return other,
         }

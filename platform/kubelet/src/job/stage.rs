@@ -1,4 +1,4 @@
-//! Before a job starts: its inputs become files. Blocks, but for what comes from other places.
+//! Before a job starts: writes its inputs as files. Blocks, except for fetching from other servers.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ use super::{
     tree,
 };
 
-/// Makes the folders of a pod's outputs. Returns the inputs, if they are not staged yet.
+/// Creates the folders of a pod's outputs. Returns the inputs, if they are not staged yet.
 pub(super) fn begin(
     files: &JobFiles,
     folder: &PodFolder,
@@ -25,7 +25,7 @@ pub(super) fn begin(
     afresh: bool,
 ) -> Result<Option<Inputs>, String> {
     if afresh {
-        // A failed attempt's outputs are not those of the next.
+        // Outputs of a failed attempt must not become those of the next.
         for path in [folder.out(), folder.capture()] {
             remove(&path)?;
         }
@@ -57,7 +57,7 @@ pub(super) async fn fetch(
     Ok(())
 }
 
-/// Writes the inputs.
+/// Writes the inputs as files.
 pub(super) fn stage(files: &JobFiles, folder: &PodFolder, wanted: Inputs) -> Result<(), String> {
     // Written under another name first, so that a folder with the final name is complete.
     let (inputs, draft) = (folder.inputs(), folder.path().join("in.draft"));
@@ -70,7 +70,7 @@ pub(super) fn stage(files: &JobFiles, folder: &PodFolder, wanted: Inputs) -> Res
         place(files, folder, name, artifact, &draft.join(name))?;
     }
     if !wanted.targets.is_empty() {
-        // The inputs may be gone from the store when the job has ended.
+        // Kept in the pod's folder, since the inputs may be gone from the store when the job has ended.
         let targets = serde_json::to_vec(&wanted.targets).map_err(|error| error.to_string())?;
         write(&folder.targets(), &targets)?;
     }
@@ -97,7 +97,7 @@ fn place(
         ArtifactSource::Stored(digest) => {
             let from = files.path(&digest)?;
             if fs::hard_link(&from, to).is_err() {
-                // Another file system, or one without links.
+                // The store is on another file system, or the file system has no hard links.
                 fs::copy(&from, to).map_err(|error| io_message("write", to, &error))?;
             }
             Ok(())
@@ -128,7 +128,7 @@ fn write(path: &Path, content: &[u8]) -> Result<(), String> {
     fs::write(path, content).map_err(|error| io_message("write", path, &error))
 }
 
-/// Removes a file or a folder; absent is as good.
+/// Removes a file or a folder; succeeds if there is none.
 pub(super) fn remove(path: &Path) -> Result<(), String> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_message("remove", path, &error)),

@@ -1,4 +1,4 @@
-//! Folders as tar files: equal folders give equal bytes. Blocks.
+//! Folders as tar files: folders with equal content give equal bytes. Blocks.
 
 use std::{
     fs, io,
@@ -9,7 +9,7 @@ use tar::{Archive, Builder, EntryType, Header, HeaderMode};
 
 /// Entries that one folder may have.
 const ENTRIES_MAX: usize = 100_000;
-/// The size that an entry counts in addition to its content, so that a million empty files count as well.
+/// The size that each entry counts in addition to its content, so that many empty files count as well.
 const ENTRY_BYTES: u64 = 4096;
 
 fn refused(why: impl Into<String>) -> io::Error {
@@ -40,7 +40,7 @@ impl<W: io::Write> Packing<W> {
                 return Err(refused(format!("it has more than {ENTRIES_MAX} entries")));
             }
             let (path, name) = (entry.path(), name.join(entry.file_name()));
-            // Not followed: a link could lead anywhere on the node.
+            // Symbolic links are not followed: they could point anywhere on the node.
             let metadata = fs::symlink_metadata(&path)?;
             if metadata.is_dir() {
                 let mut header = header(EntryType::Directory, 0);
@@ -66,7 +66,7 @@ fn header(kind: EntryType, bytes: u64) -> Header {
     header
 }
 
-/// Unpacks a folder. What is neither a file nor a folder, or leads outside, is refused.
+/// Unpacks a folder. Refuses entries that are neither files nor folders, and paths that lead outside.
 pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> {
     fs::create_dir_all(into)?;
     let mut left = bytes_max;
@@ -103,7 +103,7 @@ pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> 
 pub(super) fn bytes(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of_entry = |entry: fs::DirEntry| match entry.metadata() {
-        // A link's own metadata.
+        // The metadata of a link itself, not of its target.
         Ok(metadata) if metadata.is_dir() => bytes(&entry.path()),
         Ok(metadata) => metadata.len(),
         Err(_) => 0,

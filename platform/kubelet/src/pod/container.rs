@@ -1,4 +1,4 @@
-//! From a container in a pod's spec to a runtime's specification: everything resolved.
+//! Resolves a container of a pod's spec into a runtime's specification.
 
 use mayfly_api::{
     ObjectKey,
@@ -36,17 +36,17 @@ pub(crate) fn names_sources(container: &Container) -> bool {
         || env::references(variables).next().is_some()
 }
 
-/// The values that the environment of a pod's containers is made from, beside the pod itself.
+/// The sources of the environment of a pod's containers, besides the pod itself.
 pub(crate) struct EnvironmentSources<'a, S> {
     pub(crate) objects: &'a S,
     pub(crate) node: NodeView<'a>,
     /// The pod's address.
     pub(crate) address: Option<std::net::IpAddr>,
-    /// The variables of Services, which all others are stronger than.
+    /// The variables of Services; every other source overrides them.
     pub(crate) services: Vec<(String, String)>,
 }
 
-/// Resolves one container. Fails when its environment names something that is not there.
+/// Resolves one container. Fails when its environment refers to something that does not exist.
 pub(crate) fn resolve(
     pod: &Pod,
     container: &Container,
@@ -99,7 +99,7 @@ pub(crate) fn resolve(
     })
 }
 
-/// Adds variables, which replace those of the same name.
+/// Adds variables; they replace those of the same name.
 fn override_with(variables: &mut Vec<(String, String)>, stronger: Vec<(String, String)>) {
     variables.retain(|(name, _)| stronger.iter().all(|(other, _)| other != name));
     variables.extend(stronger);

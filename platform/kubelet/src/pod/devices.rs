@@ -9,11 +9,11 @@ use mayfly_api::{
 };
 use mayfly_runtime::{ContainerDevices, ContainerRole, ContainerSpec, DeviceClaim, PodDeviceClaims, PodUid};
 
-/// Variables that are lists of paths: the container's own value follows the device's, so that a program that sets one
-/// keeps its libraries and still loads the device's.
+/// Variables that are lists of paths: the container's own value is appended to the device's, so that a program that
+/// sets one keeps its libraries and still loads the device's.
 const PATH_LISTS: [&str; 2] = ["LD_PRELOAD", "LD_LIBRARY_PATH"];
 
-/// The pod's claims; `None` where it requests no device.
+/// The device claims of the pod; `None` if it requests no device.
 pub(crate) fn claims(pod: &Pod) -> Option<PodDeviceClaims> {
     let spec = pod.spec.as_ref()?;
     let init = spec.init_containers.iter().flatten().map(|container| {
@@ -49,7 +49,7 @@ pub(crate) fn requested(container: &Container) -> BTreeMap<String, u32> {
     resources.collect()
 }
 
-/// Whether plugins serve the resource: it has a domain, which is not Kubernetes' own.
+/// Whether the resource is served by plugins: it has a domain other than Kubernetes' own.
 fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').map(|(domain, _)| domain);
     domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))

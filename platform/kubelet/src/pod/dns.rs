@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use mayfly_api::k8s::api::core::v1::PodSpec;
 
-/// Name servers in one file, as the C library and upstream's validation have it.
+/// The number of name servers in one file, a limit of the C library and of upstream's validation.
 const NAME_SERVERS_MAX: usize = 3;
-/// Names with at least this many dots are tried as they are first: upstream's value, so that `service.namespace.svc`
-/// is searched.
+/// Names with at least this many dots are tried as absolute names first: upstream's value, so that
+/// `service.namespace.svc` uses the search list.
 const CLUSTER_NDOTS: &str = "ndots:5";
 
 /// The cluster's name server.
@@ -33,7 +33,7 @@ impl ResolvConf {
             let mut words = line.split_whitespace().map(str::to_owned);
             match words.next().as_deref() {
                 Some("nameserver") => parsed.servers.extend(words.next()),
-                // The last line counts.
+                // The last line wins.
                 Some("search" | "domain") => parsed.searches = words.collect(),
                 Some("options") => parsed.options.extend(words),
                 _ => {}
@@ -65,8 +65,8 @@ impl ResolvConf {
     }
 }
 
-/// The file of a pod in `namespace` by its `dnsPolicy` and `dnsConfig`; `None`: the host's, as it is. Without a cluster
-/// name server `ClusterFirst` is `Default`. `host`: the text of the host's file.
+/// The file of a pod in `namespace` by its `dnsPolicy` and `dnsConfig`; `None`: the host's file unchanged. Without a
+/// cluster name server `ClusterFirst` behaves as `Default`. `host` returns the text of the host's file.
 pub(super) fn resolv_conf(
     spec: &PodSpec,
     namespace: &str,
@@ -77,7 +77,7 @@ pub(super) fn resolv_conf(
     let base = match (spec.dns_policy.as_deref(), cluster) {
         (Some("None"), _) => Some(ResolvConf::default()),
         (Some("Default"), _) | (_, None) => None,
-        // As upstream: a pod in the host's network has to ask for the cluster's names.
+        // As upstream: a pod in the host's network uses cluster DNS only with `ClusterFirstWithHostNet`.
         (Some("ClusterFirst") | None, _) if in_host_network => None,
         (_, Some(cluster)) => {
             let ClusterDnsServer { address, domain } = cluster;

@@ -24,9 +24,9 @@ use super::{
 };
 use crate::{job, volumes};
 
-/// The pause between tries to unmount the volumes of a pod that ends.
+/// The pause between attempts to unmount the volumes of a pod that ends.
 const UNMOUNT_AGAIN: Duration = Duration::from_secs(1);
-/// Pods whose leftovers are removed at the same time.
+/// The number of pods whose leftovers are removed concurrently.
 const REMOVALS_MAX: usize = 16;
 
 impl Worker {
@@ -59,7 +59,7 @@ impl Worker {
         }
         self.keep(key, &local);
         if pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()) {
-            // Its object stays until the finalizers are removed: the status reports the end.
+            // The object stays until its finalizers are removed, so the status reports the end.
             let over = pod.spec.as_ref().is_some_and(|spec| is_over(spec, &local));
             if !over {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
@@ -69,7 +69,7 @@ impl Worker {
                 let rest = local.collect_not_before.map(|at| at.saturating_duration_since(Instant::now()));
                 return Ok(Outcome::RequeueAfter(rest.unwrap_or_default()));
             }
-            // A forced deletion waits for nothing, not even for space on the disk.
+            // A forced deletion does not wait, not even for disk space.
             local.collected = true;
             self.write_status(pod, &local, Timestamp::now()).await?;
             self.keep(key, &local);
@@ -77,7 +77,8 @@ impl Worker {
                 return Ok(Outcome::Done);
             }
         }
-        // A volume must not be detached while it is mounted here, and it is detached when no pod names it any more.
+        // A volume must not be detached while it is mounted here, and the controller detaches it once no pod refers to
+        // it.
         if volumes::may_have_csi(pod) && !self.remove_volumes(&local.uid).await {
             return Ok(Outcome::RequeueAfter(UNMOUNT_AGAIN));
         }
@@ -85,7 +86,7 @@ impl Worker {
         Ok(Outcome::Done)
     }
 
-    /// Removes the pod's object when nothing of the pod is left here.
+    /// Removes the pod's object, after everything of the pod on this node is removed.
     pub(super) async fn remove_object(&self, pod: &Pod) -> kube::Result<()> {
         let api: Api<Pod> =
             Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
@@ -101,8 +102,8 @@ impl Worker {
         }
     }
 
-    /// Stores a job's outputs, and names them on the pod, before the pod's phase becomes final. What cannot be stored
-    /// stays in the pod's folder for another attempt.
+    /// Stores a job's outputs and records them on the pod, before the pod's phase becomes final. Outputs that cannot be
+    /// stored now stay in the pod's folder for another attempt.
     pub(super) async fn collect(&self, key: &ObjectKey, pod: &Pod, local: &mut LocalPod) -> kube::Result<()> {
         let Some(jobs) = &self.jobs else {
             local.collected = true;
@@ -127,7 +128,7 @@ impl Worker {
                 jobs.remove(&local.uid).await;
             }
             Err(why) => {
-                let message = format!("Error: what the job left could not be stored: {why}");
+                let message = format!("Error: cannot store the job's outputs: {why}");
                 self.events.warning(pod, "FailedCollect", message);
                 local.collect_failed(Instant::now());
                 return Ok(());
@@ -137,7 +138,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends at once what still runs of a pod whose object was removed or replaced by another one of its name.
+    /// Kills what still runs of a pod whose object was removed, or replaced by another pod of the same name.
     pub(super) async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
         let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
         let old = self.local.lock().get(key).filter(|local| uid != Some(local.uid.0.as_str())).cloned();
@@ -146,7 +147,7 @@ impl Worker {
             if runtime.sandboxes().contains(&old.uid)
                 && let Err(error) = runtime.remove_sandbox(&old.uid).await
             {
-                tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove what ran of a deleted pod");
+                tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove the sandbox of a deleted pod");
                 self.leftovers.notify_one();
             }
         }
@@ -166,7 +167,7 @@ impl Worker {
         self.remove_logs(vec![old.uid]).await;
     }
 
-    /// Returns whether nothing of them is left.
+    /// Returns whether all of the volumes are removed.
     pub(super) async fn remove_volumes(&self, uid: &PodUid) -> bool {
         let Some(volumes) = self.volumes.clone() else { return true };
         let removed = {
@@ -188,12 +189,12 @@ impl Worker {
                 }
             }
         };
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         let _ = spawn_blocking(remove).await;
     }
 
-    /// Ends sandboxes of pods that neither the API nor this worker has, and removes their files. Returns whether nothing
-    /// of such pods is left.
+    /// Removes sandboxes and files of pods that neither the API nor this worker knows. Returns whether everything was
+    /// removed.
     pub(crate) async fn remove_strangers(&self) -> bool {
         let mut is_clean = true;
         let known = || -> HashSet<String> {
@@ -226,11 +227,11 @@ impl Worker {
             let strangers = listed.into_iter().filter(|uid| !known.contains(&uid.0));
             let removals: Vec<_> =
                 strangers.map(|uid| async move { self.remove_volumes(&uid).await }).collect();
-            // A driver that hangs delays a removal for its timeout.
+            // A hanging driver delays its removal until the timeout.
             let removed: Vec<bool> = stream::iter(removals).buffer_unordered(REMOVALS_MAX).collect().await;
             is_clean &= removed.iter().all(|is_removed| *is_removed);
         }
-        // Listed first: a pod that comes meanwhile has no log before it is known.
+        // Listed before the known pods: a new pod has no log before it is known.
         let layout = self.logs.clone();
         let mut logs = spawn_blocking(move || layout.pod_uids()).await.unwrap_or_default();
         let known = known();
@@ -242,7 +243,7 @@ impl Worker {
     }
 }
 
-/// The end of a job's first container, which its outputs report.
+/// The exit of a job's first container, which is part of its outputs.
 fn ended(pod: &Pod, local: &LocalPod) -> job::ContainerResult {
     let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
     let container = name.map(|name| local.container(name)).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Evictions: pods over their own limits of local storage, and pods that are in the way when the node is short of
-//! memory or disk.
+//! Evictions: pods that exceed their own limits of local storage, and pods chosen when the node is short of memory or
+//! disk.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     volumes::disk_usage::disk_usage,
 };
 
-/// The reason of a pod's end.
+/// The status reason of an evicted pod.
 pub(crate) const EVICTED: &str = "Evicted";
 
 impl Worker {
@@ -51,13 +51,13 @@ impl Worker {
             };
             running.into_iter().map(of_pod).collect()
         };
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         if let Ok(measured) = spawn_blocking(measure).await {
             *self.storage.lock() = measured;
         }
     }
 
-    /// Ends the pods that use more local storage than they may.
+    /// Evicts the pods that exceed their limits of local storage.
     pub(crate) fn evict_over_limits(&self, queue: &WorkQueue<ObjectKey>) {
         let over: Vec<(PodUid, String)> = {
             let (local, storage) = (self.local.lock(), self.storage.lock());
@@ -72,7 +72,7 @@ impl Worker {
         }
     }
 
-    /// Ends one pod because the node's memory is short.
+    /// Evicts one pod because the node is short of memory.
     pub(crate) fn evict_for_memory(&self, queue: &WorkQueue<ObjectKey>, shortage: &Shortage) {
         let mut used: HashMap<PodUid, Vec<(String, u64)>> = HashMap::new();
         for (id, usage) in self.runtimes.all().flat_map(|runtime| runtime.usage()) {
@@ -85,7 +85,7 @@ impl Worker {
         self.evict_for(queue, "memory", shortage, used);
     }
 
-    /// Ends one pod because the node's disk is short of bytes or of inodes.
+    /// Evicts one pod because the node is short of disk space or inodes.
     pub(crate) fn evict_for_disk(&self, queue: &WorkQueue<ObjectKey>, shortage: &Shortage) {
         let is_inodes = shortage.resource == pressure::INODES;
         let storage = self.storage.lock().clone();
@@ -101,7 +101,7 @@ impl Worker {
         self.evict_for(queue, requested, shortage, used);
     }
 
-    /// Ends the first pod in upstream's order. `used` gives the use of a pod, and of its containers by their names.
+    /// Evicts the first pod in upstream's order. `used` returns the usage of a pod, and of its containers by name.
     fn evict_for(
         &self,
         queue: &WorkQueue<ObjectKey>,

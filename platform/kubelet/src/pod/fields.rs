@@ -11,22 +11,22 @@ use mayfly_api::{
     resources::Amounts,
 };
 
-/// The node, as its pods see it.
+/// The node's name and resources for fields of its pods.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeView<'a> {
     pub(crate) name: &'a str,
-    /// What pods may take of it.
+    /// The resources that pods may request.
     pub(crate) allocatable: &'a Amounts,
 }
 
-/// A field by its path; `None` for one that is not known.
+/// A field by its path; `None` if the path is unknown.
 pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str) -> Option<String> {
     let quoted =
         |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
     let of = |map: &Option<BTreeMap<String, String>>, key: &str| {
         map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default()
     };
-    // As upstream writes them: a line for each, the value quoted as in Go.
+    // Upstream's format: one line for each entry, the value quoted as in Go.
     let lines = |map: &Option<BTreeMap<String, String>>| {
         let lines = map.iter().flatten().map(|(key, value)| format!("{key}={value:?}"));
         lines.collect::<Vec<_>>().join("\n")
@@ -52,8 +52,8 @@ pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str)
     })
 }
 
-/// A limit or request of a container, in units of the divisor, rounded up; of `own` where no container is named.
-/// A container that is not limited may use what the node has; what is not requested counts as zero.
+/// A limit or request of a container, in units of the divisor, rounded up; of `own` if no container is named. A missing
+/// limit is the node's allocatable amount; a missing request is zero.
 pub(crate) fn of_resources(
     pod: &Pod,
     own: Option<&Container>,
@@ -90,7 +90,7 @@ pub(crate) fn of_resources(
     let value = found.and_then(|list| list.get(name)).filter(is_set).unwrap_or(&default);
     let divisor = selector.divisor.as_ref().filter(|divisor| !matches!(divisor.0.as_str(), "" | "0"));
     let one = Quantity("1".into());
-    // Thousandths serve both: half a core, and a thousandth of a core as the divisor.
+    // Thousandths, since both a quantity and a divisor may be fractions of a core.
     let read = |quantity: &Quantity| quantity::millis(quantity).map_err(|error| error.to_string());
     let (value, divisor) = (read(value)?, read(divisor.unwrap_or(&one))?.max(1));
     Ok(value.div_ceil(divisor).to_string())

@@ -21,7 +21,7 @@ pub(super) struct Hook {
     runtime: Arc<dyn Runtime>,
 }
 
-/// Which of a container's hooks.
+/// The hook's point in the container's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LifecycleMoment {
     PostStart,
@@ -45,7 +45,7 @@ impl Hook {
         Some(Self { handler, container, id, address: local.address, runtime })
     }
 
-    /// Runs the hook. Dropping the future ends its command.
+    /// Runs the hook. Dropping the future kills its command.
     ///
     /// # Errors
     /// A message for the pod's events.
@@ -60,7 +60,7 @@ impl Hook {
             };
         }
         if let Some(action) = &self.handler.http_get {
-            // Any response counts as success, as with upstream.
+            // Any response counts as success, as in upstream.
             return HttpGet::of(action, &self.container, self.address, HOOK_AGENT)?.send().await.map(drop);
         }
         if let Some(action) = &self.handler.sleep {

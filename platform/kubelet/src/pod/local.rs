@@ -1,4 +1,4 @@
-//! The node's state of a pod besides its object: which containers ran, how they ended, when the next may start.
+//! The node's state of a pod beyond its object: which containers ran, how they ended, when the next may start.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -12,17 +12,17 @@ use tokio::time::Instant;
 
 use crate::{job, probe::ProbeKind};
 
-/// A container that ran at least this long starts again without a pause.
+/// A container that ran at least this long is restarted without a pause.
 const STABLE_AFTER: Duration = Duration::from_secs(600);
-/// Pauses between restarts: none, then these, doubling (upstream's values).
+/// Pauses between restarts: none at first, then these, doubling (upstream's values).
 const CRASH: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(300) };
-/// Pauses after a failed start or a failed collect: a component that was not uploaded yet may be there in a moment,
-/// and so may room on the disk.
+/// Pauses after a failed start or a failed collection: a missing component may be uploaded soon, and disk space may be
+/// freed.
 const START: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
-/// Pauses for a missing image or component: it may be uploaded at any moment, and a lookup is cheap.
+/// Pauses for a missing image or component: it may be uploaded at any time, and a lookup is cheap.
 const PULL: Backoff = Backoff { first: START.first, most: Duration::from_secs(5) };
 
-/// Pauses for an image that its registry does not give (upstream's values).
+/// Pauses for an image that the registry does not provide (upstream's values).
 const PULL_REMOTE: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(300) };
 
 /// The waiting reasons of a container whose image is missing: at the first attempt, and after it.
@@ -30,12 +30,12 @@ pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
 /// The waiting reason of a container whose environment refers to something that does not exist.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
-/// The reason for the end of a container that ran when the node's agent stopped, and that its runtime does not have
-/// any more.
+/// The reason for the end of a container that ran when the kubelet stopped, and that its runtime does not know any
+/// more.
 pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
 
-/// A moment on two clocks. Times in objects, which outlive this process, are of the wall clock; pauses are measured
-/// by the monotonic one.
+/// A moment on two clocks. Times in objects, which outlive this process, use the wall clock; pauses use the monotonic
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) wall: Timestamp,
@@ -61,7 +61,7 @@ pub(crate) struct Exit {
 /// The state of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Now {
-    /// Not started (again) yet; the reason is what `kubectl get pods` shows.
+    /// Not started yet, or not restarted yet; `kubectl get pods` shows the reason.
     Waiting {
         reason: String,
         message: String,
@@ -93,9 +93,9 @@ pub(crate) struct LocalContainer {
     pub(crate) queued: bool,
     /// The current attempt is ended because of a probe.
     pub(crate) killed_by_probe: bool,
-    /// Ends (or failed starts) in a row, for the pause.
+    /// Ends (or failed starts) in succession, which determine the pause.
     failures: u32,
-    /// Not before this time.
+    /// The earliest time of the next start.
     pub(crate) not_before: Option<Instant>,
 }
 
@@ -105,12 +105,12 @@ pub(crate) struct LocalPod {
     pub(crate) uid: PodUid,
     pub(crate) sandbox: bool,
     pub(crate) address: Option<IpAddr>,
-    /// Its addresses of other families.
+    /// The pod's addresses of other families.
     pub(crate) more_addresses: Vec<IpAddr>,
     pub(crate) containers: BTreeMap<String, LocalContainer>,
-    /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
+    /// The reason (`DeadlineExceeded`, …) and message, if the pod as a whole was ended.
     pub(crate) ended: Option<(&'static str, String)>,
-    /// Whether its outputs are collected, and named on its object.
+    /// Whether the pod's outputs are stored, and recorded on its object.
     pub(crate) collected: bool,
     /// Failures in succession to create the sandbox, and the time of the next attempt.
     sandbox_failures: u32,
@@ -138,8 +138,8 @@ impl Default for LocalContainer {
 }
 
 impl LocalPod {
-    /// The state of a pod that is new to this process, from the status that an earlier process wrote. A container
-    /// that ran then and is unknown to the runtime now is lost.
+    /// The state of a pod that is new to this process, from the status that an earlier process wrote. A container that
+    /// was running then and that the runtime does not know now is lost.
     pub(crate) fn learn(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let status = pod.status.clone().unwrap_or_default();
@@ -185,7 +185,7 @@ impl LocalPod {
         self.sandbox_not_before = None;
     }
 
-    /// The sandbox could not be made: tried again after a pause, and all containers wait.
+    /// Records that the sandbox could not be created: retried after a pause, and all containers wait.
     pub(crate) fn sandbox_failed(&mut self, containers: &[Container], message: &str, now: Instant) {
         self.sandbox_failures = self.sandbox_failures.saturating_add(1);
         self.sandbox_not_before = Some(now + START.full(self.sandbox_failures));
@@ -195,13 +195,13 @@ impl LocalPod {
         }
     }
 
-    /// Its outputs could not be stored: retried after a pause.
+    /// Records that the outputs could not be stored: retried after a pause.
     pub(crate) fn collect_failed(&mut self, now: Instant) {
         self.collect_failures = self.collect_failures.saturating_add(1);
         self.collect_not_before = Some(now + START.full(self.collect_failures));
     }
 
-    /// Retries containers whose environment could not be resolved at once. Returns whether there are any.
+    /// Makes containers whose environment could not be resolved retry at once. Returns whether there are any.
     pub(crate) fn retry_environment(&mut self) -> bool {
         let mut any = false;
         for container in self.containers.values_mut() {
@@ -229,7 +229,7 @@ impl LocalPod {
         }
     }
 
-    /// Records the states that the runtime reports. Returns the containers that left the runtime's queue by it.
+    /// Records the states that the runtime reports. Returns the containers that left the runtime's queue.
     pub(crate) fn observe_starts(&mut self, observed: &[(ContainerId, ContainerState)]) -> Vec<String> {
         let is_queued = |known: &LocalContainer| known.queued && matches!(known.now, Now::Waiting { .. });
         let queued: Vec<String> = self
@@ -274,7 +274,7 @@ impl LocalContainer {
         } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
             let started = running.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             container.now = Now::Running { started };
-            // The last results of its probes stay valid until new ones.
+            // The last probe results stay valid until there are new ones.
             container.probes.startup = status.started.filter(|started| *started);
             container.probes.readiness = Some(status.ready);
             if !known_to_host {
@@ -298,7 +298,7 @@ impl LocalContainer {
             (Now::Waiting { reason: known, message: why }, ContainerState::Waiting { reason, message }) => {
                 self.queued && known == reason && why == message
             }
-            // A container that ran does not wait again in the same attempt.
+            // A container that has run does not return to waiting within the same attempt.
             (_, ContainerState::Waiting { .. }) => true,
             _ => false,
         };
@@ -330,8 +330,8 @@ impl LocalContainer {
         }
     }
 
-    /// The container ended and shall start again: the next attempt, after a pause. `name` is
-    /// `container=… pod=…`, for the message. Whether there is a pause: the first restart is at once.
+    /// The container ended and is to be restarted: the next attempt follows after a pause. `name` is `container=…
+    /// pod=…`, for the message. Returns whether there is a pause: the first restart is immediate.
     pub(crate) fn restart_later(&mut self, name: &str, now: Moment) -> bool {
         let Now::Exited(exit) = self.now.clone() else { return false };
         let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
@@ -340,7 +340,7 @@ impl LocalContainer {
             0 | 1 => Duration::ZERO,
             more => CRASH.full(more - 1),
         };
-        // An earlier process may have seen its end.
+        // The container may have ended during an earlier process.
         let rested = Duration::try_from(now.wall.duration_since(exit.finished)).unwrap_or_default();
         self.not_before = Some(now.steady + pause.saturating_sub(rested));
         self.last = Some(exit);
@@ -356,13 +356,13 @@ impl LocalContainer {
         !pause.is_zero()
     }
 
-    /// The container could not be started: the same attempt follows after a pause.
+    /// The container could not be started: the same attempt is retried after a pause.
     pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Instant) {
         self.wait(reason, message, START, now);
     }
 
-    /// The image is missing: the same attempt follows after a pause. Returns whether it was missing the last time
-    /// too.
+    /// The image could not be pulled: the same attempt is retried after a pause. Returns whether the previous attempt
+    /// failed for the same reason.
     pub(crate) fn pull_failed(&mut self, image: &str, why: &str, is_remote: bool, now: Instant) -> bool {
         let again = match &self.now {
             Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,

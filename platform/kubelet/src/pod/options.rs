@@ -1,4 +1,4 @@
-//! From a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure.
+//! Maps a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{
     qos,
 };
 
-/// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
+/// The longest host name, in bytes (`HOST_NAME_MAX` of Linux without the terminator).
 const HOSTNAME_BYTES_MAX: usize = 63;
 /// The host's namespaces that the sandbox uses.
 pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> SandboxHost {
@@ -55,7 +55,7 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
 }
 
 fn host_ports(spec: &PodSpec) -> Vec<PortMapping> {
-    // In the host's network a port is the host's anyway.
+    // In the host's network, every container port is a host port.
     if spec.host_network == Some(true) {
         return Vec::new();
     }
@@ -109,7 +109,7 @@ pub(crate) fn process(
     }
 }
 
-/// Upstream's default: an image that is named `latest`, or by no tag, may change.
+/// Upstream's default: always for the tag `latest` or no tag, since such an image may change.
 pub(crate) fn pull_policy(container: &Container) -> PullPolicy {
     match container.image_pull_policy.as_deref() {
         Some("Always") => PullPolicy::Always,
@@ -124,7 +124,7 @@ pub(crate) fn pull_policy(container: &Container) -> PullPolicy {
     }
 }
 
-/// The container's security context, completed by the pod's.
+/// The container's security context, with the pod's values as defaults.
 fn security(pod: &Pod, container: &Container) -> SecurityOptions {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();

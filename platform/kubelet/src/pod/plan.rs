@@ -1,4 +1,4 @@
-//! The next step for a pod, from its object, the local state and the time. Pure.
+//! Plans the next step for a pod, from its object, the local state and the time. Pure.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use tokio::time::Instant;
 use super::local::{Exit, LocalContainer, LocalPod, Moment, Now};
 use crate::job;
 
-/// Upstream's grace period of a pod that names none.
+/// Upstream's default grace period.
 const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
-/// The next step.
+/// The next step for a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     CreateSandbox,
     /// Start this container's current attempt.
     Start(Box<Container>),
-    /// An ended container starts again after a pause.
+    /// Restart an ended container after a pause.
     Restart(String),
-    /// A container failed its liveness or startup probe: end it, so that it starts again.
+    /// Kill a container that failed its liveness or startup probe, so that it is restarted.
     Kill(Box<ProbeFailure>),
-    /// End what runs within the grace and remove the sandbox; the pod's phase is final.
+    /// Stop the remaining containers within the grace period and remove the sandbox; the pod's phase is final.
     Finish {
         grace: Duration,
     },
     /// All containers have ended: store the job's outputs.
     Collect,
-    /// The pod is over for a reason of its own.
+    /// The pod as a whole has to end for this reason.
     End {
         reason: &'static str,
         message: String,
     },
-    /// The pod was deleted: end what runs within the grace, then delete the object.
+    /// The pod was deleted: stop the remaining containers within the grace period, then delete the object.
     Terminate {
         grace: Duration,
     },
-    /// Nothing to do for this long, or before something changes.
+    /// Nothing to do for this long; `None`: until something changes.
     Wait(Option<Duration>),
 }
 
-/// A container that is ended because of a probe.
+/// A container to kill because of a failed probe.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ProbeFailure {
     pub(crate) container: Container,
@@ -51,7 +51,7 @@ pub(crate) struct ProbeFailure {
     pub(crate) grace: Duration,
 }
 
-/// When containers start again.
+/// The condition under which ended containers are restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestartPolicy {
     Always,
@@ -60,7 +60,7 @@ enum RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// A container's own policy, else the pod's.
+    /// The container's own policy, otherwise the pod's.
     fn of(spec: &PodSpec, container: &Container) -> Self {
         match container.restart_policy.as_deref().or(spec.restart_policy.as_deref()) {
             Some("Never") => Self::Never,
@@ -78,15 +78,15 @@ impl RestartPolicy {
     }
 }
 
-/// Whether an application container is over for good, and how.
+/// Whether an application container has ended for the last time, and how.
 pub(crate) enum Completion {
-    /// Runs, waits or will start again.
+    /// Running, waiting, or to be restarted.
     Alive,
     Succeeded,
     Failed,
 }
 
-/// Whether an application container is over for good.
+/// Whether an application container has ended for the last time, and how.
 pub(crate) fn completion(spec: &PodSpec, local: &LocalPod, container: &Container) -> Completion {
     let known = local.container(&container.name);
     match &known.now {
@@ -97,7 +97,7 @@ pub(crate) fn completion(spec: &PodSpec, local: &LocalPod, container: &Container
     }
 }
 
-/// Whether a container that ended starts again. One that a probe ended does so whatever its exit code.
+/// Whether an ended container is restarted. One that was killed by a probe is, whatever its exit code.
 fn starts_again(spec: &PodSpec, container: &Container, known: &LocalContainer, exit: &Exit) -> bool {
     let policy = RestartPolicy::of(spec, container);
     policy.restarts(exit.exit_code) || (known.killed_by_probe && policy != RestartPolicy::Never)
@@ -130,7 +130,7 @@ pub(crate) fn is_ready(container: &Container, known: &LocalContainer) -> bool {
     is_started(container, known) && is_ready
 }
 
-/// Whether the application containers were started once: from then on init containers hold nothing up.
+/// Whether every application container has been started once: from then on init containers block nothing.
 pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().any(|container| {
         let known = local.container(&container.name);
@@ -138,7 +138,7 @@ pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
     })
 }
 
-/// Whether an init container failed for good, which ends the pod.
+/// Whether an init container has failed and is not restarted, which ends the pod.
 pub(crate) fn init_failed(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.init_containers.iter().flatten().any(|container| {
         let never = RestartPolicy::of(spec, container) == RestartPolicy::Never;
@@ -201,12 +201,13 @@ pub(crate) fn needs_collecting(pod: &Pod, local: &LocalPod) -> bool {
     job::is_job(pod) && !job::is_collected(pod) && !local.collected
 }
 
-/// Whether no application container runs, nor will again.
+/// Whether no application container is running or will be restarted.
 pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().all(|container| !matches!(completion(spec, local, container), Completion::Alive))
 }
 
-/// A pod that ended by itself gives its sidecars their grace period; one that is ended for a reason is ended at once.
+/// A pod that ended by itself gives its sidecars their grace period; a pod that was ended for a reason is killed at
+/// once.
 fn finish(spec: &PodSpec, local: &LocalPod) -> Step {
     let grace = if local.ended.is_some() { Duration::ZERO } else { grace_of(spec) };
     Step::Finish { grace }
@@ -244,12 +245,12 @@ fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
     })
 }
 
-/// The next container to start: ephemeral ones at any time; init containers one after the other, where a sidecar holds
-/// the next one up only until it has started; then all others at once.
+/// The next container to start: ephemeral ones at any time; init containers one after the other, where a sidecar blocks
+/// the next one only until it has started; then all others at once.
 fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     let mut shortest: Option<Duration> = None;
     for container in ephemeral_containers(spec) {
-        // These never start again.
+        // Ephemeral containers are never restarted.
         if matches!(local.container(&container.name).now, Now::Waiting { .. })
             && let Some(start) = unless_wait(start_or_wait(&container, local, now), &mut shortest)
         {
@@ -292,7 +293,7 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     Step::Wait(shortest)
 }
 
-/// The step, unless it is a pause, which counts for the shortest one.
+/// Returns the step, or merges a pause into the shortest one.
 fn unless_wait(step: Step, shortest: &mut Option<Duration>) -> Option<Step> {
     match step {
         Step::Wait(rest) => {
@@ -303,7 +304,7 @@ fn unless_wait(step: Step, shortest: &mut Option<Duration>) -> Option<Step> {
     }
 }
 
-/// The ephemeral containers as ordinary ones: they have the same fields but for the target container.
+/// The ephemeral containers as ordinary ones: the fields are the same except for the target container.
 pub(crate) fn ephemeral_containers(spec: &PodSpec) -> impl Iterator<Item = Container> {
     spec.ephemeral_containers.iter().flatten().map(|ephemeral| {
         let one = ephemeral.clone();
@@ -339,13 +340,13 @@ fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
     }
 }
 
-/// The rest of a pause; `None` when it is over.
+/// The remaining pause; `None` when it is over.
 fn rest(not_before: Option<Instant>, now: Moment) -> Option<Duration> {
     not_before?.checked_duration_since(now.steady).filter(|rest| !rest.is_zero())
 }
 
-/// The rest of the grace period. The API sets the deletion time to the end of the grace; a clock that was set back
-/// since does not prolong it.
+/// The remaining grace period. The API sets the deletion time to the end of the grace period; a clock that was set back
+/// since then does not prolong it.
 pub(super) fn grace(pod: &Pod, now: Timestamp) -> Duration {
     let ends = pod.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
     let left = Duration::try_from(ends.duration_since(now)).unwrap_or_default();
@@ -354,7 +355,7 @@ pub(super) fn grace(pod: &Pod, now: Timestamp) -> Duration {
     seconds.map(Duration::from_secs).map_or(left, |whole| left.min(whole))
 }
 
-/// The rest of the active deadline, if there is one. The pod may have started in an earlier process of the agent.
+/// The remaining active deadline, if there is one. The pod may have started before this process.
 fn active_for(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
     let started = pod.status.as_ref()?.start_time.as_ref()?.0;
@@ -381,7 +382,7 @@ mod tests {
         let mut local = LocalPod::learn(&pod, &[]);
         local.sandbox_made();
         let container = local.containers.entry("main".into()).or_default();
-        // The first restart is at once, the second after ten seconds.
+        // The first restart is immediate, the second after ten seconds.
         for _ in 0..2 {
             let (started, finished) = (begin.wall, begin.wall);
             let (reason, message) = ("Error".into(), String::new());

@@ -1,4 +1,4 @@
-//! The image of a container, before it starts: looked for, pulled, or refused, with upstream's reasons and events
+//! Ensures the image of a container before its start: looked up, pulled or refused, with upstream's reasons and events
 //! (`kubelet/images/image_manager.go`).
 
 use std::time::Duration;
@@ -32,7 +32,8 @@ fn image_step(policy: PullPolicy, is_present: bool) -> ImageStep {
 }
 
 impl Worker {
-    /// Makes the container's image present. `false`: it is not, and the container waits (or the pod is deleted).
+    /// Ensures that the container's image is present. Returns `false` if it is not, and the container waits (or the pod
+    /// is deleted).
     pub(super) async fn ensure_image(
         &self,
         spec: &Container,
@@ -103,7 +104,7 @@ impl Worker {
         }
     }
 
-    /// With upstream's messages: the first failure is an error, and the pause after it a back-off. `is_remote`: the
+    /// Reports upstream's messages: the first failure is an error, the pause after it a back-off. `is_remote`: the
     /// image comes from a registry, which is retried less often than this node's own store.
     pub(super) fn pull_failed(
         &self,
@@ -144,8 +145,8 @@ impl Worker {
         container.start_failed(reason, message, Instant::now());
     }
 
-    /// The credentials in `spec.imagePullSecrets` (admission added those of the service account). A missing Secret is
-    /// reported and left out, as upstream does.
+    /// The credentials in `spec.imagePullSecrets` (admission has added those of the service account). A missing Secret
+    /// is reported and skipped, as in upstream.
     async fn pull_secrets(&self, pod: &Pod) -> Vec<PullSecret> {
         let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
         let names: Vec<&str> = names.map(|reference| reference.name.as_str()).collect();
@@ -173,7 +174,7 @@ impl Worker {
     }
 }
 
-/// A secret's Docker configuration; the older form has no `auths` around it.
+/// A Secret's Docker configuration; the older type is not wrapped in `auths`.
 fn docker_config(secret: &Secret) -> Option<PullSecret> {
     let kind = secret.type_.as_deref().unwrap_or_default();
     let (_, key) = SECRET_TYPES.iter().find(|(known, _)| *known == kind)?;

@@ -1,5 +1,6 @@
-//! The quality of service of a pod: its class, its cgroup's values, its containers' scores for the kernel's
-//! out-of-memory killer. Pure; the rules are upstream's (`kubelet/cm/helpers_linux.go`, `kubelet/qos/policy.go`).
+//! The quality of service of a pod: its class, the values of its cgroup, and the scores of its containers for the
+//! kernel's out-of-memory killer. Pure; the rules are upstream's (`kubelet/cm/helpers_linux.go`,
+//! `kubelet/qos/policy.go`).
 
 use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
@@ -11,11 +12,11 @@ use super::plan::{is_sidecar, sidecars};
 
 const OOM_SCORE_GUARANTEED: i32 = -997;
 const OOM_SCORE_BEST_EFFORT: i32 = 1000;
-/// The priority class of pods that the node cannot work without, and the least priority of a critical pod.
+/// The priority class of pods that the node cannot work without, and the lowest priority of a critical pod.
 const NODE_CRITICAL: &str = "system-node-critical";
 const CRITICAL_PRIORITY_MIN: i32 = 2_000_000_000;
 
-/// The class that the API gave the pod.
+/// The QoS class in the pod's status.
 fn class(pod: &Pod) -> QosClass {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some("Guaranteed") => QosClass::Guaranteed,
@@ -24,7 +25,7 @@ fn class(pod: &Pod) -> QosClass {
     }
 }
 
-/// The values of the pod's cgroup. A burstable pod is limited where all its containers are.
+/// The values of the pod's cgroup. A burstable pod has a limit if all its containers have one.
 pub(crate) fn cgroup(pod: &Pod) -> PodCgroup {
     let class = class(pod);
     let Some(spec) = pod.spec.as_ref().filter(|_| class != QosClass::BestEffort) else {
@@ -63,7 +64,7 @@ pub(crate) fn oom_score(pod: &Pod, container: &Container, memory_bytes: u64) -> 
                 }
                 false => own,
             };
-            // Between those of the other two classes.
+            // Between the scores of the other two classes.
             score.clamp(1000 + OOM_SCORE_GUARANTEED, OOM_SCORE_BEST_EFFORT - 1)
         }
     }

@@ -1,18 +1,18 @@
-//! The environment variables by which containers find Services (upstream: `pkg/kubelet/envvars`). Pure.
+//! The environment variables through which containers find Services (upstream: `pkg/kubelet/envvars`). Pure.
 
 use std::collections::BTreeMap;
 
 use mayfly_api::k8s::api::core::v1::{Pod, Service, ServicePort};
 
-/// The namespace of the Service of the API, which every container finds.
+/// The namespace of the API's Service, which every container finds.
 const API_NAMESPACE: &str = "default";
 /// The name of that Service.
 const API_SERVICE: &str = "kubernetes";
 
 /// The variables of the Services that the containers of `pod` find: those of its namespace that have an address, unless
-/// `spec.enableServiceLinks` is false, and in any case `default/kubernetes`. A Service of the pod's namespace that is
-/// called `kubernetes`, too, takes the place of the one in `default`. Where two Services make one name, the later one
-/// wins (`web` and `web-service` both make `WEB_SERVICE_PORT`).
+/// `spec.enableServiceLinks` is false, and always `default/kubernetes`. A Service `kubernetes` in the pod's namespace
+/// replaces the one in `default`. Where two Services define the same variable, the later one wins (`web` and
+/// `web-service` both define `WEB_SERVICE_PORT`).
 pub(crate) fn variables<'a>(
     pod: &Pod,
     services: impl IntoIterator<Item = &'a Service>,
@@ -38,7 +38,7 @@ pub(crate) fn variables<'a>(
     named.into_iter().collect()
 }
 
-/// The address of a Service; headless Services and aliases have none.
+/// The cluster IP of a Service; headless and ExternalName Services have none.
 fn cluster_address(service: &Service) -> Option<&str> {
     let address = service.spec.as_ref()?.cluster_ip.as_deref()?;
     (!address.is_empty() && address != "None").then_some(address)
@@ -56,7 +56,7 @@ fn of_service(name: &str, address: &str, service: &Service) -> Vec<(String, Stri
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
             all.push((format!("{prefix}_SERVICE_PORT_{}", variable_name(name)), port.port.to_string()));
         }
-        // The variables of Docker's links.
+        // The variables of Docker links.
         let link = format!("{prefix}_PORT_{}_{}", port.port, protocol(port).to_uppercase());
         all.extend([
             (format!("{link}_PROTO"), protocol(port).to_lowercase()),

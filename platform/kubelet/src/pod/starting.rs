@@ -1,4 +1,4 @@
-//! Making a pod run: its containers, one at a time.
+//! Starts the containers of a pod, one at a time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,17 +29,17 @@ use crate::{
     volumes::{self, VolumeSources},
 };
 
-/// A start that takes longer than this is reported in the status before it has ended.
+/// A start that takes longer than this is reported in the status before it has completed.
 const SLOW_START: Duration = Duration::from_millis(100);
 /// The reason in `kubectl get pods` while the plugin of a device is not available.
 const REASON_DEVICES: &str = "WaitingForDevices";
 /// The reason of a pod whose inputs cannot be fetched.
 const REASON_INPUTS: &str = "ArtifactNotFetched";
-/// The pause before a pod of an unknown runtime class is tried again.
+/// The pause before a pod with an unknown runtime class is retried.
 const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
 
 impl Worker {
-    /// Starts one container, or notes why it cannot.
+    /// Starts one container, or records why it cannot be started.
     pub(super) async fn start(
         &self,
         spec: &Container,
@@ -112,7 +112,7 @@ impl Worker {
                         *of == id && matches!(state, ContainerState::Waiting { .. })
                     };
                     if known.iter().any(is_queued) {
-                        // The runtime reports its start, which hooks cannot follow: such a host runs no commands.
+                        // The runtime reports the start later. There are no hooks: such a host runs no commands.
                         local.observe(&known);
                         return;
                     }
@@ -136,8 +136,8 @@ impl Worker {
         container.start_failed(reason, message, Instant::now());
     }
 
-    /// Runs a container's postStart hook. A container whose hook fails is ended, and its restart policy decides about
-    /// another start.
+    /// Runs a container's postStart hook. A container whose hook fails is killed; its restart policy decides whether it
+    /// is restarted.
     async fn post_start(
         &self,
         spec: &Container,
@@ -175,7 +175,7 @@ impl Worker {
         }
     }
 
-    /// Of each container the logs of this attempt and of the one before are kept, as upstream keeps one dead container.
+    /// Keeps the logs of a container's current and previous attempt, as upstream keeps one dead container.
     async fn forget_old_log(&self, pod: &PodUid, name: &str, attempt: u32) {
         let Some(old) = attempt.checked_sub(2) else { return };
         let id = ContainerId { pod: pod.clone(), name: name.to_owned(), attempt: old };
@@ -185,11 +185,11 @@ impl Worker {
                 tracing::warn!(container = %id, %error, "could not remove an old log");
             }
         };
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         let _ = tokio::task::spawn_blocking(remove).await;
     }
 
-    /// A container gets its volumes.
+    /// Adds the container's volumes.
     async fn with_volumes(
         &self,
         pod: &Pod,
@@ -200,7 +200,7 @@ impl Worker {
         if spec.volume_mounts.as_ref().is_none_or(Vec::is_empty) {
             return Ok(container);
         }
-        let volumes = self.volumes.clone().ok_or("this node keeps no volumes")?;
+        let volumes = self.volumes.clone().ok_or("this node does not support volumes")?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
         let (objects, environment) = (self.sources.clone(), container.env.clone());
         let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
@@ -220,7 +220,7 @@ impl Worker {
         NodeView { name: &self.node, allocatable: &self.allocatable }
     }
 
-    /// Brings a running pod's volumes up to date.
+    /// Updates the volumes of a running pod.
     pub(crate) async fn refresh_volumes(&self, pod: &std::sync::Arc<Pod>) {
         let Some(volumes) = self.volumes.clone().filter(|_| volumes::names_sources(pod)) else { return };
         self.sources.follow().await;
@@ -230,11 +230,11 @@ impl Worker {
         let tokens = match self.tokens.of_pod(&pod).await {
             Ok(tokens) => tokens,
             Err(why) => {
-                tracing::warn!(pod = %ObjectKey::of(&*pod), why, "the tokens of a running pod stay as they are");
+                tracing::warn!(pod = %ObjectKey::of(&*pod), why, "could not renew the tokens of a running pod; keeping the old ones");
                 return;
             }
         };
-        // Of a claim's volume nothing but its size is refreshed.
+        // Only the size of a claim's volume is refreshed, so missing claims do not matter.
         let claimed = self.claims.of_pod(&pod).await.unwrap_or_default();
         let refresh = move || {
             let node = NodeView { name: &name, allocatable: &allocatable };
@@ -242,11 +242,11 @@ impl Worker {
                 VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             volumes.refresh(&pod, &sources);
         };
-        // It fails only when the runtime ends.
+        // Fails only when the Tokio runtime shuts down.
         let _ = tokio::task::spawn_blocking(refresh).await;
     }
 
-    /// A container gets its devices, which are allocated for the whole pod at once.
+    /// Adds the container's devices, which are allocated for the whole pod at once.
     async fn with_devices(
         &self,
         pod: &Pod,
@@ -261,7 +261,7 @@ impl Worker {
         Ok(container)
     }
 
-    /// A job's container gets its files.
+    /// Adds the folders of a job's inputs and outputs.
     async fn with_files(
         &self,
         pod: &Pod,
@@ -269,9 +269,8 @@ impl Worker {
         mut container: ContainerSpec,
     ) -> Result<ContainerSpec, TransferError> {
         if job::is_job(pod) {
-            let none = || {
-                TransferError::Transient("this node keeps no artifacts, and runs no job that has any".into())
-            };
+            let none =
+                || TransferError::Transient("this node does not run jobs with inputs or outputs".into());
             let jobs = self.jobs.as_ref().ok_or_else(none)?;
             let afresh = container.id.attempt > 0;
             self.sources.follow().await;
@@ -280,7 +279,7 @@ impl Worker {
         Ok(container)
     }
 
-    /// Tells the pod's readers that its containers are being created, when that takes long enough to wonder.
+    /// Runs `work`, and writes the status `ContainerCreating` when it takes longer than [`SLOW_START`].
     pub(super) async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         tokio::select! {
@@ -290,12 +289,12 @@ impl Worker {
         }
         let (done, told) = tokio::join!(work, self.write_status(pod, local, Timestamp::now()));
         if let Err(error) = told {
-            tracing::debug!(pod = %ObjectKey::of(pod), %error, "could not write that a pod is starting");
+            tracing::debug!(pod = %ObjectKey::of(pod), %error, "could not write the status of a starting pod");
         }
         done
     }
 
-    /// Runs work that may take long, and abandons it when the pod is deleted: its sandbox is removed then.
+    /// Runs work that may take long, and drops it when the pod is deleted: the sandbox is removed then.
     pub(super) async fn unless_deleted<T>(&self, pod: &Pod, work: impl Future<Output = T>) -> Option<T> {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();
@@ -305,7 +304,7 @@ impl Worker {
                 if known.is_none_or(|known| known.metadata.deletion_timestamp.is_some()) {
                     return;
                 }
-                // The sender lives in `self`.
+                // Cannot fail: the sender lives in `self`.
                 let _ = deletions.changed().await;
             }
         };

@@ -23,17 +23,17 @@ use crate::pressure::LOW_RESOURCE;
 
 /// The node's own address, without root.
 pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
-/// Upstream's condition of a pod that ended for a reason outside of it.
+/// Upstream's condition of a pod that was ended by a cause outside of it.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// The status that the object should have.
+/// The status to be written to the object.
 pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     let old = pod.status.clone().unwrap_or_default();
     let Some(spec) = &pod.spec else { return old };
     let mut phase = phase(spec, local, &old);
     let over = matches!(phase, "Succeeded" | "Failed");
     if over && needs_collecting(pod, local) {
-        // A client that reads a final phase assumes that the outputs are complete.
+        // Clients that read a final phase assume that the outputs are complete.
         phase = "Running";
     }
     let inits = spec.init_containers.as_deref().unwrap_or_default();
@@ -111,7 +111,7 @@ fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
     if completions.iter().all(|completion| !matches!(completion, Completion::Alive)) {
         return "Failed";
     }
-    // Upstream: running once every container was started at least once.
+    // As upstream: running once every container has been started at least once.
     let started = |container: &Container| {
         let local = local.container(&container.name);
         local.last.is_some() || !matches!(local.now, Now::Waiting { .. })
@@ -123,13 +123,13 @@ struct Facts<'a> {
     phase: &'static str,
     initialised: bool,
     unready: &'a [&'a str],
-    /// Why the pod's end was not its program's, if that is so.
+    /// The cause, if the pod was ended by something other than its program.
     disruption: Option<&'a str>,
     /// Why the pod is not ready although its containers are.
     gates: Vec<String>,
 }
 
-/// The readiness gates of a pod whose conditions are not true, in upstream's message.
+/// Upstream's messages for the pod's readiness gates that are not true.
 fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
     let known = status.conditions.as_deref().unwrap_or_default();
     let gates = spec.readiness_gates.iter().flatten().map(|gate| gate.condition_type.as_str());
@@ -145,7 +145,7 @@ fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
         .collect()
 }
 
-/// The pod's end was not caused by its program: read by a Job's `podFailurePolicy`.
+/// The condition that the pod was not ended by its program; a Job's `podFailurePolicy` reads it.
 fn disrupted(known: &[PodCondition], message: &str, now: Timestamp) -> PodCondition {
     let old = known.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
     old.cloned().unwrap_or_else(|| PodCondition {

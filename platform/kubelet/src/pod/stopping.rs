@@ -26,12 +26,12 @@ use super::{
     worker::Worker,
 };
 
-/// The least time that a container has to end after its hook and the containers before it, within a grace period that
+/// The minimum time that a container has to end after its hook and the containers before it, within a grace period that
 /// is not zero (upstream's `minimumGracePeriodInSeconds`).
 const GRACE_MIN: Duration = Duration::from_secs(2);
 
-/// Which containers end together, in the order of the groups: all but the sidecars, then each sidecar, the last one
-/// first. Pure.
+/// Groups containers that are stopped together, in order: all but the sidecars, then each sidecar, the last one first.
+/// Pure.
 fn stop_groups(spec: Option<&PodSpec>, running: &[ContainerId]) -> Vec<Vec<ContainerId>> {
     let sidecars: Vec<&str> =
         spec.into_iter().flat_map(sidecars).map(|container| container.name.as_str()).collect();
@@ -42,8 +42,9 @@ fn stop_groups(spec: Option<&PodSpec>, running: &[ContainerId]) -> Vec<Vec<Conta
 }
 
 impl Worker {
-    /// Waits until the pod's grace period is shortened below `seconds`; returns the rest of it, and its length. (Its
-    /// end is a time of the wall clock, which two deletions may have read before and after a step.)
+    /// Waits until the pod's grace period is shortened below `seconds`; returns the remaining period and its new
+    /// length. (Lengths are compared, since the end is a wall-clock time, and the clock may be stepped between two
+    /// deletions.)
     async fn hurried(&self, pod: &Pod, seconds: Option<i64>) -> (Duration, Option<i64>) {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();
@@ -54,12 +55,12 @@ impl Worker {
             if now < seconds {
                 return (grace(&known, Timestamp::now()), now);
             }
-            // The sender lives in `self`.
+            // Cannot fail: the sender lives in `self`.
             let _ = deletions.changed().await;
         }
     }
 
-    /// Ends the containers of a deleted pod within its grace period, or less if that is shortened.
+    /// Stops the containers of a deleted pod within its grace period, or sooner if that is shortened.
     pub(super) async fn stop_gracefully(
         &self,
         pod: &Pod,
@@ -69,7 +70,7 @@ impl Worker {
     ) {
         let mut grace = grace;
         let mut seconds = pod.metadata.deletion_grace_period_seconds;
-        // A hook runs once, however often the deletion is hurried.
+        // A hook runs once, even if the grace period is shortened several times.
         let hooked = Mutex::default();
         loop {
             tokio::select! {
@@ -82,7 +83,7 @@ impl Worker {
         }
     }
 
-    /// Ends what runs of a pod: the sidecars after the others.
+    /// Stops the running containers of a pod: the sidecars after the others.
     pub(super) async fn stop_all(
         &self,
         pod: &Pod,
@@ -109,7 +110,7 @@ impl Worker {
             .collect();
         let groups = stop_groups(pod.spec.as_ref(), &running);
         let Some((others, sidecars)) = groups.split_first() else { return };
-        // Sidecars run their hooks while the others end, as with upstream.
+        // Sidecars run their hooks while the others end, as in upstream.
         let hooks_of_sidecars = sidecars.iter().flatten().map(|id| {
             let hooked = hooked.lock().insert(id.name.clone());
             async move {
@@ -159,7 +160,7 @@ impl Worker {
         self.events.warning(pod, "FailedPreStopHook", format!("PreStopHook failed: {why}"));
     }
 
-    /// Ends a container that failed a probe; its restart policy decides about another start.
+    /// Stops a container that failed a probe; its restart policy decides whether it is restarted.
     pub(super) async fn kill(
         &self,
         failure: &ProbeFailure,
@@ -183,7 +184,7 @@ impl Worker {
             Some(Ok(())) => known.killed_by_probe = true,
             Some(Err(error)) => {
                 tracing::warn!(container = %id, %error, "could not end a container that failed a probe");
-                // It is probed again, and ended when it fails again.
+                // The container is probed again, and stopped when it fails again.
                 known.probes = Default::default();
                 self.probes.restart(&local.uid, &container.name);
             }
@@ -191,7 +192,7 @@ impl Worker {
     }
 }
 
-/// The rest of a grace period.
+/// The remaining part of a grace period.
 fn rest(ends: Instant, grace: Duration) -> Duration {
     match grace.is_zero() {
         true => Duration::ZERO,

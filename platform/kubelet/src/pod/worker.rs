@@ -1,4 +1,4 @@
-//! Carries out one pod's steps until there is nothing to do.
+//! Executes one pod's steps until there is nothing to do.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -40,13 +40,13 @@ use crate::{
     volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
 
-/// Steps for one pod in succession; a pod that needs more is queued again at once.
+/// The number of consecutive steps for one pod; a pod that needs more is queued again at once.
 const STEPS_MAX: usize = 64;
 
 /// The state that all pods of the node share.
 pub(crate) struct Worker {
     pub(crate) node: String,
-    /// What pods may take of the node.
+    /// The resources that pods may request.
     pub(crate) allocatable: Arc<Amounts>,
     pub(crate) client: Client,
     pub(crate) pods: Informer<Pod>,
@@ -61,9 +61,9 @@ pub(crate) struct Worker {
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,
-    /// Changes when a pod of this node is deleted, or its deletion is hurried.
+    /// Changes when a pod of this node is deleted, or its grace period is shortened.
     pub(crate) deletions: watch::Sender<u64>,
-    /// Notified when a removed pod has left something here: the next sweep removes it.
+    /// Notified when files or mounts of a removed pod remain: the next sweep removes them.
     pub(crate) leftovers: Notify,
     pub(crate) probes: ProbeTasks,
     pub(crate) storage: Arc<MeasuredStorage>,
@@ -72,7 +72,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Carries out the next steps for one pod.
+    /// Executes the next steps for one pod.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
         let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
         self.forget_replaced(&key, pod.as_deref()).await;
@@ -100,7 +100,7 @@ impl Worker {
                 step => self.act(step, &pod, &mut local, &runtime).await,
             }
             self.keep(&key, &local);
-            // The step may have taken long: read the pod's newest state.
+            // The step may have taken long: read the pod's latest version.
             match self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid) {
                 Some(known) => pod = known,
                 None => return Ok(Outcome::RequeueAfter(Duration::ZERO)),
@@ -173,13 +173,13 @@ impl Worker {
             Step::Kill(failure) => self.kill(&failure, pod, local, runtime).await,
             Step::Finish { grace } => {
                 self.probes.forget(&local.uid);
-                // A deletion has a grace period of its own.
+                // A deletion sets its own grace period.
                 let stopped = self.unless_deleted(pod, self.stop_all(pod, local, runtime, grace)).await;
                 if stopped.is_some() {
                     local.observe(&runtime.containers(&local.uid));
                     self.remove_sandbox(local, &**runtime).await;
                     if matches!(local.ended, Some((EVICTED, _))) {
-                        // The node needs their space. What stays goes with the pod's object.
+                        // Frees disk space now. Volumes that cannot be removed yet are removed with the pod's object.
                         self.remove_volumes(&local.uid).await;
                     }
                 }
@@ -199,8 +199,8 @@ impl Worker {
         let mut patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
         let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
         if has_gates {
-            // Other components write conditions of this pod: their write must not be undone by an older copy. The
-            // newer copy arrives through the informer, and the status is computed again then.
+            // Other components write conditions of this pod, and a write based on an older version must not undo
+            // theirs. The newer version arrives through the informer, and then the status is computed again.
             patch["metadata"]["resourceVersion"] = json!(pod.metadata.resource_version);
         }
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -210,7 +210,7 @@ impl Worker {
     }
 }
 
-/// Whether a failed write means that the pod was removed or replaced, which the informer will report too.
+/// Whether a failed write means that the pod was removed or replaced, which the informer reports too.
 pub(super) fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }

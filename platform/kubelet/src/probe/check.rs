@@ -27,11 +27,11 @@ pub(crate) struct ProbeTarget {
 pub(crate) enum ProbeResult {
     Success,
     Failure(String),
-    /// The check could not be made: no verdict about the container.
+    /// The check could not be executed: no verdict about the container.
     Unknown(String),
 }
 
-/// Carries out one probe. Takes no longer than its timeout.
+/// Executes one probe, within its timeout.
 pub(crate) async fn check(probe: &Probe, timing: &ProbeTiming, target: &ProbeTarget) -> ProbeResult {
     let limit = timing.timeout;
     if let Some(action) = &probe.exec {
@@ -96,7 +96,7 @@ async fn http_result(get: &HttpGet, limit: Duration) -> ProbeResult {
             ProbeResult::Failure(format!("HTTP probe failed with statuscode: {}", status.as_u16()))
         }
         Ok(Ok(HttpAnswer::RedirectAway(to))) => {
-            tracing::debug!(to, "a probe is redirected to another host, which is not followed");
+            tracing::debug!(to, "not following the redirect of a probe to another host");
             ProbeResult::Success
         }
         Ok(Err(why)) => ProbeResult::Failure(why),
@@ -146,7 +146,7 @@ mod tests {
         check(&probe, &ProbeTiming::of(&probe), &target).await
     }
 
-    /// A server that answers each connection with a text, or never when it is empty.
+    /// A server that sends `answer` on each connection, or never answers if it is empty.
     async fn server(answer: &'static str) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -8,8 +8,7 @@ use tokio::io::AsyncReadExt as _;
 /// Bytes of output that are kept (upstream's `maxReadLength`); the rest is read and dropped, so that the command does
 /// not block on a full pipe.
 const OUTPUT_BYTES_MAX: usize = 10 << 10;
-/// The time for which outputs are read after the command's end: a background process of the command may hold them
-/// open.
+/// The time for which outputs are read after the command's end: a background process of the command may keep them open.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// The result of a command.
@@ -43,7 +42,7 @@ pub(crate) async fn output(
     let exit_code = tokio::select! {
         biased;
         code = &mut exit => {
-            // Later output is ignored: the exit code decides.
+            // Later output is ignored: the exit code is the result.
             let _ = tokio::time::timeout(DRAIN, &mut read).await;
             code
         }
@@ -58,7 +57,7 @@ pub(crate) async fn output(
 
 async fn collect(stream: Option<OutputStream>, into: &mut Vec<u8>) {
     let Some(mut stream) = stream else { return };
-    // An error ends the output as its end does.
+    // A read error ends the output like its end does.
     let _ = (&mut stream).take(OUTPUT_BYTES_MAX as u64).read_to_end(into).await;
     let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
 }

@@ -7,9 +7,9 @@ use prost::Message;
 
 use super::http_get::connect;
 
-/// Bytes of an answer that are read: the message has one field.
+/// The number of bytes of a response that are read: the message has one field.
 const BODY_BYTES_MAX: usize = 10 << 10;
-/// gRPC puts a flag and a length before a message.
+/// The length of gRPC's message prefix: a flag and a length.
 const PREFIX_BYTES: usize = 5;
 
 #[derive(Clone, PartialEq, Message)]
@@ -36,7 +36,7 @@ enum ServingStatus {
 /// Requests the health of a service.
 ///
 /// # Errors
-/// Upstream's message: it is not healthy, or did not answer.
+/// Upstream's message: the service is not healthy, or did not answer.
 pub(crate) async fn check(host: &str, port: u16, service: &str) -> Result<(), String> {
     let stream = connect(host, port).await.map_err(|error| format!("error: {error}"))?;
     let words = |error: hyper::Error| format!("error: health rpc probe failed: {error}");
@@ -54,7 +54,7 @@ pub(crate) async fn check(host: &str, port: u16, service: &str) -> Result<(), St
         let body = Limited::new(answer.into_body(), BODY_BYTES_MAX).collect().await;
         let body = body.map_err(|error| format!("error: health rpc probe failed: {error}"))?;
         let trailers = body.trailers().cloned().unwrap_or_default();
-        // An answer without a message has its status in the head.
+        // A response without a message has its status in the headers.
         let field = |name: &str| {
             let value = trailers.get(name).or_else(|| head.get(name))?;
             value.to_str().ok().map(str::to_owned)

@@ -24,9 +24,9 @@ use tokio_rustls::{
 };
 use url::Url;
 
-/// Bytes of an answer that are read (upstream's `maxRespBodyLength`).
+/// The number of bytes of a response that are read (upstream's `maxRespBodyLength`).
 const BODY_BYTES_MAX: usize = 10 << 10;
-/// Redirects that are followed (Go's default).
+/// The number of redirects that are followed (Go's default).
 const REDIRECTS_MAX: usize = 10;
 /// The user agent of upstream's probes, which programs search for in their logs.
 pub(crate) const PROBE_AGENT: &str = "kube-probe/1.33";
@@ -86,7 +86,7 @@ impl HttpGet {
         let path = action.path.as_deref().unwrap_or("/");
         let slash = if path.starts_with('/') { "" } else { "/" };
         let text = format!("{scheme}://{host}:{port}{slash}{path}");
-        let url = Url::parse(&text).map_err(|error| format!("{text:?} is no URL: {error}"))?;
+        let url = Url::parse(&text).map_err(|error| format!("{text:?} is not a URL: {error}"))?;
         let headers = action.http_headers.iter().flatten();
         let headers = headers.map(|header| (header.name.clone(), header.value.clone())).collect();
         Ok(Self { url, headers, agent })
@@ -142,7 +142,7 @@ impl HttpGet {
             let status = answer.status();
             let location = answer.headers().get("location").and_then(|value| value.to_str().ok());
             let location = location.map(str::to_owned);
-            // A response that is too long or ends too early is a response all the same.
+            // A response that is too long or truncated still counts.
             let _ = Limited::new(answer.into_body(), BODY_BYTES_MAX).collect().await;
             Ok((status, location))
         };
@@ -165,7 +165,7 @@ impl HttpGet {
                 request = request.header(name, value);
             }
         }
-        // An empty value removes a header that is sent otherwise.
+        // An empty value removes a default header.
         for (name, value) in self.headers.iter().filter(|(_, value)| !value.is_empty()) {
             request = request.header(name, value);
         }
@@ -194,7 +194,7 @@ fn tls() -> TlsConnector {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map(|config| config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth());
-    // The provider has both versions of TLS, so that there is always a configuration.
+    // The ring provider supports both TLS versions, so building the configuration cannot fail.
     let config =
         config.unwrap_or_else(|error| unreachable!("ring has no default protocol versions: {error}"));
     TlsConnector::from(Arc::new(config))

@@ -29,7 +29,7 @@ use crate::pod::{
     plan,
 };
 
-/// Tries of one probe that cannot be carried out (upstream's `maxProbeRetries`).
+/// Attempts of one probe that cannot be executed (upstream's `maxProbeRetries`).
 const TRIES_MAX: usize = 3;
 
 /// A probe of one attempt of a container.
@@ -52,17 +52,17 @@ pub(crate) struct ProbeTasks {
     tasks: Arc<TaskTable>,
     events: EventRecorder,
     queue: WorkQueue<ObjectKey>,
-    /// When this process began: the probes of containers that are older begin at random times.
+    /// The start of this process: the probes of containers that are older begin at random times.
     began: Timestamp,
 }
 
 impl ProbeTasks {
-    /// `queue` gets a pod's key when a verdict about it changes.
+    /// `queue` receives a pod's key when one of its verdicts changes.
     pub(crate) fn new(events: EventRecorder, queue: WorkQueue<ObjectKey>) -> Self {
         Self { tasks: Arc::default(), events, queue, began: Timestamp::now() }
     }
 
-    /// Starts the probes that a pod needs now, and ends those of containers that have ended.
+    /// Starts the probes that a pod needs now, and stops those of containers that have ended.
     pub(crate) fn sync(&self, pod: &Arc<Pod>, local: &LocalPod, runtime: &Arc<dyn Runtime>) {
         let wanted = wanted(pod, local);
         let mut tasks = self.tasks.lock();
@@ -106,14 +106,14 @@ impl ProbeTasks {
             .collect()
     }
 
-    /// Ends one container's probes. Those that are still configured start again.
+    /// Stops one container's probes. Those that are still configured start again.
     pub(crate) fn restart(&self, uid: &PodUid, container: &str) {
         if let Some(of_pod) = self.tasks.lock().get_mut(uid) {
             of_pod.retain(|id, _| id.container != container);
         }
     }
 
-    /// Ends all probes of a pod.
+    /// Stops all probes of a pod.
     pub(crate) fn forget(&self, uid: &PodUid) {
         self.tasks.lock().remove(uid);
     }
@@ -155,7 +155,7 @@ impl ProbeRun {
         let timing = ProbeTiming::of(&probe);
         sleep(self.delay(&timing)).await;
         let mut ticks = interval(timing.period);
-        // A probe that takes long must not be followed by those that it delayed.
+        // A slow probe delays the next ones instead of causing a burst.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut counter = ProbeCounter::default();
         loop {
@@ -178,7 +178,7 @@ impl ProbeRun {
             }
             let is_final = match self.id.kind {
                 ProbeKind::Startup => true,
-                // The container is killed.
+                // The container is going to be killed.
                 ProbeKind::Liveness => !verdict,
                 ProbeKind::Readiness => false,
             };
@@ -188,7 +188,8 @@ impl ProbeRun {
         }
     }
 
-    /// Until the first probe. Those of containers that an earlier process started do not all begin at once.
+    /// The delay of the first probe. It is randomised for containers that an earlier process started, so that their
+    /// probes do not all begin at once.
     fn delay(&self, timing: &ProbeTiming) -> Duration {
         let ran = Duration::try_from(Timestamp::now().duration_since(self.started)).unwrap_or_default();
         let delay = timing.initial_delay.saturating_sub(ran);

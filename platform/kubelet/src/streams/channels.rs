@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::{
 
 use super::upgrade::WebSocket;
 
-/// The newer one first.
+/// In the order of preference.
 pub(super) const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 
 const STDIN: u8 = 0;
@@ -27,12 +27,12 @@ const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
-/// One message of output, in bytes.
+/// The size of one message of output, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Messages that wait for a slow client; then the process waits.
+/// Messages queued for a slow client; beyond these, the process blocks.
 const MESSAGES_MAX: usize = 16;
 
-/// A size of the terminal as clients send it.
+/// A terminal size in the client's JSON form.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Size {
@@ -46,7 +46,7 @@ fn end() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Default::default() }))
 }
 
-/// Runs a session to its end: the process's, or the client's.
+/// Runs a session until the process ends or the client disconnects.
 pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<ProcessSession, RuntimeError>) {
     let (mut sink, source) = socket.split();
     let session = match opened {
@@ -75,7 +75,7 @@ pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<Proces
     };
     let input = input(source, protocol, stdin, resize);
     tokio::select! {
-        // The client went.
+        // The client disconnected.
         () = input => {}
         _ = async { tokio::join!(output, write) } => {}
     }
@@ -113,13 +113,13 @@ async fn input(
                 if let Some(input) = &mut stdin
                     && input.write_all(bytes).await.is_err()
                 {
-                    // The process reads no more; its outputs report its end.
+                    // The process reads no more; the end of its outputs ends the session.
                     stdin = None;
                 }
             }
             RESIZE => {
                 if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice::<Size>(bytes)) {
-                    // A size that comes too late is followed by a newer one.
+                    // A dropped size is superseded by a newer one.
                     let _ = resize.try_send(TerminalSize { width: size.width, height: size.height });
                 }
             }
@@ -140,7 +140,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::Binary(content.into())
 }
 
-/// The end of the process in upstream's form (`k8s.io/apimachinery/pkg/util/remotecommand`).
+/// The exit of the process as upstream's `Status` (`k8s.io/apimachinery/pkg/util/remotecommand`).
 pub(super) fn outcome(exit_code: i32) -> Value {
     if exit_code == 0 {
         return json!({"metadata": {}, "status": "Success"});
@@ -154,7 +154,7 @@ pub(super) fn outcome(exit_code: i32) -> Value {
     })
 }
 
-/// The status of a process that could not be run.
+/// The `Status` of a process that could not be run.
 pub(super) fn failure(error: &RuntimeError) -> Value {
     json!({"metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500, "message": error.to_string()})
 }

@@ -1,7 +1,7 @@
 //! Port-forward: TCP connections into a pod over one connection of the client, in two protocols.
 //!
-//! kubectl speaks SPDY/3.1, with two streams for each connection, one for its data and one for what went wrong: newer
-//! ones in the messages of a WebSocket (`SPDY/3.1+portforward.k8s.io`), older ones on the connection itself
+//! kubectl speaks SPDY/3.1, with two streams for each connection, one for data and one for errors: newer versions in
+//! the messages of a WebSocket (`SPDY/3.1+portforward.k8s.io`), older ones on the connection itself
 //! (`portforward.k8s.io`). Other clients use channels of a WebSocket (`v4.channel.k8s.io`): for the n-th port of the
 //! query channel 2n carries the data of one connection and 2n+1 its error; both begin with the port's number.
 
@@ -23,32 +23,33 @@ use super::{
 mod connections;
 
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
-/// kubectl's first.
+/// In the order of preference: kubectl's protocol first.
 pub(super) const PROTOCOLS: Protocols = Protocols {
     websocket: &[TUNNEL, "v4.channel.k8s.io", "portforward.k8s.io", "v5.channel.k8s.io"],
     spdy: &["portforward.k8s.io"],
 };
 
-/// Messages that wait for a slow client; then the pod's connections wait.
+/// Messages queued for a slow client; beyond these, the pod's connections block.
 const MESSAGES_MAX: usize = 32;
-/// Pieces of one connection that wait for the pod.
+/// Chunks of one connection queued for the pod.
 const PIECES_MAX: usize = 16;
 
 /// The encoding of a connection's bytes for the client: frames of SPDY, or messages of channels.
 trait Framing: Send + Sync + 'static {
-    /// Waits until data may be sent, and returns how many bytes of `wanted`; `None` when the client takes no more.
+    /// Waits until data may be sent, and returns the number of bytes, at most `wanted`; `None` when the client accepts
+    /// no more.
     fn reserve(&self, wanted: usize) -> impl Future<Output = Option<usize>> + Send;
     fn data(&self, bytes: &[u8]) -> Bytes;
     fn end(&self) -> Option<Bytes>;
     fn error(&self, text: &str) -> Bytes;
     fn error_end(&self) -> Option<Bytes>;
-    /// Tells the client that the pod has taken this many bytes.
+    /// Reports to the client that the pod has consumed this many bytes.
     fn consumed(&self, bytes: usize) -> Option<Bytes>;
-    /// Returns when the client has given the connection up.
+    /// Returns when the client has closed the connection.
     fn closed(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// Two channels.
+/// The data and error channels of one connection.
 struct ChannelPair {
     data: u8,
 }
@@ -92,7 +93,7 @@ struct ForwardTarget {
 }
 
 impl ForwardTarget {
-    /// One connection, from its opening to its end.
+    /// Forwards one connection, from its opening to its end.
     async fn forward(self, port: u16, framing: impl Framing, mut pieces: mpsc::Receiver<Bytes>) {
         let connected = match self.runtime.streams() {
             Some(streams) => streams.connect_port(&self.uid, port).await.map_err(|error| error.to_string()),
@@ -111,7 +112,7 @@ impl ForwardTarget {
         }
     }
 
-    /// Both directions; over when the pod's side has ended.
+    /// Copies both directions until the pod closes its side.
     async fn copy(
         &self,
         connection: Box<dyn mayfly_runtime::streams::PortStream>,
@@ -130,7 +131,7 @@ impl ForwardTarget {
                     break;
                 }
             }
-            // The client has sent everything; answers still come.
+            // The client has sent everything; responses may still arrive.
             let _ = writer.shutdown().await;
         };
         let from_pod = async {
@@ -176,7 +177,7 @@ pub(super) async fn run(connection: Upgraded, runtime: Arc<dyn Runtime>, uid: Po
             let (reader, writer) = tokio::io::split(connection);
             tokio::select! {
                 () = serve_spdy(&target, transport::received(reader)) => {}
-                // The client went.
+                // The client disconnected.
                 _ = transport::send(writer, queue) => {}
             }
         }

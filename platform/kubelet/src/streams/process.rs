@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The client opens one stream for each of the process's (`streamtype`: stdin, stdout, stderr, resize), and `error`, on
-//! which the outcome is sent. The protocol's versions are upstream's (`k8s.io/apimachinery/pkg/util/remotecommand`): the
-//! fourth sends the outcome as a `Status`, those before it a message where there is an error; the first two have no
-//! sizes of a terminal.
+//! which the outcome is sent. The protocol's versions are upstream's (`k8s.io/apimachinery/pkg/util/remotecommand`):
+//! version 4 sends the outcome as a `Status`, earlier versions send a message in case of an error; the first two have
+//! no terminal sizes.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -36,16 +36,16 @@ const V4: &str = "v4.channel.k8s.io";
 const V3: &str = "v3.channel.k8s.io";
 pub(super) const PROTOCOLS: [&str; 4] = [V4, V3, "v2.channel.k8s.io", "channel.k8s.io"];
 
-/// How long a client may take to open its streams (upstream's `DefaultStreamCreationTimeout`).
+/// The timeout for a client to open its streams (upstream's `DefaultStreamCreationTimeout`).
 const OPENING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a client may take to disconnect after the outcome. The connection is left to the client: a peer that sees it
-/// close may drop what it has not read yet.
+/// The timeout for a client to disconnect after the outcome. The client closes the connection: a peer that sees it
+/// closed may drop data that it has not read yet.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(30);
-/// Frames that wait for a slow client; then the process waits.
+/// Frames queued for a slow client; beyond these, the process blocks.
 const FRAMES_MAX: usize = 16;
-/// Pieces of input that wait for the process; then the client waits.
+/// Chunks of input queued for the process; beyond these, the client blocks.
 const PIECES_MAX: usize = 4;
-/// The longest text of a terminal's size, in bytes.
+/// The longest text of a terminal size, in bytes.
 const SIZE_BYTES_MAX: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl StreamKind {
     }
 }
 
-/// The streams of a session, by their kinds: those that are expected, and those that are open. Pure.
+/// The streams of a session by kind: the expected ones, and the open ones. Pure.
 struct Openings {
     expected: Vec<StreamKind>,
     open: HashMap<StreamKind, u32>,
@@ -93,9 +93,9 @@ impl Openings {
         Self { expected, open: HashMap::new(), newest: 0 }
     }
 
-    /// Adds a stream that the client opens, unless it is none that is expected.
+    /// Adds a stream that the client opens, if it is expected.
     fn open(&mut self, stream: u32, headers: &[(String, String)]) -> Result<StreamKind, ResetReason> {
-        // Clients number their streams upwards with odd numbers.
+        // Clients number their streams with increasing odd numbers.
         if stream.is_multiple_of(2) || stream <= self.newest {
             return Err(ResetReason::Protocol);
         }
@@ -136,11 +136,11 @@ impl ClientOutput {
     }
 
     async fn end(&self, stream: u32) {
-        // The client may be gone, which the session's other side notices.
+        // If the client has disconnected, the receiving side of the session notices it.
         let _ = self.frames.send(spdy::data(stream, &[], true)).await;
     }
 
-    /// Copies an output of the process until it ends, or the client does not want it any more.
+    /// Copies an output of the process until it ends, or the client resets the stream.
     async fn copy(&self, output: Option<OutputStream>, stream: Option<u32>) {
         let Some(stream) = stream else { return };
         if let Some(mut output) = output {
@@ -155,7 +155,7 @@ impl ClientOutput {
     }
 }
 
-/// Runs a session to its end: the process's, or the client's. `open` starts the process, or joins it.
+/// Runs a session until the process ends or the client disconnects. `open` starts the process, or attaches to it.
 pub(super) async fn run(
     connection: impl AsyncRead + AsyncWrite + Unpin + Send,
     protocol: &str,
@@ -189,12 +189,12 @@ pub(super) async fn run(
             }
         }
         () = process => {}
-        // The client went.
+        // The client disconnected.
         _ = transport::send(writer, queue) => {}
     }
 }
 
-/// Runs the process, from the moment at which all streams are open until its outcome is sent.
+/// Runs the process, from the opening of all streams until the outcome is sent.
 async fn serve(
     client: &ClientOutput,
     protocol: &str,
@@ -237,7 +237,7 @@ async fn serve(
         }
     };
     if let Some(error) = stream(StreamKind::Error) {
-        // Whether the client still takes it or not, the session is over.
+        // The session is over whether or not the client receives the outcome.
         let _ = client.send(error, outcome_text(protocol, &status).as_bytes()).await;
     }
     for kind in [StreamKind::Error, StreamKind::Stdin, StreamKind::Resize] {
@@ -246,11 +246,11 @@ async fn serve(
         }
     }
     let newest = streams.values().max().copied().unwrap_or(0);
-    // As above.
+    // Errors are ignored for the same reason.
     let _ = client.frames.send(spdy::go_away(newest)).await;
 }
 
-/// The content of the error stream: of the versions before the fourth the message of an error.
+/// The content of the error stream: a `Status` in version 4, an error message in earlier versions.
 fn outcome_text(protocol: &str, status: &Value) -> String {
     match (protocol, status["status"].as_str()) {
         (V4, _) => status.to_string(),
@@ -259,7 +259,7 @@ fn outcome_text(protocol: &str, status: &Value) -> String {
     }
 }
 
-/// Gives the client's input to the process until either has no more of it.
+/// Copies the client's input to the process until either side ends.
 async fn feed(
     client: &ClientOutput,
     stream: Option<u32>,
@@ -269,7 +269,7 @@ async fn feed(
     let (Some(mut stdin), Some(stream)) = (stdin, stream) else { return };
     while let Some(piece) = pieces.recv().await {
         if stdin.write_all(&piece).await.is_err() {
-            // The process reads no more; its outputs report its end. The client's rest is discarded.
+            // The process reads no more; the end of its outputs ends the session. The remaining input is discarded.
             return;
         }
         if client.windows.is_in_use()
@@ -278,7 +278,7 @@ async fn feed(
             return;
         }
     }
-    // End of file: an error is that of a process that reads no more.
+    // Signals end of file; fails if the process reads no more.
     let _ = stdin.shutdown().await;
 }
 
@@ -287,7 +287,7 @@ async fn resize_terminal(
     mut size: watch::Receiver<Option<TerminalSize>>,
 ) {
     let Some(resize) = resize else { return };
-    // The first size comes before the process has been started.
+    // The first size may have been set before the process started.
     size.mark_changed();
     while size.changed().await.is_ok() {
         let newest = *size.borrow_and_update();
@@ -299,7 +299,7 @@ async fn resize_terminal(
     }
 }
 
-/// The terminal's sizes: JSON objects, one after the other, in pieces of any size.
+/// Parses terminal sizes: concatenated JSON objects, in chunks of any length.
 struct Sizes {
     text: Vec<u8>,
     newest: watch::Sender<Option<TerminalSize>>,
@@ -316,7 +316,7 @@ impl Sizes {
         let used = objects.byte_offset();
         self.text.drain(..used);
         if self.text.len() > SIZE_BYTES_MAX {
-            // It is no size, and nothing after it can be told from it.
+            // Not a valid size, and without delimiters the text after it cannot be parsed either.
             self.text.clear();
         }
         if newest.is_some() {
@@ -328,7 +328,7 @@ impl Sizes {
 /// The receiving side of a session.
 struct ClientInput {
     openings: Openings,
-    /// Told when all streams are open.
+    /// Completed when all streams are open.
     opened: Option<oneshot::Sender<HashMap<StreamKind, u32>>>,
     /// `None` after the input's end.
     stdin: Option<mpsc::Sender<Bytes>>,
@@ -337,7 +337,7 @@ struct ClientInput {
 }
 
 impl ClientInput {
-    /// Passes input on to the process, unless that reads no more.
+    /// Passes input to the process, unless it reads no more.
     async fn give_input(&mut self, bytes: Bytes) {
         if let Some(stdin) = &self.stdin
             && stdin.send(bytes).await.is_err()
@@ -346,7 +346,7 @@ impl ClientInput {
         }
     }
 
-    /// Takes frames until the client disconnects.
+    /// Handles frames until the client disconnects.
     async fn run(mut self, reader: impl AsyncRead + Unpin + Send) -> Result<(), SpdyError> {
         let mut codec = Codec::new()?;
         let mut received = std::pin::pin!(transport::received(reader));
@@ -358,19 +358,20 @@ impl ClientInput {
                 {
                     return Ok(());
                 }
-                // After the answer: nothing may be sent on a stream before its reply.
+                // Sent after the reply: nothing may be sent on a stream before it.
                 self.tell_opened();
             }
         }
         Ok(())
     }
 
-    /// Acts on a frame, and returns its answer.
+    /// Handles a frame, and returns the response.
     async fn take(&mut self, frame: Frame, codec: &mut Codec) -> Result<Option<Bytes>, SpdyError> {
         let windows = &self.client.windows;
         match frame {
             Frame::Open { stream, headers, fin } => {
-                // Before the check: a refused block is part of the compressed stream, and so is its answer.
+                // Encoded before the check: a refused header block is still part of the compression stream, and so is
+                // its reply.
                 let kind = match self.openings.open(stream, &headers) {
                     Ok(kind) => kind,
                     Err(reason) => return Ok(Some(spdy::reset(stream, reason))),
@@ -399,7 +400,7 @@ impl ClientInput {
                 }
             }
             Frame::Ping { id } if spdy::is_of_client(id) => return Ok(Some(spdy::ping(id))),
-            // The answer to a ping, and the announcement of no more streams: the open ones go on.
+            // A reply to our ping, or the announcement of no more streams: open streams continue.
             Frame::Ping { .. } | Frame::GoAway => {}
             Frame::InitialWindow { bytes } => windows.set_initial(bytes),
             Frame::WindowUpdate { stream, bytes } => windows.update(stream, bytes)?,
@@ -411,7 +412,7 @@ impl ClientInput {
         if self.openings.is_complete()
             && let Some(opened) = self.opened.take()
         {
-            // The receiver is gone when the time was up: the session ends.
+            // The receiver is gone after the timeout: the session ends.
             let _ = opened.send(self.openings.open.clone());
         }
     }

@@ -1,6 +1,7 @@
 //! HTTP requests to a port of a pod: the node's end of `pods/x/proxy` and `services/x/proxy`.
 //!
-//! Containers are reached on their loopback address, as by port-forward; pods of other runtimes at their address.
+//! Containers are reached at the pod's loopback address, as in port-forward; pods of other runtimes at their own
+//! address.
 
 use std::{
     io,
@@ -38,7 +39,7 @@ pub(crate) async fn proxy(
     pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
 }
 
-/// The same for a path that is only a slash, which the wildcard of the other route does not match.
+/// The same for the path `/`, which the wildcard of the other route does not match.
 pub(crate) async fn proxy_root(
     State(streams): State<PodStreams>,
     Path((namespace, name, port)): Path<(String, String, u16)>,
@@ -47,7 +48,7 @@ pub(crate) async fn proxy_root(
     pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
 }
 
-/// A refusal in the form of the API's, since the API server passes it on like a pod's response.
+/// A refusal as a `Status` of the API, since the API server forwards it like a pod's response.
 fn refused((code, message): HttpRefusal) -> Response {
     let reason = match code {
         StatusCode::NOT_FOUND => "NotFound",
@@ -67,7 +68,7 @@ async fn pass_on(
     mut request: Request,
 ) -> Result<Response, HttpRefusal> {
     let pod = streams.pod(namespace, name)?;
-    // Held until the exchange has ended, or the upgraded streams have.
+    // Held until the exchange, or the upgraded connection, has ended.
     let permit = Arc::new(streams.proxy_permit()?);
     let unreachable = |error: &dyn std::fmt::Display| {
         (StatusCode::SERVICE_UNAVAILABLE, format!("error trying to reach service: {error}"))
@@ -98,7 +99,7 @@ async fn pass_on(
     let mut response = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some((client, _)) = client else {
-            return Err(unreachable(&"the pod changed the protocol, which was not asked for"));
+            return Err(unreachable(&"the pod switched protocols without a request to do so"));
         };
         let end = hyper::upgrade::on(&mut response);
         drop(tokio::spawn(copy(client, end, permit)));
@@ -107,7 +108,7 @@ async fn pass_on(
     Ok(response.map(Body::new).into_response())
 }
 
-/// The path and query for the pod, without what names it.
+/// The path and query for the pod, without the prefix that selects it.
 fn pod_path(uri: &Uri) -> Uri {
     let whole = uri.path_and_query().map_or("/", |path| path.as_str());
     let at = whole.match_indices('/').nth(SEGMENTS).map(|(at, _)| at);

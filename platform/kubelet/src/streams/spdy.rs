@@ -1,8 +1,7 @@
-//! SPDY/3.1, as far as exec, attach and port-forward need it: older clients speak it on the connection itself, newer
-//! ones within the messages of a WebSocket.
-//!
+//! SPDY/3.1, the subset for exec, attach and port-forward: older clients speak it on the connection itself, newer ones
+//! within the messages of a WebSocket.
 //! The format: <https://www.chromium.org/spdy/spdy-protocol/spdy-protocol-draft3-1/>. The framing is pure: bytes in,
-//! frames out. [`windows`] is flow control, [`transport`] a connection that speaks nothing else.
+//! frames out. [`windows`] is flow control, [`transport`] a connection that speaks only SPDY.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
@@ -28,12 +27,12 @@ const WINDOW_UPDATE: u16 = 9;
 const FLAG_FIN: u8 = 1;
 /// The setting `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u32 = 7;
-/// Largest control frame that is taken, in bytes. Frames of data may have any length: they are passed on in pieces.
+/// The largest control frame that is accepted, in bytes. Data frames may have any length: they are passed on in chunks.
 const CONTROL_BYTES_MAX: usize = 64 << 10;
-/// Largest data frame that is sent, in bytes.
+/// The largest data frame that is sent, in bytes.
 pub(crate) const DATA_BYTES_MAX: usize = 32 << 10;
 
-/// A frame of the peer that means something here.
+/// A frame of the peer, of the kinds that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     Open {
@@ -41,7 +40,7 @@ pub(crate) enum Frame {
         headers: Vec<(String, String)>,
         fin: bool,
     },
-    /// A piece of a data frame; `fin` is set on the last one of the stream.
+    /// A chunk of a data frame; `fin` is set on the last one of the stream.
     Data {
         stream: u32,
         bytes: Bytes,
@@ -54,11 +53,11 @@ pub(crate) enum Frame {
         id: u32,
     },
     GoAway,
-    /// The new size of the window with which streams begin, in bytes.
+    /// The new initial window of streams, in bytes.
     InitialWindow {
         bytes: u32,
     },
-    /// More may be sent on a stream; on the connection where the stream is 0.
+    /// Increases the window of a stream, or of the connection if the stream is 0.
     WindowUpdate {
         stream: u32,
         bytes: u32,
@@ -77,7 +76,7 @@ pub(crate) enum ResetReason {
     Refused = 3,
 }
 
-/// One side of a connection: header compression in both directions, and the part of the next frame that was received.
+/// One side of a connection: header compression in both directions, and the incomplete next frame.
 pub(crate) struct Codec {
     received: BytesMut,
     unfinished: Option<UnfinishedData>,
@@ -85,7 +84,7 @@ pub(crate) struct Codec {
     encoder: HeaderEncoder,
 }
 
-/// A data frame of which a part is still to come.
+/// A data frame that is not complete yet.
 #[derive(Clone, Copy)]
 struct UnfinishedData {
     stream: u32,
@@ -103,12 +102,12 @@ impl Codec {
         })
     }
 
-    /// Takes bytes of the peer, in pieces of any size.
+    /// Appends received bytes, in chunks of any size.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// The next frame, or the part of a data frame that has come.
+    /// The next frame, or the received part of a data frame.
     pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, SpdyError> {
         loop {
             if let Some(data) = self.unfinished {
@@ -171,7 +170,7 @@ impl Codec {
                 Some(Frame::Open { stream, headers: self.decoder.decode(&frame)?, fin })
             }
             SYN_REPLY | HEADERS => {
-                // They mean nothing here, but are part of the compressed stream.
+                // These fields are unused, but are part of the compression stream.
                 frame.advance(4);
                 self.decoder.decode(&frame)?;
                 None
@@ -188,7 +187,7 @@ impl Codec {
         })
     }
 
-    /// The answer to a stream's opening, without headers.
+    /// The reply to an opened stream, without headers.
     pub(crate) fn reply(&mut self, stream: u32) -> Result<Bytes, SpdyError> {
         let payload = [&stream.to_be_bytes()[..], &self.encoder.encode(&[])?].concat();
         Ok(control_frame(SYN_REPLY, &payload))
@@ -199,7 +198,7 @@ fn stream_id(frame: &mut Bytes) -> u32 {
     frame.get_u32() & 0x7fff_ffff
 }
 
-/// The setting that means something here.
+/// The one setting that is used here.
 fn initial_window(mut frame: Bytes) -> Option<Frame> {
     let count = frame.get_u32();
     let settings = (0..count).map_while(|_| frame.try_get_u32().ok().zip(frame.try_get_u32().ok()));
@@ -207,7 +206,7 @@ fn initial_window(mut frame: Bytes) -> Option<Frame> {
     windows.last().map(|(_, bytes)| Frame::InitialWindow { bytes: bytes & 0x7fff_ffff })
 }
 
-/// A piece of a stream, [`DATA_BYTES_MAX`] bytes at most; `fin` ends this side of it.
+/// A chunk of a stream, at most [`DATA_BYTES_MAX`] bytes; `fin` ends this side of it.
 pub(crate) fn data(stream: u32, bytes: &[u8], fin: bool) -> Bytes {
     let mut frame = BytesMut::with_capacity(8 + bytes.len());
     frame.put_u32(stream & 0x7fff_ffff);
@@ -220,7 +219,7 @@ pub(crate) fn ping(id: u32) -> Bytes {
     control_frame(PING, &id.to_be_bytes())
 }
 
-/// Whether a ping was sent by the peer, a client, and not by this side: such a ping is answered.
+/// Whether a ping was sent by the client: such a ping is answered.
 pub(crate) fn is_of_client(ping: u32) -> bool {
     ping % 2 == 1
 }
@@ -230,14 +229,14 @@ pub(crate) fn reset(stream: u32, reason: ResetReason) -> Bytes {
     control_frame(RST_STREAM, &[stream.to_be_bytes(), (reason as u32).to_be_bytes()].concat())
 }
 
-/// Says that streams after `last` are not served.
+/// Announces that streams after `last` are not served.
 pub(crate) fn go_away(last: u32) -> Bytes {
-    /// `OK`, the reason for which the connection ends.
+    /// The status `OK`.
     const REASON: u32 = 0;
     control_frame(GOAWAY, &[last.to_be_bytes(), REASON.to_be_bytes()].concat())
 }
 
-/// Lets the peer send as much again as this side has consumed, on the stream and on the connection.
+/// Extends the peer's windows by the bytes that this side has consumed, on the stream and on the connection.
 pub(crate) fn consumed(stream: u32, bytes: usize) -> Bytes {
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX) & 0x7fff_ffff;
     let update =

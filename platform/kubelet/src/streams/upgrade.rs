@@ -1,4 +1,4 @@
-//! The upgrade of a request's connection to WebSocket or to SPDY/3.1, with the negotiation of what is spoken on it.
+//! The upgrade of a request's connection to WebSocket or to SPDY/3.1, including the negotiation of the subprotocol.
 
 use axum::{
     body::Body,
@@ -16,14 +16,14 @@ use tokio_tungstenite::{
 
 use super::HttpRefusal;
 
-/// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
+/// The largest WebSocket message that is accepted, in bytes; kubectl's are 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The constant that is hashed with the key of a WebSocket handshake (RFC 6455, section 1.3).
 const HANDSHAKE_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const SPDY: &str = "SPDY/3.1";
-/// The protocols that the client offers, and in the answer the one that is chosen.
+/// The protocols that the client offers; in the response, the chosen one.
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
-/// In the refusal: the protocols that there are.
+/// In a refusal, the supported protocols.
 const ACCEPTED_PROTOCOLS: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 
 /// A client's connection after its upgrade.
@@ -31,19 +31,19 @@ pub(super) type Connection = TokioIo<hyper::upgrade::Upgraded>;
 /// A connection that speaks WebSocket.
 pub(super) type WebSocket = WebSocketStream<Connection>;
 
-/// The protocols of a resource, the preferred one first.
+/// The protocols of a resource, in the order of preference.
 pub(super) struct Protocols {
     pub(super) websocket: &'static [&'static str],
     pub(super) spdy: &'static [&'static str],
 }
 
-/// A connection, with the protocol that was negotiated for it.
+/// A connection with its negotiated protocol.
 pub(super) enum Upgraded {
     WebSocket(Box<WebSocket>, &'static str),
     Spdy(Connection, &'static str),
 }
 
-/// The transport that a request asks for.
+/// The requested transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     WebSocket,
@@ -55,12 +55,12 @@ enum Transport {
 struct UpgradeRefusal {
     code: StatusCode,
     message: String,
-    /// The protocols that there are, where none of the client's is among them.
+    /// The supported protocols, if none of the client's is among them.
     accepted: &'static [&'static str],
 }
 
-/// Switches protocols, and gives the connection to `run`. A refusal is an answer, too: 400 where the request is none for
-/// an upgrade, 403 where the client offers no protocol that there is (upstream: `httpstream.Handshake`).
+/// Switches protocols, and passes the connection to `run`. Refusals are responses, too: 400 if the request is not an
+/// upgrade, 403 if the client offers no supported protocol (upstream: `httpstream.Handshake`).
 pub(super) fn upgrade<F: Future<Output = ()> + Send + 'static>(
     mut request: Request,
     protocols: &Protocols,
@@ -92,7 +92,7 @@ pub(super) fn upgrade<F: Future<Output = ()> + Send + 'static>(
     Ok(answer)
 }
 
-/// The transport and the protocol for a request.
+/// Negotiates the transport and the protocol of a request.
 fn negotiate(
     headers: &HeaderMap,
     protocols: &Protocols,
@@ -103,7 +103,7 @@ fn negotiate(
         accepted: &[],
     };
     if has_token(headers, header::UPGRADE, "websocket") {
-        // Clients list what they speak without an order.
+        // The order of the client's list has no meaning.
         let offered = |protocol: &&&str| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, protocol);
         let protocol = protocols.websocket.iter().find(offered).copied();
         return protocol.map(|protocol| (Transport::WebSocket, protocol)).ok_or_else(|| UpgradeRefusal {
@@ -121,7 +121,7 @@ fn negotiate(
     if offered.peek().is_none() {
         return Err(bad_request("unable to upgrade: X-Stream-Protocol-Version is required"));
     }
-    // The client's order decides.
+    // The client's order of preference decides.
     let protocol =
         offered.find_map(|offered| protocols.spdy.iter().find(|known| **known == offered).copied());
     protocol.map(|protocol| (Transport::Spdy, protocol)).ok_or_else(|| {
@@ -148,7 +148,7 @@ impl UpgradeRefusal {
     }
 }
 
-/// The answer that switches protocols.
+/// The response that switches protocols.
 fn answer(
     headers: &HeaderMap,
     transport: Transport,
@@ -177,7 +177,7 @@ fn answer(
     Ok(response)
 }
 
-/// The comma-separated words of all headers of a name.
+/// The comma-separated values of all headers with a name.
 fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())

@@ -22,7 +22,7 @@ pub(crate) struct ClaimedVolume {
 /// By the name of the pod's volume.
 pub(crate) type ClaimedVolumes = BTreeMap<String, ClaimedVolume>;
 
-/// The node's copies of claims and volumes: followed from the first pod on that has a claim.
+/// The node's caches of claims and volumes, started for the first pod with a claim.
 pub(crate) struct PodClaims {
     informers: Informers,
     followed: OnceLock<(Informer<PersistentVolumeClaim>, Informer<PersistentVolume>)>,
@@ -65,7 +65,7 @@ impl PodClaims {
     }
 }
 
-/// Whether the volume is bound to the claim, and not to an older one of the same name.
+/// Whether the volume is bound to this claim, and not to an older one of the same name.
 fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     reference.is_some_and(|reference| reference.uid == claim.metadata.uid)

@@ -51,7 +51,7 @@ impl<'a> FileSource<'a> {
         volume.projected.as_ref().map(Self::Projected)
     }
 
-    /// The files, as they should be now.
+    /// The current files of the volume.
     pub(super) fn files(
         &self,
         pod: &Pod,
@@ -104,12 +104,11 @@ fn projection(
     } else if let Some(downward) = &source.downward_api {
         FileSource::Downward { items: downward.items.as_deref().unwrap_or_default(), mode }
     } else if let Some(token) = &source.service_account_token {
-        let text =
-            sources.tokens.get(&TokenUse::of(token)).ok_or("there is no token of the service account")?;
+        let text = sources.tokens.get(&TokenUse::of(token)).ok_or("the service account has no token")?;
         let file = VolumeFile { content: text.clone().into_bytes(), mode: permissions(mode) };
         return Ok([(token.path.clone(), file)].into());
     } else {
-        return Err("this node projects no clusterTrustBundle".into());
+        return Err("this node does not support clusterTrustBundle".into());
     };
     one.files(pod, sources)
 }
@@ -117,11 +116,11 @@ fn projection(
 fn absent(kind: &str, namespace: &str, name: &str, optional: bool) -> Result<VolumeFiles, String> {
     match optional {
         true => Ok(VolumeFiles::new()),
-        false => Err(format!("{kind} {namespace}/{name} is not there")),
+        false => Err(format!("{kind} {namespace}/{name} does not exist")),
     }
 }
 
-/// All keys, or those that are named.
+/// All keys, or the named ones.
 fn chosen(
     data: std::collections::BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,
@@ -155,7 +154,7 @@ fn downward(
     for item in items {
         let text = if let Some(field) = &item.field_ref {
             fields::of_pod(pod, &field.field_path, sources.address, sources.node.name)
-                .ok_or_else(|| format!("the field {:?} is not known", field.field_path))?
+                .ok_or_else(|| format!("the field {:?} is unknown", field.field_path))?
         } else if let Some(resource) = &item.resource_field_ref {
             fields::of_resources(pod, None, resource, sources.node.allocatable)?
         } else {

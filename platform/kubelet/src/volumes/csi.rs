@@ -1,14 +1,14 @@
-//! CSI: volumes that are mounted by a driver behind a socket.
+//! CSI: volumes that a driver behind a socket mounts.
 //!
 //! ```text
 //! DIR/<pod uid>/.csi-<volume>.json                              journal (`journal.rs`)
 //! KUBELET/plugins/kubernetes.io/csi/<driver>/<hash>/globalmount staged, for all pods of the node
 //! KUBELET/pods/<pod uid>/volumes/kubernetes.io~csi/<name>/mount published, for the pod; vol_data.json beside it
 //! ```
-//! Mounting waits for the volume's attachment where the driver attaches, then calls `NodeStageVolume`, once for the node,
+//! Mounting waits for the volume's attachment if the driver attaches, then calls `NodeStageVolume`, once for the node,
 //! and `NodePublishVolume`. Removal follows the journals: `NodeUnpublishVolume`, and after the last pod of the node
-//! `NodeUnstageVolume`. Every call may be repeated, as the specification demands of drivers. A driver that is away is
-//! waited for: only it can undo what it did. (Behaviour: upstream `pkg/volume/csi`.)
+//! `NodeUnstageVolume`. Calls may be repeated: the specification requires drivers to be idempotent. The kubelet waits
+//! for a driver that is unavailable: only the driver can undo its work. (Behaviour: upstream `pkg/volume/csi`.)
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -42,13 +42,13 @@ use serde_json::json;
 use super::{VolumeSources, in_use::VolumesInUse, is_mount_point, journal};
 
 const KIND: &str = "csi";
-/// The keys of the volume context by which a driver learns of the pod (upstream's).
+/// The keys of the volume context through which a driver learns about the pod (upstream's).
 const CONTEXT: &str = "csi.storage.k8s.io";
 
-/// What of CSI a kubelet needs.
+/// The node's CSI drivers and their folder.
 #[derive(Clone)]
 pub struct CsiConfig {
-    /// The kubelet's folder, below which drivers are given paths.
+    /// The kubelet's folder; paths given to drivers are below it.
     pub folder: PathBuf,
     pub drivers: Arc<CsiDrivers>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct CsiVolumes {
     config: CsiConfig,
     node: String,
     client: Client,
-    /// One volume is staged and unstaged by one pod at a time.
+    /// Locks, so that a volume is staged or unstaged for one pod at a time.
     staged: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
     in_use: Arc<VolumesInUse>,
 }
@@ -95,12 +95,12 @@ pub(super) enum CsiVolumeError {
     Group(String),
 }
 
-/// A volume as a pod or a PersistentVolume names it.
+/// A volume as specified by a pod or a PersistentVolume.
 #[derive(Clone, Debug)]
 pub(super) struct CsiSource {
     driver: String,
     handle: String,
-    /// The PersistentVolume's name, else that of the pod's volume: the folder in the pod.
+    /// The PersistentVolume's name, otherwise that of the pod's volume: the folder in the pod.
     name: String,
     ephemeral: bool,
     read_only: bool,
@@ -110,13 +110,13 @@ pub(super) struct CsiSource {
     attributes: BTreeMap<String, String>,
     stage_secret: Option<Arc<Secret>>,
     publish_secret: Option<Arc<Secret>>,
-    /// The size that the node has to expand the volume to, in bytes; 0: none.
+    /// The size to expand the volume to on the node, in bytes; 0: none.
     expand_to: u64,
     capacity: u64,
 }
 
 impl CsiSource {
-    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` where it is of another type.
+    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` if it is of another type.
     ///
     /// # Errors
     /// A message: a Secret does not exist.
@@ -201,12 +201,12 @@ struct CsiRecord {
     staging: Option<PathBuf>,
     /// The size that the volume was expanded to on this node.
     expanded_bytes: u64,
-    /// Whether the volume is attached to the node, and must not be detached while this record is there.
+    /// Whether the volume is attached to the node; it must not be detached while this record exists.
     is_attached: bool,
 }
 
 impl CsiVolumes {
-    /// `root`: the folder of all pods, whose journals name what is mounted from an earlier run.
+    /// `root`: the folder of all pods, whose journals list the mounts of an earlier run.
     pub(crate) fn create(
         config: CsiConfig,
         node: String,
@@ -219,7 +219,7 @@ impl CsiVolumes {
         volumes
     }
 
-    /// Makes the volumes in use those of the journals.
+    /// Sets the volumes in use to those in the journals.
     fn update_in_use(&self, root: &Path) {
         self.in_use.update(|| {
             let pods = journal::pods(root).into_iter();
@@ -237,7 +237,7 @@ impl CsiVolumes {
         self.staged.lock().entry(staging.to_owned()).or_default().clone()
     }
 
-    /// Mounts a volume for a pod and returns its path; one that is mounted stays. `root`: the folder of all pods.
+    /// Mounts a volume for a pod and returns its path; keeps an existing mount. `root`: the folder of all pods.
     pub(super) async fn mount(
         &self,
         root: &Path,
@@ -268,14 +268,14 @@ impl CsiVolumes {
             expanded_bytes: 0,
             is_attached: needs_attachment(source, &settings),
         };
-        // The driver makes the target itself, in this folder.
+        // The driver creates the target itself, in this folder.
         let parent = target.parent().unwrap_or(&folder);
         for made in [root.join(uid), folder.clone(), parent.to_owned()] {
             fs::create_dir_all(&made).map_err(failed("make", &made))?;
         }
         journal::write(&journal, &record).map_err(failed("write", &journal))?;
         if record.is_attached {
-            // From here on the volume is not detached, also when the pod's object goes away meanwhile.
+            // From here on the volume is not detached, even if the pod's object is removed meanwhile.
             self.update_in_use(root);
             let name = names::in_use(&source.driver, &source.handle);
             if !self.in_use.is_reported(&name).await {
@@ -323,7 +323,7 @@ impl CsiVolumes {
         (folder, target)
     }
 
-    /// What the cluster says about the driver; a driver without an object has upstream's defaults.
+    /// The driver's CSIDriver object; upstream's defaults for a driver without one.
     async fn settings(&self, source: &CsiSource) -> Result<CSIDriver, CsiVolumeError> {
         let api: Api<CSIDriver> = Api::all(self.client.clone());
         let settings = api.get_opt(&source.driver).await?.unwrap_or_default();
@@ -337,7 +337,7 @@ impl CsiVolumes {
         Ok(settings)
     }
 
-    /// What the driver's controller service said when it attached the volume to this node.
+    /// The publish context from the driver's controller service, set when it attached the volume to this node.
     async fn publish_context(
         &self,
         source: &CsiSource,
@@ -348,7 +348,7 @@ impl CsiVolumes {
         }
         let name = names::attachment(&source.handle, &source.driver, &self.node);
         let api: Api<VolumeAttachment> = Api::all(self.client.clone());
-        // One that is being deleted is about to be detached.
+        // An attachment that is being deleted is about to be detached.
         let attachment = api.get_opt(&name).await?;
         let attachment = attachment.filter(|attachment| attachment.metadata.deletion_timestamp.is_none());
         let status = attachment.and_then(|attachment| attachment.status).unwrap_or_default();
@@ -360,7 +360,7 @@ impl CsiVolumes {
         Ok(status.attachment_metadata.unwrap_or_default().into_iter().collect())
     }
 
-    /// Stages the volume for the node. Repeated for each pod: the driver answers at once where that is done.
+    /// Stages the volume for the node. Repeated for each pod: the driver answers at once if it is staged already.
     async fn stage(
         &self,
         driver: &CsiDriver,
@@ -386,7 +386,7 @@ impl CsiVolumes {
         Ok(())
     }
 
-    /// The file by which tools recognise the volume (upstream's).
+    /// Writes the file by which tools recognise the volume (upstream's).
     fn write_volume_data(&self, source: &CsiSource, folder: &Path) -> Result<(), CsiVolumeError> {
         let data = json!({"driverName": source.driver, "volumeHandle": source.handle, "specVolID": source.name,
             "nodeName": self.node, "volumeLifecycleMode": if source.ephemeral { "Ephemeral" } else { "Persistent" },
@@ -395,7 +395,7 @@ impl CsiVolumes {
         fs::write(&path, data.to_string()).map_err(failed("write", &path))
     }
 
-    /// Lets the driver expand the volume on this node, where that was asked for and is not done.
+    /// Lets the driver expand the volume on this node, if that was requested and is not done yet.
     async fn expand(
         &self,
         driver: &CsiDriver,
@@ -439,7 +439,7 @@ impl CsiVolumes {
         self.expand(&*self.driver(&source.driver)?, source, &mut record, &path).await
     }
 
-    /// Unmounts all CSI volumes of a pod, by its journals. A journal is removed after its driver's last call.
+    /// Unmounts all CSI volumes of a pod, according to its journals. A journal is removed after its driver's last call.
     pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), CsiVolumeError> {
         for (path, record) in journal::read_all::<CsiRecord>(&root.join(uid), KIND) {
             let driver = self.driver(&record.driver)?;
@@ -454,7 +454,7 @@ impl CsiVolumes {
         }
         let pod = self.config.folder.join("pods").join(uid);
         for folder in [pod.join("volumes/kubernetes.io~csi"), pod.join("volumes"), pod] {
-            // Not empty: something else is there.
+            // Fails if the folder is not empty: something else is in it.
             let _ = fs::remove_dir(folder);
         }
         Ok(())
@@ -487,7 +487,7 @@ impl CsiVolumes {
     }
 }
 
-/// What a driver left at the target is undone: a driver may have answered without doing it.
+/// Removes what a driver left at the target: a driver may report success without removing it.
 fn remove_target(record: &CsiRecord) -> Result<(), CsiVolumeError> {
     undo_mount(&record.target)?;
     match fs::symlink_metadata(&record.target) {
@@ -496,7 +496,7 @@ fn remove_target(record: &CsiRecord) -> Result<(), CsiVolumeError> {
         Err(_) => {}
     }
     remove_if_there(&record.folder.join("vol_data.json"), |path| fs::remove_file(path))?;
-    // Shared with other pods in the case of a device.
+    // Fails if other pods use the folder, which is possible for a device.
     let _ = fs::remove_dir(&record.folder);
     Ok(())
 }
@@ -536,7 +536,7 @@ fn is_published(source: &CsiSource, target: &Path) -> bool {
     }
 }
 
-/// The volume context of `NodePublishVolume`: the volume's own, and the pod where the driver wants to know it.
+/// The volume context of `NodePublishVolume`: the volume's own, and the pod's if the driver requests it.
 fn context(pod: &Pod, source: &CsiSource, settings: &CSIDriver) -> HashMap<String, String> {
     let mut context: HashMap<String, String> = source.attributes.clone().into_iter().collect();
     if settings.spec.pod_info_on_mount == Some(true) {
@@ -555,7 +555,7 @@ fn context(pod: &Pod, source: &CsiSource, settings: &CSIDriver) -> HashMap<Strin
     context
 }
 
-/// Whether `fsGroup` is applied by the node.
+/// Whether the node applies `fsGroup`.
 fn gives_to_group(source: &CsiSource, settings: &CSIDriver) -> bool {
     let once = source.capability.access_mode.is_some_and(|mode| mode.mode() == Mode::SingleNodeWriter);
     let applies = match settings.spec.fs_group_policy.as_deref() {

@@ -12,19 +12,19 @@ use mayfly_runtime::{DiskUsage, PodUid};
 
 use super::Volumes;
 
-/// The unit of `st_blocks`, whatever the file system's own is.
+/// The unit of `st_blocks`, independent of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
 /// The disk usage of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VolumeUsage {
     pub(crate) usage: DiskUsage,
-    /// Its files are in memory, and take no space of the node's disk.
+    /// Whether its files are in memory, and take no disk space.
     pub(crate) in_memory: bool,
 }
 
 impl Volumes {
-    /// The disk usage of a pod's volumes that end with it: emptyDirs and configMaps (upstream's
+    /// The disk usage of a pod's volumes that are removed with it: emptyDirs and configMaps (upstream's
     /// `IsLocalEphemeralVolume`).
     pub(crate) fn disk_usage(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, VolumeUsage> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -39,16 +39,16 @@ impl Volumes {
     }
 }
 
-/// Counts a folder and what is below it on the same file system. A file with several names counts once.
+/// The usage of a folder and everything below it on the same file system. A file with several hard links counts once.
 pub(crate) fn disk_usage(folder: &Path) -> DiskUsage {
     let Ok(root) = fs::symlink_metadata(folder) else { return DiskUsage::default() };
     let mut usage = DiskUsage { bytes: root.blocks() * BLOCK_BYTES, inodes: 1 };
     let mut linked = HashSet::new();
-    // A container may nest folders deeper than this program's stack is.
+    // Iterative: a container may nest folders deeper than this program's stack.
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            // A link's own metadata.
+            // The metadata of a link itself, not of its target.
             let Ok(metadata) = entry.metadata() else { continue };
             if metadata.dev() != root.dev() {
                 continue;

@@ -1,4 +1,4 @@
-//! Writing the files of a volume so that a reader sees all old or all new ones (upstream's `AtomicWriter`).
+//! Writes the files of a volume atomically: a reader sees all old or all new ones (upstream's `AtomicWriter`).
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,7 @@ pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> i
             fs::create_dir_all(parent)?;
         }
         fs::write(&target, &file.content)?;
-        // A group that reads the files gets the owner's permissions.
+        // The group gets the owner's permissions.
         let shared = if group.is_some() { (file.mode & 0o700) >> 3 } else { 0 };
         chown(&target, None, group)?;
         fs::set_permissions(&target, fs::Permissions::from_mode(file.mode | shared))?;
@@ -56,7 +56,7 @@ pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> i
     }
 }
 
-/// Creates a link for each first part of a path, and removes links whose file does not exist.
+/// Creates a link for the first component of each path, and removes links whose file does not exist.
 fn link_names(folder: &Path, files: &VolumeFiles) -> io::Result<()> {
     let first = |path: &str| path.split('/').next().unwrap_or_default().to_owned();
     let wanted: std::collections::BTreeSet<String> = files.keys().map(|path| first(path)).collect();

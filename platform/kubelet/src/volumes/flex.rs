@@ -1,4 +1,4 @@
-//! FlexVolume: volumes that are mounted by a driver, a program on the node.
+//! FlexVolume: volumes that a driver, a program on the node, mounts.
 //!
 //! ```text
 //! PLUGINS/<vendor~driver>/<driver>                the driver; looked up at each use, so it can be added and removed
@@ -8,8 +8,8 @@
 //! ```
 //! Mounting calls `init`, then for drivers that attach `attach`, `waitforattach`, `mountdevice`, and `mount`. Removal
 //! follows the journal: `unmount`, and after the last pod of the node `unmountdevice` and `detach`. A crash at any
-//! point leaves a journal, by which the pod's removal calls the driver. Each call can be repeated, as the protocol
-//! demands. (Behaviour: upstream `pkg/volume/flexvolume`.)
+//! point leaves a journal, according to which the pod's removal calls the driver. Calls may be repeated: the protocol
+//! requires drivers to be idempotent. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -35,7 +35,7 @@ use super::{
     fs_group, is_mount_point, journal,
 };
 
-/// The time limits of a driver's call and of the wait for a device: upstream's values.
+/// The timeouts of a driver's call and of the wait for a device: upstream's values.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(600);
 const KIND: &str = "flex";
@@ -49,7 +49,7 @@ pub(crate) struct FlexDrivers {
     node: String,
     call_timeout: Duration,
     known: Mutex<HashMap<String, KnownDriver>>,
-    /// One volume is mounted and unmounted by one pod at a time.
+    /// Locks, so that a volume is mounted or unmounted for one pod at a time.
     devices: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
 }
 
@@ -61,11 +61,11 @@ struct KnownDriver {
     not_supported: HashSet<String>,
 }
 
-/// A volume as pod or PersistentVolume name it.
+/// A volume as specified by a pod or a PersistentVolume.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FlexSource {
     pub(super) driver: String,
-    /// The PersistentVolume's name, else that of the pod's volume.
+    /// The PersistentVolume's name, otherwise that of the pod's volume.
     pub(super) name: String,
     /// Whether several pods share it.
     pub(super) is_persistent: bool,
@@ -76,7 +76,7 @@ pub(super) struct FlexSource {
 }
 
 impl FlexSource {
-    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` where it is of another type.
+    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` if it is of another type.
     ///
     /// # Errors
     /// A message: a Secret does not exist.
@@ -128,7 +128,7 @@ struct FlexRecord {
     driver: String,
     name: String,
     target: PathBuf,
-    /// The mount point of the device, for a driver that attaches.
+    /// The mount point of the device, for drivers that attach.
     device_mount: Option<PathBuf>,
 }
 
@@ -155,7 +155,7 @@ impl FlexDrivers {
         Ok(self.plugins.join(driver.replace('/', "~")).join(name))
     }
 
-    /// The capabilities of a driver. `init` is called for a new driver, and when its file was replaced.
+    /// The capabilities of a driver. `init` is called for a new driver, and after its file was replaced.
     async fn capabilities(&self, driver: &str) -> Result<DriverCapabilities, FlexError> {
         let program = self.program(driver)?;
         let no_driver = |error: io::Error| FlexError::NoDriver {
@@ -178,7 +178,7 @@ impl FlexDrivers {
         Ok(capabilities)
     }
 
-    /// Calls the driver; `None` where it does not support the call, which is remembered until the driver changes.
+    /// Calls the driver; `None` if it does not support the call, which is remembered until the driver changes.
     async fn call(
         &self,
         driver: &str,
@@ -205,7 +205,7 @@ impl FlexDrivers {
         self.devices.lock().entry(device.to_owned()).or_default().clone()
     }
 
-    /// Mounts a volume for a pod at `folder/<volume>`; one that is mounted stays. `root`: the folder of all pods.
+    /// Mounts a volume for a pod at `folder/<volume>`; keeps an existing mount. `root`: the folder of all pods.
     pub(super) async fn mount(
         &self,
         root: &Path,
@@ -272,7 +272,7 @@ impl FlexDrivers {
         let mounted =
             self.call(driver, "mountdevice", &[&path, &device, &options], self.call_timeout).await?;
         if mounted.is_none() {
-            // A driver that only attaches leaves the rest to `mount`.
+            // A driver without `mountdevice` leaves mounting to `mount`.
             return Ok(());
         }
         if !is_mount_point(device_mount) {
@@ -282,7 +282,7 @@ impl FlexDrivers {
         Ok(())
     }
 
-    /// The JSON that is passed to a driver. Secrets and the pod are included at `mount` only.
+    /// The JSON that is passed to a driver. Secrets and the pod are included only for `mount`.
     fn options(
         &self,
         source: &FlexSource,
@@ -318,7 +318,7 @@ impl FlexDrivers {
         serde_json::to_string(&options).map_err(|error| FlexError::Node(error.to_string()))
     }
 
-    /// Unmounts all FlexVolumes of a pod, by its journals. A journal is removed after its driver's last call.
+    /// Unmounts all FlexVolumes of a pod, according to its journals. A journal is removed after its driver's last call.
     pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), FlexError> {
         for (journal, record) in journal::read_all::<FlexRecord>(&root.join(uid), KIND) {
             self.unmount(&record).await?;
@@ -330,12 +330,12 @@ impl FlexDrivers {
         Ok(())
     }
 
-    /// As [`Self::call`], for a driver that may have been removed from the node meanwhile: its mounts are undone
-    /// without it.
+    /// [`Self::call`] for a driver that may have been removed from the node meanwhile; the caller then undoes its
+    /// mounts.
     async fn call_if_there(&self, driver: &str, call: &str, arguments: &[&str]) -> Result<(), FlexError> {
         match self.call(driver, call, arguments, self.call_timeout).await {
             Err(FlexError::NoDriver { driver, why }) => {
-                tracing::warn!(driver, call, why, "a FlexVolume goes without its driver");
+                tracing::warn!(driver, call, why, "unmounting a FlexVolume without its driver");
                 Ok(())
             }
             called => called.map(|_| ()),

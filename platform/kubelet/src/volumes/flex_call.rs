@@ -1,7 +1,7 @@
-//! One call of a FlexVolume driver: its program, its output, its time. (Protocol: upstream
+//! One call of a FlexVolume driver: its process, its output, its timeout. (Protocol: upstream
 //! `pkg/volume/flexvolume/driver-call.go`.)
 //!
-//! Unlike upstream, stderr is kept apart from the answer: noise there breaks nothing and is shown with a failure.
+//! Unlike upstream, stderr is kept apart from the answer: noise there does no harm and is shown with a failure.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -12,14 +12,14 @@ use tokio::{
     process::Command,
 };
 
-/// The maximum number of bytes that are read of each output: answers are short.
+/// The number of bytes of each output that are read: answers are short.
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
-/// The maximum number of characters of an output in an error.
+/// The number of characters of an output that are shown in an error.
 const OUTPUT_SHOWN: usize = 500;
-/// The time for which outputs are read after the driver's end: a background process of the driver may hold them open.
+/// The time for which outputs are read after the driver's end: a background process of the driver may keep them open.
 const OUTPUT_REST: Duration = Duration::from_secs(1);
 
-/// A driver's output, of which the last line is the result.
+/// A driver's output; its last line is the result.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct DriverAnswer {
@@ -29,7 +29,7 @@ pub(super) struct DriverAnswer {
     pub(super) capabilities: DriverCapabilities,
 }
 
-/// A driver's capabilities, from its answer to `init`; upstream's values for those it leaves out.
+/// A driver's capabilities, from its answer to `init`; upstream's values for missing ones.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct DriverCapabilities {
@@ -69,7 +69,7 @@ pub(super) async fn call(
     let no_driver = |why: std::io::Error| FlexError::NoDriver { driver: driver.into(), why: why.to_string() };
     let mut command = Command::new(program);
     command.arg(call).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that a driver that hangs ends with everything it started.
+    // Started in its own process group, so that a hanging driver is killed with everything it started.
     let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(no_driver)?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -91,9 +91,9 @@ pub(super) async fn call(
 async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
     let mut text = Vec::new();
     if let Some(mut output) = output {
-        // The bytes before a read error are used.
+        // Bytes read before an error are used.
         let _ = (&mut output).take(OUTPUT_BYTES_MAX).read_to_end(&mut text).await;
-        // The rest is thrown away, so that the driver is not blocked.
+        // The rest is discarded, so that the driver does not block.
         let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
     }
     String::from_utf8_lossy(&text).into_owned()
@@ -109,7 +109,7 @@ async fn rest(mut reading: tokio::task::JoinHandle<String>) -> String {
     }
 }
 
-/// Interprets an exit code and the outputs.
+/// Interprets the exit code and the outputs.
 fn judge(
     driver: &str,
     call: &str,

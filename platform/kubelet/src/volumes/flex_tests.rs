@@ -1,4 +1,4 @@
-//! FlexVolume drivers that are shell scripts: real mounts, and every way to misbehave. Needs root.
+//! FlexVolume drivers that are shell scripts: real mounts, and all kinds of misbehaviour. Needs root.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{
     is_mount_point,
 };
 
-/// A driver in the manner of upstream's examples: a tmpfs for each device. Its calls are kept beside it.
+/// A driver similar to upstream's examples: a tmpfs for each device. It logs its calls to a file beside it.
 const DRIVER: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
 echo "$@" >> "$folder/calls"
@@ -66,7 +66,7 @@ impl Node {
         Some(node)
     }
 
-    /// Puts the driver in place, as a DaemonSet does: under another name first.
+    /// Installs the driver atomically, as a DaemonSet does: written under another name, then renamed.
     fn install(&self, attach: bool, mount: &str) {
         let folder = self.driver();
         fs::create_dir_all(&folder).unwrap();
@@ -94,7 +94,7 @@ impl Node {
         fs::remove_file(self.driver().join(format!("fault-{call}"))).unwrap();
     }
 
-    /// The calls since the last look, without arguments.
+    /// The calls since the previous query, without arguments.
     fn calls(&self) -> String {
         let file = self.driver().join("calls");
         let text = fs::read_to_string(&file).unwrap_or_default();
@@ -112,7 +112,7 @@ impl Node {
         self.drivers.unmount_all(&self.root(), uid).await.map_err(|error| error.to_string())
     }
 
-    /// Nothing is mounted, and no journal is left.
+    /// Whether nothing is mounted and no journal is left.
     fn is_clean(&self, uid: &str) -> bool {
         let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let journal = self.root().join(uid).join(".flex-data.json");
@@ -157,7 +157,7 @@ async fn a_driver_without_attach_mounts_and_unmounts() {
         "kubernetes.io/secret/key": "cHc=", "kubernetes.io/pod.name": "p", "kubernetes.io/pod.namespace": "n",
         "kubernetes.io/pod.uid": "u1", "kubernetes.io/serviceAccount.name": "robot", "size": "1Gi"});
     assert_eq!(options, expected);
-    // A volume that is mounted is not mounted again.
+    // A mounted volume is not mounted again.
     node.mount("u1", &source(None)).await.unwrap();
     node.unmount("u1").await.unwrap();
     assert_eq!(node.calls(), "init mount unmount");
@@ -179,7 +179,7 @@ async fn a_driver_that_attaches_is_shared_by_the_pods_of_the_node() {
     assert_eq!(node.calls(), "", "what is not supported is remembered");
     fs::write(first.join("more"), "x").unwrap();
     assert_eq!((content(&second, "data"), content(&second, "more")), ("kept\n".to_owned(), "x".to_owned()));
-    // Both see the same device, which goes with the second.
+    // Both see the same device, which is unmounted with the second.
     node.unmount("u1").await.unwrap();
     assert!(!is_mount_point(&first) && is_mount_point(&second));
     node.unmount("u2").await.unwrap();
@@ -196,7 +196,7 @@ async fn drivers_come_and_change_while_the_node_runs() {
     other.driver = "vendor/other".into();
     assert!(node.mount("u1", &other).await.unwrap_err().contains("cannot be run"));
     assert!(node.mount("u1", &source(None)).await.unwrap_err().contains("mount is not supported"));
-    // A new version supports it: it is asked again.
+    // A new version of the driver supports the call: it is tried again.
     node.install(false, MOUNT_TMPFS);
     node.mount("u1", &source(None)).await.unwrap();
     // Without its driver the volume is unmounted by the node.
@@ -237,7 +237,7 @@ async fn a_driver_that_misbehaves_leaves_nothing_and_is_tried_again() {
     node.fault("unmount", "echo '{\"status\": \"Failure\", \"message\": \"busy\"}'; exit 1");
     assert!(node.unmount("u1").await.unwrap_err().contains("busy"));
     assert!(is_mount_point(&path) && !node.is_clean("u1"));
-    // A driver that says that it unmounted, and did not.
+    // A driver that reports a successful unmount without unmounting.
     node.fault("unmount", "success");
     node.unmount("u1").await.unwrap();
     assert!(node.is_clean("u1"));
@@ -258,7 +258,7 @@ async fn a_driver_that_hangs_is_ended_with_what_it_started() {
     assert!(started.elapsed() < Duration::from_secs(30));
     let pid = content(&node.driver(), "pid");
     let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-    // Ended, or a zombie until its new parent reaps it; the signal may take a moment.
+    // Killed, or a zombie until its new parent reaps it; the signal may take some time.
     let is_ended = |stat: &str| stat.is_empty() || stat.contains(" Z ");
     while !is_ended(&stat()) && started.elapsed() < Duration::from_secs(30) {
         tokio::task::yield_now().await;

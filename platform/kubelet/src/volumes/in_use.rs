@@ -1,25 +1,25 @@
-//! The volumes in the node's `status.volumesInUse`: the attach controller detaches none of them from this node.
+//! The volumes in the node's `status.volumesInUse`: the attach controller does not detach these from this node.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The longest wait for the node's status to be written.
+/// The timeout for the node's status to be written.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The attachable volumes that are mounted on this node, or are being mounted, by the names of `names::in_use`.
+/// The attachable volumes that are mounted or being mounted on this node, by the names of `names::in_use`.
 #[derive(Debug, Default)]
 pub(crate) struct VolumesInUse {
     used: watch::Sender<BTreeSet<String>>,
-    /// Those that the API's copy of the node has.
+    /// The volumes in the API's copy of the node.
     reported: watch::Sender<BTreeSet<String>>,
     updating: Mutex<()>,
 }
 
 impl VolumesInUse {
-    /// Makes the volumes in use those that `read` finds. One update at a time: a slow one must not put back what a
-    /// later one has seen change.
+    /// Sets the volumes in use to the result of `read`. Updates are serialised: a slow one must not overwrite a later
+    /// one.
     pub(crate) fn update(&self, read: impl FnOnce() -> BTreeSet<String>) {
         let _one = self.updating.lock();
         let used = read();
@@ -35,12 +35,12 @@ impl VolumesInUse {
         self.used.subscribe()
     }
 
-    /// The node's status was written with these volumes.
+    /// Records that the node's status was written with these volumes.
     pub(crate) fn set_reported(&self, reported: BTreeSet<String>) {
         self.reported.send_replace(reported);
     }
 
-    /// Waits until the node's status has the volume; `false` after a timeout.
+    /// Waits until the node's status lists the volume; `false` after a timeout.
     pub(crate) async fn is_reported(&self, name: &str) -> bool {
         let mut reported = self.reported.subscribe();
         let shown = reported.wait_for(|names| names.contains(name));

@@ -10,12 +10,12 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The journal of a volume. `kind`: the type of driver.
+/// The path of a volume's journal. `kind`: the type of driver.
 pub(super) fn path(pod: &Path, kind: &str, volume: &str) -> PathBuf {
     pod.join(format!(".{kind}-{volume}.json"))
 }
 
-/// Writes a journal; it appears complete, and is durable before the first call.
+/// Writes a journal atomically; it is durable before the driver's first call.
 pub(super) fn write(path: &Path, record: &impl Serialize) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -25,7 +25,7 @@ pub(super) fn write(path: &Path, record: &impl Serialize) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
-/// The journals in a pod's folder. One that cannot be read is left: `write` writes none in part.
+/// The journals in a pod's folder. Unreadable ones are skipped: `write` never leaves a partial one.
 pub(super) fn read_all<R: DeserializeOwned>(pod: &Path, kind: &str) -> Vec<(PathBuf, R)> {
     let prefix = format!(".{kind}-");
     let entries = fs::read_dir(pod).into_iter().flatten().flatten();

@@ -10,13 +10,14 @@ use std::{
 const FILE_MODE: u32 = 0o660;
 const FOLDER_MODE: u32 = 0o2770;
 
-/// Gives a volume to a group. `on_root_mismatch`: only where the volume's own folder does not belong to it yet. Blocks.
+/// Changes the group of a volume. `on_root_mismatch`: only if the volume's own folder does not belong to it yet.
+/// Blocks.
 pub(super) fn give(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
     let root = fs::metadata(path)?;
     if on_root_mismatch && root.gid() == group && root.mode() & FOLDER_MODE == FOLDER_MODE {
         return Ok(());
     }
-    // The root last: after a crash its group differs, so that the next start continues.
+    // The root is changed last: after a crash its group still differs, so that the next start continues.
     below(path, group)?;
     own(path, group)
 }
@@ -49,7 +50,7 @@ mod tests {
     #[test]
     fn files_and_folders_get_the_group_and_links_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
-        // The own group can always be given.
+        // A process may always assign its own group.
         let group = fs::metadata(folder.path()).unwrap().gid();
         let outside = folder.path().join("outside");
         fs::write(&outside, "").unwrap();
@@ -63,7 +64,7 @@ mod tests {
         give(&volume, group, true).unwrap();
         assert_eq!((mode("volume/sub/file"), mode("outside")), (0o660, 0o600));
         assert_eq!(mode("volume") & FOLDER_MODE, FOLDER_MODE);
-        // Below a root whose owner fits, other files are not examined.
+        // If the root already has the group, other files are not examined.
         fs::set_permissions(volume.join("sub/file"), fs::Permissions::from_mode(0o600)).unwrap();
         give(&volume, group, true).unwrap();
         assert_eq!(mode("volume/sub/file"), 0o600);

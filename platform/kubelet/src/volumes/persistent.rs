@@ -1,4 +1,4 @@
-//! Volumes whose data outlive the pod: those of claims, and those that a pod's spec names directly.
+//! Volumes whose data outlives the pod: those of claims, and those that a pod's spec names directly.
 
 use std::{
     fs, io,
@@ -10,11 +10,10 @@ use nix::mount::{MsFlags, mount};
 
 use super::{claims::ClaimedVolume, fs_group, host_path, is_mount_point, ownership};
 
-/// Options of the kernel's NFS client where neither pod nor volume names any; it finds the rest itself.
+/// File system types of the kernel's NFS client, tried in this order.
 const NFS_TYPES: [&str; 2] = ["nfs4", "nfs"];
 
-/// Makes the volume of a claim usable and returns its path. `target`: the mount point, if it has to be mounted.
-/// Blocks.
+/// Prepares the volume of a claim and returns its path. `target`: the mount point, if it has to be mounted. Blocks.
 pub(super) fn make(pod: &Pod, claimed: &ClaimedVolume, target: &Path) -> Result<PathBuf, String> {
     let volume = &*claimed.volume;
     let spec = volume.spec.as_ref().ok_or("it has no spec")?;
@@ -26,7 +25,7 @@ pub(super) fn make(pod: &Pod, claimed: &ClaimedVolume, target: &Path) -> Result<
         let found =
             fs::metadata(&path).map_err(|error| format!("local volume {}: {error}", path.display()))?;
         if !found.is_dir() {
-            return Err(format!("local volume {} is no folder", path.display()));
+            return Err(format!("local volume {} is not a folder", path.display()));
         }
         if !claimed.read_only {
             give_to_group(pod, &path)?;
@@ -52,7 +51,7 @@ pub(super) fn give_to_group(pod: &Pod, path: &Path) -> Result<(), String> {
         .map_err(|error| format!("cannot give {} to group {group}: {error}", path.display()))
 }
 
-/// Mounts an export; one that is mounted stays. Blocks.
+/// Mounts an export; keeps an existing mount. Blocks.
 pub(super) fn nfs(
     source: &NFSVolumeSource,
     options: &[String],
@@ -81,7 +80,7 @@ pub(super) fn nfs(
     Err(last)
 }
 
-/// The options of the `mount` system call, which needs the server's address; `mount.nfs` resolves it otherwise.
+/// The options of the `mount` system call, which needs the server's address; `mount.nfs` would resolve it.
 fn nfs_options(server: &str, options: &[String]) -> Result<String, String> {
     use std::net::ToSocketAddrs as _;
     let mut addresses = (server.trim_matches(['[', ']']), 0)
@@ -93,7 +92,7 @@ fn nfs_options(server: &str, options: &[String]) -> Result<String, String> {
     Ok(all.join(","))
 }
 
-/// The field of a volume's spec that names where its data is.
+/// The field of a volume's spec that names its source.
 fn source_name(volume: &PersistentVolume) -> String {
     let value = serde_json::to_value(&volume.spec).unwrap_or_default();
     let settings = [

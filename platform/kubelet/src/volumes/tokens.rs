@@ -1,5 +1,4 @@
-//! Tokens of service accounts for projected volumes: requested from the API server, bound to the pod, renewed in
-//! time.
+//! Service account tokens for projected volumes: requested from the API server, bound to the pod, renewed in time.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -16,7 +15,7 @@ use parking_lot::Mutex;
 
 /// Upstream's default lifetime of a token, in seconds.
 const EXPIRATION_SECONDS_DEFAULT: i64 = 3600;
-/// A token is renewed when this part of its lifetime is over, or when it is older than a day (upstream's rule).
+/// A token is renewed after this part of its lifetime, or when it is older than a day (upstream's rule).
 const RENEW_AT_PERCENT: i64 = 80;
 const AGE_MAX: Duration = Duration::from_hours(24);
 
@@ -67,7 +66,7 @@ impl ServiceAccountTokens {
         Self { client, issued: Arc::default() }
     }
 
-    /// The tokens that a pod's volumes project, each valid for some more time.
+    /// The tokens that a pod's volumes project.
     ///
     /// # Errors
     /// A message for the pod's status: the API server issued none.
@@ -83,7 +82,7 @@ impl ServiceAccountTokens {
             }
             let token = match (self.request(pod, &wanted).await, known) {
                 (Ok(token), _) => token,
-                // The old one is still valid: the next round tries again.
+                // The old token is still valid: the next refresh retries.
                 (Err(_), Some(token)) if token.expires > now => token,
                 (Err(why), _) => return Err(why),
             };
@@ -124,12 +123,12 @@ impl ServiceAccountTokens {
         let answer = answer.map_err(|error| {
             format!("failed to fetch token of service account {namespace}/{account}: {error}")
         })?;
-        let status = answer.status.ok_or("the API server gave no token")?;
+        let status = answer.status.ok_or("the API server returned no token")?;
         Ok(IssuedToken { text: status.token, issued, expires: status.expiration_timestamp.0 })
     }
 }
 
-/// The tokens that a pod's volumes ask for.
+/// The tokens that a pod's volumes request.
 fn projections(pod: &Pod) -> impl Iterator<Item = &ServiceAccountTokenProjection> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let projected = volumes.filter_map(|volume| volume.projected.as_ref());

@@ -29,11 +29,11 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-/// How long anything may take on a machine that is busy.
+/// The timeout of any wait, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// The way from the API server to the node.
+/// Connects the API server to the node.
 fn connector(node: Arc<OnceLock<axum::Router>>) -> NodeConnector {
     Arc::new(move |_, request| {
         let node = node.get().cloned();
@@ -72,13 +72,13 @@ impl Cluster {
         self.run_config(Config::of_this_machine("n1", self.logs.clone(), "v0"), runtime);
     }
 
-    /// With these labels of the node; `None` is one that it must not have.
+    /// Runs the node with these labels; `None` removes a label.
     pub(crate) fn run_labelled(&self, labels: BTreeMap<String, Option<String>>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { labels, ..config }, self.runtime.clone());
     }
 
-    /// With a place for what jobs leave.
+    /// Runs the node with folders for jobs' inputs and outputs.
     pub(crate) fn run_jobs(&self, jobs: JobFiles) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { jobs: Some(jobs), ..config }, self.runtime.clone());
@@ -86,12 +86,12 @@ impl Cluster {
 
     fn run_config(&self, config: Config, runtime: Arc<dyn mayfly_runtime::Runtime>) {
         let kubelet = Kubelet::create(config, self.client.clone(), &self.informers, vec![runtime]);
-        // The first of several nodes is the one that the API server reaches.
+        // The API server reaches the first node only.
         let _ = self.node.set(kubelet.router());
         tokio::spawn(kubelet.run(self.stop.clone()));
     }
 
-    /// With a node that does not run yet.
+    /// A cluster whose node does not run yet.
     pub(crate) async fn stopped() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let node = Arc::<OnceLock<axum::Router>>::default();
@@ -132,7 +132,7 @@ impl Cluster {
         self.pods().create(&PostParams::default(), &pod).await.unwrap()
     }
 
-    /// Makes a RuntimeClass, without which a pod that names it is not admitted.
+    /// Creates a RuntimeClass; pods that refer to a missing one are not admitted.
     async fn runtime_class(&self, name: &str) {
         let classes: Api<RuntimeClass> = Api::all(self.client.clone());
         if classes.get_opt(name).await.unwrap().is_none() {
@@ -142,7 +142,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until the pod is as asked, and gives it.
+    /// Waits until the pod satisfies the condition, and returns it.
     pub(crate) async fn until(&self, name: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
         let waiting = async {
             loop {
@@ -165,7 +165,7 @@ impl Cluster {
         self.eventually(&what, async || pods.get_opt(name).await.unwrap().is_none()).await;
     }
 
-    /// Waits for what the node says about a pod.
+    /// Waits for an event about a pod.
     pub(crate) async fn event(&self, pod: &str, reason: &str) -> Event {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let is_it = |event: &Event| {
@@ -177,7 +177,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until there is something to find.
+    /// Waits until `find` returns a value.
     pub(crate) async fn find<T>(&self, what: &str, find: impl AsyncFn() -> Option<T>) -> T {
         let waiting = async {
             loop {
@@ -254,16 +254,16 @@ impl Cluster {
     }
 }
 
-/// A log that is still written.
+/// A followed log.
 pub(crate) struct FollowedLog(axum::body::BodyDataStream);
 
 impl FollowedLog {
-    /// The next line; none when the log has ended.
+    /// The next line; `None` when the log has ended.
     pub(crate) async fn line(&mut self) -> Option<String> {
         self.within(Duration::from_secs(10)).await.expect("a line, or the end")
     }
 
-    /// The same, if it comes within this time.
+    /// The next line, or the end, if it comes within this time.
     pub(crate) async fn within(&mut self, limit: Duration) -> Option<Option<String>> {
         let line = tokio::time::timeout(limit, self.0.next()).await.ok()?;
         Some(line.map(|line| String::from_utf8(line.unwrap().to_vec()).unwrap()))

@@ -1,4 +1,4 @@
-//! What the node does with what jobs leave.
+//! Storing the outputs of jobs.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ async fn what_a_job_left_is_taken_in_once_it_can_be_stored() {
     let uid = pod.metadata.uid.unwrap();
     fs::write(folder.path().join("jobs").join(&uid).join("out/answer"), "42").unwrap();
 
-    // Nothing can be stored for a while.
+    // The store is unusable for a while.
     let (contents, away) = (store.join("sha256"), store.join("away"));
     fs::rename(&contents, &away).unwrap();
     cluster.runtime.exit(&ContainerId { pod: PodUid(uid), name: "main".into(), attempt: 0 }, 0);

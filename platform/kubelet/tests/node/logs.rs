@@ -1,4 +1,4 @@
-//! What the node shows of logs, and how it follows them.
+//! Reading and following logs.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn logs_of_containers_and_functions() {
         writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());
     }
     writer.flush();
-    // The informer may be a moment behind the API.
+    // The informer may lag behind the API.
     let path = "/containerLogs/default/talk/main?tailLines=2";
     let read = async || Some(cluster.get(path).await).filter(|answer| answer.0 == 200);
     assert_eq!(cluster.find("it is known", read).await.1, "two\nthree\n");
@@ -34,7 +34,7 @@ async fn logs_of_containers_and_functions() {
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/none").await, (200, String::new()));
-    // Longer ago than there is time.
+    // Earlier than the earliest timestamp.
     let ever = "/functionLogs/default/f?sinceSeconds=999999999999";
     assert_eq!(cluster.get(ever).await, (200, "old\nnew\n".into()));
     assert_eq!(cluster.get("/containerLogs/default/none/main").await.0, 404);
@@ -45,7 +45,7 @@ async fn logs_of_containers_and_functions() {
     );
 }
 
-/// Replicas share a revision's instances, so a line is nobody's own; yet who reads all logs reads it once.
+/// Replicas share a revision's instances, so a line belongs to none of them; a client that reads all logs gets it once.
 #[tokio::test]
 async fn a_line_of_a_revision_is_in_one_replicas_log() {
     let cluster = Cluster::start().await;
@@ -57,13 +57,13 @@ async fn a_line_of_a_revision_is_in_one_replicas_log() {
     writer.flush();
     let log = async |pod: &str, wanted: &str| {
         let path = format!("/containerLogs/default/{pod}/main");
-        // The informer may be a moment behind the API.
+        // The informer may lag behind the API.
         let says = async || cluster.get(&path).await == (200, wanted.to_owned());
         cluster.eventually(&format!("{pod} says {wanted:?}"), says).await;
     };
     log("f-a", "hello\n").await;
     log("f-b", "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n").await;
-    // When the one that told goes, another one tells.
+    // When the reporting replica is removed, another one reports.
     cluster.pods().delete("f-a", &DeleteParams::default()).await.unwrap();
     log("f-b", "hello\n").await;
 }
@@ -91,7 +91,7 @@ async fn a_replica_that_does_not_tell_is_followed_until_it_does_or_goes() {
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     cluster.pods().delete("f-a", &now).await.unwrap();
     assert_eq!(told.line().await, None, "its pod has gone");
-    // Who listened tells what comes from now on; when it noticed that, is its own affair.
+    // The follower gets lines written from now on; the time of the switch is not specified.
     let mut number = 0;
     let first = loop {
         write(&format!("{number}\n"));
@@ -149,16 +149,16 @@ async fn the_previous_log_is_the_one_of_the_run_that_crashed() {
     cluster.until("crash", "backing off", waiting).await;
     for query in ["", "?previous=true"] {
         let path = format!("/containerLogs/default/crash/main{query}");
-        // The informer may be a moment behind the API.
+        // The informer may lag behind the API.
         let says = async || cluster.get(&path).await == (200, "run 1\n".into());
         cluster.eventually("the last run's log is shown", says).await;
     }
-    // The third run starts in ten seconds; the first one's log goes then, and the second's stays.
+    // The third run starts after ten seconds; then the first run's log is removed, and the second's stays.
     cluster.eventually("the oldest log has gone", async || !log(0).exists()).await;
     assert!(log(1).exists());
 }
 
-/// Its deletion went unseen: the node was not there.
+/// The pod was deleted while the node was down.
 #[tokio::test]
 async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
     let cluster = Cluster::stopped().await;
@@ -169,7 +169,7 @@ async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
     let log = |uid: &str| {
         cluster.logs.container(&ContainerId { pod: PodUid(uid.into()), name: "main".into(), attempt: 0 })
     };
-    // So many that a sweep which takes the one that stays, too, has taken it before the last of them.
+    // Enough logs that a sweep which wrongly removes the kept one has done so before the last of them.
     let gone: Vec<String> = (0..8).map(|n| format!("{n}-gone")).collect();
     for uid in gone.iter().chain([&kept]) {
         writer.sink(log(uid), Stream::Stdout).write(b"line\n");
@@ -181,7 +181,7 @@ async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
     assert_eq!(cluster.follow("kept").await.line().await.unwrap(), "line\n");
 }
 
-/// A function that is made again has revisions of the same names: it must not show the old one's lines.
+/// A function that is created again reuses revision names: it must not show lines of the old one.
 #[tokio::test]
 async fn a_revisions_log_goes_with_it() {
     let cluster = Cluster::stopped().await;
@@ -195,9 +195,9 @@ async fn a_revisions_log_goes_with_it() {
     for revision in ["f-00001", "f-00002"] {
         write(revision, &format!("{revision}\n"));
     }
-    // Of a revision that is gone nothing is shown, though its file is still there.
+    // Nothing is shown of a removed revision, although its file still exists.
     assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "f-00002\n".into()));
-    // Its deletion went unseen: the node was not there.
+    // The revision was deleted while the node was down.
     cluster.run();
     cluster.eventually("the log is swept", async || !exists("f-00001")).await;
     let mut log = cluster.follow_function("f").await;
@@ -207,7 +207,7 @@ async fn a_revisions_log_goes_with_it() {
     assert_eq!(log.line().await.unwrap(), "three\n");
     cluster.revisions().delete("f-00002", &DeleteParams::default()).await.unwrap();
     cluster.eventually("its log is removed", async || !exists("f-00002")).await;
-    // Made again, it begins with nothing, whoever still had its file open.
+    // Created again, the revision starts with an empty log, even if the old file was still open.
     cluster.revision("f-00002").await;
     write("f-00002", "again\n");
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "again\n".into()));

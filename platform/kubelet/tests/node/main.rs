@@ -194,7 +194,7 @@ async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
     cluster
         .create("waits", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
         .await;
-    // Three tries by time alone: the pause until the next is four seconds.
+    // Three attempts by timer alone: the pause before the next is four seconds.
     let third = async || cluster.event("waits", "Failed").await.count >= Some(3);
     cluster.eventually("it was tried three times", third).await;
     let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
@@ -202,13 +202,13 @@ async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
     let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"a": "1"}})).unwrap();
     maps.create(&PostParams::default(), &map).await.unwrap();
     let pod = cluster.until("waits", "running", |pod| phase(pod) == "Running").await;
-    // By the node's own account, so that it does not matter how long this test took to look.
+    // By the node's own timestamps, so that the delay of this test's checks does not matter.
     let failed = cluster.event("waits", "Failed").await;
     let pause_secs = 1 << (failed.count.unwrap() - 1);
     let status = pod.status.unwrap().container_statuses.unwrap().remove(0);
     let started = status.state.unwrap().running.unwrap().started_at.unwrap().0;
     let rested_secs = started.duration_since(failed.last_timestamp.unwrap().0).as_secs();
-    // Both times are whole seconds.
+    // Both times have a resolution of one second.
     assert!(rested_secs < pause_secs - 1, "it rested {rested_secs} s of {pause_secs} s");
 }
 

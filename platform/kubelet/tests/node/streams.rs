@@ -25,7 +25,7 @@ use crate::cluster::{Cluster, is_true};
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
-/// Containers that only exec and port-forward are real in: the machine's programs and ports.
+/// Containers in which only exec and port-forward are real: they use the machine's programs and ports.
 struct LocalProcesses(SimulatedRuntime);
 
 #[async_trait::async_trait]
@@ -103,7 +103,7 @@ impl ContainerStreams for LocalProcesses {
     }
 }
 
-/// kubectl for an API server, on one of the two transports.
+/// kubectl with one of the two transports.
 struct Kubectl {
     server: String,
     websockets: &'static str,
@@ -125,7 +125,7 @@ impl Kubectl {
         self.command(arguments).spawn().unwrap()
     }
 
-    /// Runs to its end, with this input.
+    /// Runs kubectl to its end, with this input.
     async fn run(&self, arguments: &[&str], input: Vec<u8>) -> std::process::Output {
         let mut child = self.start(arguments);
         let mut stdin = child.stdin.take().unwrap();
@@ -137,7 +137,7 @@ impl Kubectl {
     }
 }
 
-/// Serves the API of a cluster on a port of the loopback address, without TLS and for anybody.
+/// Serves the API of a cluster on a loopback port, without TLS or authentication.
 async fn serve(cluster: &Cluster) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -188,11 +188,11 @@ async fn processes(websockets: &'static str, test: &str) {
     assert!(String::from_utf8_lossy(&failed.stderr).contains("err\n"), "{failed:?}");
     let absent = kubectl.run(&["exec", "b", "--", "no-such-program"], Vec::new()).await;
     assert!(String::from_utf8_lossy(&absent.stderr).contains("no-such-program: "), "{absent:?}");
-    // Input to its end, and all of the output.
+    // All of the input, and all of the output.
     let sent = content(8 * MIB);
     let echoed = kubectl.run(&["exec", "-i", "b", "--", "cat"], sent.clone()).await;
     assert!(echoed.status.success() && echoed.stdout == sent, "{} bytes came back", echoed.stdout.len());
-    // A process that does not read its input to the end.
+    // A process that does not read all of its input.
     let short = kubectl.run(&["exec", "-i", "b", "--", "head", "-c", "5"], sent.clone()).await;
     assert!(short.status.success() && short.stdout == sent[..5], "{short:?}");
     let [file, there, back] = ["file", "there", "back"].map(|name| {
@@ -228,7 +228,7 @@ async fn a_process_ends_when_its_client_over_spdy_is_killed() {
         timeout(PATIENCE, stdout.read_line(&mut pid)).await.unwrap().unwrap();
         let process = std::path::Path::new("/proc").join(pid.trim());
         assert!(process.exists(), "{pid:?}");
-        // Nothing takes the input, and the connection is full of it.
+        // The process takes no input, and the connection's buffers are full.
         let mut stdin = exec.stdin.take().unwrap();
         let block = vec![0; input];
         let filled = timeout(Duration::from_secs(2), stdin.write_all(&block)).await;
@@ -239,7 +239,7 @@ async fn a_process_ends_when_its_client_over_spdy_is_killed() {
     }
 }
 
-/// Answers with what it receives.
+/// A server that echoes what it receives.
 async fn echo_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -257,7 +257,7 @@ async fn echo_server() -> u16 {
 async fn ports(websockets: &'static str, test: &str) {
     let Some((_cluster, kubectl)) = start(test, websockets).await else { return };
     let echo = format!(":{}", echo_server().await);
-    // Nothing listens on this one.
+    // A port on which nothing listens.
     let closed = {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         listener.local_addr().unwrap().port()
@@ -271,7 +271,7 @@ async fn ports(websockets: &'static str, test: &str) {
         let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
         local.push(port.unwrap_or_else(|| panic!("{line}")).parse().unwrap());
     }
-    // Several at once: all are open before the first is used, and none waits for another's end.
+    // Several connections at once: all are open before the first is used, and none waits for another's end.
     let mut open = Vec::new();
     for _ in 0..10 {
         open.push(TcpStream::connect(("127.0.0.1", local[0])).await.unwrap());

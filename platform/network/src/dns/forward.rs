@@ -1,5 +1,5 @@
-//! Names outside of the cluster: queries are relayed to the host's name servers; answers are kept for a short time, in
-//! a bounded cache.
+//! Names outside of the cluster: queries are relayed to the host's name servers; answers are cached for a short time,
+//! in a bounded cache.
 
 use std::{
     collections::HashMap,
@@ -18,35 +18,36 @@ use tokio::{
 
 use super::server::{read_message, write_message};
 
-/// Answers that are kept.
+/// The number of cached answers.
 const CACHE_ENTRIES_MAX: usize = 4096;
-/// No answer is kept longer: CoreDNS's default for forwarded names.
+/// The longest lifetime of a cached answer: CoreDNS's default for forwarded names.
 const CACHE_TTL_SECONDS_MAX: u32 = 30;
 /// The timeout of one name server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Name servers that are used, as by the C library.
+/// The number of name servers that are used (the C library's limit).
 const SERVERS_MAX: usize = 3;
 /// The number of rounds over all name servers.
 const ROUNDS: usize = 2;
 const DNS_PORT: u16 = 53;
-/// The largest UDP answer that is read.
+/// The largest UDP answer that is accepted, in bytes.
 const DATAGRAM_BYTES_MAX: usize = 4096;
 
-/// The transport of a query, which its relay uses too.
+/// The transport of a query; the relayed query uses the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Udp,
     Tcp,
 }
 
-/// Asks the name servers of a file in the form of `/etc/resolv.conf`, which is read again when it changes.
+/// Relays queries to the name servers in a file with the format of `/etc/resolv.conf`, which is read again when it
+/// changes.
 pub struct Forwarder {
     file: PathBuf,
     servers: Mutex<Option<(Option<SystemTime>, Vec<SocketAddr>)>>,
     cache: Mutex<HashMap<CacheKey, CacheEntry>>,
 }
 
-/// A query without its identifier and in lower case, and how it came: UDP answers may be truncated.
+/// A query without its identifier and in lower case, and whether it came over UDP: UDP answers may be truncated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct CacheKey(Vec<u8>, bool);
 
@@ -62,7 +63,7 @@ impl Forwarder {
         Self { file: file.into(), servers: Mutex::default(), cache: Mutex::default() }
     }
 
-    /// The answer of the host's name servers to a query. `None`: none is known, or none answered.
+    /// The answer of the host's name servers to a query; `None` if no server is configured or none answered.
     pub async fn forward(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let key = CacheKey::of(query, transport)?;
         if let Some(known) = self.cached(&key, query) {
@@ -83,7 +84,7 @@ impl Forwarder {
                 }
             };
             match Packet::parse(&answer).map(|packet| packet.rcode()) {
-                // Another server may know better.
+                // Another server may give an answer.
                 Ok(RCODE::ServerFailure | RCODE::Refused) => last = Some(answer),
                 _ => {
                     self.keep(key, &answer);
@@ -104,7 +105,7 @@ impl Forwarder {
         let mut answer = Packet::parse(&entry.answer).ok()?;
         let query = Packet::parse(query).ok()?;
         answer.set_id(query.id());
-        // In the letters of this query.
+        // Uses the letter case of this query.
         answer.questions = query.questions;
         let records = answer.answers.iter_mut().chain(&mut answer.name_servers);
         for record in records.chain(&mut answer.additional_records) {
@@ -122,7 +123,7 @@ impl Forwarder {
             cache.retain(|_, entry| entry.received.elapsed().as_secs() < u64::from(entry.ttl_seconds));
         }
         if cache.len() >= CACHE_ENTRIES_MAX {
-            // Nothing expired: they are all at most half a minute old, and cheap to ask for again.
+            // Nothing has expired: all entries are less than half a minute old, and cheap to fetch again.
             cache.clear();
         }
         cache.insert(key, CacheEntry { answer: answer.to_vec(), received: Instant::now(), ttl_seconds });
@@ -152,12 +153,12 @@ impl CacheKey {
 /// The `nameserver` lines of a `resolv.conf`.
 fn name_servers(text: &str) -> Vec<SocketAddr> {
     let lines = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
-    // `fe80::1%eth0` has a scope that sockets take as a number only.
+    // Sockets take the scope of an address such as `fe80::1%eth0` only as a number, so it is dropped.
     let addresses = lines.filter_map(|rest| rest.trim().split('%').next()?.parse::<IpAddr>().ok());
     addresses.take(SERVERS_MAX).map(|address| SocketAddr::new(address, DNS_PORT)).collect()
 }
 
-/// For how long an answer may be kept; `None`: not at all.
+/// The lifetime of an answer in the cache; `None`: not cacheable.
 fn ttl_seconds(answer: &Packet<'_>) -> Option<u32> {
     if answer.has_flags(PacketFlag::TRUNCATION)
         || !matches!(answer.rcode(), RCODE::NoError | RCODE::NameError)
@@ -165,12 +166,12 @@ fn ttl_seconds(answer: &Packet<'_>) -> Option<u32> {
         return None;
     }
     let records = answer.answers.iter().chain(&answer.name_servers);
-    // Without any record there is no authority that says for how long there is none.
+    // An empty answer without an SOA record does not say how long it is valid (RFC 2308).
     let least = records.map(|record| record.ttl).min()?;
     Some(least.min(CACHE_TTL_SECONDS_MAX)).filter(|ttl| *ttl > 0)
 }
 
-/// Relays a query under an identifier of its own, from a port of its own: both are hard to guess for others.
+/// Relays a query with a random identifier from a random port: both make forged answers hard.
 async fn ask(server: SocketAddr, query: &[u8], transport: Transport) -> io::Result<Vec<u8>> {
     let id: [u8; 2] = rand::random();
     let mut relayed = query.to_vec();
@@ -203,7 +204,7 @@ async fn ask(server: SocketAddr, query: &[u8], transport: Transport) -> io::Resu
     Ok(answer)
 }
 
-/// Whether a message answers a query: the identifier, that it is an answer, and the question.
+/// Whether a message is the answer to a query: same identifier and question, and the answer bit set.
 fn is_answer(answer: &[u8], query: &[u8]) -> bool {
     let question = |message: &[u8]| {
         let end = 12 + message.get(12..)?.iter().position(|byte| *byte == 0)? + 5;

@@ -1,4 +1,4 @@
-//! From a Service and its EndpointSlices to the records of its names. Pure.
+//! Derives the DNS records of a Service from it and its EndpointSlices. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -39,7 +39,7 @@ pub struct EndpointRecord {
 }
 
 impl EndpointRecord {
-    /// The endpoint's label below its Service's name: its hostname, else its address with dashes (as CoreDNS does).
+    /// The endpoint's label below its Service's name: its hostname, otherwise its address with dashes (as in CoreDNS).
     #[must_use]
     pub fn label(&self) -> String {
         self.hostname.clone().unwrap_or_else(|| self.address.to_string().replace(['.', ':'], "-"))
@@ -55,7 +55,7 @@ pub struct ServiceRecords {
 }
 
 impl ServiceRecords {
-    /// From a Service and its EndpointSlices.
+    /// Derives the records from a Service and its EndpointSlices.
     #[must_use]
     pub fn of<'a>(service: &Service, slices: impl IntoIterator<Item = &'a EndpointSlice>) -> Option<Self> {
         let spec = service.spec.as_ref()?;
@@ -77,7 +77,7 @@ impl ServiceRecords {
         Some(Self { target, ports })
     }
 
-    /// The ports that names may have: of a headless Service also those that only endpoints have.
+    /// The ports with names; for a headless Service this includes ports that only endpoints have.
     pub(super) fn ports(&self) -> impl Iterator<Item = (&str, &str, u16)> {
         let of_endpoints = match &self.target {
             ServiceTarget::Endpoints(endpoints) => endpoints.as_slice(),
@@ -111,8 +111,8 @@ fn port_record(name: Option<&str>, protocol: Option<&str>, number: Option<i32>) 
     })
 }
 
-/// The ready endpoints of a slice. The EndpointSlice controller says "ready" of all endpoints of a Service with
-/// `publishNotReadyAddresses`.
+/// The ready endpoints of a slice. The EndpointSlice controller marks all endpoints of a Service with
+/// `publishNotReadyAddresses` as ready.
 fn endpoints(slice: &EndpointSlice) -> Vec<EndpointRecord> {
     let record = |port: &EndpointPort| port_record(port.name.as_deref(), port.protocol.as_deref(), port.port);
     let ports: Vec<_> = slice.ports.iter().flatten().filter_map(record).collect();

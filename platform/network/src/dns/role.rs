@@ -1,4 +1,4 @@
-//! Follows Services and EndpointSlices into the zone, and publishes the name server.
+//! Updates the zone from Services and EndpointSlices, and publishes the name server.
 
 use std::{
     collections::HashMap,
@@ -29,16 +29,16 @@ use super::{
 };
 use crate::plan::SERVICE_NAME_LABEL;
 
-/// The Service by which pods reach the name server, in every Kubernetes cluster.
+/// The Service through which pods reach the name server, as in every Kubernetes cluster.
 const SERVICE_NAMESPACE: &str = "kube-system";
 const SERVICE: &str = "kube-dns";
 const FIELD_MANAGER: &str = "mayfly-dns";
-/// A pause before publishing is tried again.
+/// The pause before publishing is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The index of EndpointSlices by their Service.
 const BY_SERVICE: &str = "network/service";
 
-/// The zone of this cluster, as its objects are. Cheap to clone.
+/// The zone of this cluster, updated from its objects. Cheap to clone.
 #[derive(Clone)]
 pub struct ClusterNames {
     zone: Arc<RwLock<Zone>>,
@@ -50,15 +50,15 @@ pub struct ClusterNames {
 /// The addresses of the name server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// The cluster IP of the Service `kube-dns`, which pods' `resolv.conf` names.
+    /// The cluster IP of the Service `kube-dns`, used in pods' `resolv.conf`.
     pub cluster_ip: IpAddr,
-    /// The node's address on which the server listens, at any port; the Service's endpoint.
+    /// The address of the node on which the server listens, at any free port; the endpoint of the Service.
     pub listen: IpAddr,
-    /// The file that names the host's own name servers.
+    /// The file that lists the host's own name servers.
     pub resolv_conf: PathBuf,
 }
 
-/// The name server of pods.
+/// The name server for pods.
 pub struct ClusterDns {
     config: DnsConfig,
     names: ClusterNames,
@@ -66,7 +66,7 @@ pub struct ClusterDns {
 }
 
 impl ClusterNames {
-    /// An empty zone below `domain`; [`ClusterNames::follow`] fills it.
+    /// Creates an empty zone below `domain`; [`ClusterNames::follow`] fills it.
     #[must_use]
     pub fn create(domain: &str, informers: &Informers) -> Self {
         let slices = informers.of();
@@ -77,16 +77,16 @@ impl ClusterNames {
         Self { zone, services: informers.of(), slices, slices_by_service }
     }
 
-    /// The addresses of a host, as [`Zone::resolve`].
+    /// Resolves a host name, see [`Zone::resolve`].
     #[must_use]
     pub fn resolve(&self, host: &str) -> Option<HostAddresses> {
         self.zone.read().resolve(host)
     }
 
-    /// Keeps the zone as the objects are, until `stop`.
+    /// Keeps the zone up to date until `stop`.
     pub async fn follow(self, stop: CancellationToken) {
         let (mut services, mut slices) = (self.services.subscribe(), self.slices.subscribe());
-        // A slice that is gone does not name its Service any more.
+        // A deleted slice is not available any more to look up its Service.
         let mut service_of_slice: HashMap<ObjectKey, ObjectKey> = HashMap::new();
         let following = async {
             loop {
@@ -132,14 +132,14 @@ impl ClusterDns {
         Self { config, names, client }
     }
 
-    /// Serves pods until `stop`. Retries what fails: pods without names still reach addresses.
+    /// Serves pods until `stop`. Failures are retried, since pods can still use addresses meanwhile.
     pub async fn run(self, stop: CancellationToken) {
         let listen = SocketAddr::new(self.config.listen, 0);
         let sockets = loop {
             match server::bind(listen).await {
                 Ok(sockets) => break sockets,
                 Err(error) => {
-                    tracing::warn!(%error, %listen, "the cluster's name server cannot listen; trying again")
+                    tracing::warn!(%error, %listen, "the cluster's name server cannot listen; will try again")
                 }
             }
             if stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await.is_none() {
@@ -155,7 +155,7 @@ impl ClusterDns {
         let names = NameServer::new(self.names.zone.clone(), Forwarder::new(&self.config.resolv_conf));
         let publishing = async {
             while let Err(error) = self.publish(ports).await {
-                tracing::warn!(%error, "the Service kube-dns cannot be written; trying again");
+                tracing::warn!(%error, "cannot write the Service kube-dns; will try again");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         };
@@ -169,7 +169,7 @@ impl ClusterDns {
         let address = self.config.cluster_ip.to_string();
         let known = services.get_opt(SERVICE).await?.and_then(|service| service.spec?.cluster_ip);
         if known.is_some_and(|known| known != address) {
-            // A cluster IP does not change; the network of Services has.
+            // A cluster IP is immutable, but the Services' network has changed: create the Service again.
             services.delete(SERVICE, &DeleteParams::default()).await?;
         }
         let parameters = PatchParams::apply(FIELD_MANAGER).force();

@@ -1,4 +1,4 @@
-//! The name server: UDP and TCP, the cluster's zone answered in place, other names forwarded.
+//! The name server over UDP and TCP: answers from the cluster's zone, and forwards other names.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,15 +19,15 @@ use super::{
     zone::{RecordData, RecordType, Zone, ZoneAnswer, ZoneRecord},
 };
 
-/// Queries for names outside of the cluster under way at the same time; more are answered with SERVFAIL at once.
+/// The number of concurrently forwarded queries; further ones get SERVFAIL at once.
 const FORWARDED_MAX: usize = 512;
-/// TCP connections at the same time; more wait in the kernel's queue.
+/// The number of concurrent TCP connections; further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 256;
-/// A TCP connection that asks nothing for so long is closed (CoreDNS's default).
+/// The idle time after which a TCP connection is closed (CoreDNS's default).
 const CONNECTION_IDLE: Duration = Duration::from_secs(10);
-/// Aliases that are followed for one query.
+/// The number of aliases that are followed for one query.
 const ALIASES_MAX: usize = 8;
-/// A pause after a socket failed, so that a lack of file descriptors does not spin.
+/// The pause after a socket error, so that a lack of file descriptors causes no busy loop.
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers queries.
@@ -37,11 +37,11 @@ pub struct NameServer {
     forwarded: Semaphore,
 }
 
-/// An answer, or what must be forwarded for it.
+/// An answer, or the query to forward for it.
 #[derive(Debug)]
 enum Prepared {
     Done(Vec<u8>),
-    /// The query itself, or, behind aliases, a query for the last target.
+    /// The query itself, or a query for the target of the last alias.
     Forward {
         aliases: Vec<ZoneRecord>,
         query: Vec<u8>,
@@ -60,7 +60,7 @@ impl NameServer {
     /// Serves both sockets until `stop`.
     pub async fn serve(self, udp: UdpSocket, tcp: TcpListener, stop: CancellationToken) {
         let (server, tasks) = (Arc::new(self), TaskTracker::new());
-        // Forwarded queries that are under way end by their timeout.
+        // Pending forwarded queries end by their timeout.
         tokio::join!(
             stop.run_until_cancelled(server.clone().serve_udp(Arc::new(udp), &tasks)),
             stop.run_until_cancelled(server.serve_tcp(tcp, &tasks, &stop)),
@@ -72,7 +72,7 @@ impl NameServer {
         loop {
             let (length, client) = match socket.recv_from(&mut datagram).await {
                 Ok(received) => received,
-                // An ICMP error of an earlier answer, for one.
+                // For example, an ICMP error in reply to an earlier answer.
                 Err(error) => {
                     tracing::debug!(%error, "the name server's UDP socket failed");
                     tokio::time::sleep(ERROR_PAUSE).await;
@@ -117,7 +117,7 @@ impl NameServer {
             let (server, stop) = (self.clone(), stop.clone());
             tasks.spawn(async move {
                 let _permit = permit;
-                // A client that goes away is no error of the server.
+                // A disconnected client is not an error of the server.
                 let _ = stop.run_until_cancelled(server.serve_connection(stream)).await;
             });
         }
@@ -137,7 +137,7 @@ impl NameServer {
         }
     }
 
-    /// Answers a query as far as the zone can, with at most `limit` bytes.
+    /// Answers a query from the zone as far as possible, with at most `limit` bytes.
     fn prepare(&self, query: &[u8], limit: u16) -> Prepared {
         let question = match Question::of(query) {
             Ok(question) => question,
@@ -149,7 +149,7 @@ impl NameServer {
         for _ in 0..ALIASES_MAX {
             match zone.answer(&name, question.record_type()) {
                 ZoneAnswer::Records { mut answers, additionals } => {
-                    // Clients take the first address: a different order each time shares their connections out.
+                    // Clients take the first address: a random order distributes their connections.
                     answers.shuffle(&mut rand::rng());
                     reply.answers.extend(answers);
                     reply.additionals = additionals;
@@ -177,7 +177,7 @@ impl NameServer {
         Prepared::Done(question.refuse(query, RCODE::ServerFailure))
     }
 
-    /// Forwards what must be; as many queries at a time as [`FORWARDED_MAX`].
+    /// Completes the answer by forwarding, if needed; at most [`FORWARDED_MAX`] queries at a time.
     async fn finish(&self, prepared: Prepared, query: &[u8], transport: Transport) -> Vec<u8> {
         let (aliases, onward) = match &prepared {
             Prepared::Forward { aliases, query, .. } => (aliases, query),
@@ -206,7 +206,7 @@ impl Prepared {
     }
 }
 
-/// A message with its length in front (RFC 1035, section 4.2.2).
+/// Reads a message that is preceded by its length (RFC 1035, section 4.2.2).
 pub(super) async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut message = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut message).await?;
@@ -220,7 +220,7 @@ pub(super) async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io:
     stream.write_all(&framed).await
 }
 
-/// Sockets of both protocols on one address, at any free ports.
+/// Binds sockets of both protocols to one address, at any free ports.
 ///
 /// # Errors
 /// As [`UdpSocket::bind`].

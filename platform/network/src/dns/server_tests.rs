@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-/// No test waits longer than this for anything.
+/// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn query(name: &str, kind: TYPE, payload: Option<u16>) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn query(name: &str, kind: TYPE, payload: Option<u16>) -> Vec<u8> {
     packet.build_bytes_vec().unwrap()
 }
 
-/// A name server whose forwarder sends to `upstream`, on sockets of the loopback. It stops with the guard.
+/// A name server on loopback sockets that forwards to `upstream`. It stops when the guard is dropped.
 async fn serve(upstream: &str) -> (SocketAddr, SocketAddr, tokio_util::sync::DropGuard, tempfile::TempDir) {
     let mut zone = Zone::new("cluster.local");
     let endpoint = |number: u8| EndpointRecord {
@@ -135,7 +135,7 @@ async fn what_is_no_query_is_refused_or_dropped() {
         (changed(good.len() - 1, 3), RCODE::Refused),
         // Unknown types have no records.
         (changed(good.len() - 4, 0xfe), RCODE::NoError),
-        // No name server outside.
+        // No name server to forward to.
         (query("example.com", TYPE::A, None), RCODE::ServerFailure),
     ] {
         let answer = ask_udp(udp, &message).await;
@@ -143,7 +143,7 @@ async fn what_is_no_query_is_refused_or_dropped() {
         assert_eq!(answer[3] & 0xf, code as u8, "{code:?}");
         assert_eq!(answer[6..8], [0, 0], "no answers");
     }
-    // An answer and a fragment get none: the next answer is to the next query.
+    // An answer and a truncated message get no reply: the next reply belongs to the next query.
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     for message in [changed(2, 0x80), vec![1, 2, 3], good.clone()] {
         socket.send_to(&message, udp).await.unwrap();
@@ -154,7 +154,7 @@ async fn what_is_no_query_is_refused_or_dropped() {
     assert_eq!(socket.try_recv(&mut answer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
 }
 
-/// A name server on port 53 of a loopback address that answers every query with one address, and counts them.
+/// A name server on port 53 of a loopback address that answers every query with one address, and counts queries.
 async fn upstream(address: &str) -> io::Result<tokio::sync::watch::Receiver<u32>> {
     let socket = UdpSocket::bind((address, 53)).await?;
     let (count, counted) = tokio::sync::watch::channel(0);
@@ -182,7 +182,7 @@ async fn upstream(address: &str) -> io::Result<tokio::sync::watch::Receiver<u32>
 #[tokio::test]
 #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 async fn other_names_are_forwarded_and_kept() {
-    // A loopback address of this test's process alone.
+    // A loopback address that only this test process uses.
     let id = std::process::id();
     let address = format!("127.121.{}.{}", id / 250 % 250, id % 250 + 1);
     let counted = match upstream(&address).await {

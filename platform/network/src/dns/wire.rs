@@ -1,4 +1,4 @@
-//! Between DNS messages and the zone's types. Pure.
+//! Converts between DNS messages and the zone's types. Pure.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use super::zone::{RecordData, RecordType, TTL_SECONDS, Zone, ZoneRecord};
 
 /// The bytes of a message's header.
 const HEADER_BYTES: usize = 12;
-/// UDP answers without EDNS (RFC 1035, section 4.2.1).
+/// The size limit of UDP answers without EDNS (RFC 1035, section 4.2.1).
 const DATAGRAM_BYTES_PLAIN: u16 = 512;
-/// UDP answers with EDNS: fits into every network's packets (DNS flag day 2020).
+/// The size limit of UDP answers with EDNS: fits into one packet on any network (DNS flag day 2020).
 const DATAGRAM_BYTES_MAX: u16 = 1232;
 /// The timers of the zone's SOA record, in seconds. The zone is never transferred; CoreDNS's values.
 const SOA_REFRESH_SECONDS: i32 = 7200;
@@ -23,33 +23,33 @@ const SOA_EXPIRE_SECONDS: i32 = 86_400;
 const CLASS_IN: u16 = 1;
 const CLASS_ANY: u16 = 255;
 
-/// The question of a query, read without the limits of a parser of records: types may be unknown.
+/// The question of a query, parsed independently of its records, so that its type may be unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Without the final dot. Bytes that host names do not have are replaced by `?`.
+    /// Without the final dot. Bytes that are not valid in host names are replaced by `?`.
     pub name: String,
     pub kind: u16,
-    /// The offset of the question's end.
+    /// The offset of the question's end in the message.
     end: usize,
 }
 
-/// A message that is no query for one name.
+/// A message that is not a query for one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// To be dropped: an answer, or less than a header.
+    /// To be dropped: the message is an answer, or shorter than a header.
     Silent,
     /// To be answered with this message.
     Answer(Vec<u8>),
 }
 
 impl Question {
-    /// The question of a query.
+    /// Parses the question of a query.
     ///
     /// # Errors
-    /// The message is no query, or not for one name of the class `IN`.
+    /// The message is not a query for exactly one name of the class `IN`.
     pub fn of(message: &[u8]) -> Result<Self, Malformed> {
         let header = message.get(..HEADER_BYTES).ok_or(Malformed::Silent)?;
-        // Answers are not answered, which could loop without end.
+        // Replying to answers could cause an endless loop.
         if header[2] & 0x80 != 0 {
             return Err(Malformed::Silent);
         }
@@ -85,7 +85,7 @@ impl Question {
                     );
                     at += length;
                 }
-                // A question has nothing in front of it that a pointer could lead to.
+                // Compression pointers are invalid here: a question has no earlier names.
                 _ => return None,
             }
         }
@@ -93,7 +93,7 @@ impl Question {
         Some((Self { name, kind: number(at)?, end: at + 4 }, number(at + 2)?))
     }
 
-    /// The type, as the zone knows it.
+    /// The type of the requested records.
     #[must_use]
     pub fn record_type(&self) -> RecordType {
         match self.kind {
@@ -109,7 +109,7 @@ impl Question {
         }
     }
 
-    /// An answer of this code without records.
+    /// An answer with this code and no records.
     #[must_use]
     pub fn refuse(&self, query: &[u8], code: RCODE) -> Vec<u8> {
         bare_answer(query, self.end, code)
@@ -121,7 +121,7 @@ fn bare_answer(query: &[u8], end: usize, code: RCODE) -> Vec<u8> {
     let mut answer = query.get(..end).unwrap_or_default().to_vec();
     let questions = u8::from(end > HEADER_BYTES);
     if let Some(header) = answer.get_mut(2..HEADER_BYTES) {
-        // An answer, with the query's operation and wish for recursion, which is available.
+        // The answer bit, the query's opcode and its "recursion desired" flag; recursion is available.
         header[0] = 0x80 | (header[0] & 0x79);
         header[1] = 0x80 | (code as u8);
         header[2..].copy_from_slice(&[0, questions, 0, 0, 0, 0, 0, 0]);
@@ -129,24 +129,25 @@ fn bare_answer(query: &[u8], end: usize, code: RCODE) -> Vec<u8> {
     answer
 }
 
-/// An answer while it is composed.
+/// An answer that is being composed.
 #[derive(Debug, Default)]
 pub struct ZoneReply {
     pub answers: Vec<ZoneRecord>,
     pub additionals: Vec<ZoneRecord>,
-    /// No name has these records (`true`: the name does not exist).
+    /// Set if there are no such records; `true`: the name does not exist.
     pub negative: Option<bool>,
 }
 
 impl ZoneReply {
-    /// The message, with at most `limit` bytes: what does not fit is left out, and the answer marked as truncated.
+    /// The message, at most `limit` bytes long: records that do not fit are omitted, and the answer is marked as
+    /// truncated.
     #[must_use]
     pub fn encode(&self, query: &[u8], question: &Question, zone: &Zone, limit: u16) -> Vec<u8> {
         let code = if self.negative == Some(true) { RCODE::NameError } else { RCODE::NoError };
         let whole = self.packet(query, zone, code, &self.answers, &self.additionals);
         let encoded = match whole {
             Some(whole) if whole.len() > usize::from(limit) => {
-                // Additional records are a courtesy.
+                // Additional records are optional, so they are omitted first.
                 let shorter = self.packet(query, zone, code, &self.answers, &[]);
                 shorter.filter(|shorter| shorter.len() <= usize::from(limit)).or_else(|| {
                     let mut none = question.refuse(query, code);
@@ -156,7 +157,7 @@ impl ZoneReply {
             }
             whole => whole,
         };
-        // The records of a query that cannot be parsed are of an unknown type, of which there are none.
+        // A query that cannot be parsed has an unknown type, of which the zone has no records.
         encoded.unwrap_or_else(|| question.refuse(query, code))
     }
 
@@ -206,7 +207,7 @@ impl Zone {
     }
 }
 
-/// `None`: a name in it is none of DNS.
+/// Converts a record; `None` if it contains an invalid name.
 fn record<'a>(of: &'a ZoneRecord, soa: &'a SoaNames) -> Option<ResourceRecord<'a>> {
     let data = match &of.data {
         RecordData::Address(IpAddr::V4(address)) => RData::A(A::from(*address)),
@@ -252,7 +253,8 @@ pub fn query_for(target: &str, question: &Question, query: &[u8]) -> Option<Vec<
     packet.build_bytes_vec_compressed().ok()
 }
 
-/// The answer to a query for an alias outside of the zone: the alias, and what the target's name servers say.
+/// The answer to a query for an alias to a name outside of the zone: the alias, and the answer of the target's name
+/// servers.
 #[must_use]
 pub fn with_alias(query: &[u8], alias: &[ZoneRecord], forwarded: &[u8], zone: &Zone) -> Option<Vec<u8>> {
     let query = Packet::parse(query).ok()?;

@@ -1,8 +1,8 @@
-//! The cluster's zone: records of Services and pods, and the answer to a query. Pure.
+//! The cluster's zone: records of Services and pods, and the answers to queries. Pure.
 //!
 //! Follows the specification "Kubernetes DNS-Based Service Discovery", version 1.1.0
 //! (<https://github.com/kubernetes/dns/blob/master/docs/specification.md>). Names of pods (`1-2-3-4.NAMESPACE.pod`) are
-//! answered from the name alone, as CoreDNS does with `pods insecure`.
+//! computed from the name alone, like CoreDNS's `pods insecure`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,9 +13,9 @@ use mayfly_api::ObjectKey;
 
 use super::records::{EndpointRecord, ServiceRecords, ServiceTarget};
 
-/// The lifetime of answers in caches, in seconds: CoreDNS's default for the cluster's zone.
+/// The TTL of answers, in seconds: CoreDNS's default for the cluster's zone.
 pub const TTL_SECONDS: u32 = 5;
-/// The version of the specification, which `dns-version` tells.
+/// The version of the specification, returned for `dns-version`.
 const SPECIFICATION_VERSION: &str = "1.1.0";
 
 /// The type of the records that a query is for.
@@ -29,7 +29,7 @@ pub enum RecordType {
     Soa,
     Cname,
     Any,
-    /// A type of which the zone has no records.
+    /// Any type for which the zone has no records.
     Other,
 }
 
@@ -63,7 +63,7 @@ pub struct Zone {
     /// In lower case, without the final dot.
     domain: String,
     services: BTreeMap<ObjectKey, ServiceRecords>,
-    /// Names by the address that they have. Several Services may have one endpoint.
+    /// The names of each address. Several Services may share an endpoint.
     pointers: HashMap<IpAddr, BTreeSet<String>>,
 }
 
@@ -74,22 +74,22 @@ pub enum ZoneAnswer {
         answers: Vec<ZoneRecord>,
         additionals: Vec<ZoneRecord>,
     },
-    /// The name is an alias; the target's records belong behind it.
+    /// The name is an alias; the records of this target are to be appended.
     Alias(String),
-    /// The name exists, without records of this type.
+    /// The name exists, but has no records of this type.
     NoData,
     /// The name does not exist (`NXDOMAIN`).
     NoName,
-    /// The name is not of this zone.
+    /// The name is not in this zone.
     Outside,
 }
 
-/// A host name, as a program in the cluster writes it, resolved by the zone.
+/// A host name as used by a program in the cluster, resolved by the zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostAddresses {
-    /// None: the name exists without an address, or a name below the cluster's domain does not exist.
+    /// Empty: the name has no address, or a name below the cluster's domain does not exist.
     Addresses(Vec<IpAddr>),
-    /// Of a Service of the type `ExternalName`.
+    /// The target of a Service of the type `ExternalName`.
     Alias(String),
 }
 
@@ -107,7 +107,7 @@ impl Zone {
         &self.domain
     }
 
-    /// Sets the records of a Service; `None`: it is gone.
+    /// Sets the records of a Service; `None` removes them.
     pub fn set(&mut self, key: &ObjectKey, records: Option<ServiceRecords>) {
         if let Some(old) = self.services.remove(key) {
             for (address, name) in old.pointers(key) {
@@ -126,7 +126,7 @@ impl Zone {
         self.services.insert(key.clone(), records);
     }
 
-    /// The answer to a query for the records of type `kind` of `name`, which has no final dot.
+    /// Answers a query for the records of type `kind` of `name`, which has no final dot.
     #[must_use]
     pub fn answer(&self, name: &str, kind: RecordType) -> ZoneAnswer {
         let lower = name.to_ascii_lowercase();
@@ -155,14 +155,14 @@ impl Zone {
         }
     }
 
-    /// The part of a name in lower case in front of the domain; `None`: it is not below the domain.
+    /// The part of a lower-case name in front of the domain; `None` if it is not below the domain.
     fn relative<'a>(&self, name: &'a str) -> Option<&'a str> {
         let before = name.strip_suffix(&self.domain)?;
         (before.is_empty() || before.ends_with('.')).then_some(before)
     }
 
-    /// The addresses of a host as a program in the cluster writes it: a name below the cluster's domain, one that ends
-    /// with `.svc`, or `SERVICE.NAMESPACE` of a Service that exists. `None`: not a name of the cluster.
+    /// Resolves a host name as used by a program in the cluster: a name below the cluster's domain, a name ending in
+    /// `.svc`, or `SERVICE.NAMESPACE` of an existing Service. `None`: not a name of the cluster.
     #[must_use]
     pub fn resolve(&self, host: &str) -> Option<HostAddresses> {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
@@ -200,7 +200,7 @@ impl Zone {
         self.services.range(first..).next().is_some_and(|(key, _)| key.namespace == namespace)
     }
 
-    /// The records of an address's name. Addresses that the zone does not know belong to others.
+    /// Answers a reverse query. Addresses that the zone does not know are outside of it.
     fn reverse(&self, name: &str, kind: RecordType) -> ZoneAnswer {
         let Some(names) = arpa_address(name).and_then(|address| self.pointers.get(&address)) else {
             return ZoneAnswer::Outside;
@@ -211,13 +211,13 @@ impl Zone {
         ZoneQuery { zone: self, name, kind }.data(names.iter().map(|of| RecordData::Ptr(self.name(of))))
     }
 
-    /// A name below the domain.
+    /// The absolute name of a name below the domain.
     fn name(&self, relative: &str) -> String {
         format!("{relative}.{}", self.domain)
     }
 }
 
-/// A query while it is answered.
+/// A query that is being answered.
 struct ZoneQuery<'a> {
     zone: &'a Zone,
     name: &'a str,
@@ -251,7 +251,7 @@ impl ZoneQuery<'_> {
     }
 
     /// `_port._protocol.service`: one SRV record for a cluster IP, one for each endpoint of a headless Service, with
-    /// the targets' addresses beside them.
+    /// the targets' addresses as additional records.
     fn service_port(
         &self,
         key: &ObjectKey,
@@ -283,7 +283,7 @@ impl ZoneQuery<'_> {
             }
             ServiceTarget::ExternalName(_) => return ZoneAnswer::NoName,
         };
-        // Equal priority, and weights that share it out.
+        // Equal priority and equal weights.
         let weight = 100 / u16::try_from(targets.len().clamp(1, 100)).unwrap_or(100);
         let (mut answers, mut additionals) = (Vec::new(), Vec::new());
         for (target, port, addresses) in targets {
@@ -295,7 +295,7 @@ impl ZoneQuery<'_> {
         if answers.is_empty() { ZoneAnswer::NoData } else { ZoneAnswer::Records { answers, additionals } }
     }
 
-    /// The addresses of the family that is asked for.
+    /// The addresses of the requested family.
     fn addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) -> ZoneAnswer {
         let of_kind = addresses.into_iter().filter(|address| match self.kind {
             RecordType::A => address.is_ipv4(),
@@ -315,7 +315,7 @@ impl ZoneQuery<'_> {
     }
 }
 
-/// `10-0-0-1` and `fd00--1`.
+/// The address of a pod label such as `10-0-0-1` or `fd00--1`.
 fn pod_address(label: &str) -> Option<IpAddr> {
     label.replace('-', ".").parse().or_else(|_| label.replace('-', ":").parse()).ok()
 }

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::plan::SERVICE_NAME_LABEL;
 
-/// A Service of the namespace `shop` with its endpoints, in a zone.
+/// Adds a Service of the namespace `shop` with its endpoints to a zone.
 fn add(zone: &mut Zone, name: &str, spec: Value, slices: &[Value]) {
     let service =
         serde_json::from_value(json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec}));
@@ -42,7 +42,7 @@ fn zone() -> Zone {
     zone
 }
 
-/// The answer in one line: records without owner and TTL, or why there are none.
+/// The answer in one line: records without owner and TTL, or the reason for an empty answer.
 fn asked(zone: &Zone, name: &str, kind: RecordType) -> String {
     let text = |records: &[ZoneRecord]| {
         let data = |record: &ZoneRecord| match &record.data {
@@ -74,7 +74,7 @@ fn answers_follow_the_specification() {
     let web = "web.shop.svc.cluster.local";
     let db = "db.shop.svc.cluster.local";
     for (name, kind, expected) in [
-        // 2.2
+        // Specification 2.2.
         ("dns-version.cluster.local".to_owned(), TXT, "1.1.0"),
         // 2.3: a Service with cluster IPs.
         (web.to_owned(), A, "10.96.0.7"),
@@ -110,7 +110,7 @@ fn answers_follow_the_specification() {
         ("10-1-2-3.shop.pod.cluster.local".to_owned(), A, "10.1.2.3"),
         ("fd00--1.shop.pod.cluster.local".to_owned(), AAAA, "fd00::1"),
         ("10-1-2.shop.pod.cluster.local".to_owned(), A, "NoName"),
-        // Names in between exist.
+        // Intermediate names exist.
         ("cluster.local".to_owned(), A, "NoData"),
         ("cluster.local".to_owned(), SOA, "SOA"),
         ("shop.svc.cluster.local".to_owned(), A, "NoData"),
@@ -146,7 +146,7 @@ fn hosts_of_programs_are_resolved() {
         ("Web.Shop.svc.cluster.local.", found(&["10.96.0.7", "fd00::7"])),
         ("db-0.db.shop.svc", found(&["10.0.0.1"])),
         ("away.shop", Some(HostAddresses::Alias("www.example.com".into()))),
-        // A name of the cluster that does not exist must not be looked up elsewhere; others may be public.
+        // A missing name of the cluster must not be looked up elsewhere; other names may be public.
         ("gone.shop.svc.cluster.local", found(&[])),
         ("example.com", None),
         ("web", None),

@@ -1,7 +1,7 @@
-//! Entries of the kernel's connection tracking that lead UDP clients to endpoints which are gone.
+//! Entries of the kernel's connection tracking that send UDP clients to removed endpoints.
 //!
 //! The kernel replaces the address of a flow's first packet and remembers the choice. A UDP client that keeps sending
-//! from one port would stay with an endpoint that does not exist any more, for as long as it sends.
+//! from one port would keep using a removed endpoint for as long as it sends.
 
 use std::{
     collections::BTreeMap,
@@ -91,7 +91,7 @@ fn is_stale(original: Direction, reply: Direction, frontends: &BTreeMap<Frontend
     if let Some(endpoints) = frontends.get(&at_address) {
         return !endpoints.contains(&reply.source);
     }
-    // A flow whose address was not replaced is one to another machine's port of this number.
+    // A flow without address translation belongs to another machine's port of this number.
     let at_node = Frontend::NodePort(TransportProtocol::Udp, original.destination.port());
     let is_replaced = reply.source != original.destination;
     is_replaced && frontends.get(&at_node).is_some_and(|endpoints| !endpoints.contains(&reply.source))
@@ -122,7 +122,7 @@ pub(crate) fn delete_udp(frontends: &BTreeMap<Frontend, Vec<SocketAddr>>) -> io:
             let kind = (SUBSYSTEM_CONNTRACK << 8) | DELETE;
             match socket.request(kind, ACKNOWLEDGE, family, &body, |_| {}) {
                 Ok(()) => deleted += 1,
-                // Its time has passed meanwhile.
+                // The entry has expired meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -164,7 +164,7 @@ mod tests {
         for (client, destination, answers, expected) in [
             ("10.0.0.9:999", "10.96.0.7:53", "10.0.0.1:5353", true),
             ("10.0.0.9:999", "10.96.0.7:53", "10.0.0.2:5353", false),
-            // The client sent before the Service existed.
+            // The client sent its first packet before the Service existed.
             ("10.0.0.9:999", "10.96.0.7:53", "10.96.0.7:53", true),
             ("10.0.0.9:999", "10.96.0.8:53", "10.0.0.1:5353", false),
             ("[fd00::9]:999", "[fd00::7]:53", "[fd00::1]:5353", true),

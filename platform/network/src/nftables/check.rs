@@ -1,4 +1,4 @@
-//! Compares what the kernel lists of a table with what was written.
+//! Compares the kernel's listing of a table with what was written.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::netlink;
 
-/// The parts of a listed table that are compared: another program that removes or empties something changes them.
+/// The compared parts of a listed table: they change when another program removes or flushes something.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct TableListing {
     pub(super) chains: usize,
@@ -18,7 +18,7 @@ pub(super) struct TableListing {
 }
 
 impl TableListing {
-    /// From the output of `nft list table`.
+    /// Parses the output of `nft list table`.
     pub(super) fn parse(text: &str) -> Self {
         let mut listing = Self::default();
         let (mut set, mut is_new_chain) = (None, false);
@@ -41,7 +41,7 @@ impl TableListing {
                 }
                 _ => {}
             }
-            // The line of a hook is no rule.
+            // The line of a hook is not a rule.
             is_new_chain &= line.starts_with("\t\ttype ");
             if let Some((name, has_begun)) = &mut set {
                 let begins = line.trim_start().starts_with("elements = {");
@@ -56,7 +56,7 @@ impl TableListing {
 }
 
 /// Whether the kernel has these tables as they were written. `checked`: the kernel's generation of rules at the last
-/// check that found them; while it is the current one, no program has changed anything.
+/// successful check; while it is current, no program has changed anything.
 pub(crate) async fn check(
     checked: &mut Option<u32>,
     tables: impl Iterator<Item = &TableState>,

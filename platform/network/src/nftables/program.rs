@@ -7,7 +7,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command};
 /// The timeout of one transaction of `nft`.
 const NFT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why rules could not be written.
+/// The reason why rules could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     #[error("the program nft cannot be run: {0}; install nftables, or use --network loopback")]
@@ -18,7 +18,7 @@ pub enum NftError {
     Refused(String),
 }
 
-/// Carries out a transaction.
+/// Executes a transaction.
 pub(crate) async fn run_nft(script: &str) -> Result<(), NftError> {
     run_nft_with(&["-f", "-"], script).await.map(|_| ())
 }
@@ -34,7 +34,7 @@ pub(crate) async fn run_nft_with(arguments: &[&str], input: &str) -> Result<Stri
     let running = async {
         let mut nft = nft.spawn().map_err(NftError::Start)?;
         if let Some(mut stdin) = nft.stdin.take() {
-            // A program that ends early says why on stderr.
+            // A write error means that the program ended early; it reports the reason on stderr.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         nft.wait_with_output().await.map_err(NftError::Start)

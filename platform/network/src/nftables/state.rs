@@ -1,14 +1,14 @@
-//! The changeable part of a table: chains, sets and map elements, by the number of entries that use them.
+//! The variable part of a table: chains, sets and map elements, with the number of entries that use them.
 //!
-//! A packet that the kernel processes during a commit sees the chains of one generation, but each of its look-ups in a
-//! map or set is of the newest one. A packet in an old chain whose set was deleted in the same transaction finds nothing
-//! there, and is treated as if no rule applied to it. Therefore:
+//! A packet that the kernel processes during a commit sees the chains of one generation, but each lookup in a map or
+//! set uses the newest one. A packet in an old chain whose set was deleted in the same transaction finds nothing there,
+//! and is treated as if no rule applied to it. Therefore:
 //!
 //! - a chain that leads to a decision is named after a digest of its rules and never changes;
 //! - each entry has a *front*: a chain of one rule, which is replaced, so that the entry's map element never is;
 //! - chains and sets without users are deleted by a later transaction, when the packets that were in them have left.
 //!
-//! Deletions are part of the next change, or of the next periodic check: a change is one transaction.
+//! Deletions are part of the next change or of the next periodic check, so that each change is one transaction.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,44 +22,45 @@ use tokio::time::Instant;
 use super::check::TableListing;
 use crate::plan::TransportProtocol;
 
-/// The time after which no packet is in an unused chain any more: processing one takes microseconds, unless its
-/// processor is taken away.
+/// The time after which no packet is in an unused chain any more: processing takes microseconds, unless the CPU is
+/// preempted.
 pub(crate) const UNUSED_MIN: Duration = Duration::from_secs(1);
-/// Unused chains and sets that one transaction deletes, so that a change behind ten thousand deletions is not late.
+/// The number of unused chains and sets deleted by one transaction, so that a change is not delayed by ten thousand
+/// deletions.
 const DELETIONS_MAX: usize = 4096;
-/// Elements in one command: `nft` reads a long list faster than many commands.
+/// Elements in one command: `nft` parses one long list faster than many commands.
 const ELEMENTS_PER_COMMAND: usize = 1000;
 
-/// A chain named after its rules.
+/// A chain named after a digest of its rules.
 #[derive(Debug)]
 pub(crate) struct EntryChain {
     pub(crate) name: String,
     pub(crate) rules: Vec<String>,
-    /// Its last rule.
+    /// The chain's last rule.
     pub(crate) choice: Option<EndpointChoice>,
-    /// Chains refer to deeper ones only; fronts have the depth 0.
+    /// Chains refer only to deeper ones; fronts have the depth 0.
     pub(crate) depth: u8,
 }
 
-/// The maps of all endpoints by number, one for each protocol, as `nft` wants them. Each [`EndpointChoice`] has a block of consecutive numbers, which never changes.
-/// An anonymous map for each Service would be slow: the kernel looks at all sets of a table when it names a new one, and
-/// at all elements of verdict maps in every transaction.
+/// The name of the map of all endpoints by number; there is one for each protocol, as nftables requires. Each
+/// [`EndpointChoice`] has a fixed block of consecutive numbers. An anonymous map for each Service would be slow: the
+/// kernel visits all sets of a table when it names a new one, and all elements of verdict maps in every transaction.
 pub(crate) fn endpoints_map(protocol: TransportProtocol) -> String {
     format!("endpoints-{}", protocol.name())
 }
 
-/// The set of addresses that are endpoints, each twice: source and destination of a pod that reaches itself.
+/// The set of endpoint addresses, each as source and destination: packets of a pod that connects to itself.
 pub(crate) const HAIRPINS: &str = "hairpins";
-/// The last number of the map of endpoints; the table is written again when it is reached.
+/// The last number in the map of endpoints; when it is reached, the table is written again.
 const NUMBER_MAX: u32 = u32::MAX / 2;
 
 /// Elements by map.
 type NumberedEndpoints = BTreeMap<String, Vec<String>>;
 
-/// A rule that leads each connection to one of several endpoints.
+/// A rule that distributes connections over several endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct EndpointChoice {
-    /// The word of the address family.
+    /// The nftables name of the address family.
     pub(crate) family: &'static str,
     pub(crate) protocol: TransportProtocol,
     pub(crate) endpoints: Vec<SocketAddr>,
@@ -80,7 +81,7 @@ impl EndpointChoice {
         format!("meta l4proto {name} dnat {family} to {address}")
     }
 
-    /// The numbers of the endpoints; none where the rule names the only one.
+    /// The numbers of the endpoints; empty if the rule contains its only endpoint.
     fn numbers(&self, first: u32) -> impl Iterator<Item = (u32, SocketAddr)> + '_ {
         let listed = if self.endpoints.len() > 1 { &*self.endpoints } else { &[] };
         (first..).zip(listed.iter().copied())
@@ -93,7 +94,7 @@ const SET_DEPTH: u8 = u8::MAX;
 /// The chains, sets and map elements of one entry of a table.
 #[derive(Debug, Default)]
 pub(crate) struct EntryRules {
-    /// Each chain refers to earlier ones only.
+    /// Each chain refers only to earlier ones.
     pub(crate) chains: Vec<EntryChain>,
     /// Chains of one rule, with that rule.
     pub(crate) fronts: Vec<(String, String)>,
@@ -111,32 +112,32 @@ impl EntryRules {
     }
 }
 
-/// The chains and sets that the kernel has in one table, beside the fixed ones.
+/// The chains and sets that the kernel has in one table, besides the fixed ones.
 #[derive(Debug)]
 pub(crate) struct TableState {
-    /// The table with its family, as commands name it.
+    /// The table with its family, in nftables syntax.
     table: String,
     /// The number of chains that never change.
     fixed_chains: usize,
     /// Chains and sets by name, with the number of entries that use them.
     users: HashMap<String, usize>,
-    /// Those that no entry uses any more.
+    /// Chains and sets without users, with the time since then and their depth.
     unused: HashMap<String, (Instant, u8)>,
-    /// The number of sets among both.
+    /// The number of sets, used and unused.
     sets: usize,
-    /// The endpoints of chains that choose one, with the number of the first.
+    /// The endpoints of chains that choose one, with the number of the first endpoint.
     choices: HashMap<String, (u32, EndpointChoice)>,
-    /// The number of chains that lead to an address.
+    /// The number of chains that lead to each address.
     hairpins: HashMap<IpAddr, usize>,
     next_number: u32,
-    /// The elements of the sets whose elements are written, not learnt from packets.
+    /// The elements of sets that are filled by rules rather than learnt from packets.
     filled: HashMap<String, BTreeSet<String>>,
     /// The number of elements of the fixed maps and sets.
     elements: BTreeMap<String, usize>,
 }
 
 impl TableState {
-    /// A table that has the fixed chains only.
+    /// A table with only the fixed chains.
     pub(crate) fn new(table: String, fixed_chains: usize) -> Self {
         Self {
             table,
@@ -156,7 +157,7 @@ impl TableState {
         &self.table
     }
 
-    /// Whether the table has the fixed chains only.
+    /// Whether the table has only the fixed chains.
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.unused.is_empty()
     }
@@ -172,8 +173,8 @@ impl TableState {
             && elements.all(is_listed)
     }
 
-    /// Writes the commands that replace the entries `gone` by `new`, and give the sets of `filled` that are in use exactly
-    /// these elements.
+    /// Writes the commands that replace the entries `gone` by `new`, and set the elements of those sets in `filled`
+    /// that are in use.
     pub(crate) fn change(
         &mut self,
         gone: &[EntryRules],
@@ -245,7 +246,7 @@ impl TableState {
         }
     }
 
-    /// Writes the commands that delete what has been unused for [`UNUSED_MIN`].
+    /// Writes the commands that delete chains and sets unused for [`UNUSED_MIN`].
     pub(crate) fn delete_unused(&mut self, now: Instant, script: &mut String) {
         let due = self.unused.iter().filter(|(_, (since, _))| now.duration_since(*since) >= UNUSED_MIN);
         // A chain becomes unused no later than those that it refers to.
@@ -276,7 +277,7 @@ impl TableState {
         list_elements(script, "delete", &self.table, HAIRPINS, pairs.into_iter());
     }
 
-    /// Whether the numbers of endpoints are used up, so that the table has to be written again.
+    /// Whether the endpoint numbers are exhausted, so that the table has to be written again.
     pub(crate) fn is_used_up(&self) -> bool {
         self.next_number > NUMBER_MAX
     }
@@ -299,7 +300,7 @@ impl TableState {
             }
         }
         script.push_str(&chains);
-        // Behind the rules: the kernel looks at all elements of a map when a rule begins to use it.
+        // After the rules: the kernel visits all elements of a map when a rule starts to use it.
         for (map, numbers) in numbers {
             self.count(&map, numbers.len(), 0);
             list_elements(script, "add", &self.table, &map, numbers.into_iter());
@@ -308,7 +309,7 @@ impl TableState {
         list_elements(script, "add", &self.table, HAIRPINS, pairs.into_iter());
     }
 
-    /// Gives the endpoints of a new chain their numbers; returns the first.
+    /// Assigns numbers to the endpoints of a new chain; returns the first.
     fn choose(
         &mut self,
         chain: &str,
@@ -333,7 +334,7 @@ impl TableState {
         first
     }
 
-    /// Counts a chain less that leads to an address; returns the element to delete with the last one.
+    /// Decrements the number of chains that lead to an address; returns the element to delete after the last one.
     fn forget(&mut self, address: IpAddr) -> Option<String> {
         let users = self.hairpins.get_mut(&address)?;
         *users -= 1;
@@ -344,7 +345,7 @@ impl TableState {
         Some(pair(address))
     }
 
-    /// Counts the elements of a fixed map or set.
+    /// Updates the element count of a fixed map or set.
     fn count(&mut self, map: &str, added: usize, deleted: usize) {
         if added + deleted > 0 {
             let count = self.elements.entry(map.to_owned()).or_default();
@@ -352,7 +353,7 @@ impl TableState {
         }
     }
 
-    /// Counts a user; returns whether the kernel had the chain or set before.
+    /// Adds a user; returns whether the kernel already had the chain or set.
     fn acquire(&mut self, name: &str) -> bool {
         let existed = self.unused.remove(name).is_some() || self.users.contains_key(name);
         *self.users.entry(name.to_owned()).or_default() += 1;

@@ -1,11 +1,11 @@
-//! The interfaces that a wasm host gives to guests. A test of `runtime-wasm` compares this table with its linker.
+//! The interfaces that a wasm host provides to guests. A test of `runtime-wasm` compares this table with its linker.
 
-/// The newest 0.2 that the host has; older ones are served by it, newer ones may ask for more.
+/// The newest 0.2 version that the host provides; it serves older versions, while newer ones may need more.
 pub const VERSION_2: &str = "0.2.12";
-/// The newest 0.3.
+/// The newest 0.3 version that the host provides.
 pub const VERSION_3: &str = "0.3.0";
 
-/// By package: the interfaces of 0.2.
+/// The interfaces of 0.2 by package.
 pub const INTERFACES_2: &[(&str, &[&str])] = &[
     (
         "wasi:cli",
@@ -41,7 +41,7 @@ pub const INTERFACES_2: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// By package: the interfaces of 0.3.
+/// The interfaces of 0.3 by package.
 pub const INTERFACES_3: &[(&str, &[&str])] = &[
     (
         "wasi:cli",
@@ -73,7 +73,8 @@ pub const DRAFTS: &[&str] = &[
     "fermyon:spin/variables@2.0.0",
 ];
 
-/// `None` if the host has the import; otherwise the import, and a similar one that the host has.
+/// `None` if the host provides the import; otherwise a message with the import and a similar one that the host
+/// provides.
 pub fn missing(import: &str) -> Option<String> {
     if DRAFTS.contains(&import) {
         return None;
@@ -101,13 +102,13 @@ fn contains(table: &[(&str, &[&str])], path: &str) -> bool {
     table.iter().any(|(name, interfaces)| *name == package && interfaces.contains(&interface))
 }
 
-/// Whether a host's version serves a requested one: the same first two numbers, no pre-release. Functions that a
-/// later patch version added are found missing when the component is linked.
+/// Whether a host's version serves a requested one: the same first two numbers, no pre-release. Functions added in a
+/// later patch version are only found missing when the component is linked.
 fn serves(newest: &str, asked: &str) -> bool {
     newest.rsplit_once('.').is_some_and(|(line, _)| is_version(asked, line))
 }
 
-/// Whether a version such as `0.2.6` belongs to a line such as `0.2`.
+/// Whether a version such as `0.2.6` belongs to a version line such as `0.2`.
 pub(super) fn is_version(version: &str, line: &str) -> bool {
     let patch = version.strip_prefix(line).and_then(|rest| rest.strip_prefix('.'));
     patch.is_some_and(|patch| !patch.is_empty() && patch.bytes().all(|b| b.is_ascii_digit()))

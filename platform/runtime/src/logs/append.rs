@@ -1,4 +1,4 @@
-//! Appending to one log file where the writer may wait for the disk: no line is lost.
+//! Appends to one log file for a writer that may block on the disk: no line is lost.
 
 use std::{
     fs::{File, OpenOptions, rename},
@@ -8,12 +8,12 @@ use std::{
 
 use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, Stream, rotated};
 
-/// The log file of one container, written by a process of its own.
+/// The log file of one container, written by a separate process.
 pub struct LogAppender {
     path: PathBuf,
     file: File,
     bytes: u64,
-    /// The beginning of a line of stdout and of stderr.
+    /// The unfinished lines of stdout and stderr.
     unfinished: [Vec<u8>; 2],
     buffer: Vec<u8>,
 }
@@ -30,10 +30,10 @@ impl LogAppender {
         Ok(Self { path, file, bytes, unfinished: Default::default(), buffer: Vec::new() })
     }
 
-    /// Takes bytes as the program wrote them, and writes the lines that are complete. Blocks.
+    /// Appends bytes as the program wrote them; writes complete lines. Blocks.
     ///
     /// # Errors
-    /// The disk is full, say. The lines stay in memory and are written with the next ones.
+    /// For example, the disk is full. The lines stay in memory and are written with the next ones.
     pub fn write(&mut self, stream: Stream, mut bytes: &[u8], now: jiff::Timestamp) -> io::Result<()> {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.extend(stream, &bytes[..end], now);
@@ -44,7 +44,7 @@ impl LogAppender {
         self.flush()
     }
 
-    /// Writes the last line of a stream that ended without a line break. Blocks.
+    /// Writes the last line of a stream that ended without a newline. Blocks.
     pub fn end(&mut self, stream: Stream, now: jiff::Timestamp) -> io::Result<()> {
         if !self.unfinished[index(stream)].is_empty() {
             self.push_line(stream, 'F', now);
@@ -67,7 +67,7 @@ impl LogAppender {
 
     fn push_line(&mut self, stream: Stream, tag: char, now: jiff::Timestamp) {
         let text = &mut self.unfinished[index(stream)];
-        // Writing to memory does not fail.
+        // Writing to memory cannot fail.
         let _ = write!(self.buffer, "{now:.9} {} {tag} ", stream.name());
         self.buffer.append(text);
         self.buffer.push(b'\n');

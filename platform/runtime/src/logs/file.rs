@@ -1,4 +1,4 @@
-//! One log file with its rotated part: the present lines, and those that follow.
+//! One log file with its rotated part: the existing lines, and those that follow.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ use super::{
 /// The interval of reads of a followed file.
 const FOLLOW_POLL: Duration = Duration::from_millis(100);
 
-/// A stored line, taken apart.
+/// A parsed line of a log file.
 pub(super) struct Line {
-    /// The time of the line, in a form that sorts by time; empty if the line has no such form.
+    /// The line's timestamp in a sortable form; empty if the line has none.
     pub(super) at: Bytes,
     text: Bytes,
-    /// It is the rest of the line before it, which was too long for one.
+    /// Whether it continues the previous line, which was split because of its length.
     pub(super) continues: bool,
 }
 
@@ -50,7 +50,7 @@ impl Line {
         at.is_some_and(|at| at < since)
     }
 
-    /// The text of the line, with its time if that was requested.
+    /// The text of the line, with its timestamp if requested.
     pub(super) fn into_text(self, options: &LogOptions) -> Bytes {
         if !options.timestamps || self.continues || self.at.is_empty() {
             return self.text;
@@ -63,14 +63,14 @@ impl Line {
     }
 }
 
-/// Whole lines of one file; an unfinished last line waits for its end.
+/// Reads whole lines of one file; an incomplete last line is returned once it is complete.
 struct Lines {
     reader: BufReader<File>,
     unfinished: Vec<u8>,
-    /// The line before was a part of a longer one.
+    /// Whether the previous line was a part of a longer one.
     was_partial: bool,
     read_bytes: u64,
-    /// Of the file when it was opened.
+    /// The size of the file when it was opened.
     opened_bytes: u64,
     inode: u64,
 }
@@ -94,7 +94,7 @@ impl Lines {
         }))
     }
 
-    /// Loses nothing when it is dropped before it is done.
+    /// Cancel-safe.
     async fn next(&mut self) -> io::Result<Option<Line>> {
         let read = self.reader.read_until(b'\n', &mut self.unfinished).await?;
         self.read_bytes += read as u64;
@@ -113,7 +113,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Whether the path now names another file, because this one was moved aside or removed.
+    /// Whether the path now refers to another file, because this one was rotated or removed.
     async fn replaced(&self, path: &Path) -> bool {
         use std::os::unix::fs::MetadataExt as _;
         match tokio::fs::metadata(path).await {
@@ -123,13 +123,13 @@ impl Lines {
     }
 }
 
-/// The lines that a log has when it is opened, oldest first. A buffer of its file is in memory, not the lines.
+/// Reads the lines that a log has when it is opened, oldest first. Memory holds one buffer of the file, not all lines.
 pub(super) struct Past {
     path: PathBuf,
     options: LogOptions,
-    /// The older part that was moved aside, then the file itself.
+    /// The rotated part, then the file itself.
     parts: [Option<Lines>; 2],
-    /// The part that is read.
+    /// The index of the part that is being read.
     at: usize,
 }
 
@@ -138,9 +138,9 @@ impl Past {
         &self.path
     }
 
-    /// A file that is not there is empty.
+    /// Opens a log; a missing file counts as empty.
     pub(super) async fn open(path: PathBuf, options: LogOptions) -> io::Result<Self> {
-        // In this order nothing is missed when the file is moved aside in between.
+        // In this order no line is missed if the file is rotated in between.
         let current = Lines::open(&path).await?;
         let older = Lines::open(&rotated(&path)).await?;
         let is_same = |older: &Lines| current.as_ref().is_some_and(|current| current.inode == older.inode);
@@ -148,7 +148,7 @@ impl Past {
         Ok(Self { path, options, parts: [older, current], at: 0 })
     }
 
-    /// The next requested line; none after the last one that existed at the opening. Cancel-safe.
+    /// The next requested line; `None` after the last line that existed when the log was opened. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
         while let Some(part) = self.parts.get_mut(self.at) {
             let mut was_partial = false;
@@ -170,7 +170,7 @@ impl Past {
         Ok(None)
     }
 
-    /// Skips all lines but the last `most`, and returns the number of remaining ones.
+    /// Skips all but the last `most` lines, and returns the number of remaining ones.
     pub(super) async fn keep_last(&mut self, most: usize) -> io::Result<usize> {
         let mut lines = 0;
         while self.next().await?.is_some() {
@@ -189,7 +189,7 @@ impl Past {
         Ok(kept)
     }
 
-    /// The lines after the present ones, which must have been read; without an end.
+    /// Follows the log after its existing lines, which must have been read; never ends.
     pub(super) fn follow(self) -> LogStream {
         let Self { path, options, parts: [older, reader], .. } = self;
         let seen = older.is_some() || reader.is_some();
@@ -197,7 +197,7 @@ impl Past {
     }
 }
 
-/// All lines of a log, and those that come, without an end.
+/// Reads a log from its beginning and follows it; never ends.
 pub(super) fn follow_from_start(path: PathBuf, options: LogOptions) -> LogStream {
     Follow { path, reader: None, waited_for: true, seen: false, options }.stream()
 }
@@ -205,7 +205,7 @@ pub(super) fn follow_from_start(path: PathBuf, options: LogOptions) -> LogStream
 struct Follow {
     path: PathBuf,
     reader: Option<Lines>,
-    /// The file did not exist yet: when it appears, it may already have been rotated once.
+    /// Whether the file did not exist when opened: when it appears, it may already have been rotated once.
     waited_for: bool,
     seen: bool,
     options: LogOptions,
@@ -223,7 +223,7 @@ impl Follow {
     async fn next(&mut self) -> io::Result<Bytes> {
         loop {
             if let Some(lines) = &mut self.reader {
-                // Looked at before reading: lines written before a rotation are read first.
+                // Checked before reading, so that lines written before a rotation are read first.
                 let replaced = lines.replaced(&self.path).await;
                 while let Some(line) = lines.next().await? {
                     if !self.options.since.is_some_and(|since| line.is_before(since)) {

@@ -1,4 +1,4 @@
-//! Reading and following logs, with the options of `kubectl logs`: one, or several as one.
+//! Reads and follows logs with the options of `kubectl logs`; several logs can be merged.
 
 use std::{collections::HashMap, io, path::PathBuf};
 
@@ -15,48 +15,46 @@ use super::file::{Line, Past, follow_from_start};
 pub struct LogOptions {
     pub follow: bool,
     pub timestamps: bool,
-    /// Only the last so many lines.
+    /// Only the last `tail_lines` lines.
     pub tail_lines: Option<usize>,
     /// Only lines at or after this time.
     pub since: Option<jiff::Timestamp>,
-    /// Stop after so many bytes.
+    /// Stop after this number of bytes.
     pub limit_bytes: Option<u64>,
 }
 
 /// Lines, as bytes with their line ends.
 pub type LogStream = BoxStream<'static, io::Result<Bytes>>;
 
-/// Reads a log file (and the older part that was moved aside). A file that does not exist yet is empty;
-/// followed, it is waited for.
+/// Reads a log file and its rotated part. A missing file counts as empty; when following, it is read once it appears.
 pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
     Ok(LogReader::open(vec![path], options).await?.into_stream())
 }
 
-/// Several logs read as one: the present lines by time, then, when following, new lines as they are written.
+/// Merges several logs: existing lines by time, then, when following, new lines as they are written.
 ///
-/// Reading holds a buffer and one line of each file in memory, regardless of the sizes of the files and of the
-/// request.
+/// Memory holds one buffer and one line of each file, regardless of the sizes of the files and of the request.
 pub struct LogReader {
     options: LogOptions,
     past: Vec<Past>,
-    /// The next line of each of `past`. Empty before they are read.
+    /// The next line of each of `past`. Empty before the first read.
     heads: Vec<Option<Line>>,
-    /// The file of the last returned line: the rest of a partial line belongs behind it.
+    /// The index of the file of the last returned line: the rest of a partial line must follow it directly.
     told: Option<usize>,
     /// The number of bytes that may still be returned.
     left_bytes: Option<u64>,
-    /// The followed files, after all present lines were returned.
+    /// The followed files, after all existing lines were returned.
     live: Option<Live>,
 }
 
 struct Live {
     lines: SelectAll<LogStream>,
-    /// The handle that ends the task of each file.
+    /// The handle that stops the task of each file.
     ends: HashMap<PathBuf, AbortHandle>,
 }
 
 impl LogReader {
-    /// Finds where to begin; a file that does not exist is empty. Followed, each of them is.
+    /// Positions each log at its first requested line; a missing file counts as empty and can be followed.
     pub async fn open(paths: Vec<PathBuf>, options: LogOptions) -> io::Result<Self> {
         let mut past = Vec::with_capacity(paths.len());
         for path in paths {
@@ -76,8 +74,7 @@ impl LogReader {
         Ok(reader)
     }
 
-    /// The next line; none at the end, which logs that are followed do not have. Loses nothing when it is dropped
-    /// before it is done.
+    /// The next line; `None` at the end, which followed logs never reach. Cancel-safe.
     pub async fn next(&mut self) -> Option<io::Result<Bytes>> {
         if self.left_bytes == Some(0) {
             return None;
@@ -103,14 +100,14 @@ impl LogReader {
         }
         match self.live.as_mut()?.lines.next().await {
             Some(line) => Some(line),
-            // There is none to follow now; there may be later.
+            // There is nothing to follow now, but there may be later.
             None => future::pending().await,
         }
     }
 
-    /// The oldest of the next lines of all.
+    /// The oldest of the logs' next lines.
     async fn next_past(&mut self) -> io::Result<Option<Line>> {
-        // One at a time, so that the result is kept if this is cancelled meanwhile.
+        // Read one at a time, so that a result is kept if this is cancelled in between.
         while self.heads.len() < self.past.len() {
             let head = self.past[self.heads.len()].next().await?;
             self.heads.push(head);
@@ -126,12 +123,12 @@ impl LogReader {
         Ok(std::mem::replace(&mut self.heads[at], following))
     }
 
-    /// Whether all present lines were returned, and each further line is a new one.
+    /// Whether all existing lines were returned, so that each further line is a new one.
     pub fn is_live(&self) -> bool {
         self.live.is_some()
     }
 
-    /// Replaces the followed files after all present lines were returned. New files are read from their beginning.
+    /// Replaces the followed files after all existing lines were returned. New files are read from their beginning.
     pub fn follow_only(&mut self, paths: Vec<PathBuf>) {
         let Some(live) = &mut self.live else { return };
         live.ends.retain(|path, end| {
@@ -240,7 +237,7 @@ mod tests {
         text(path, LogOptions::default()).await.lines().count()
     }
 
-    /// Several logs with alternating lines, the first with a rotated part.
+    /// Three logs with alternating lines, the first with a rotated part.
     fn three(folder: &Path) -> Vec<PathBuf> {
         let line = |second: usize, tag: &str, text: &str| {
             format!("2026-01-01T00:00:{second:02}.000000000Z stdout {tag} {text}\n")
@@ -248,7 +245,7 @@ mod tests {
         let [a, b, c] = ["a.log", "b.log", "c.log"].map(|name| folder.join(name));
         std::fs::write(rotated(&a), line(0, "F", "a0") + &line(3, "P", "a3 begins,")).unwrap();
         std::fs::write(&a, line(5, "F", "and ends") + &line(6, "F", "a6")).unwrap();
-        // A clock that was set back: a log's own lines stay as they were written.
+        // Lines of one log keep their order even if the clock was set back.
         std::fs::write(&b, line(1, "F", "b1") + &line(4, "F", "b4") + &line(2, "F", "b2")).unwrap();
         vec![a, b, c]
     }

@@ -1,5 +1,5 @@
-//! Writing log files: one bounded queue and one thread for all files of a host, so that a guest that
-//! writes never waits for a disk, and never fills memory.
+//! Writes log files: one bounded queue and one thread for all files of a host, so that a guest that writes never waits
+//! for the disk and never fills memory.
 
 use std::{
     collections::HashMap,
@@ -18,19 +18,19 @@ use bytes::{Bytes, BytesMut};
 
 use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
 
-/// Lines waiting for the disk, over all files. A full queue drops lines and counts them.
+/// Lines queued for all files. A full queue drops lines and counts them.
 const QUEUE_LINES_MAX: usize = 8192;
-/// Queued lines of one program: a program that writes faster than the disk loses its own lines only.
+/// Queued lines of one program: a program that writes faster than the disk loses only its own lines.
 const PROGRAM_LINES_MAX: usize = QUEUE_LINES_MAX / 4;
-/// After the first line that comes, others are gathered for this long before they are written together. A wake-up, a
-/// look at the file and a write for each line cost several times what the line does.
+/// The time for which lines are gathered after the first one before they are written together. A wake-up, a check of
+/// the file and a write for each line cost several times as much as the line itself.
 const GATHER: Duration = Duration::from_millis(5);
-/// Files kept open at the same time.
+/// The number of files that are kept open.
 const OPEN_FILES_MAX: usize = 256;
-/// A file that nothing was written to for this long is closed.
+/// The time without writes after which a file is closed.
 const IDLE_CLOSE: Duration = Duration::from_secs(10);
 
-/// Which of a program's two outputs a line came from.
+/// The program's output that a line belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     Stdout,
@@ -51,14 +51,14 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// A file, and its part of the queue.
+/// A file, and its count of queued lines.
 struct Queued {
     path: Arc<Path>,
     lines: AtomicUsize,
 }
 
-/// Writes the log files of one host. Cheap to clone; the last clone's drop ends the thread when the queue
-/// is written.
+/// Writes the log files of one host. Cheap to clone; dropping the last clone ends the thread after the queue is
+/// written.
 #[derive(Clone)]
 pub struct LogWriter {
     queue: SyncSender<Message>,
@@ -77,7 +77,7 @@ impl LogWriter {
         Ok(Self { queue, dropped })
     }
 
-    /// The file of one program. All that writes to it must have it from here once, and clone it.
+    /// The file of one program. Obtain it once for each program and clone it, so that the queue limit is shared.
     pub fn file(&self, path: impl Into<PathBuf>) -> LogFile {
         let path: PathBuf = path.into();
         LogFile {
@@ -86,7 +86,7 @@ impl LogWriter {
         }
     }
 
-    /// A sink for one output of a program that has no other.
+    /// A sink for a program with only one output.
     pub fn sink(&self, path: impl Into<PathBuf>, stream: Stream) -> LogSink {
         self.file(path).sink(stream)
     }
@@ -96,11 +96,11 @@ impl LogWriter {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything queued before is in its file. Blocks: for tests and shutdown.
+    /// Waits until all lines queued so far are written. Blocks; for tests and shutdown.
     pub fn flush(&self) {
         let (done, waiting) = sync_channel(1);
         if self.queue.send(Message::Flush(done)).is_ok() {
-            // An error means that the thread is gone, and with it the queue.
+            // An error means that the thread, and its queue with it, is gone.
             waiting.recv().ok();
         }
     }
@@ -119,7 +119,7 @@ impl LogFile {
         LogSink { file: self.clone(), stream, unfinished: BytesMut::new() }
     }
 
-    /// Queues a line, unless there are too many, of this program or of all.
+    /// Queues a line, unless the queue limit of this program or of all is reached.
     fn send(&self, stream: Stream, text: Bytes, partial: bool) {
         let Self { writer, queued } = self;
         let time = jiff::Timestamp::now();
@@ -134,7 +134,7 @@ impl LogFile {
     }
 }
 
-/// One output of one program: cuts bytes into lines.
+/// One output of one program: splits bytes into lines.
 pub struct LogSink {
     file: LogFile,
     stream: Stream,
@@ -142,7 +142,7 @@ pub struct LogSink {
 }
 
 impl LogSink {
-    /// Takes bytes as the program wrote them. Never waits.
+    /// Accepts bytes as the program wrote them. Never waits.
     pub fn write(&mut self, mut bytes: &[u8]) {
         while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
             self.append(&bytes[..end]);
@@ -153,7 +153,7 @@ impl LogSink {
         self.append(bytes);
     }
 
-    /// Ends a line that the program has not ended, if there is one: what comes next is another's.
+    /// Completes an unfinished line, so that the next output starts a new one.
     pub fn end_line(&mut self) {
         if !self.unfinished.is_empty() {
             let line = self.unfinished.split().freeze();
@@ -208,7 +208,7 @@ impl Writing {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            // The queue holds what comes meanwhile. A flush has a waiting caller.
+            // More lines arrive in the queue meanwhile. Not for a flush, whose caller is waiting.
             if matches!(first, Message::Line { .. }) {
                 std::thread::sleep(GATHER);
             }
@@ -274,20 +274,17 @@ impl Writing {
         }
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_told {
-            tracing::warn!(
-                lines = dropped - self.dropped_told,
-                "log lines dropped: written faster than the disk takes them"
-            );
+            tracing::warn!(lines = dropped - self.dropped_told, "log lines dropped: the disk is too slow");
             self.dropped_told = dropped;
         }
     }
 
-    /// Says that logs cannot be written once, not per line.
+    /// Logs once that a file cannot be written, instead of once for each line.
     fn note(&mut self, path: &Path, result: io::Result<()>) {
         if let Err(error) = result
             && !std::mem::replace(&mut self.failing, true)
         {
-            tracing::error!(path = %path.display(), %error, "cannot write log file; lines are lost until this is mended");
+            tracing::error!(path = %path.display(), %error, "cannot write log file; lines are lost until it can be written");
         }
     }
 }
@@ -307,7 +304,7 @@ impl OpenFile {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        // The file was removed together with its container: a later container of the same name has a new file.
+        // The file was removed together with its container: a later container of the same name gets a new file.
         if self.file.metadata()?.nlink() == 0 {
             let anew = Self::open(path)?;
             (self.file, self.bytes) = (anew.file, anew.bytes);
@@ -324,7 +321,7 @@ mod tests {
     use super::*;
     use crate::logs::{LogLayout, RevisionLog};
 
-    /// A function that is made again under its name has the same file: its lines must not go to a removed file.
+    /// A function that is created again under its name has the same path: its lines must not go to the removed file.
     #[test]
     fn a_log_that_was_removed_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
@@ -348,7 +345,7 @@ mod tests {
         layout.remove_revision(&log).unwrap();
     }
 
-    /// The disk is a pipe without a reader: the thread blocks until one opens it.
+    /// The log file is a pipe without a reader: the thread blocks until one opens it.
     #[test]
     fn who_writes_too_fast_loses_its_own_lines_only() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Values of flags and of the config file, read from their texts and checked.
+//! Parses and checks the values of flags and of the config file.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -9,10 +9,10 @@ use mayfly_workflows_engine::engine::{AwsEndpoints, Credentials};
 
 use crate::aws_credentials::{self, FoundCredentials};
 
-/// More have no address of their own.
+/// The number of nodes that can have distinct addresses.
 const SIMULATED_NODES_MAX: u32 = 100_000;
 
-/// `localhost:8080` is what people type; the socket wants a number.
+/// Accepts names such as `localhost:8080`, which must be resolved to an address.
 pub(super) fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
     let text = text.replacen("localhost", "127.0.0.1", 1);
     Ok(match text.strip_prefix(':') {
@@ -25,20 +25,20 @@ pub(super) fn retention(text: &str) -> anyhow::Result<Duration> {
     let length = time_span("workflow-retention", text)?;
     anyhow::ensure!(
         !length.is_zero(),
-        "--workflow-retention {text}: expected a span of time, such as 90d or 36h"
+        "--workflow-retention {text}: expected a duration, such as 90d or 36h"
     );
     Ok(length)
 }
 
-/// A flag's length of time; days have 24 hours.
+/// Parses a flag's duration; days have 24 hours.
 pub(crate) fn time_span(flag: &str, text: &str) -> anyhow::Result<Duration> {
-    let unclear = || format!("--{flag} {text}: expected a span of time, such as 90d or 36h");
+    let unclear = || format!("--{flag} {text}: expected a duration, such as 90d or 36h");
     let span: Span = text.parse().with_context(unclear)?;
     let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).with_context(unclear)?;
     Duration::try_from(length).with_context(unclear)
 }
 
-/// The file's endpoints, and those of the flags in their place; signed by the key that is given, else by the one
+/// The endpoints of the config file, overridden by those of the flags; signed by the given key, otherwise by the key
 /// that AWS's own tools would take from `environment`.
 pub(super) fn endpoints(
     file: BTreeMap<String, String>,
@@ -78,7 +78,7 @@ pub(super) fn endpoints(
     Ok(endpoints)
 }
 
-/// A size; one below the least is refused with what would come of it.
+/// Parses a size; one below `least` is refused with the reason `why`.
 pub(super) fn bytes(flag: &str, text: &str, (least, why): (u64, &str)) -> anyhow::Result<u64> {
     let quantity = mayfly_api::k8s::apimachinery::pkg::api::resource::Quantity(text.to_owned());
     let bytes = mayfly_api::quantity::whole(&quantity).with_context(|| format!("--{flag} {text}"))?;
@@ -86,7 +86,7 @@ pub(super) fn bytes(flag: &str, text: &str, (least, why): (u64, &str)) -> anyhow
     Ok(bytes)
 }
 
-/// `COUNT[:CPU[:MEMORY[:PODS]]]`.
+/// Parses `COUNT[:CPU[:MEMORY[:PODS]]]`.
 pub(super) fn simulated_nodes(text: &str) -> anyhow::Result<mayfly_simulated::Config> {
     const EXAMPLE: &str = "expected a number of nodes, and what each has: 100, or 100:32:256Gi:110";
     let unclear = || format!("--simulated-nodes {text}: {EXAMPLE}");
@@ -128,7 +128,7 @@ pub(super) fn node_name(given: Option<String>) -> anyhow::Result<String> {
     Ok(if is_node_name(&host).is_ok() { host } else { "localhost".into() })
 }
 
-/// A node's name is the value of one of its labels, too.
+/// A node's name is also the value of one of its labels.
 fn is_node_name(name: &str) -> Result<(), String> {
     names::dns_subdomain(name)?;
     if name.len() > names::LABEL_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! The admin address: health, readiness, metrics, and the registry of images.
+//! The admin address: health, readiness, metrics, and the image registry.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Admin {
     }
 }
 
-/// Red when only a new start of the process helps.
+/// Unhealthy only if a restart of the process helps.
 async fn healthy(State(admin): State<Admin>) -> (StatusCode, String) {
     match (admin.store_failure(), admin.workflows.health()) {
         (Some(failure), _) => (StatusCode::SERVICE_UNAVAILABLE, failure),
@@ -88,7 +88,7 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n"));
     }
     let catalog = admin.catalog.clone();
-    // It may wait for the disk.
+    // May block on the disk.
     match tokio::task::spawn_blocking(move || catalog.health()).await {
         Ok(Err(trouble)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

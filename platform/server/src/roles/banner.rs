@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::data_files::write_private;
 
-/// Each line can be copied into a shell as it is.
+/// Each line can be copied into a shell without changes.
 pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {
     let Endpoints { api, http, https: _, workflows, admin } = endpoints;
     let address = |url: &Option<String>| url.as_deref().unwrap_or("-").to_owned();
@@ -31,7 +31,7 @@ pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {
     )
 }
 
-/// A path as a shell reads it as one word.
+/// Quotes a path as one word of a shell.
 fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,=".contains(c);
@@ -41,7 +41,7 @@ fn shell_word(path: &Path) -> String {
     }
 }
 
-/// Waits until functions answer, then tells the world: files for programs, lines for people.
+/// Waits until functions can be called, then publishes the addresses: files for programs, a banner for users.
 pub(super) async fn announce(
     data_dir: &DataDir,
     identity: &Identity,
@@ -56,7 +56,7 @@ pub(super) async fn announce(
     endpoints
         .write(&data_dir.endpoints())
         .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
-    // On a terminal the lines below say it.
+    // On a terminal the banner below contains the same.
     if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
         tracing::info!(
             api = endpoints.api,

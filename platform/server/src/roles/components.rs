@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Says what an uploaded file is, or why it is refused. Blocks while it reads.
+/// Describes an uploaded file, or returns the reason why it is refused. Blocks.
 pub(crate) fn inspect(path: &Path) -> Result<serde_json::Value, String> {
     let content = std::fs::read(path).map_err(|error| format!("cannot read the upload: {error}"))?;
     let report = mayfly_runtime_wasm::inspect(&content).map_err(|refused| refused.to_string())?;
@@ -25,15 +25,15 @@ pub(crate) fn inspect(path: &Path) -> Result<serde_json::Value, String> {
     Ok(json!({"worlds": worlds, "imports": report.imports, "exports": report.exports}))
 }
 
-/// Whether a component answers HTTP requests; an error says why the bytes are no component that runs here.
+/// Whether a component answers HTTP requests; the error says why the content is not a component that runs here.
 pub(crate) fn answers_http(content: &[u8]) -> Result<bool, String> {
     let report = mayfly_runtime_wasm::inspect(content).map_err(|refused| refused.to_string())?;
     Ok(report.http().is_some())
 }
 
-/// Compiles the component of every revision as soon as the revision exists, so that no request waits for it; also
-/// after an update of Mayfly that cannot use the compiled files. The result is written into the revision's status, on
-/// which the function's readiness depends.
+/// Compiles the component of every revision as soon as the revision exists, so that no request waits for it; also after
+/// an update of Mayfly that invalidates compiled files. The result is written into the revision's status, on which the
+/// function's readiness depends.
 pub(crate) async fn compile_ahead(
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
@@ -48,7 +48,7 @@ pub(crate) async fn compile_ahead(
     let (wakes, gone) = (queue.clone(), Arc::new(Notify::new()));
     let going = gone.clone();
     revisions.handle(move |change| {
-        // A spec never changes; a status that was taken away is written again.
+        // A spec never changes, but a status that another client removed is written again.
         match change {
             Change::Added(revision) => wakes.add(ObjectKey::of(&**revision)),
             Change::Updated { new, .. } if component_status(new).is_none() => {
@@ -66,20 +66,19 @@ pub(crate) async fn compile_ahead(
     .await;
 }
 
-/// The maximum number of revisions whose component is awaited at the same time. The host orders and limits
-/// compilations, so it has to know all that are waiting.
+/// The number of revisions whose component is awaited concurrently. The host orders and limits compilations, so it has
+/// to know all waiting ones.
 const COMPILED_AT_ONCE: usize = 512;
-/// The interval of progress messages for a revision whose component is not ready. Most are ready before the first
-/// one.
+/// The interval of progress messages for a revision whose component is not ready. Most are ready before the first one.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
-/// Pauses before another look at a component that is not uploaded yet, or could not be compiled just now.
+/// Pauses before a retry for a component that is missing, or whose compilation failed for now.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(2) };
 
 struct CompilingNode {
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
     client: Client,
-    /// A revision was deleted.
+    /// Notified when a revision is deleted.
     gone: Arc<Notify>,
 }
 
@@ -107,7 +106,7 @@ impl CompilingNode {
                 World::HttpWasi0_2
             )),
             Err(CallError::ComponentInvalid(why)) => refused(why),
-            // The function's status says that it is missing; it may come yet.
+            // The function's status reports the missing component, which may still be uploaded.
             Err(CallError::ComponentMissing(_)) => return Ok(Outcome::RequeueAfter(RETRY.most)),
             Err(error) => return Err(error.into()),
         };
@@ -117,7 +116,7 @@ impl CompilingNode {
         self.write(key, &found).await.map(|()| Outcome::Done)
     }
 
-    /// Waits for the component, and says meanwhile how far it is; `None` when the revision is deleted first.
+    /// Waits for the component, and reports the progress meanwhile; `None` if the revision is deleted first.
     async fn compile(
         &self,
         key: &ObjectKey,
@@ -127,7 +126,7 @@ impl CompilingNode {
         let mut compiled = std::pin::pin!(self.host.precompile(digest, &key.namespace));
         loop {
             let mut gone = std::pin::pin!(self.gone.notified());
-            // Registered before the look, so that no deletion is missed.
+            // Registered before the check, so that no deletion is missed.
             gone.as_mut().enable();
             let uid = |revision: &Revision| revision.metadata.uid.clone();
             if self.revisions.get(key).is_none_or(|now| uid(&now) != uid(revision)) {

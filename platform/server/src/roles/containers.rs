@@ -1,4 +1,4 @@
-//! Whether this node runs containers, and the host that does.
+//! Decides whether this node runs containers, and creates their host.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::config::UpConfig;
 
-/// The host of containers, where this machine can run them; says what was chosen and why.
+/// The host of containers, if this machine can run them; logs the choice and its reason.
 pub(super) async fn create(
     config: &UpConfig,
     data_dir: &DataDir,

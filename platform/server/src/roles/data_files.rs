@@ -13,10 +13,10 @@ pub(super) fn remove_stale(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a file that only its owner can read; a reader sees the old or the new one.
+/// Atomically writes a file that only its owner can read.
 pub(super) fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    // A temporary file is made with mode 0600.
+    // A temporary file is created with mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     std::io::Write::write_all(&mut file, text.as_bytes())?;
     file.persist(path)?;

@@ -1,5 +1,5 @@
-//! The devices of this node: the manager that plugins register with, and the plugin for GPUs of this machine or
-//! simulated ones.
+//! The devices of this node: the manager with which plugins register, and the plugin for this machine's or simulated
+//! GPUs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,8 +25,8 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// The device manager; `None` if the default folder of plugins cannot be used: the path of a data directory may
-    /// be too long for a socket.
+    /// The device manager; `None` if the default plugin folder cannot be used: the path of a data directory may be too
+    /// long for a socket.
     pub(super) fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Self>> {
         let folder = config.device_plugins_dir.clone();
         let folder = folder.unwrap_or_else(|| data_dir.path().join("device-plugins"));
@@ -55,12 +55,12 @@ impl Devices {
         self.manager.clone()
     }
 
-    /// The labels of a node with these devices; `None` is a label that it must not have.
+    /// The labels of a node with these devices; `None` removes a label.
     pub(super) fn labels(devices: Option<&Self>) -> BTreeMap<String, Option<String>> {
         labels::of_node(devices.and_then(|devices| devices.plugin.as_ref()).map(NvidiaPlugin::source))
     }
 
-    /// Reads what the node's GPUs and their users use; `None` without GPUs.
+    /// Reads the usage of the node's GPUs and by their users; `None` without GPUs.
     pub(super) fn gpu_meter(&self) -> Option<GpuMeter> {
         self.plugin.as_ref().map(NvidiaPlugin::meter)
     }
@@ -75,7 +75,7 @@ impl Devices {
     }
 }
 
-/// The plugin for the simulated GPUs, or for those of this machine; `None` where there are none.
+/// The plugin for simulated GPUs, or for those of this machine; `None` without any.
 fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<Option<NvidiaPlugin>> {
     let libraries = match &config.gpu_libraries_dir {
         Some(folder) => folder.clone(),

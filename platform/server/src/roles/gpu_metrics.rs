@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-/// Reads the use of the node's GPUs when Prometheus asks.
+/// Reads the usage of the node's GPUs at a scrape.
 pub(super) struct GpuMetrics {
     node: String,
     meter: GpuMeter,
@@ -38,13 +38,15 @@ const GPU_GAUGES: [GpuValue; 5] = [
     ("mayfly_gpu_memory_used_bytes", "Memory of the GPU in use, as its driver reports it.", |gpu| {
         gpu.figures.map(|figures| bytes(figures.memory_bytes))
     }),
-    ("mayfly_gpu_memory_allocated_bytes", "Memory of the GPU that containers were promised.", |gpu| {
+    ("mayfly_gpu_memory_allocated_bytes", "Memory of the GPU that is allocated to containers.", |gpu| {
         let units = u64::from(gpu.load.memory_units) * MEMORY_UNIT_BYTES;
         Some(bytes(if gpu.load.whole { gpu.gpu.memory_bytes } else { units }))
     }),
-    ("mayfly_gpu_core_allocated_percent", "Share of the GPU's time that containers were promised.", |gpu| {
-        Some(f64::from(if gpu.load.whole { CORES_PER_GPU } else { gpu.load.cores }))
-    }),
+    (
+        "mayfly_gpu_core_allocated_percent",
+        "Share of the GPU's time that is allocated to containers.",
+        |gpu| Some(f64::from(if gpu.load.whole { CORES_PER_GPU } else { gpu.load.cores })),
+    ),
 ];
 const GPU_FAULTS: (&str, &str) =
     ("mayfly_gpu_faults", "Faults of the GPU for which it was not offered: Xids, memory errors, losses.");
@@ -58,7 +60,7 @@ const CONTAINER_GAUGES: [ContainerValue; 3] = [
     }),
     (
         "mayfly_gpu_container_core_percent",
-        "Share of the GPU's time that the container was promised.",
+        "Share of the GPU's time that is allocated to the container.",
         |used| f64::from(used.core_percent),
     ),
 ];
@@ -125,7 +127,7 @@ impl GpuMetrics {
             .iter()
             .filter_map(|pod| Some((pod.metadata.uid.clone()?, ObjectKey::of(&**pod))))
             .collect();
-        // A pod that is not known any more has no name to be shown by.
+        // An unknown pod has no name for the labels.
         let used: Vec<_> = usage
             .iter()
             .flat_map(|gpu| gpu.containers.iter().map(move |used| (gpu, used)))

@@ -1,4 +1,4 @@
-//! The registry of images that this process serves on its admin address, and how its own parts pull from it.
+//! The image registry of this process at its admin address, and the client that pulls from it.
 
 use std::net::SocketAddr;
 
@@ -9,8 +9,9 @@ use mayfly_registry::{RegistryAccess, RegistryServer};
 
 use crate::image_config::ImageSettings;
 
-/// The registry, and the client of it and all others. On an address that others can reach, too, the token of the
-/// kubeconfig is the password; on one of this machine alone none is asked for, as docker and oras expect it there.
+/// The registry, and the client for it and all other registries. On an address that other machines can reach, the token
+/// of the kubeconfig is the password; on a loopback address there is no authentication, as docker and oras expect
+/// there.
 pub(super) fn create(
     settings: &ImageSettings,
     data_dir: &DataDir,

@@ -1,4 +1,4 @@
-//! The ports of a server: bound before anything runs, so that a port that is taken is reported at once.
+//! The ports of a server: bound before anything runs, so that a port in use is reported at once.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use super::{open_files::Connections, runtimes::Handles};
 use crate::config::UpConfig;
 
-/// The ports that are not the gateway's.
+/// The ports other than the gateway's.
 pub(super) struct Listeners {
     pub(super) api: TcpListener,
     pub(super) workflows: TcpListener,
@@ -21,7 +21,7 @@ pub(super) struct Listeners {
 impl Listeners {
     pub(super) async fn bind(config: &UpConfig, handles: &Handles) -> anyhow::Result<Self> {
         let (api, workflows) = (config.api_listen, config.workflows_listen);
-        // A listener belongs to the runtime that it was made on.
+        // A listener belongs to the Tokio runtime that created it.
         let served = async move {
             anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
         };
@@ -41,7 +41,7 @@ impl Listeners {
     }
 }
 
-/// The connection limits of the ports that are not the gateway's.
+/// The connection limits of the ports other than the gateway's.
 pub(super) struct Ports {
     pub(super) api: mayfly_accept::Config,
     workflows_max: usize,
@@ -65,7 +65,7 @@ impl Ports {
         AcceptPort::new("workflows", limits, &self.metrics)
     }
 
-    /// The ports at which load balancers ask for the health of Services.
+    /// The ports for load balancers' health checks of Services.
     pub(super) fn health_checks(&self) -> AcceptPort {
         let limits = mayfly_accept::Config::with_connections(HEALTH_CHECKS_MAX);
         let limits = mayfly_accept::Config { drain_timeout: HEALTH_CHECK_DRAIN, ..limits };
@@ -79,16 +79,16 @@ impl Ports {
     }
 }
 
-/// Connections of load balancers that ask for the health of Services, over all of their ports.
+/// The number of connections of load balancers' health checks, over all ports.
 const HEALTH_CHECKS_MAX: usize = 64;
-/// Time for an answer that is being written when its port closes.
+/// The time for responses in flight when a port closes.
 const HEALTH_CHECK_DRAIN: Duration = Duration::from_secs(1);
 
 async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| refused(address, flag, &error))
 }
 
-/// Why there is no gateway, in the same words.
+/// The reason why the gateway could not be created, in the same form.
 pub(super) fn gateway_refused(error: &GatewayCreateError) -> anyhow::Error {
     match error {
         GatewayCreateError::Listen { address, source } => refused(*address, "http-listen", source),

@@ -1,4 +1,4 @@
-//! Metrics of parts that count for themselves: the object store, the workflow engine, the process.
+//! Metrics of components with their own counters: the object store, the workflow engine, the process.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-/// Reads the counts when Prometheus asks.
+/// Reads the counters at a scrape.
 pub(super) struct ServerCounts {
     store: Store,
     workflows: Engine,
@@ -35,7 +35,7 @@ impl Collector for ServerCounts {
 }
 
 impl ServerCounts {
-    /// For a server that starts now.
+    /// Creates the metrics of a server that starts now.
     pub(super) fn new(store: Store, workflows: Engine) -> Self {
         Self { store, workflows, started_at: Timestamp::now() }
     }
@@ -46,21 +46,21 @@ impl ServerCounts {
         let healthy = self.workflows.health().is_ok();
         for (name, help, value) in [
             ("mayfly_store_revision", "The revision of the newest write.", store.revision.0),
-            ("mayfly_store_objects", "Objects there are.", store.objects as u64),
+            ("mayfly_store_objects", "Objects in the store.", store.objects as u64),
             ("mayfly_store_history_events", "Events kept for watches.", store.history_events as u64),
             ("mayfly_store_history_bytes", "Bytes of values kept for watches.", store.history_bytes as u64),
             ("mayfly_store_writes_waiting", "Writes that wait for the disk.", store.queued as u64),
             (
                 "mayfly_workflows_executions_open",
-                "Executions that run, in memory or asleep.",
+                "Running executions, in memory or evicted.",
                 self.workflows.open_executions() as u64,
             ),
             (
                 "mayfly_workflows_executions_loaded",
-                "Executions in memory; the others sleep.",
+                "Executions in memory; the others are evicted.",
                 executions as u64,
             ),
-            ("mayfly_workflows_timers", "Timers that wait.", timers as u64),
+            ("mayfly_workflows_timers", "Pending timers.", timers as u64),
             ("mayfly_workflows_journal_healthy", "1 while the journal can be written.", u64::from(healthy)),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -74,7 +74,7 @@ impl ServerCounts {
         for (name, help, value) in [
             ("mayfly_store_writes", "Writes acknowledged.", store.writes),
             ("mayfly_store_commits", "Transactions, each with one fsync.", store.commits),
-            ("mayfly_store_checkpoints", "Times the write-ahead log was folded.", store.checkpoints),
+            ("mayfly_store_checkpoints", "Checkpoints of the write-ahead log.", store.checkpoints),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
@@ -84,14 +84,13 @@ impl ServerCounts {
 
     fn executions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let so_far = self.workflows.executions_so_far();
-        let (name, help) = ("mayfly_workflows_executions_started", "Executions that began, by type.");
+        let (name, help) = ("mayfly_workflows_executions_started", "Started executions, by type.");
         let mut started = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for executions in &so_far {
             let labels = [("type", executions.kind.as_str())];
             ConstCounter::new(executions.started).encode(started.encode_family(&labels)?)?;
         }
-        let (name, help) =
-            ("mayfly_workflows_executions_ended", "Executions that ended, by type and status.");
+        let (name, help) = ("mayfly_workflows_executions_ended", "Ended executions, by type and status.");
         let mut ended = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for executions in &so_far {
             for (status, count) in executions.ended {
@@ -102,23 +101,23 @@ impl ServerCounts {
         Ok(())
     }
 
-    /// By the names that every Prometheus client library gives them.
+    /// With the standard names of Prometheus client libraries.
     fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (name, help) = ("process_cpu_seconds", "Processor time used.");
+        let (name, help) = ("process_cpu_seconds", "Total user and system CPU time.");
         let cpu = process::cpu_time().as_secs_f64();
         encoder
             .encode_descriptor(name, help, None, MetricType::Counter)?
             .encode_counter::<NoLabelSet, _, u64>(&cpu, None)?;
         for (name, help, value) in [
-            ("process_resident_memory_bytes", "Memory that is resident.", process::resident_bytes()),
-            ("process_open_fds", "Files and sockets that are open.", process::open_files()),
+            ("process_resident_memory_bytes", "Resident memory size.", process::resident_bytes()),
+            ("process_open_fds", "Open file descriptors.", process::open_files()),
         ] {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
         }
         let started_at = self.started_at.as_duration().as_secs_f64();
         let (name, help) = ("process_start_time_seconds", "When the process started, in seconds since 1970.");
         encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&started_at)?;
-        let (name, help) = ("mayfly_build_info", "The version that runs.");
+        let (name, help) = ("mayfly_build_info", "The running version.");
         let mut build = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         build.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?.encode_gauge(&1_u64)
     }

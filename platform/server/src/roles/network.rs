@@ -1,4 +1,4 @@
-//! Chooses how this node serves Services and names, and the network of cluster IPs.
+//! Chooses how this node serves Services and DNS names, and the network of cluster IPs.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -26,20 +26,21 @@ use tokio::sync::watch;
 use super::{containers, tasks::Tasks};
 use crate::config::{NetworkMode, UpConfig};
 
-/// Cluster IPs where the userspace proxy serves them: loopback addresses beside those of pods, so that no root is needed.
+/// The network of cluster IPs for the userspace proxy: loopback addresses beside those of pods, so that no root is
+/// needed.
 const LOOPBACK_SERVICE_NETWORK: &str = "127.96.0.0/12";
-/// Cluster IPs that nftables serves come from 10.96.0.0/12, in 64 networks of 16,382 addresses: servers of one host must
-/// not share one.
+/// Cluster IPs for nftables come from 10.96.0.0/12, in 64 networks of 16,382 addresses: servers on one host must not
+/// share a network.
 const SERVICE_NETWORKS: u32 = u32::from_be_bytes([10, 96, 0, 0]);
 const SERVICE_NETWORK_BITS: u8 = 18;
 const SERVICE_NETWORK_COUNT: u32 = 64;
-/// Their IPv6 networks, unique local addresses (RFC 4193); those of pods are beside them (`runtime-oci`).
+/// Their IPv6 networks, unique local addresses (RFC 4193); those of pods are adjacent (`runtime-oci`).
 const SERVICE_NETWORKS_V6: Ipv6Addr = Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0);
 const SERVICE_NETWORK_V6_BITS: u8 = 112;
 const IPV6_DISABLED: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
-/// The name server is the tenth address of the network, in every Kubernetes cluster.
+/// The name server has the tenth address of the network, as in every Kubernetes cluster.
 const DNS_OFFSET: u32 = 10;
-/// The node's address on which the name server listens: the last of those that endpoints may have, none of a pod.
+/// The node's address on which the name server listens: the last one that endpoints may have, never assigned to a pod.
 const DNS_LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 255));
 /// Whether rules see packets between the ports of a bridge; the file exists if the module `br_netfilter` is loaded.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
@@ -52,15 +53,15 @@ pub(super) struct ServiceNetworking {
     pub(super) proxy: ProxyMode,
     /// The network of cluster IPs.
     network: String,
-    /// That of their IPv6 addresses.
+    /// The network of their IPv6 addresses.
     network_v6: Option<Ipv6Net>,
-    /// The name server of pods, where they can reach one.
+    /// The name server for pods, if they can reach one.
     pub(super) dns: Option<DnsConfig>,
-    /// Reserves the network among the servers of this host, as long as this process runs.
+    /// Reserves the network among the servers of this host while this process runs.
     _reservation: Option<net::UnixListener>,
 }
 
-/// The facts that decide about the proxy.
+/// The facts that determine the proxy.
 #[derive(Clone, Copy, Debug)]
 struct NetworkFacts {
     is_root: bool,
@@ -71,13 +72,13 @@ struct NetworkFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProxyChoice {
     Userspace,
-    /// Written at the start, or with the first pod of containers or Service.
+    /// Whether the tables are written only with the first pod of containers or Service.
     Nftables {
         on_demand: bool,
     },
 }
 
-/// The proxy of a mode on a machine, and the reason.
+/// The proxy for a mode on this machine, and the reason.
 fn choose(mode: NetworkMode, facts: NetworkFacts) -> Result<(ProxyChoice, &'static str), &'static str> {
     match mode {
         NetworkMode::Loopback => Ok((ProxyChoice::Userspace, "--network loopback")),
@@ -110,7 +111,7 @@ impl ServiceNetworking {
             ProxyChoice::Userspace => {
                 tracing::info!(reason, "Services are served by listeners of this process");
                 return Ok(Self {
-                    // Node ports are served where functions are: on the address that clients of this machine use.
+                    // Node ports are served on the same address as functions, which clients of this machine use.
                     proxy: ProxyMode::Userspace(config.http_listen.ip()),
                     network: LOOPBACK_SERVICE_NETWORK.to_owned(),
                     network_v6: None,
@@ -157,12 +158,12 @@ impl ServiceNetworking {
         })
     }
 
-    /// Whether pods of containers have addresses that Services reach by the kernel's rules.
+    /// Whether pods of containers have addresses that the kernel's rules forward to.
     pub(super) fn has_kernel_rules(&self) -> bool {
         matches!(self.proxy, ProxyMode::Nftables { .. })
     }
 
-    /// The enforcement of NetworkPolicies; `programmed` becomes true when the rules for Services are written.
+    /// How NetworkPolicies are enforced; `programmed` becomes true when the rules for Services are written.
     fn policy_mode(&self, programmed: watch::Receiver<bool>) -> PolicyMode {
         match &self.proxy {
             ProxyMode::Nftables { table, bridged_pods, .. } => PolicyMode::Nftables {
@@ -181,13 +182,13 @@ impl ServiceNetworking {
     }
 }
 
-/// The pods whose bridge the kernel does not filter: all, unless `br_netfilter` does.
+/// The pods on bridges that the kernel does not filter: all of them, unless `br_netfilter` is loaded.
 fn bridged_pods() -> anyhow::Result<Option<ipnet::Ipv4Net>> {
     let filters = std::fs::read_to_string(BRIDGE_FILTER).is_ok_and(|value| value.trim() == "1");
     Ok(if filters { None } else { Some(POD_NETWORK.parse().context("the network of pods")?) })
 }
 
-/// Whether Services and pods can have IPv6 addresses here, or why not.
+/// Whether Services and pods can have IPv6 addresses here; the error is the reason why not.
 fn has_ipv6(choice: ProxyChoice, reason: &str) -> Result<(), String> {
     if choice == ProxyChoice::Userspace {
         return Err(format!(
@@ -202,7 +203,7 @@ fn has_ipv6(choice: ProxyChoice, reason: &str) -> Result<(), String> {
     }
 }
 
-/// The IPv6 network beside an IPv4 one: `fd6d:6179:666c:NUMBER::/112`.
+/// The IPv6 network that corresponds to an IPv4 one: `fd6d:6179:666c:NUMBER::/112`.
 fn network_v6(base: u32) -> Ipv6Net {
     let number = base.wrapping_sub(SERVICE_NETWORKS) >> (32 - SERVICE_NETWORK_BITS);
     let mut segments = SERVICE_NETWORKS_V6.segments();
@@ -210,14 +211,14 @@ fn network_v6(base: u32) -> Ipv6Net {
     Ipv6Net::new_assert(segments.into(), SERVICE_NETWORK_V6_BITS)
 }
 
-/// The table's name belongs to the network, so that a restart finds what a crash left.
+/// The table's name depends on the network, so that a restart finds the tables of a crashed process.
 fn table(base: u32) -> String {
     format!("mayfly-{}", base.wrapping_sub(SERVICE_NETWORKS) >> (32 - SERVICE_NETWORK_BITS))
 }
 
-/// The first address of this data directory's network: the one that it had before, else one that no other server of this
-/// host uses. An abstract socket reserves it: it belongs to the network namespace, as the rules do, and ends with the
-/// process.
+/// The first address of this data directory's network: the one used before, otherwise one that no other server of this
+/// host uses. It is reserved by an abstract socket, which belongs to the network namespace, like the rules, and ends
+/// with the process.
 fn reserve(folder: &Path) -> anyhow::Result<(u32, net::UnixListener)> {
     let file = folder.join("service-network");
     let known = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<Ipv4Addr>().ok());
@@ -247,7 +248,7 @@ fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
     net::UnixListener::bind_addr(&net::SocketAddr::from_abstract_name(name)?)
 }
 
-/// The parts of a node that make Services, names and policies work.
+/// The components of a node for Services, names and policies.
 pub(super) struct NodeNetwork {
     services: ServiceProxy,
     policies: PolicyEnforcer,
@@ -256,7 +257,7 @@ pub(super) struct NodeNetwork {
 }
 
 impl NodeNetwork {
-    /// `rules_written` becomes true when the node's rules for Services are carried out.
+    /// `rules_written` becomes true when the node's rules for Services are applied.
     pub(super) fn create(
         networking: &ServiceNetworking,
         node: &str,
@@ -281,7 +282,7 @@ impl NodeNetwork {
         }
     }
 
-    /// The cluster's names, for guests.
+    /// Resolves the cluster's names for guests.
     pub(super) fn guest_names(&self) -> Arc<dyn ClusterHosts> {
         Arc::new(GuestNames(self.names.clone()))
     }
@@ -297,7 +298,7 @@ impl NodeNetwork {
     }
 }
 
-/// The cluster's names for guests.
+/// Resolves the cluster's names for guests.
 struct GuestNames(ClusterNames);
 
 impl ClusterHosts for GuestNames {

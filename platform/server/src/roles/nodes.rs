@@ -1,4 +1,4 @@
-//! The connection from the API server to the kubelets: in one process, a call of the router.
+//! The connection from the API server to the kubelets: within one process, a call of the router.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,15 +7,15 @@ use mayfly_apiserver::NodeConnector;
 use parking_lot::Mutex;
 use tower::ServiceExt as _;
 
-/// The nodes of this process: this machine, and the one that stands for a Slurm cluster. The API server is created before
-/// the kubelets that it calls, so the routers arrive later.
+/// The nodes of this process: this machine, and the node that represents a Slurm cluster. The API server is created
+/// before the kubelets that it calls, so the routers are attached later.
 #[derive(Clone, Default)]
 pub(crate) struct LocalNodes {
     routers: Arc<Mutex<HashMap<String, Router>>>,
 }
 
 impl LocalNodes {
-    /// Makes a node of this process reachable under its name.
+    /// Makes a node of this process reachable by its name.
     pub(crate) fn attach(&self, name: &str, router: Router) {
         self.routers.lock().insert(name.to_owned(), router);
     }

@@ -1,28 +1,28 @@
 //! The limit of open files and sockets, and the number of connections that it permits.
 //!
-//! Shells and systemd start programs with a limit of 1024, for programs that use `select`, and let a program raise
-//! it. At the limit nothing can be opened in any part of the process.
+//! Shells and systemd start programs with a limit of 1024, for programs that use `select`, and let programs raise it.
+//! At the limit no part of the process can open anything.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Upper bound in files: the kernel's default (`fs.nr_open`).
+/// The upper bound of files: the kernel's default (`fs.nr_open`).
 const FILES_MAX: u64 = 1 << 20;
-/// Files that are kept for everything but connections from outside: database, logs, components, what functions
-/// call. At least these, and of a higher limit this share.
+/// Files reserved for everything except connections from outside: database, logs, components, outbound connections of
+/// functions. At least this many, and this share of a higher limit.
 const RESERVE_MIN: usize = 512;
 const RESERVE_SHARE: usize = 32;
-/// Connections that the API and the workflows API keep each when there are few: at least these, and a share of a higher
-/// limit. Half of a port's connections may come from one address, and many clients of the API open a connection for each
-/// watch.
+/// Connections reserved for the API and the workflows API each at a low limit: at least this many, and a share of a
+/// higher limit. Half of a port's connections may come from one address, and many clients of the API open a connection
+/// for each watch.
 const API_MIN: usize = 128;
 const API_SHARE: usize = 8;
 const WORKFLOWS_SHARE: usize = 16;
-/// Connections of the API of workflows: an SDK's worker has a few.
+/// The number of connections of the workflows API: an SDK's worker has a few.
 const WORKFLOWS_MAX: usize = 10_000;
-/// Connections of the admin port, for probes, metrics and a dashboard: few, and never fewer.
+/// The number of connections of the admin port, for probes, metrics and a dashboard.
 const ADMIN: usize = 64;
 
-/// Connections from outside at the same time.
+/// The number of concurrent connections from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connections {
     pub(super) functions: usize,
@@ -31,7 +31,7 @@ pub(super) struct Connections {
     pub(super) admin: usize,
 }
 
-/// Raises the limit of open files as far as may be; says how many connections that is good for.
+/// Raises the limit of open files as far as possible; returns the numbers of connections for it.
 pub(super) fn connections() -> Connections {
     let wanted = Connections {
         functions: mayfly_gateway::Config::CONNECTIONS_MAX_DEFAULT,
@@ -72,7 +72,7 @@ fn raise() -> u64 {
 }
 
 impl Connections {
-    /// As many of them as so many files allow. Functions come first: they have the callers.
+    /// Reduces the numbers to what this many files permit. Functions have precedence, since they have most clients.
     fn within(self, files: u64) -> Self {
         let files = usize::try_from(files).unwrap_or(usize::MAX);
         let room = files.saturating_sub(RESERVE_MIN.max(files / RESERVE_SHARE) + self.admin);

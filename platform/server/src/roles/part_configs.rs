@@ -1,4 +1,4 @@
-//! The configurations of the parts of the process, made of the operator's settings.
+//! The configurations of the components, derived from the operator's settings.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use mayfly_runtime::logs::LogLayout;
 use super::{listeners::Ports, open_files::Connections};
 use crate::config::UpConfig;
 
-/// The Kubernetes version whose kinds are served, as the node shows it.
+/// The Kubernetes version whose kinds are served, shown as the node's version.
 pub(super) const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
 
 pub(super) fn gateway_config(config: &UpConfig, connections: Connections) -> mayfly_gateway::Config {
@@ -43,7 +43,7 @@ pub(super) fn controllers_config(
     config.certificate_signing.sign = Some(Arc::new(move |request, usages, duration| {
         signer.sign(request, usages, duration, jiff::Timestamp::now()).map_err(|error| error.to_string())
     }));
-    // A function is Ready once requests go to the revision that makes it so.
+    // A function becomes Ready once requests are routed to the revision that makes it ready.
     config.function.routes = Some(Routes {
         changes: gateway.changes(),
         follow: Arc::new(move |function, latest| gateway.follows(function, latest)),
@@ -51,13 +51,13 @@ pub(super) fn controllers_config(
     config
 }
 
-/// Local PersistentVolumes lie on this node. Their objects name the path, so it is an absolute one.
+/// Local PersistentVolumes are on this node. Their objects contain the path, so it must be absolute.
 pub(super) fn local_volumes(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<LocalVolumes> {
     let folder = std::path::absolute(data_dir.volumes()).context("the path of the data directory")?;
     Ok(LocalVolumes { node: config.node_name.clone(), folder })
 }
 
-/// Drivers get absolute paths.
+/// Drivers are given absolute paths.
 pub(super) fn kubelet_folder(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<std::path::PathBuf> {
     let folder = config.kubelet_dir.clone().unwrap_or_else(|| data_dir.path().join("kubelet"));
     std::path::absolute(folder).context("the path of --kubelet-dir")
@@ -81,7 +81,7 @@ pub(super) fn kubelet_config(
     kubelet
 }
 
-/// The audit log, if there is a policy for it.
+/// The audit log, if a policy is configured.
 pub(super) fn audit(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Arc<Audit>>> {
     let Some(policy) = &config.audit_policy_file else { return Ok(None) };
     let text = std::fs::read_to_string(policy)

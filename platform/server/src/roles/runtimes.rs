@@ -1,4 +1,4 @@
-//! The threads of the process, in three groups, so that the clients of one group do not wait for another.
+//! The threads of the process, in three groups, so that clients of one group do not wait for another.
 //!
 //! | runtime | runs | niceness |
 //! |---|---|---|
@@ -6,17 +6,17 @@
 //! | `serve` | what answers other clients: the API over TLS, workflows and their API | as the process |
 //! | `control` | reconcilers, informers, the scheduler | 5 more |
 //!
-//! Answers to clients come before background work: thousands of objects change when thousands of functions wake. The
-//! serving threads keep the niceness of the process, because a server with a higher niceness than its clients on the
-//! same machine is preempted by them at every answer.
+//! Responses to clients have precedence over background work: thousands of objects change when thousands of functions
+//! scale up. The serving threads keep the niceness of the process, because a server with a higher niceness than its
+//! clients on the same machine is preempted by them at every response.
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// The control plane gets what serving leaves.
+/// The control plane runs with what serving leaves.
 const CONTROL_NICENESS: i32 = 5;
-/// The nicest that the kernel knows.
+/// The largest niceness of the kernel.
 const NICENESS_MAX: i32 = 19;
-/// The time that blocking work has at the end. Running compilations are abandoned and repeated at the next start.
+/// The time for blocking work to finish at the end. Running compilations are abandoned and repeated at the next start.
 const SHUTDOWN: std::time::Duration = std::time::Duration::from_secs(1);
 
 pub(super) struct Runtimes {
@@ -39,12 +39,12 @@ impl Runtimes {
             builder.enable_all().thread_name(name);
             builder
         });
-        // A thread is born with its parent's niceness, and parents here are of every kind: what counts is
-        // that of the process.
+        // A thread inherits its parent's niceness, and any thread may be the parent: the process's value is used
+        // instead.
         let own = rustix::process::getpriority_process(None).unwrap_or(0);
         let niceness = own.saturating_add(CONTROL_NICENESS).min(NICENESS_MAX);
         control.on_thread_start(move || {
-            // Without the permission, all threads have the same priority.
+            // Without permission all threads have the same priority.
             let _ = rustix::process::setpriority_process(None, niceness);
         });
         Ok(Self { requests: requests.build()?, serving: serving.build()?, control: control.build()? })
@@ -68,7 +68,7 @@ impl Runtimes {
 mod tests {
     use super::*;
 
-    /// Also of threads that are begotten by nicer ones.
+    /// This also holds for threads that threads with a higher niceness create.
     #[test]
     fn only_the_control_plane_is_nicer_and_only_once() {
         let own = rustix::process::getpriority_process(None).unwrap();

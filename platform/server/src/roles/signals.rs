@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use mayfly_cli::EXIT_INTERRUPTED;
 
-/// SIGINT and SIGTERM.
+/// Waits for SIGINT and SIGTERM.
 pub(super) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -22,7 +22,7 @@ impl StopSignals {
         }
     }
 
-    /// A second signal ends the drain at once. Nothing acknowledged is lost by it.
+    /// A second signal aborts the drain. Acknowledged writes are not lost.
     pub(super) fn exit_on_the_next(mut self) {
         tokio::spawn(async move {
             self.received().await;

@@ -1,7 +1,7 @@
-//! The node that stands for a Slurm cluster: a second kubelet in this process, whose containers are batch jobs.
+//! The node that represents a Slurm cluster: a second kubelet in this process, whose containers are batch jobs.
 //!
 //! Pods with `runtimeClassName: slurm` are bound to it, because no other node has that runtime. It offers more of every
-//! resource than a cluster has, so that Slurm alone decides what waits.
+//! resource than a cluster has, so that only Slurm decides which jobs wait.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -18,11 +18,11 @@ use crate::slurm_config::SlurmSettings;
 
 /// The name of the node.
 pub(super) const NODE: &str = "slurm";
-/// A million cores, and an exbibyte.
+/// A million cores and an exbibyte: more than any cluster has.
 const CPU_MILLIS: u64 = 1_000_000_000;
 const MEMORY_BYTES: u64 = 1 << 60;
 
-/// The parts of this process that the node uses.
+/// The components of this process that the node uses.
 pub(super) struct SlurmDeps<'a> {
     pub(super) data_dir: &'a DataDir,
     pub(super) artifacts: Artifacts,
@@ -33,7 +33,7 @@ pub(super) struct SlurmDeps<'a> {
     pub(super) version: &'static str,
 }
 
-/// The node's kubelet; the jobs of an earlier process are taken over.
+/// The node's kubelet; it takes over the jobs of an earlier process.
 pub(super) async fn create(settings: &SlurmSettings, deps: SlurmDeps<'_>) -> anyhow::Result<Kubelet> {
     let local: PathBuf = deps.data_dir.path().join("slurm");
     let shared = settings.shared(&local)?;
@@ -47,7 +47,7 @@ pub(super) async fn create(settings: &SlurmSettings, deps: SlurmDeps<'_>) -> any
     .with_context(|| {
         format!("cannot use {} for the files of Slurm's jobs; choose another --slurm-dir", shared.display())
     })?;
-    // Folders of its own: each kubelet removes what lies in its folders and belongs to no pod of its node.
+    // Separate folders: each kubelet removes files in its folders that belong to no pod of its node.
     let logs = LogLayout::new(local.join("logs"));
     let mut config = mayfly_kubelet::Config::of_this_machine(NODE, logs, deps.version);
     config.cpu_millis = CPU_MILLIS;

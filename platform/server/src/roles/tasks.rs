@@ -1,4 +1,4 @@
-//! The tasks of a role: each has a name, a failure is data, and stopping has an order and a deadline.
+//! The tasks of a role: each has a name, failures are data, and stopping has an order and a deadline.
 
 use std::{future::Future, time::Duration};
 
@@ -14,7 +14,7 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    /// No tasks yet; they will run in `runtime`.
+    /// Creates an empty group; its tasks will run in `runtime`.
     pub(crate) fn new(name: &'static str, runtime: &Handle) -> Self {
         Self { name, runtime: runtime.clone(), set: JoinSet::new(), stop: CancellationToken::new() }
     }
@@ -56,7 +56,7 @@ impl Tasks {
         }
     }
 
-    /// Tells all tasks to stop, waits for them up to `deadline`, then cuts them off. Says how it ended.
+    /// Signals all tasks to stop, waits for them up to `deadline`, then aborts them. Logs the result.
     pub(crate) async fn stop(mut self, deadline: Duration) {
         self.stop.cancel();
         let drained = tokio::time::timeout(deadline, async {
@@ -80,7 +80,7 @@ impl Tasks {
                 role = self.name,
                 left = self.set.len(),
                 ?deadline,
-                "did not stop in time; cut off"
+                "did not stop in time; aborted"
             );
             self.set.shutdown().await;
         } else {

@@ -2,8 +2,8 @@
 //!
 //! Created bottom up: files, listeners (so that a port in use is reported before anything runs), the API, the host,
 //! then the components that react to objects. Stopped from the outside in: workflows first, so that they do not call a
-//! closed gateway; then the gateway drains, so that running requests are answered; the API is stopped last but the
-//! store.
+//! closed gateway; then the gateway drains, so that running requests are answered; the API is stopped last, except for
+//! the store.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -58,9 +58,9 @@ use crate::{
     logging,
 };
 
-/// The time that the controllers and the agent have to end; unfinished work is done at the next start.
+/// The time for the controllers and the kubelet to stop; unfinished work is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
-/// Longer than the gateway's own drain, which decides.
+/// Longer than the gateway's own drain timeout, which takes effect first.
 const GATEWAY_STOP_DEADLINE: Duration =
     mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.saturating_add(STOP_DEADLINE);
 
@@ -82,7 +82,7 @@ pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     result.map(|()| ExitCode::SUCCESS)
 }
 
-/// Everything, created and not yet running.
+/// All components, created and not yet running.
 struct Up {
     data_dir: DataDir,
     store: Store,
@@ -97,7 +97,7 @@ struct Up {
     controllers: Controllers,
     scheduler: Scheduler,
     kubelet: Kubelet,
-    /// Of the node that stands for a Slurm cluster.
+    /// The kubelet of the node that represents a Slurm cluster.
     slurm: Option<Kubelet>,
     simulated: Option<SimulatedNodes>,
     network: NodeNetwork,
@@ -285,7 +285,7 @@ impl Up {
         })
     }
 
-    /// Starts everything, says where it is, and runs until a signal or a failure.
+    /// Starts everything, publishes the addresses, and runs until a signal or a failure.
     async fn run(self, serving: Handle) -> anyhow::Result<()> {
         let Self { data_dir, store, identity, api, endpoints, .. } = self;
         let (ready, is_ready) = watch::channel(false);
@@ -360,8 +360,9 @@ impl Up {
         ready.send_replace(false);
         stopping.exit_on_the_next();
         let _ = std::fs::remove_file(data_dir.endpoints());
-        tracing::info!("stopping; once more to stop at once");
-        // Running executions continue at the next start; stopped first, so that they do not call a closed gateway.
+        tracing::info!("stopping; send the signal again to stop at once");
+        // Running executions resume at the next start; workflows are stopped first, so that they do not call a closed
+        // gateway.
         calling.stop(STOP_DEADLINE).await;
         self.gateway_stop.cancel();
         front.stop(GATEWAY_STOP_DEADLINE).await;
@@ -410,7 +411,7 @@ impl Files {
             )
         })?;
         let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
-        // A reader must not find the addresses of an earlier run.
+        // Clients must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
         let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
         let names = std::slice::from_ref(&config.node_name);
@@ -431,7 +432,7 @@ fn create_host(
         memory_bytes_max: config.function_memory_bytes,
         instances_max: config.instances_max,
         function_instances_max: config.function_instances_max,
-        // This program, also when its file was replaced meanwhile.
+        // The running program, even if its file was replaced meanwhile.
         compile_in: CompileIn::Process("/proc/self/exe".into()),
         ..Default::default()
     };
@@ -462,7 +463,7 @@ async fn create_workflows(
         history_events_max: config.workflow_history_events,
     };
     let workflows = Workflows::create(data_dir.workflows(), gateway, settings, cluster, jobs);
-    // The engine runs executions where it was made.
+    // The engine runs executions in the Tokio runtime that created it.
     handles.serving.spawn(workflows).await.context("workflows cannot be made")?
 }
 

@@ -1,9 +1,9 @@
 //! Workflows in this process: the engine on its journal, the Step Functions API in front of it, and the controller that
-//! makes objects of workflows and executions.
+//! represents workflows and executions as objects.
 //!
-//! The engine needs four things from outside, which are handed to it here: functions ([`functions`]: the gateway, in
-//! process, under the same rules as a request from a socket), HTTP for `http:invoke` ([`web`]), files for the items and
-//! results of distributed maps, time. [`listen`] has the routes of the port.
+//! The engine needs four things from outside, which are injected here: functions ([`functions`]: the gateway, in
+//! process, with the same rules as a request from a socket), HTTP for `http:invoke` ([`web`]), files for the items and
+//! results of distributed maps, time. [`listen`] contains the routes of the port.
 
 mod functions;
 mod invocations;
@@ -43,11 +43,11 @@ use self::{
     web::Web,
 };
 
-/// The largest answer of a function or of `http:invoke` that is read; a payload's own limit is smaller, and
-/// is the machine's to tell.
+/// The largest response of a function or of `http:invoke` that is read, in bytes; the limit of a payload is smaller,
+/// and is enforced by the execution.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
-/// The time that requests in flight have at a stop. A worker's poll for work stays open for a minute, and is not
-/// waited for.
+/// The time for requests in flight to finish at a stop. A worker's poll for work stays open for a minute, and is not
+/// awaited.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// The settings of workflows.
@@ -56,11 +56,11 @@ pub(crate) struct WorkflowSettings {
     pub(crate) endpoints: AwsEndpoints,
     /// The time for which ended executions are kept.
     pub(crate) retention: Duration,
-    /// The most events of one execution's history; `None`: no limit.
+    /// The largest number of events of one execution's history; `None`: no limit.
     pub(crate) history_events_max: Option<u64>,
 }
 
-/// The workflow engine and its API, open and not yet serving.
+/// The workflow engine and its API, opened and not yet serving.
 pub(crate) struct Workflows {
     engine: Engine,
     api: Api,
@@ -77,13 +77,13 @@ pub(crate) struct Workflows {
 pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     pub(crate) workflows: Informer<Workflow>,
-    /// For their asynchronous invocations.
+    /// Used for their asynchronous invocations.
     pub(crate) functions: Informer<Function>,
     pub(crate) namespaces: Informer<Namespace>,
 }
 
 impl Workflows {
-    /// Opens journal, catalog and files below `folder`.
+    /// Opens the journal, the catalog and the files below `folder`.
     pub(crate) async fn create(
         folder: PathBuf,
         functions: GatewayHandle,
@@ -160,7 +160,7 @@ impl Workflows {
         self.catalog.clone()
     }
 
-    /// Resumes open executions and serves the API until `stop`; the rest is resumed at the next start.
+    /// Resumes open executions and serves the API until `stop`; unfinished ones are resumed at the next start.
     pub(crate) async fn serve(
         self,
         port: AcceptPort,
@@ -168,14 +168,14 @@ impl Workflows {
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         let (changes, of_invocations) = (self.engine.changes(), self.engine.changes());
-        let open = self.engine.begin_resume().await.context("cannot go on with executions")?;
+        let open = self.engine.begin_resume().await.context("cannot resume executions")?;
         if open > 0 {
-            tracing::info!(executions = open, "going on with executions");
+            tracing::info!(executions = open, "resuming executions");
         }
         let (engine, invocations) = (self.engine, self.invocations.clone());
         let resuming = async {
             if let Err(error) = engine.finish_resume().await {
-                tracing::error!(%error, "cannot go on with executions");
+                tracing::error!(%error, "cannot resume executions");
             }
         };
         let beside = async {
@@ -194,7 +194,7 @@ impl Workflows {
         let routes = listen::routes(self.api, self.events, self.invocations);
         let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
         Box::pin(async { tokio::join!(serving, beside, interrupted, resuming) }).await;
-        // Jobs continue without the server; their tasks find them again.
+        // Jobs continue without the server; their tasks attach to them again.
         self.jobs.stop();
         engine.shutdown().await;
         Ok(())

@@ -1,4 +1,4 @@
-//! `mayfly artifact`: what is sent, and what is shown.
+//! `mayfly artifact`: the requests sent, and the output.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! A server on port 0 that answers as a test says, with a data directory that leads to it; and the binary,
-//! run in an environment of its own.
+//! A fake server on port 0 that answers as a test says, with a data directory that refers to it; and the binary, run in
+//! a clean environment.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener, process::Command, task::JoinHandle};
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) method: String,
@@ -25,7 +25,7 @@ pub(crate) struct Seen {
     pub(crate) content_type: String,
     pub(crate) accept: String,
     pub(crate) authorization: String,
-    /// The operation, where the protocol says it in a header.
+    /// The operation, if the protocol puts it into a header.
     pub(crate) target: String,
     pub(crate) body: Vec<u8>,
 }
@@ -47,7 +47,7 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
 }
 
-/// The server. It stops when it is dropped.
+/// The server. It stops when dropped.
 pub(crate) struct Fake {
     pub(crate) url: String,
     folder: tempfile::TempDir,
@@ -61,7 +61,7 @@ impl Drop for Fake {
     }
 }
 
-/// What the binary did.
+/// The result of running the binary.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -69,13 +69,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// Expects success; gives stdout.
+    /// Expects success; returns stdout.
     pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, 0, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self.stdout
     }
 
-    /// Expects failure; gives stderr.
+    /// Expects failure; returns stderr.
     pub(crate) fn failed(self) -> String {
         assert_eq!(self.code, 1, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self.stderr
@@ -83,7 +83,7 @@ impl Ran {
 }
 
 impl Fake {
-    /// Answers discovery by itself, other requests as `answer` says, and what it leaves open with 404.
+    /// Answers discovery itself, other requests by `answer`, and those without an answer with 404.
     pub(crate) async fn start(answer: impl Fn(&Seen) -> Option<Response> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -103,7 +103,7 @@ impl Fake {
         self.folder.path().join(name)
     }
 
-    /// Writes a file of the test; gives its path.
+    /// Writes a file of the test; returns its path.
     pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
@@ -121,19 +121,19 @@ impl Fake {
         finish(command, stdin).await
     }
 
-    /// The requests that came, discovery left out.
+    /// The received requests, without discovery.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         let seen = self.shared.seen.lock().unwrap();
         seen.iter().filter(|seen| seen.path != "/api" && seen.path != "/apis").cloned().collect()
     }
 
-    /// The same, as `METHOD path?query`.
+    /// The received requests, as `METHOD path?query`.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.seen().iter().map(Seen::line).collect()
     }
 }
 
-/// The binary with nothing of this process's environment, at home in `folder`.
+/// The binary without this process's environment, with the home directory `folder`.
 pub(crate) fn mayfly(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mayfly"));
     command.env_clear().env("HOME", folder.join("home")).current_dir(folder).kill_on_drop(true);
@@ -202,7 +202,7 @@ fn groups() -> Value {
         {"version": "v1", "resources": [resource("functions", "Function", "mayfly.dev", "fn", "Namespaced")]}]}]})
 }
 
-/// An answer with a JSON body.
+/// A response with a JSON body.
 pub(crate) fn answer(code: u16, body: &Value) -> Response {
     let response = Response::builder().status(code).header("content-type", "application/json");
     response.body(Body::from(body.to_string())).unwrap()
@@ -212,7 +212,7 @@ pub(crate) fn ok(body: &Value) -> Response {
     answer(200, body)
 }
 
-/// A Status, as the API says errors.
+/// A Status, the API's form of errors.
 pub(crate) fn status(code: u16, reason: &str, message: &str) -> Response {
     let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
                       "message": message, "reason": reason, "code": code});

@@ -1,4 +1,4 @@
-//! Where the server is looked for, and what is said when it is not there.
+//! Where the server is looked for, and the error when there is none.
 
 use serde_json::json;
 
@@ -27,7 +27,7 @@ async fn nothing_found_lists_every_place() {
 #[tokio::test]
 async fn a_server_that_went_away_is_told_with_its_places() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago.
+    // A port that was free just now.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let file = folder.path().join("k");
     std::fs::write(&file, kubeconfig(&format!("http://127.0.0.1:{port}"))).unwrap();
@@ -53,7 +53,7 @@ async fn every_way_to_name_a_server_leads_to_it() {
         (&["--server", &fake.url], &[]),
         (&[], &[("KUBECONFIG", &kubeconfig)]),
         (&[], &[("MAYFLY_DATA_DIR", &data)]),
-        // A flag is stronger than the environment.
+        // A flag has precedence over the environment.
         (&["--data-dir", &data], &[("KUBECONFIG", "/nowhere"), ("MAYFLY_DATA_DIR", "/nowhere")]),
     ];
     for (flags, environment) in ways {
@@ -75,7 +75,7 @@ async fn a_token_that_is_not_known_says_where_it_came_from() {
     let fake = Fake::start(|_| Some(crate::fake::status(401, "Unauthorized", "Unauthorized"))).await;
     let error = fake.run(&["delete", "-f", &fake.file("p.yaml", POD)]).await.failed();
     assert!(error.starts_with("error: Unauthorized\n"), "{error}");
-    assert!(error.contains("does not know this token; it came from data directory"), "{error}");
+    assert!(error.contains("does not accept this token; it came from data directory"), "{error}");
 }
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n";

@@ -1,4 +1,4 @@
-//! deploy, invoke, logs: the life of a function as the server sees it.
+//! deploy, invoke, logs: the life of a function as seen by the server.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -130,7 +130,7 @@ async fn what_is_no_component_is_never_sent() {
     let fake = platform().await;
     for (name, content, expected) in [
         ("core.wasm", &b"\0asm\x01\0\0\0"[..], "it exports nothing"),
-        ("damaged.wasm", b"\0asm\x01\0\0\0\x07\x64", "is a core module, and no component can be made of it"),
+        ("damaged.wasm", b"\0asm\x01\0\0\0\x07\x64", "is a core module that cannot be made a component"),
         ("script.wasm", b"#!/bin/sh", "not a wasm file"),
         ("job.wasm", JOB, "is a job (wasi:cli/run@0.2), it answers no requests"),
         ("Bad Name!.wasm", COMPONENT, "cannot be a function's name"),
@@ -240,7 +240,7 @@ async fn a_followed_log_that_the_server_closes_is_an_error() {
     let closed = fake.run(&["logs", "hello", "-f"]).await;
     assert_eq!(closed.stdout, "one\n");
     assert!(closed.failed().starts_with("error: the server closed the log of hello\n"));
-    // A pod that ended, and a function that is deleted, have no more lines.
+    // A pod that has ended, and a deleted function, have no more lines.
     assert_eq!(fake.run(&["logs", "pod/job", "-f"]).await.ok(), "one\n");
     assert_eq!(fake.run(&["logs", "deleted", "-f"]).await.ok(), "one\n");
     assert_eq!(fake.run(&["logs", "hello", "-f", "--revision", "hello-00001"]).await.ok(), "one\n");
@@ -276,7 +276,7 @@ async fn dev_says_that_it_asks_a_missing_server_again() {
     let fake = platform().await;
     std::fs::create_dir(fake.path("project")).unwrap();
     fake.file("project/Cargo.toml", "[package]\nname = \"p\"\n");
-    // A port that was free a moment ago.
+    // A port that was free just now.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = mayfly(&fake.path(""));
     let url = format!("http://127.0.0.1:{port}");
@@ -302,7 +302,7 @@ async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
     let fake = platform().await;
     std::fs::create_dir(fake.path("project")).unwrap();
     let none = fake.run(&["dev", "project"]).await.failed();
-    assert!(none.contains("is no project"), "{none}");
+    assert!(none.contains("is not a project"), "{none}");
 
     fake.file("project/Cargo.toml", "[package]\nname = \"p\"\n");
     fake.file("project/function.yaml", "kind: Pod\n");
@@ -327,7 +327,7 @@ async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
     assert_eq!(fake.lines(), Vec::<String>::new());
 }
 
-/// A user who did not intend to write to stdin sees that the command waits for it.
+/// A user who did not intend to use stdin sees that the command waits for it.
 #[tokio::test]
 async fn an_interrupt_ends_a_command_that_reads_stdin() {
     let fake = Fake::start(|_| None).await;

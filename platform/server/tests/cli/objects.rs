@@ -1,4 +1,4 @@
-//! get, apply, delete, describe, explain, top: what is asked of the API, and what is shown.
+//! get, apply, delete, describe, explain, top: the requests sent to the API, and the output.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -147,7 +147,7 @@ async fn one_object_is_watched_from_its_lists_version_and_again_when_that_is_for
     static WATCHES: AtomicUsize = AtomicUsize::new(0);
     let fake = Fake::start(|seen| {
         if !seen.path.contains("watch=true") {
-            // The object's own version is one that the server forgot when it started again.
+            // The object's own resourceVersion is one that the server does not know any more after a restart.
             let object = |path: &str| path == format!("{FUNCTIONS}/hello");
             return Some(ok(&table(&["hello"], None))).filter(|_| !object(&seen.path));
         }
@@ -190,7 +190,7 @@ async fn a_name_beside_a_selector_is_refused() {
     assert!(fake.lines().is_empty(), "{:?}", fake.lines());
 }
 
-/// Ctrl-C.
+/// Sends Ctrl-C (SIGINT).
 pub(crate) fn interrupt(child: &tokio::process::Child) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();

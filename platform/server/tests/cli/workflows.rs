@@ -1,4 +1,4 @@
-//! workflow deploy, start, history and the rest, against a Step Functions API that knows one workflow.
+//! workflow deploy, start, history and the rest, against a Step Functions API with one workflow.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use crate::fake::{Fake, Ran, Seen, answer, finish, mayfly, ok};
 const WORKFLOW: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:order";
 const EXECUTION: &str = "arn:aws:states:us-east-1:000000000000:execution:order:e1";
 
-/// The API of a test: the workflow once it is created, and how its executions end.
+/// The API of a test: the workflow once it is created, and the result of its executions.
 #[derive(Default)]
 struct Api {
     workflow: Mutex<Option<Value>>,
@@ -63,7 +63,7 @@ impl Api {
         execution
     }
 
-    /// Pages of two events, in the order that is asked for.
+    /// Pages of two events, in the requested order.
     fn history(&self, params: &Value) -> Value {
         let end = if self.fails { "ExecutionFailed" } else { "ExecutionSucceeded" };
         let mut events = [
@@ -219,7 +219,7 @@ async fn stop_and_delete_say_what_cannot_be() {
     assert!(run(&fake, &["delete", "nothing"]).await.failed().contains("there is no workflow nothing"));
 }
 
-/// A server with the namespace `shop`, whose workflows are all there are asked for.
+/// A server with the namespace `shop` and the workflow `shop.order`.
 async fn shop() -> Fake {
     Fake::start(|seen| {
         let Some(operation) = seen.target.strip_prefix("AWSStepFunctions.") else {
@@ -276,7 +276,7 @@ async fn plain_names_stand_in_the_namespace() {
     }
     assert_eq!(run(&fake, &["list", "-o", "name", "-n", "shop"]).await.ok(), "workflow/shop.order\n");
     assert_eq!(run(&fake, &["list", "-o", "name"]).await.ok(), "workflow/order\nworkflow/shop.order\n");
-    // As for the other commands, without the flag it is the kubeconfig's.
+    // As in other commands, the default namespace is the kubeconfig's.
     let kubeconfig = crate::fake::kubeconfig(&fake.url).replace("user: u}", "user: u, namespace: shop}");
     fake.file("data/kubeconfig", kubeconfig);
     assert_eq!(run(&fake, &["list", "-o", "name"]).await.ok(), "workflow/shop.order\n");
@@ -289,7 +289,7 @@ async fn deploy_refuses_what_would_be_elsewhere() {
     let dotted = fake.file("a.b.yaml", YAML);
     for (line, expected) in [
         (&["deploy", file.as_str(), "-n", "shop"][..], "shop.Order_2 cannot be an object in namespace shop"),
-        (&["deploy", &dotted, "-n", "shop"], "a.b is no name in namespace shop: it has a dot"),
+        (&["deploy", &dotted, "-n", "shop"], "a.b is not a name in namespace shop: it has a dot"),
         (&["deploy", &file, "--name", "order", "-n", "nosuch"], "there is no namespace nosuch"),
     ] {
         let error = run(&fake, line).await.failed();

@@ -163,7 +163,7 @@ async fn an_interrupt_ends_it_in_order() -> Result<()> {
     let output = tokio::time::timeout(wait::PATIENCE, ended).await.context("it goes on")???;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.code() == Some(0), "{:?}: {said}", output.status);
-    ensure!(said.contains("stopping; once more to stop at once"), "{said}");
+    ensure!(said.contains("stopping; send the signal again to stop at once"), "{said}");
     ensure!(said.contains("\"stopped\"") && !said.contains("panicked"), "{said}");
     ensure!(!data.join("endpoints.json").exists(), "it says that it is still there");
     // Nothing of it is left that would be in the way.

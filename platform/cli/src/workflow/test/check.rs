@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::file::Expect;
 use super::run::Ran;
 
-/// One thing that differs.
+/// A difference between the expected and the actual result.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Difference {
-    /// `status`, `output.total`, `retries.Charge`.
+    /// The field, such as `status`, `output.total`, `retries.Charge`.
     pub(super) what: String,
     pub(super) expected: Value,
     pub(super) got: Value,
@@ -74,7 +74,7 @@ pub(super) fn compare(expect: &Expect, ran: &Ran) -> Vec<Difference> {
     found
 }
 
-/// A span as it is written.
+/// A duration in its written form.
 pub(super) fn seconds(time: std::time::Duration) -> String {
     let whole = time.as_secs();
     let (days, hours, minutes, rest) = (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60, whole % 60);
@@ -93,14 +93,14 @@ pub(super) fn seconds(time: std::time::Duration) -> String {
     parts.join(" ")
 }
 
-/// Does a value hold all of a part? Members may be more, items of arrays may not.
+/// Whether `whole` contains `part`. Objects may have more members; arrays must have the same items.
 pub(super) fn includes(whole: &Value, part: &Value) -> bool {
     let mut found = Vec::new();
     differ("", part, whole, true, &mut found);
     found.is_empty()
 }
 
-/// Adds where two values differ, each at its own place.
+/// Adds each difference of two values with its path.
 fn differ(place: &str, expected: &Value, got: &Value, in_part: bool, found: &mut Vec<Difference>) {
     match (expected, got) {
         (Value::Object(wanted), Value::Object(there)) => {

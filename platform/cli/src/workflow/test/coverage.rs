@@ -1,4 +1,4 @@
-//! Which states, branches of choices and catchers the cases have reached.
+//! The states, branches of choices and catchers that the cases have reached.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::run::{is_entry, text};
 use super::subject::Subject;
 
-/// The states, branches and catchers in the order of the text, and those that were reached.
+/// The states, branches and catchers in the order of the definition, and the reached ones.
 pub(super) struct Coverage {
     states: Part,
-    /// `Route → Ship`: rules with the same target are one branch.
+    /// Such as `Route → Ship`: rules with the same target count as one branch.
     choices: Part,
-    /// `Charge: CardDeclined → Refund`.
+    /// Such as `Charge: CardDeclined → Refund`.
     catchers: Part,
 }
 
@@ -89,7 +89,7 @@ impl Coverage {
         }
     }
 
-    /// A state was left for another.
+    /// Records a transition from one state to another.
     fn passed(&mut self, subject: &Subject, left: &State, before: Option<&HistoryEvent>, next: &str) {
         if matches!(left.kind, StateKind::Choice(_)) {
             self.choices.reached.insert(branch(left, next));
@@ -122,7 +122,7 @@ impl Coverage {
         })
     }
 
-    /// One line for each kind there is.
+    /// One line for each kind that the definition contains.
     pub(super) fn lines(&self) -> Vec<String> {
         let parts =
             [(&self.states, "states"), (&self.choices, "choice branches"), (&self.catchers, "catchers")];

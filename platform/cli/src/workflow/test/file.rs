@@ -1,4 +1,4 @@
-//! The format of tests of a definition.
+//! The format of test files for a definition.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,7 +20,7 @@ use crate::{failure::Failure, yaml};
 pub(super) const ENDINGS: [&str; 3] = [".test.yaml", ".test.yml", ".test.json"];
 /// The suffixes of a definition beside a test file.
 const DEFINITION_ENDINGS: [&str; 6] = [".yaml", ".yml", ".json", ".asl.json", ".asl.yaml", ".asl.yml"];
-/// The largest test file that is read.
+/// The largest test file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
 /// Mocks by state or by resource.
@@ -30,20 +30,20 @@ pub(super) type Mocks = BTreeMap<String, Mock>;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TestFile {
-    /// Beside the test file.
+    /// The path of the definition; by default the file beside the test file.
     pub(super) definition: Option<PathBuf>,
-    /// Standard by default.
+    /// The type of the workflow; standard by default.
     #[serde(rename = "type")]
     pub(super) kind: Option<StateMachineType>,
-    /// When executions start.
+    /// The start time of executions.
     pub(super) now: Option<Timestamp>,
-    /// For all cases.
+    /// Mocks for all cases.
     #[serde(default)]
     pub(super) mocks: Mocks,
     /// The files for the item readers of distributed maps, by `bucket/key`.
     #[serde(default)]
     pub(super) files: HashMap<String, Value>,
-    /// In order.
+    /// The cases in order.
     #[serde(default)]
     pub(super) cases: Vec<Case>,
 }
@@ -57,7 +57,7 @@ pub(super) struct Case {
     pub(super) input: Ordered,
     #[serde(default)]
     pub(super) now: Option<Timestamp>,
-    /// Replaces the mock of the same name in the file.
+    /// Override mocks of the same name in the file.
     #[serde(default)]
     pub(super) mocks: Mocks,
     #[serde(default)]
@@ -84,7 +84,7 @@ fn empty() -> Ordered {
 #[derive(Debug)]
 pub(super) struct Mock {
     pub(super) answers: Vec<ScriptedAnswer>,
-    /// Whether the answers are a list: each is given once unless `times` is set.
+    /// Whether the answers are a list: each is used once unless `times` is set.
     pub(super) listed: bool,
 }
 
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Mock {
             }
             let text = serde_json::to_string(written).map_err(D::Error::custom)?;
             let answer: ScriptedAnswer = serde_json::from_str(&text).map_err(|error| {
-                // The place is one in our own text.
+                // The position refers to internal text, so it is removed.
                 let told = error.to_string();
                 D::Error::custom(told.split(" at line ").next().unwrap_or_default())
             })?;
@@ -124,25 +124,25 @@ impl<'de> Deserialize<'de> for Mock {
     }
 }
 
-/// One answer of a task's service; `never` alone is written for `{never: true}`.
+/// One answer of a task's service; a bare `never` stands for `{never: true}`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "never, or an answer such as {result: {ok: true}}")]
 pub(super) struct ScriptedAnswer {
-    /// The service's answer, as the state sees it.
+    /// The service's result, as seen by the state.
     #[serde(default, deserialize_with = "there")]
     pub(super) result: Option<Ordered>,
-    /// The function's answer; `lambda:invoke` puts it into its envelope.
+    /// The function's payload; `lambda:invoke` wraps it in its envelope.
     #[serde(default, deserialize_with = "there")]
     pub(super) payload: Option<Ordered>,
     pub(super) error: Option<String>,
-    /// Text; anything else is made JSON text.
+    /// Text; other values are converted to JSON text.
     pub(super) cause: Option<Value>,
-    /// It never answers: only a timeout ends the task.
+    /// Whether it never answers: only a timeout ends the task.
     #[serde(default)]
     pub(super) never: bool,
-    /// The duration.
+    /// The delay of the answer.
     pub(super) after: Option<Time>,
-    /// A sign of life as often as this while it takes long.
+    /// The interval of heartbeats during the delay.
     pub(super) heartbeat: Option<Time>,
     /// The number of calls that it answers.
     pub(super) times: Option<u32>,
@@ -150,7 +150,7 @@ pub(super) struct ScriptedAnswer {
     pub(super) when: Option<Value>,
 }
 
-/// `result: null` is a result.
+/// Distinguishes `result: null`, which is a result, from an absent one.
 fn there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ordered>, D::Error> {
     Ordered::deserialize(deserializer).map(Some)
 }
@@ -168,7 +168,7 @@ impl ScriptedAnswer {
     }
 }
 
-/// A span of time: `1h 30m`, `2d`, `PT5S`, or a number of seconds.
+/// A duration: `1h 30m`, `2d`, `PT5S`, or a number of seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Time(pub(super) Duration);
 
@@ -176,7 +176,7 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let unclear = || format!("{text:?} is no span of time; write 90s, 1h 30m or 2d");
+        let unclear = || format!("{text:?} is not a duration; write 90s, 1h 30m or 2d");
         let span: Span = text.trim().parse().map_err(|_| unclear())?;
         let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| unclear())?;
         Duration::try_from(length).map(Self).map_err(|_| unclear())
@@ -192,7 +192,7 @@ impl<'de> Deserialize<'de> for Time {
                 let seconds = seconds.as_f64().unwrap_or(-1.0);
                 Duration::try_from_secs_f64(seconds).map(Self).map_err(D::Error::custom)
             }
-            other => Err(D::Error::custom(format!("{other} is no span of time; write 90s, 1h 30m or 2d"))),
+            other => Err(D::Error::custom(format!("{other} is not a duration; write 90s, 1h 30m or 2d"))),
         }
     }
 }
@@ -208,19 +208,19 @@ pub(super) struct Expect {
     pub(super) error: Option<String>,
     pub(super) cause: Option<String>,
     pub(super) cause_includes: Option<String>,
-    /// States in the order they were entered.
+    /// States in the order of their entry.
     pub(super) path: Option<Vec<String>>,
     /// Retries by Task state.
     #[serde(default)]
     pub(super) retries: BTreeMap<String, u32>,
-    /// Calls by Task state, retries included.
+    /// Calls by Task state, including retries.
     #[serde(default)]
     pub(super) calls: BTreeMap<String, u32>,
     /// The arguments of a Task state's last call, or a part of them.
     #[serde(default)]
     pub(super) arguments: BTreeMap<String, Value>,
     pub(super) elapsed: Option<Time>,
-    /// Nothing is expected, not even success.
+    /// Whether nothing is expected, not even success.
     #[serde(skip)]
     pub(super) nothing: bool,
 }
@@ -236,7 +236,7 @@ impl Expect {
         Self { nothing: true, ..Self::default() }
     }
 
-    /// A misspelt name would be an expectation that is never looked at.
+    /// Checks the names of states: an expectation about a misspelt name would never be checked.
     pub(super) fn check_names(&self, subject: &Subject, case: &str) -> anyhow::Result<()> {
         if let Some(status) = self.status.as_deref().filter(|status| !STATUSES.contains(status)) {
             let todo = format!("a status is one of {}", STATUSES.join(", "));
@@ -245,7 +245,8 @@ impl Expect {
         let path = self.path.iter().flatten();
         for name in path.chain(self.retries.keys()).chain(self.calls.keys()).chain(self.arguments.keys()) {
             if !subject.has_state(name) {
-                let what = format!("case {case:?} expects something of {name}, and there is no such state");
+                let what =
+                    format!("case {case:?} has an expectation about {name}, but there is no such state");
                 return Err(Failure::error(what, subject.nearest(name)));
             }
         }
@@ -281,7 +282,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
     Ok(file)
 }
 
-/// The error for a file that is no test file but a file that belongs to one.
+/// The error for a file that is not a test file but belongs to one.
 fn mistaken(text: &str, source: &str) -> Option<Failure> {
     let written: Ordered = yaml::read(text).ok()?;
     let is_there = |name: &str| written.get(name).is_some();
@@ -297,7 +298,7 @@ fn mistaken(text: &str, source: &str) -> Option<Failure> {
     })
 }
 
-/// The definition a test file is about.
+/// The path of the definition under test.
 pub(super) fn definition_of(path: &Path, file: &TestFile) -> anyhow::Result<PathBuf> {
     let folder = path.parent().unwrap_or(Path::new(""));
     if let Some(definition) = &file.definition {

@@ -1,4 +1,4 @@
-//! The outcome of a test run, for a person or for a program.
+//! The result of a test run, as text or as data.
 
 use std::fmt::Write as _;
 
@@ -8,26 +8,26 @@ use super::check::{Difference, seconds};
 use super::coverage::Coverage;
 use super::run::Ran;
 
-/// A value longer than this is cut, in letters.
+/// The length limit of a value, in characters.
 const VALUE_LETTERS_MAX: usize = 400;
 
-/// All files.
+/// The report about all files.
 #[derive(Default)]
 pub(super) struct TestReport {
     files: Vec<FileReport>,
 }
 
-/// One file.
+/// The report about one file.
 pub(super) struct FileReport {
     file: String,
     pub(super) definition: String,
-    /// Why its cases could not be run.
+    /// The reason why its cases could not be run.
     pub(super) problem: Option<String>,
     pub(super) cases: Vec<CaseReport>,
     pub(super) coverage: Option<Coverage>,
 }
 
-/// One case.
+/// The report about one case.
 pub(super) struct CaseReport {
     name: String,
     pub(super) ran: Ran,
@@ -43,7 +43,7 @@ impl TestReport {
         self.files.iter().flat_map(|file| &file.cases)
     }
 
-    /// Cases that failed, and files that could not be run.
+    /// The number of failed cases, and of files that could not be run.
     pub(super) fn failed(&self) -> usize {
         let broken = self.files.iter().filter(|file| file.problem.is_some()).count();
         broken + self.cases().filter(|case| !case.passed()).count()
@@ -57,7 +57,7 @@ impl TestReport {
         })
     }
 
-    /// `passed file: case`, a line each.
+    /// A line `passed file: case` for each case.
     pub(super) fn names(&self) -> String {
         let mut text = String::new();
         for file in &self.files {
@@ -190,7 +190,7 @@ impl Difference {
     }
 }
 
-/// States of a path that are shown at its beginning and at its end; those between are counted.
+/// The number of states shown at the beginning and at the end of a path; those in between are counted.
 const PATH_SHOWN: usize = 20;
 
 /// The states in the order of entry.
@@ -203,7 +203,7 @@ fn shown_path(path: &[String]) -> String {
     format!("{} → … {between} more … → {}", first.join(" → "), last.join(" → "))
 }
 
-/// Paths as paths, everything else as JSON.
+/// Arrays of strings are shown as paths, other values as JSON.
 fn value_text(value: &Value) -> String {
     match value {
         Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_string) => {

@@ -1,4 +1,4 @@
-//! One case, taken through the real engine: a journal in memory, a clock that jumps.
+//! Runs one case on the real engine, with a journal in memory and a virtual clock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,13 +30,13 @@ const START: &str = "2026-01-01T00:00:00Z";
 const ROUND: Duration = Duration::from_millis(2);
 /// The number of rounds without progress after which the execution is stopped.
 const IDLE_ROUNDS_MAX: u32 = 25;
-/// The most events of a case's history, as on AWS: mocks may make a definition loop forever.
+/// The limit of events of a case's history, as on AWS: mocks may make a definition loop forever.
 const HISTORY_EVENTS_MAX: u64 = 25_000;
-/// The last states of a path among which those of an endless loop are looked for.
+/// The number of last states of a path that are searched for an endless loop.
 const LOOP_STATES_MAX: usize = 200;
 /// The longest duration of a case on the wall clock.
 const CASE_MAX: Duration = Duration::from_secs(60);
-/// The maximum number of children of a map run whose history is read.
+/// The number of children of a map run whose history is read.
 const CHILDREN_MAX: usize = 10_000;
 
 /// The result of a case.
@@ -50,9 +50,9 @@ pub(super) struct Ran {
     pub(super) retries: BTreeMap<String, u32>,
     pub(super) calls: BTreeMap<String, Vec<Value>>,
     pub(super) elapsed: Duration,
-    /// Why it could not be run to its end.
+    /// The reason why it could not be run to its end.
     pub(super) problem: Option<String>,
-    /// Of the execution, and of the children of its map runs.
+    /// The events of the execution, and of the children of its map runs.
     pub(super) events: Vec<Arc<Vec<HistoryEvent>>>,
 }
 
@@ -97,7 +97,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
     Ok(engine)
 }
 
-/// Waits for the end; what keeps it from coming is returned.
+/// Waits for the end; returns the reason if the execution cannot end.
 async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
@@ -121,7 +121,7 @@ async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<S
     }
 }
 
-/// Names the states of a loop that only the limit of events ended.
+/// Names the states of a loop that was ended only by the limit of events.
 fn endless_loop(ran: &Ran) -> Option<String> {
     let events = ran.events.first().map_or(0, |events| events.len());
     if ran.status != "FAILED" || (events as u64) < HISTORY_EVENTS_MAX {
@@ -134,7 +134,7 @@ fn endless_loop(ran: &Ran) -> Option<String> {
         }
     }
     Some(format!(
-        "it does not end: after {events} events it still goes round between {}; give a mock another answer after \
+        "it does not end: after {events} events it still loops between {}; give a mock another answer after \
          some calls (times: N), or a state that ends the loop",
         states.join(", ")
     ))
@@ -210,7 +210,7 @@ impl Activities for Nobody {
     }
 }
 
-/// The same randomness at every run.
+/// Deterministic random numbers.
 #[derive(Default)]
 struct Repeatable(AtomicU64);
 

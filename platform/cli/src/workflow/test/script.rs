@@ -1,4 +1,4 @@
-//! Mocks for the engine: the answer of each call, and the list of calls.
+//! Mocks for the engine: answers each call, and records the calls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use super::file::{self, Case, ScriptedAnswer, TestFile};
 
 /// The mocks of one case.
 pub(super) struct MockScript {
-    /// By name; a case's own come before the file's.
+    /// Mocks by name; a case's own have precedence over the file's.
     mocks: HashMap<String, Arc<[Scripted]>>,
     told: Mutex<Told>,
 }
@@ -91,7 +91,7 @@ impl Mocks for MockScript {
         match chosen {
             Ok(answer) => in_the_engines_words(answer),
             Err(problem) => {
-                // The first problem is reported. The task never ends, so that no catcher hides the problem.
+                // Only the first problem is reported. The task never ends, so that no catcher hides the problem.
                 told.problem.get_or_insert(problem);
                 MockAnswer { after: std::time::Duration::ZERO, heartbeat: None, outcome: None }
             }

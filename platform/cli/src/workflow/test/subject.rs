@@ -1,4 +1,4 @@
-//! The definition under test, and what of it can be mocked.
+//! The definition under test, and the names that can be mocked.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use super::super::{definition as text, reference::Workflow};
 use super::file::Mocks;
 use crate::failure::Failure;
 
-/// The longest duration of an express execution on AWS.
+/// The longest duration of an express execution on AWS, in seconds.
 const EXPRESS_SECONDS_MAX: u64 = 300;
 
 /// A compiled definition.
@@ -24,7 +24,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// Reads and compiles a definition; all that is wrong with it is in the error.
+    /// Reads and compiles a definition; the error lists all problems.
     pub(super) fn load(
         path: &Path,
         kind: Option<StateMachineType>,
@@ -47,7 +47,7 @@ impl Subject {
                     None => one.message.clone(),
                 })
                 .collect();
-            Failure::new(format!("{source} is no valid state machine"), problems.join("\n"))
+            Failure::new(format!("{source} is not a valid state machine"), problems.join("\n"))
         })?;
         if machine_type == StateMachineType::Express {
             let given = compiled.timeout_seconds.unwrap_or(u64::MAX);
@@ -62,8 +62,8 @@ impl Subject {
             arn: format!("{STATE_MACHINE_PREFIX}{name}"),
             name,
             role_arn: ROLE.to_owned(),
-            // Express workflows run as standard ones, with their limit of five minutes: tests check the history,
-            // which express executions do not store.
+            // Express workflows run as standard ones with their limit of five minutes: tests check the history, which
+            // express executions do not store.
             kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),

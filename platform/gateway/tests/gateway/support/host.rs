@@ -1,4 +1,4 @@
-//! A host whose functions do what a test says.
+//! A host whose functions are closures of a test.
 
 use std::sync::{
     Arc,
@@ -16,8 +16,7 @@ use tokio::time::Instant;
 type Act =
     dyn Fn(HostedSpec, Request<Body>) -> BoxFuture<'static, Result<Response<Body>, CallError>> + Send + Sync;
 
-/// Runs a closure for each call, and counts the calls that have begun and are neither answered nor
-/// dropped.
+/// Runs a closure for each call, and counts the calls that have started and are neither answered nor dropped.
 pub struct ScriptedHost {
     act: Arc<Act>,
     pub running: Arc<AtomicUsize>,

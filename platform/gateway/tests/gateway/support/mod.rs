@@ -1,4 +1,4 @@
-//! A gateway with its surroundings: an API that is only its wire, a host, and a client.
+//! A gateway with its environment: a fake API server, a host, and a client.
 
 #![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
@@ -47,7 +47,7 @@ const REVISIONS: &str = "/apis/mayfly.dev/v1/revisions";
 const SECRETS: &str = "/api/v1/secrets";
 const CONFIG_MAPS: &str = "/api/v1/configmaps";
 
-/// An API server as its clients see it: lists, watches, and patches of ReplicaSets.
+/// A fake API server: lists, watches, and patches of ReplicaSets.
 #[derive(Clone, Default)]
 pub struct FakeApi {
     state: Arc<Mutex<FakeState>>,
@@ -66,7 +66,7 @@ struct FakeState {
 #[derive(Default)]
 struct Kind {
     objects: BTreeMap<String, Value>,
-    /// Every event, with its revision: a watch gets those after the one that it names.
+    /// All events with their resource versions: a watch gets those after its own version.
     events: Vec<(u64, Value)>,
     watches: Vec<mpsc::Sender<Value>>,
 }
@@ -111,13 +111,13 @@ impl FakeApi {
         kind.tell(revision, json!({"type": "DELETED", "object": object}));
     }
 
-    /// A function and its first revision, `<name>-00001`, and the ReplicaSet of that.
+    /// Creates a function, its first revision `<name>-00001`, and the revision's ReplicaSet.
     pub fn function(&self, name: &str, spec: Value) {
         self.revision(name, 1, spec.clone());
         self.traffic(name, spec);
     }
 
-    /// The function alone.
+    /// Creates only the function.
     pub fn traffic(&self, name: &str, mut spec: Value) {
         spec["source"] = json!({"component": Digest::of(name.as_bytes())});
         self.put(
@@ -178,7 +178,7 @@ impl FakeApi {
         self.delete(FUNCTIONS, name);
     }
 
-    /// From now on every request fails and every watch is cut; or all is well again.
+    /// While down, every request fails and every watch is closed.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
         self.state.lock().unwrap().kinds.values_mut().for_each(|kind| kind.watches.clear());
@@ -277,7 +277,7 @@ pub fn config() -> Config {
 }
 
 impl World {
-    /// With functions that answer with their revision, method and URI after `delay`.
+    /// A world whose functions answer with their revision, method and URI after `delay`.
     pub async fn new(api: FakeApi, delay: Duration) -> Self {
         Self::with(api, config(), Arc::new(SimulatedFunctions::new(delay)), None).await
     }
@@ -333,7 +333,7 @@ impl World {
         self.simulated.function(&ObjectKey::new("ns", name)).expect("it is prepared")
     }
 
-    /// Asks until the answer is as wished.
+    /// Repeats the request until the response satisfies the condition.
     pub async fn until(&self, path: &str, wished: impl Fn(StatusCode, &str) -> bool) {
         eventually(|| async {
             let (status, body) = self.get(path).await;
@@ -356,7 +356,7 @@ impl World {
     }
 }
 
-/// Looks again and again, for as long as a slow machine may need. Where that is not enough, it says which line asked.
+/// Polls until the condition holds, for as long as a slow machine may need. On a timeout, reports the caller's line.
 #[track_caller]
 pub fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) -> impl Future<Output = ()> {
     let asked = std::panic::Location::caller();
@@ -371,13 +371,13 @@ pub fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) -> impl Futu
     }
 }
 
-/// Sends bytes over a connection of their own, and reads until the server closes it.
+/// Sends bytes over a new connection, and reads until the server closes it.
 pub async fn raw(address: SocketAddr, request: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // What came before a reset counts.
+    // Data received before a reset counts.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }

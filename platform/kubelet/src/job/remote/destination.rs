@@ -1,8 +1,8 @@
 //! The addresses that a node connects to on behalf of a pod.
 //!
-//! A node reaches more than a pod should: its own ports, the metadata service of a cloud, other machines of the
-//! network. So a name has to have public addresses, and an address has to be public, unless the pod's egress rules list
-//! that address (or `localhost`) themselves: the same rules as for a function's requests.
+//! A node can reach more than a pod should: its own ports, the metadata service of a cloud, other machines of the
+//! network. So a host name must resolve to public addresses, and an address must be public, unless the pod's egress
+//! rules list that address (or `localhost`) themselves: the same rules as for a function's requests.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,7 +18,7 @@ use super::TransferError;
 /// The timeout of the lookup of a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The URL as messages show it: without a query, which may hold a signature, and without a user.
+/// The URL for messages: without the query, which may hold a signature, and without user information.
 pub(super) fn shown(url: &Url) -> String {
     format!("{}://{}{}", url.scheme(), authority(url), url.path())
 }
@@ -28,7 +28,7 @@ pub(super) fn authority(url: &Url) -> &str {
     &url[url::Position::BeforeHost..url::Position::AfterPort]
 }
 
-/// The addresses of a URL's host that may be connected to; one at least.
+/// The addresses of a URL's host that may be connected to; at least one.
 pub(super) async fn addresses(rules: &[EgressRule], url: &Url) -> Result<Vec<SocketAddr>, TransferError> {
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     let port = url.port_or_known_default().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Git repositories, fetched by the node's `git`: no shell, no hooks, no submodules, no settings of the machine.
+//! Git repositories, fetched by the node's `git` without a shell, hooks, submodules or the machine's configuration.
 //!
-//! The program is given the addresses that were checked, so it looks up no name again. Settings and credentials are in
-//! its environment, which only the node's own user can read, and not on its command line.
+//! The program gets the addresses that were checked, so it resolves no name again. Settings and credentials are in its
+//! environment, which only the node's own user can read, and not on its command line.
 
 use std::{ffi::OsStr, io, path::Path, process::Stdio, time::Duration};
 
@@ -14,15 +14,15 @@ use url::Url;
 use super::{Remote, TransferError, destination::addresses};
 use crate::job::{blocking, stage, tree};
 
-/// Protocols that need no setting of the operator.
+/// Protocols that are allowed without configuration.
 const PROTOCOLS: [&str; 2] = ["http", "https"];
-/// Where the program and the helpers that it starts are.
+/// The search path for the program and the helpers that it starts.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How often the fetched files are measured.
+/// The interval of measuring the fetched files.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
-/// Bytes of the program's messages that are read.
+/// The number of bytes of the program's messages that are read.
 const MESSAGES_BYTES_MAX: u64 = 16 << 10;
-/// Messages of failures that another attempt does not change.
+/// Messages of failures that a retry does not change.
 const LASTING: &[&str] = &[
     "couldn't find remote ref",
     "not our ref",
@@ -36,7 +36,7 @@ const LASTING: &[&str] = &[
 ];
 
 impl<S: EnvSources + Sync> Remote<'_, S> {
-    /// Makes the folder `to` with the files of the revision.
+    /// Creates the folder `to` with the files of the revision.
     pub(super) async fn checkout(&self, location: &GitLocation, to: &Path) -> Result<(), TransferError> {
         let settings = self.settings(location).await?;
         let folder = to.to_owned();
@@ -76,14 +76,14 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
         }
         let mut settings: Vec<(String, String)> = [
             ("core.hooksPath", "/dev/null"),
-            // A link could lead anywhere on the node.
+            // A symbolic link could point anywhere on the node.
             ("core.symlinks", "false"),
             ("core.fsmonitor", "false"),
             ("gc.auto", "0"),
             // A redirect would lead to an address that was not checked.
             ("http.followRedirects", "false"),
             ("protocol.allow", "never"),
-            // Repositories of `file` belong to others; nothing of theirs is run.
+            // `file` repositories belong to other users; none of their hooks or settings are run.
             ("safe.directory", "*"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -91,7 +91,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
         settings.push((format!("protocol.{protocol}.allow"), "always".into()));
         if is_web {
             let url = Url::parse(&location.repository)
-                .map_err(|error| TransferError::Permanent(format!("git.repository is no URL: {error}")))?;
+                .map_err(|error| TransferError::Permanent(format!("git.repository is not a URL: {error}")))?;
             let host = url.host_str().unwrap_or_default();
             let port = url.port_or_known_default().unwrap_or_default();
             let addresses = addresses(&self.egress, &url).await?;
@@ -100,7 +100,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
         }
         if let Some(name) = &location.credentials_secret {
             if !is_web {
-                let why = "git.credentialsSecret goes with http and https";
+                let why = "git.credentialsSecret is only valid with http and https";
                 return Err(TransferError::Permanent(why.into()));
             }
             let secret = self.secret(name)?;
@@ -152,7 +152,7 @@ impl Git<'_> {
         let messages = async {
             let mut text = Vec::new();
             if let Some(mut stderr) = stderr {
-                // What cannot be read is missing in the message only.
+                // A read error only shortens the message.
                 let _ = (&mut stderr).take(MESSAGES_BYTES_MAX).read_to_end(&mut text).await;
                 let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
             }
@@ -162,7 +162,7 @@ impl Git<'_> {
         let (status, messages) = tokio::select! {
             ended = ended => ended,
             () = self.grown_too_large() => {
-                return Err(TransferError::Permanent(format!("it has more than {} bytes", self.bytes_max)));
+                return Err(TransferError::Permanent(format!("the repository has more than {} bytes", self.bytes_max)));
             }
         };
         match status {
@@ -172,7 +172,7 @@ impl Git<'_> {
         }
     }
 
-    /// Returns when the folder is larger than it may be.
+    /// Returns when the folder exceeds its maximum size.
     async fn grown_too_large(&self) {
         loop {
             tokio::time::sleep(MEASURE_EVERY).await;
@@ -184,20 +184,20 @@ impl Git<'_> {
     }
 }
 
-/// Ends the program and the helpers that it started, if they are still running.
+/// Kills the program and the helpers that it started, if they are still running.
 struct ProcessGroup(Option<u32>);
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         let group = self.0.and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
-            // It fails if all have ended.
+            // Fails if all of them have ended.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
 
-/// The program's reason, without what it says besides.
+/// The reason in the program's messages, without its other output.
 fn failure(messages: &str) -> TransferError {
     let lines = || messages.lines().map(str::trim).filter(|line| !line.is_empty());
     let reason = lines().find_map(|line| line.strip_prefix("fatal: ")).or_else(|| lines().next_back());

@@ -38,11 +38,11 @@ use super::{
 
 /// The timeout of a connection to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// The longest pause within a transfer.
+/// The longest time without progress within a transfer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Redirects that are followed.
+/// The number of redirects that are followed.
 const REDIRECTS_MAX: usize = 5;
-/// Bytes of an answer's error document that are read.
+/// The number of bytes of an error response that are read.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 const AGENT: &str = concat!("mayfly/", env!("CARGO_PKG_VERSION"));
 
@@ -53,7 +53,7 @@ type RequestBody = BoxBody<Bytes, std::io::Error>;
 pub(super) struct Exchange {
     pub(super) url: Url,
     pub(super) headers: HeaderMap<HeaderValue>,
-    /// Redirects that may be followed.
+    /// The number of redirects that may still be followed.
     pub(super) redirects: usize,
 }
 
@@ -83,12 +83,12 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
 
     fn exchange(&self, location: &HttpLocation) -> Result<Exchange, TransferError> {
         let url = Url::parse(&location.url)
-            .map_err(|error| TransferError::Permanent(format!("http.url is no URL: {error}")))?;
+            .map_err(|error| TransferError::Permanent(format!("http.url is not a URL: {error}")))?;
         let mut headers = HeaderMap::new();
         let mut add = |name: &str, value: &str, from: &str| {
             let parsed = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
             let Some((name, mut value)) = parsed else {
-                return Err(TransferError::Permanent(format!("{from}: {name:?} is no header")));
+                return Err(TransferError::Permanent(format!("{from}: {name:?} is not a valid header")));
             };
             value.set_sensitive(true);
             headers.insert(name, value);
@@ -127,7 +127,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
             };
             let Some(next) = self.send_request(url, request, save).await? else { return Ok(()) };
             if next.origin() != url.origin() {
-                // Another server does not get what was meant for this one.
+                // Headers meant for one server are not sent to another.
                 exchange.headers.clear();
             }
             exchange = Exchange { url: next, headers: exchange.headers, redirects: exchange.redirects - 1 };
@@ -207,7 +207,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
     }
 }
 
-/// The first address that accepts.
+/// Connects to the first address that accepts.
 async fn connect(url: &Url, addresses: &[SocketAddr]) -> Result<TcpStream, TransferError> {
     let mut last = transient(url, "no address");
     for address in addresses {
@@ -233,7 +233,7 @@ where
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| transient(url, error))?;
     let mut connection = std::pin::pin!(connection);
     let exchange = async {
-        // The body of a request may take the whole time of the transfer; its server's answer may not.
+        // Sending the body may take the whole time of the transfer; the timeout of the answer starts after it.
         let answer = sender.send_request(request).await.map_err(|error| transient(url, error))?;
         use_answer(answer).await
     };
@@ -243,7 +243,7 @@ where
         done = &mut exchange => return done,
         ended = &mut connection => if let Err(error) = ended { return Err(transient(url, error)) },
     }
-    // The connection is at its end, what came of the answer is read.
+    // The connection has ended; the rest of the answer is already buffered.
     exchange.await
 }
 
@@ -263,7 +263,7 @@ fn request(
     Ok(request)
 }
 
-/// The place that a redirect leads to.
+/// The target of a redirect.
 fn target(url: &Url, answer: &Response<Incoming>) -> Option<Result<Url, TransferError>> {
     if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
@@ -278,11 +278,11 @@ fn target(url: &Url, answer: &Response<Incoming>) -> Option<Result<Url, Transfer
             refused("the server redirects from https to http")
         }
         Ok(next) => Some(Ok(next)),
-        Err(_) => refused("the server redirects to what is no URL"),
+        Err(_) => refused("the server redirects to an invalid URL"),
     }
 }
 
-/// An answer that is no success becomes an error, with the code of an S3 service's document if there is one.
+/// Turns an unsuccessful answer into an error, with the code of an S3 error document if there is one.
 async fn succeeded(url: &Url, answer: Response<Incoming>) -> Result<Response<Incoming>, TransferError> {
     let status = answer.status();
     if status.is_success() {
@@ -300,7 +300,7 @@ async fn succeeded(url: &Url, answer: Response<Incoming>) -> Result<Response<Inc
     Err(if passes { transient(url, why) } else { permanent(url, why) })
 }
 
-/// `<Code>NoSuchKey</Code>`. The rest of the document may repeat parts of the request.
+/// The content of the document's `<Code>` (`NoSuchKey`). The rest of the document may repeat parts of the request.
 fn error_code(document: &str) -> Option<&str> {
     let (_, rest) = document.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;
@@ -311,7 +311,7 @@ fn stalled(url: &Url) -> TransferError {
     transient(url, format!("nothing came for {} s", STALL_TIMEOUT.as_secs()))
 }
 
-/// Trusts the node's certificate authorities.
+/// A TLS client that trusts the node's certificate authorities.
 fn tls() -> Result<TlsConnector, TransferError> {
     static CONFIG: LazyLock<Result<Arc<ClientConfig>, String>> = LazyLock::new(|| {
         let mut roots = RootCertStore::empty();

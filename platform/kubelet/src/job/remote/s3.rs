@@ -1,5 +1,5 @@
-//! Objects of S3 services: one GET or PUT, signed with version 4. The bucket is in the path, which every service that
-//! speaks S3 understands.
+//! Objects of S3 services: one GET or PUT, signed with version 4. The bucket is in the path, a style that every
+//! S3-compatible service accepts.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use url::Url;
 
 use super::{Remote, TransferError, http::Exchange};
 
-/// The characters of a key that are encoded in a path.
+/// The characters of a key that are percent-encoded in a path.
 const KEY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 impl<S: EnvSources + Sync> Remote<'_, S> {
@@ -62,7 +62,7 @@ impl<S: EnvSources + Sync> Remote<'_, S> {
             request.map_err(|error| TransferError::Permanent(error.to_string()))?.into_parts();
         let now_ms = Timestamp::now().as_millisecond();
         mayfly_sigv4::sign(&mut head, body_sha256, &credentials, &location.region, "s3", now_ms);
-        // The connection's own, with the same value.
+        // The connection adds its own `Host`, with the same value.
         head.headers.remove(HeaderName::from_static("host"));
         for value in head.headers.values_mut() {
             value.set_sensitive(true);
@@ -75,5 +75,5 @@ fn url(location: &S3Location) -> Result<Url, TransferError> {
     let S3Location { endpoint, bucket, key, .. } = location;
     let key = utf8_percent_encode(key, KEY);
     let text = format!("{}/{bucket}/{key}", endpoint.trim_end_matches('/'));
-    Url::parse(&text).map_err(|error| TransferError::Permanent(format!("s3.endpoint is no URL: {error}")))
+    Url::parse(&text).map_err(|error| TransferError::Permanent(format!("s3.endpoint is not a URL: {error}")))
 }

@@ -54,7 +54,7 @@ impl EnvSources for OneSecret {
     }
 }
 
-/// What a server was asked, and the contents that it was sent.
+/// The requests that a server received, and the contents that were uploaded to it.
 #[derive(Clone, Default)]
 struct Seen {
     requests: Arc<Mutex<Vec<(String, HeaderMap)>>>,
@@ -73,7 +73,7 @@ async fn serve(seen: Seen) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new().fallback(any(answer)).with_state(seen);
-    // It ends with the test's runtime.
+    // Ends with the test's runtime.
     tokio::spawn(async move { axum::serve(listener, router).await });
     address
 }
@@ -189,7 +189,7 @@ impl Node {
         PodUid("uid".into())
     }
 
-    /// The staged files, by name; of a folder, by `folder/name`.
+    /// The staged files by name; files within a folder by `folder/name`.
     async fn staged(
         &self,
         egress: &str,
@@ -282,7 +282,7 @@ async fn a_node_connects_to_what_the_egress_rules_list() {
     assert_eq!(seen.requests.lock().len(), 0);
     assert!(node.staged(&format!("http://localhost:{}", address.port()), localhost).await.is_ok());
 
-    // A redirect leads to no other place, and takes no header to another server.
+    // Redirects obey the egress rules, and headers are not sent to another server.
     let away = at(&format!("/away?http://{other}/data"));
     let told = permanent(node.staged(&format!("http://{address}"), away.clone()).await);
     assert!(told.contains("no public address"), "{told}");
@@ -318,7 +318,7 @@ async fn objects_come_from_and_go_to_s3() {
     let told = permanent(node.staged(&egress, json!({"x": {"s3": wrong_region}})).await);
     assert!(told.contains("(SignatureDoesNotMatch)"), "{told}");
 
-    // Outputs, when the program has ended well.
+    // Outputs are sent after the program has succeeded.
     let targets = json!({"report": {"s3": object("out/report")}, "copy":
         {"http": {"url": format!("http://{address}/put"), "headersSecret": "header"}}});
     let pod = pod(&egress, &json!({"targets": targets}));
@@ -356,7 +356,7 @@ async fn an_output_that_is_not_sent_is_told() {
     let pod = pod(&format!("http://{address}"), &to("/nowhere?x=hunter2-secret"));
     node.files.stage(&pod, &Node::uid(), false, &OneSecret).await.unwrap();
     let done = collect(&node.files, &pod, &Node::uid(), end(), &OneSecret).await.unwrap();
-    assert!(done.unsent.unwrap().contains("the job has not left it"));
+    assert!(done.unsent.unwrap().contains("the job did not write it"));
     let folder = node.files.of(&Node::uid()).artifacts();
     std::fs::write(folder.join("report"), "42").unwrap();
     let done = collect(&node.files, &pod, &Node::uid(), end(), &OneSecret).await.unwrap();
@@ -421,7 +421,7 @@ async fn repositories_come_by_git() {
     let file = format!("file://{}/project.git", folder.path().display());
     assert_eq!(node.staged("", git(&file, json!({}))).await.unwrap(), files("two"));
     assert_eq!(node.staged("", git(&file, json!({"revision": "v1"}))).await.unwrap(), files("one"));
-    // The plain files of a repository, which have all of the history.
+    // A bare repository served as static files, from which only the whole history can be fetched.
     let web = format!("http://{address}/git/project.git");
     let login = json!({"credentialsSecret": "git", "depth": 0, "revision": "v1"});
     assert_eq!(node.staged(&egress, git(&web, login.clone())).await.unwrap(), files("one"));

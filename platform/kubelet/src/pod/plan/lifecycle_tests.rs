@@ -9,7 +9,7 @@ fn pod(spec: Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
 }
 
-/// `name=state`, where a state is `wait`, `run`, `0` to `9` (an exit code) or `run` with what probes found: `+s` the
+/// `name=state`, where a state is `wait`, `run`, `0` to `9` (an exit code), or `run` with probe results: `+s` the
 /// startup probe succeeded, `-l` the liveness probe failed.
 fn local(pod: &Pod, states: &str) -> LocalPod {
     let mut local = LocalPod::learn(pod, &[]);
@@ -83,7 +83,7 @@ fn a_sidecar_holds_the_next_container_up_until_its_startup_probe_has_succeeded()
             ("s=run", "wait"),
             ("s=run+s", "start a"),
             ("s=run-s", "kill s 30s"),
-            // Its restart holds nothing up any more.
+            // A restart of the sidecar blocks nothing any more.
             ("s=run a=1", "restart a"),
         ],
     );

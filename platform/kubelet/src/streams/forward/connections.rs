@@ -1,4 +1,4 @@
-//! The connections of a client that speaks SPDY: each is a pair of streams.
+//! The connections of a SPDY client: each is a pair of streams.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,10 +11,10 @@ use super::{
     ForwardTarget, Framing, PIECES_MAX,
 };
 
-/// The largest number of connections of one client.
+/// The number of concurrent connections of one client.
 const CONNECTIONS_MAX: usize = 256;
 
-/// Two SPDY streams.
+/// The data and error streams of one connection.
 struct SpdyPair {
     data: u32,
     error: u32,
@@ -45,16 +45,16 @@ impl Framing for SpdyPair {
     }
 }
 
-/// The connections of a client that speaks SPDY.
+/// The connections of a SPDY client.
 #[derive(Default)]
 struct SpdyConnections {
-    /// Streams whose partner has not been opened yet, by request.
+    /// Streams whose partner is not open yet, by request id.
     waiting: HashMap<String, WaitingStream>,
     /// The receivers of streams' data.
     open: HashMap<u32, mpsc::Sender<Bytes>>,
     windows: Arc<SendWindows>,
     newest: u32,
-    /// The client has announced no more streams.
+    /// The client has announced that it opens no more streams.
     is_leaving: bool,
 }
 
@@ -71,7 +71,8 @@ pub(super) async fn serve(
     received: &mut (impl Stream<Item = Bytes> + Unpin),
 ) -> Result<(), SpdyError> {
     let (mut codec, mut connections) = (Codec::new()?, SpdyConnections::default());
-    // Tasks, so that one connection does not wait for another's queue; dropped with the client's connection.
+    // One task for each connection, so that none waits for another's queue; all are dropped when the client
+    // disconnects.
     let mut running = JoinSet::new();
     loop {
         let bytes = tokio::select! {
@@ -110,7 +111,7 @@ pub(super) async fn serve(
             {
                 return Ok(());
             }
-            // After the reply: nothing may be sent on a stream before it.
+            // Started after the reply: nothing may be sent on a stream before it.
             if let Some(StreamPair { data, error, port }) = opened {
                 let (sender, pieces) = mpsc::channel(PIECES_MAX);
                 connections.open.insert(data, sender);
@@ -133,23 +134,23 @@ struct StreamPair {
     port: u16,
 }
 
-/// The handling of a stream that the client opens.
+/// The result of a stream that the client opens.
 #[derive(Debug, PartialEq, Eq)]
 enum Opening {
-    /// The other stream of the same request follows.
+    /// The other stream of the same request is still missing.
     Wait,
     Connect(StreamPair),
     Refuse(ResetReason),
 }
 
 impl SpdyConnections {
-    /// Forgets a connection's data stream: it has ended, or the client has reset it.
+    /// Removes a connection's data stream: it has ended, or the client has reset it.
     fn close(&mut self, stream: u32) {
         self.open.remove(&stream);
         self.windows.close(stream);
     }
 
-    /// Passes data on to the pod's side; waits while that has enough of it.
+    /// Passes data to the pod's side; waits while its queue is full.
     async fn data(&mut self, stream: u32, bytes: Bytes, fin: bool) {
         if let Some(sender) = self.open.get(&stream)
             && !bytes.is_empty()
@@ -162,7 +163,7 @@ impl SpdyConnections {
         }
     }
 
-    /// Acts on a frame that opens no stream and has no data, and returns its answer.
+    /// Handles a frame that neither opens a stream nor carries data, and returns the response.
     fn control(&mut self, frame: &Frame) -> Result<Option<Bytes>, SpdyError> {
         match *frame {
             Frame::Reset { stream } => self.close(stream),
@@ -177,7 +178,7 @@ impl SpdyConnections {
 
     /// Finds a stream's partner (upstream: `httpStreamReceived` and `getStreamPair`).
     fn opened(&mut self, stream: u32, headers: &[(String, String)], running: usize) -> Opening {
-        // Clients number their streams upwards with odd numbers.
+        // Clients number their streams with increasing odd numbers.
         if stream.is_multiple_of(2) || stream <= self.newest {
             return Opening::Refuse(ResetReason::Protocol);
         }
@@ -200,7 +201,7 @@ impl SpdyConnections {
         if is_data {
             self.windows.open(stream);
         }
-        // Clients of before Kubernetes 1.2 name no request: they open the error stream, then its data stream.
+        // Clients older than Kubernetes 1.2 send no request id: they open the error stream, then its data stream.
         let request = header("requestid").map(str::to_owned);
         let request =
             request.unwrap_or_else(|| if is_data { stream.saturating_sub(2) } else { stream }.to_string());

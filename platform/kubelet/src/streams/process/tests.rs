@@ -79,7 +79,7 @@ async fn a_process_has_its_streams_and_an_outcome() {
     assert_eq!((&ended[&3][..], &ended[&5][..], &ended[&7][..]), (&b""[..], &b"out"[..], &b"err"[..]));
     let status: Value = serde_json::from_slice(&ended[&1]).unwrap();
     assert_eq!(status["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
-    // What the client still sends is discarded, and it closes the connection.
+    // Further input is discarded, and the client closes the connection.
     client.send(spdy::data(3, &[0; 10_000], false)).await;
     assert!(!running.is_finished());
     drop(client);
@@ -159,14 +159,14 @@ async fn a_process_ends_with_its_client() {
             client.send(block.clone()).await;
         }
     };
-    // The process takes no input, so the client's disconnection is behind what waits for it.
+    // The process takes no input, so the client's disconnection is queued behind unread data.
     assert!(timeout(Duration::from_secs(1), filling).await.is_err());
     drop(client);
     timeout(Duration::from_secs(20), running).await.unwrap().unwrap();
     assert!(process.exit.is_closed(), "the session was dropped");
 }
 
-/// An output without an end, which counts what is read of it.
+/// An endless output that counts the bytes read from it.
 struct Endless(Arc<AtomicUsize>);
 
 impl AsyncRead for Endless {
@@ -199,7 +199,7 @@ async fn a_slow_client_holds_its_process_back() {
         assert!(held > 0 && held <= (FRAMES_MAX + 3) * spdy::DATA_BYTES_MAX, "{held}");
         let mut received = 0;
         if announces_windows {
-            // Reads all that may come, and no more comes until the window is opened.
+            // Drains all output that the window allows; no more arrives until the window is opened.
             let silence = Duration::from_secs(1);
             while let Ok(frame) = timeout(silence, client.frame()).await {
                 let Some(Frame::Data { stream: 5, bytes, fin: false }) = frame else { panic!("{frame:?}") };

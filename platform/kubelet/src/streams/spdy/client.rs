@@ -22,7 +22,7 @@ impl SpdyClient {
     }
 }
 
-/// Announces that streams begin with a window of this size.
+/// Announces the initial window of streams.
 pub(crate) fn initial_window(bytes: u32) -> Bytes {
     let setting = [1, INITIAL_WINDOW_SIZE, bytes].map(u32::to_be_bytes).concat();
     control_frame(SETTINGS, &setting)
@@ -49,7 +49,7 @@ impl ClientConnection {
         self.io.write_all(&frame).await.unwrap();
     }
 
-    /// The next frame that the server sends, pings aside; `None` when it has closed the connection.
+    /// The next frame that the server sends, except pings; `None` when it has closed the connection.
     pub(crate) async fn frame(&mut self) -> Option<Frame> {
         loop {
             match self.codec.next_frame().unwrap() {
@@ -66,7 +66,7 @@ impl ClientConnection {
         }
     }
 
-    /// The content of each stream that has ended by the server's GOAWAY.
+    /// The content of each stream that has ended before the server's GOAWAY.
     pub(crate) async fn until_go_away(&mut self) -> std::collections::BTreeMap<u32, Vec<u8>> {
         let (mut open, mut ended) = (std::collections::BTreeMap::<u32, Vec<u8>>::new(), Vec::new());
         loop {

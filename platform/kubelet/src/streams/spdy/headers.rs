@@ -1,12 +1,12 @@
-//! The header blocks of SPDY/3.1 and their compression (section 2.6.10): all blocks that one side sends are one stream
-//! of zlib, which begins with a dictionary.
+//! The header blocks of SPDY/3.1 and their compression (section 2.6.10): all blocks that one side sends form one zlib
+//! stream, which begins with a dictionary.
 
 use bytes::{Buf as _, BufMut as _};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 use super::SpdyError;
 
-/// Largest block of headers, in bytes; those of exec and port-forward are a few short ones.
+/// The largest header block, in bytes; those of exec and port-forward have a few short headers.
 const HEADERS_BYTES_MAX: usize = 16 << 10;
 
 /// Decompresses the blocks of one connection, in the order of their frames.
@@ -31,11 +31,11 @@ impl HeaderDecoder {
             }
             match self.inflate.decompress_vec(rest, &mut block, FlushDecompress::Sync) {
                 Ok(Status::Ok | Status::BufError) => {}
-                // The stream lasts as long as its connection.
+                // The stream must last as long as the connection.
                 Ok(Status::StreamEnd) => return Err(SpdyError("the headers' compression has ended")),
                 Err(error) if error.needs_dictionary().is_some() => {
                     let set = self.inflate.set_dictionary(&self.dictionary);
-                    set.map_err(|_| SpdyError("the headers' dictionary is another one"))?;
+                    set.map_err(|_| SpdyError("the headers use a different dictionary"))?;
                 }
                 Err(_) => return Err(SpdyError("the headers cannot be decompressed")),
             }
@@ -66,7 +66,7 @@ impl HeaderEncoder {
             put_length(&mut block, text.len());
             block.put_slice(text.as_bytes());
         }
-        // Deflate adds a few bytes to what it cannot make smaller.
+        // Deflate adds a few bytes to incompressible input.
         let mut compressed = Vec::with_capacity(64 + 2 * block.len());
         let deflated = self.0.compress_vec(&block, &mut compressed, FlushCompress::Sync);
         deflated.map_err(|_| SpdyError("the headers cannot be compressed"))?;
@@ -87,7 +87,7 @@ fn parse_headers(block: &[u8]) -> Option<Vec<(String, String)>> {
         String::from_utf8(text.to_vec()).ok()
     };
     let count = block.try_get_u32().ok()?;
-    // Each takes eight bytes at least, so a false number ends early.
+    // Each header takes at least eight bytes, so a false count ends early.
     (0..count).map(|_| Some((text(&mut block)?, text(&mut block)?))).collect()
 }
 
@@ -134,11 +134,11 @@ mod tests {
             let low = (low + u32::from(*byte)) % 65521;
             (low, (high + low) % 65521)
         });
-        // Its Adler-32, which every compressed stream contains.
+        // The dictionary's Adler-32, which every compressed stream contains.
         assert_eq!((dictionary.len(), high << 16 | low), (1423, 0xe3c6_a7c2));
     }
 
-    /// More than the window of the compression, so that its state is that of both sides in every block.
+    /// More data than the compression window, to check that both sides keep the same state.
     #[test]
     fn thousands_of_blocks_are_one_stream() {
         let (mut encoder, mut decoder) = (HeaderEncoder::new().unwrap(), HeaderDecoder::new());
@@ -158,7 +158,7 @@ mod tests {
         let large = "x".repeat(HEADERS_BYTES_MAX);
         assert!(HeaderDecoder::new().decode(&block(&[("a", &large)])).is_err());
         assert!(HeaderDecoder::new().decode(&[9; 100]).is_err());
-        // A stream that ends, and goes on.
+        // A stream that continues after its end.
         let mut deflate = Compress::new(Compression::default(), true);
         deflate.set_dictionary(&dictionary()).unwrap();
         let mut ended = Vec::with_capacity(100);

@@ -1,4 +1,4 @@
-//! The framing against a client: what kubectl does.
+//! The framing, against a client that behaves like kubectl.
 
 use super::{client::SpdyClient, *};
 
@@ -63,7 +63,7 @@ fn streams_are_opened_in_pieces_of_any_size() {
     }
 }
 
-/// Programs that write a whole file at once send one frame of it.
+/// Programs that write a whole file at once send it in one frame.
 #[test]
 fn a_frame_of_any_length_is_passed_on_as_it_comes() {
     let content: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();

@@ -1,4 +1,4 @@
-//! A connection that speaks SPDY alone: its frames as bytes, in both directions.
+//! A connection that speaks only SPDY: its frames as bytes, in both directions.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use tokio::{
 
 use super::ping;
 
-/// The pause between pings. A client that disconnected while nothing is read from it, since a process does not take its
-/// input, is noticed by them.
+/// The pause between pings. They detect a client that disconnected while nothing is read from it because the process
+/// takes no input.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// The largest piece that is read at once, in bytes.
+/// The size of one read, in bytes.
 const READ_BYTES: usize = 32 << 10;
 
-/// The bytes that come from the client, until it disconnects.
+/// The bytes received from the client, until it disconnects.
 pub(crate) fn received(reader: impl AsyncRead + Unpin + Send) -> impl Stream<Item = Bytes> + Send {
     futures::stream::unfold(reader, |mut reader| async move {
         let mut piece = BytesMut::with_capacity(READ_BYTES);
@@ -36,7 +36,7 @@ pub(crate) async fn send(
 ) -> std::io::Result<()> {
     let mut pings = tokio::time::interval_at(tokio::time::Instant::now() + PING_EVERY, PING_EVERY);
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // A server's pings have even numbers.
+    // Pings of a server have even numbers.
     let mut next_ping: u32 = 2;
     loop {
         let frame = tokio::select! {

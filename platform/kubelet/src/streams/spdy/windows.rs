@@ -1,8 +1,8 @@
-//! Flow control (section 2.6.8): the number of bytes that a peer is ready to take, on each stream and on the connection.
+//! Flow control (section 2.6.8): the number of bytes that a peer accepts, on each stream and on the connection.
 //!
-//! The peers of exec and port-forward that there are (`moby/spdystream`) do not take part: they announce no window, open
-//! none again, and rely on the connection's own flow control. Their windows would be used up after 64 KiB. So windows
-//! are respected from the moment on at which a peer announces one, with everything that was sent before counted.
+//! The usual peers of exec and port-forward (`moby/spdystream`) do not implement it: they neither announce nor extend
+//! windows, and rely on the connection's own flow control. Their windows would be exhausted after 64 KiB. So windows
+//! apply once a peer announces one, with everything sent before counted.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::SpdyError;
 
-/// The size with which all windows begin, in bytes.
+/// The initial size of all windows, in bytes.
 const INITIAL_BYTES: i64 = 64 << 10;
 /// The largest size of a window, in bytes.
 const BYTES_MAX: i64 = i32::MAX as i64;
@@ -19,11 +19,11 @@ const BYTES_MAX: i64 = i32::MAX as i64;
 /// The windows of one connection. Pure.
 #[derive(Debug)]
 struct Windows {
-    /// Whether the peer takes part in flow control.
+    /// Whether the peer uses flow control.
     in_use: bool,
     initial: i64,
     connection: i64,
-    /// Of the streams that may be sent on. A window may be negative.
+    /// The windows of the open streams. A window may be negative.
     streams: HashMap<u32, i64>,
 }
 
@@ -34,13 +34,13 @@ impl Default for Windows {
     }
 }
 
-/// What may be sent on a stream.
+/// The number of bytes that may be sent on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Allowance {
     Bytes(usize),
-    /// Nothing until a window opens.
+    /// None until the window is extended.
     Wait,
-    /// Nothing any more.
+    /// None: the stream is closed.
     Closed,
 }
 
@@ -64,7 +64,7 @@ impl Windows {
             0 => &mut self.connection,
             stream => match self.streams.get_mut(&stream) {
                 Some(window) => window,
-                // It was closed meanwhile.
+                // The stream was closed meanwhile.
                 None => return Ok(()),
             },
         };
@@ -75,7 +75,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Applies a changed initial size to the streams that are open, too; the connection's window is not concerned.
+    /// Applies a changed initial size to the open streams, too; the connection's window does not change.
     fn set_initial(&mut self, bytes: u32) {
         self.in_use = true;
         let change = i64::from(bytes) - self.initial;
@@ -84,7 +84,7 @@ impl Windows {
     }
 }
 
-/// The same, shared by the tasks that send on one connection.
+/// [`Windows`], shared by the tasks that send on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct SendWindows {
     windows: Mutex<Windows>,
@@ -98,7 +98,7 @@ impl SendWindows {
         windows.streams.insert(stream, initial);
     }
 
-    /// Nothing may be sent on the stream any more: it has ended, or the peer has reset it.
+    /// Closes a stream for sending: it has ended, or the peer has reset it.
     pub(crate) fn close(&self, stream: u32) {
         self.windows.lock().streams.remove(&stream);
         self.changed.notify_waiters();
@@ -115,12 +115,12 @@ impl SendWindows {
         self.changed.notify_waiters();
     }
 
-    /// Whether the peer takes part in flow control, so that this side's windows are to be opened for it again.
+    /// Whether the peer uses flow control, so that this side has to extend the peer's windows.
     pub(crate) fn is_in_use(&self) -> bool {
         self.windows.lock().in_use
     }
 
-    /// Returns when nothing may be sent on a stream any more.
+    /// Returns when a stream is closed for sending.
     pub(crate) async fn closed(&self, stream: u32) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -132,11 +132,11 @@ impl SendWindows {
         }
     }
 
-    /// Waits until bytes may be sent on a stream, and returns how many of `wanted`; `None` when it is closed.
+    /// Waits until bytes may be sent on a stream, and returns their number, at most `wanted`; `None` when it is closed.
     pub(crate) async fn reserve(&self, stream: u32, wanted: usize) -> Option<usize> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // Before the look, so that no change between both is missed.
+            // Registered before the check, so that no change between them is missed.
             changed.as_mut().enable();
             match self.windows.lock().take(stream, wanted) {
                 Allowance::Bytes(bytes) => return Some(bytes),

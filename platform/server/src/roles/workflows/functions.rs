@@ -1,4 +1,4 @@
-//! Functions as tasks: called through the gateway of this process, their errors under Lambda's names.
+//! Functions as tasks: called through the gateway of this process; errors have Lambda's names.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 
 use super::ANSWER_BYTES_MAX;
 
-/// The namespace of function names without one.
+/// The namespace of function names that contain none.
 const NAMESPACE: &str = "default";
-/// The header by which a function distinguishes a retry from a second call.
+/// The header by which a function distinguishes a retry from a new call.
 const HEADER_IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Functions of this process, by name or by a Lambda ARN.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl GatewayFunctions {
     }
 }
 
-/// `arn:aws:lambda:us-east-1:000000000000:function:`, which a function's name follows.
+/// The ARN prefix before a function's name: `arn:aws:lambda:us-east-1:000000000000:function:`.
 pub(super) struct FunctionArns(String);
 
 impl FunctionArns {
@@ -44,7 +44,7 @@ impl FunctionArns {
         Self(format!("arn:{partition}:lambda:{region}:{account}:function:"))
     }
 
-    /// The ARN of a function given by name, partial ARN or ARN: Lambda answers with the ARN in each case.
+    /// The ARN of a function given by name, partial ARN or ARN: Lambda responds with the ARN in each case.
     fn of(&self, function: &str) -> String {
         if function.starts_with("arn:") {
             return function.to_owned();
@@ -106,7 +106,7 @@ impl FunctionCaller for GatewayFunctions {
 }
 
 impl GatewayFunctions {
-    /// Queues an asynchronous invocation (`InvocationType: Event`); the answer comes when it is durable.
+    /// Queues an asynchronous invocation (`InvocationType: Event`); responds when it is durable.
     async fn enqueue(&self, call: &FunctionCall) -> Result<FunctionOutput, InvokeError> {
         let FunctionName { namespace, name, .. } = FunctionName::parse(&call.function);
         let mut request = request(call)?;
@@ -141,7 +141,7 @@ impl GatewayFunctions {
             .into())
     }
 
-    /// A refusal of the gateway: the call's outcome, or a reason to call again later.
+    /// Maps a refusal of the gateway to the call's outcome, or to a reason to retry later.
     fn refused(&self, function: &str, refusal: &Refusal) -> InvokeError {
         match is_passing(refusal, self.gateway.is_ready()) {
             true => InvokeError::Unavailable { reason: refusal.to_string() },
@@ -150,9 +150,9 @@ impl GatewayFunctions {
     }
 }
 
-/// Whether a refusal says nothing of the function: the gateway does not know all routes yet, is being stopped, or
-/// the function's first revision is on its way. A revision that failed stays refused until a new one is deployed, and
-/// retriers and catchers have to see that.
+/// Whether a refusal is not about the function: the gateway does not know all routes yet, is being stopped, or the
+/// function's first revision is being created. A failed revision stays refused until a new one is deployed, which
+/// retriers and catchers have to see.
 fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
     match refusal.code {
         RefusalCode::ShuttingDown => true,
@@ -162,7 +162,7 @@ fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
     }
 }
 
-/// A refusal for want of room: an asynchronous invocation waits for it, as for Lambda's throttles.
+/// Whether a refusal is due to a lack of capacity: asynchronous invocations wait then, as for Lambda's throttling.
 fn has_no_room(refusal: &Refusal) -> bool {
     matches!(refusal.code, RefusalCode::QueueFull | RefusalCode::QueueTimeout | RefusalCode::Overloaded)
 }
@@ -185,7 +185,8 @@ fn accepted() -> FunctionOutput {
     FunctionOutput { payload: "null".into(), status: 202, executed_version: String::new() }
 }
 
-/// JSON as it is; nothing is null; any other text is a string: what an HTTP handler answers is no error.
+/// Converts a response to JSON: JSON is unchanged, an empty text is null, any other text is a string, since an HTTP
+/// handler may return it without an error.
 fn json_of(text: String) -> String {
     match serde_json::from_str::<IgnoredAny>(&text) {
         Ok(IgnoredAny) => text,
@@ -194,7 +195,7 @@ fn json_of(text: String) -> String {
     }
 }
 
-/// The error that a function tells by the contract: a body with `errorType` and `errorMessage`.
+/// The error that a function reports by the contract: a body with `errorType` and `errorMessage`.
 fn contract_error(text: &str) -> Option<FunctionError> {
     let body: Value = serde_json::from_str(text).ok()?;
     let error_type = body.get("errorType")?.as_str()?;
@@ -206,7 +207,7 @@ fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
     FunctionError::new(error_type, cause)
 }
 
-/// The gateway's refusals under the names that people retry and catch on AWS.
+/// The gateway's refusals under the names that retriers and catchers use on AWS.
 fn refused(function: &str, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
     let error_type = match refusal.code {
         RefusalCode::BadRequest | RefusalCode::HeadTooLarge => "Lambda.InvalidParameterValueException",

@@ -1,5 +1,5 @@
-//! Asynchronous invocations between the gateway, which takes them, and the workflow engine, which keeps them; and the
-//! routes below `/invocations` by which they are listed, retried and removed.
+//! Asynchronous invocations between the gateway, which accepts them, and the workflow engine, which stores them; and
+//! the routes below `/invocations` for listing, retrying and removing them.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use mayfly_workflows_engine::engine::{ExecutionError, RunStatus};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Invocations of a page if the request does not say how many.
+/// The default number of invocations of a page.
 const PAGE_DEFAULT: usize = 100;
 /// The largest page.
 const PAGE_MAX: usize = 1_000;
 
-/// The queue behind the gateway.
+/// The gateway's queue of invocations.
 pub(super) struct DurableQueue(pub(super) Arc<Invocations>);
 
 impl InvocationQueue for DurableQueue {
@@ -42,7 +42,7 @@ impl InvocationQueue for DurableQueue {
     }
 }
 
-/// The query of a list or a removal.
+/// The query parameters of a list or a removal.
 #[derive(Debug, Deserialize)]
 struct Selection {
     status: Option<String>,
@@ -59,7 +59,7 @@ impl Selection {
     }
 }
 
-/// An error answer: `{"error": {"message": …}}`.
+/// An error response: `{"error": {"message": …}}`.
 struct Failure(StatusCode, String);
 
 impl axum::response::IntoResponse for Failure {

@@ -1,4 +1,4 @@
-//! The listener of workflows: the Step Functions API, `PutEvents` beside it, CloudEvents at `/events`, and the
+//! The workflows listener: the Step Functions API, `PutEvents` beside it, CloudEvents at `/events`, and the
 //! asynchronous invocations of functions below `/invocations`.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tower::ServiceExt as _;
 
 use mayfly_workflows_controller::{events, invocations::Invocations, triggers::EventRules};
 
-/// Largest request with events: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
+/// The largest request with events, in bytes: AWS's limit of all entries together is 256 KiB; JSON's escapes need more.
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// The prefix of the targets of EventBridge's operations.
 const EVENTS_TARGET: &str = "AWSEvents.";
@@ -41,14 +41,14 @@ pub(super) fn routes(api: Api, events: EventRules, invocations: Arc<Invocations>
         .merge(super::invocations::routes(invocations))
 }
 
-/// The answer to a browser.
+/// The response to a browser.
 async fn not_a_call() -> Response {
     let said = "This is the AWS Step Functions API: its operations are POSTs, which an AWS SDK or the aws CLI makes \
                 (--endpoint-url with this address).\n";
     (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")], said).into_response()
 }
 
-/// Routes by the target header: AWS's services share one address.
+/// Routes by the target header: AWS services share one address.
 async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Response {
     let target =
         request.headers().get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
@@ -83,7 +83,7 @@ async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Res
         let why = format!("a request has {BODY_BYTES_MAX} bytes at most\n");
         return (StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
     };
-    // All of a batch are understood before the first starts anything: what is refused has done nothing.
+    // All events of a batch are parsed before the first starts anything: a refused batch has no effect.
     let events = match events::of_clouds(&parts.headers, &body) {
         Ok(events) => events,
         Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),

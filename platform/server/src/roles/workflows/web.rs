@@ -1,4 +1,4 @@
-//! Requests of `http:invoke` tasks, and to services at an endpoint.
+//! Requests of `http:invoke` tasks, and requests to services at an endpoint.
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture};
@@ -10,7 +10,7 @@ use mayfly_workflows_engine::engine::{HttpTasks, Streamed};
 use super::ANSWER_BYTES_MAX;
 use mayfly_cli::http_client::{self, HttpsClient};
 
-/// Sends what `http:invoke` asks for.
+/// Sends the requests of `http:invoke`.
 pub(super) struct Web(HttpsClient);
 
 impl Web {
