@@ -268,6 +268,40 @@ async fn packages_of_python_are_part_of_a_function_unless_they_are_native() -> R
     Ok(())
 }
 
+/// Writes a wheel in plain Python of 50 modules with a megabyte of text each, which does not compress well.
+const LARGE_WHEEL: &str = r#"
+import random, sys, zipfile
+numbers = random.Random(1)
+with zipfile.ZipFile(sys.argv[1], "w") as wheel:
+    wheel.writestr("bigdata/__init__.py", "")
+    for n in range(50):
+        wheel.writestr(f"bigdata/part{n}.py", f"DATA = '{numbers.randbytes(500_000).hex()}'\n")
+    info = "bigdata-1.0.dist-info"
+    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: bigdata\nVersion: 1.0\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "")
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_megabytes_of_packages_are_part_of_a_function() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [script, wheel] = ["handler.py", "bigdata-1.0-py3-none-any.whl"].map(|name| folder.path().join(name));
+    let mut python = tokio::process::Command::new("python3");
+    let made = python.args(["-c", LARGE_WHEEL]).arg(&wheel).output().await;
+    if !made.as_ref().is_ok_and(|made| made.status.success()) {
+        skipped(test_name!(), "no python3 to make a package");
+        return Ok(());
+    }
+    let up = Up::start().await?;
+    let source = "import bigdata.part7\ndef handle(event):\n    return len(bigdata.part7.DATA)\n";
+    std::fs::write(&script, source)?;
+    std::fs::write(folder.path().join("requirements.txt"), format!("{}\n", wheel.display()))?;
+    deploy_or_skip!(up, script, &[]);
+    let answer = call(&up, "handler", "{}").await?;
+    ensure!(answer.text() == "1000000", "{answer:?}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn templates_pass_their_own_tests_and_answer() -> Result<()> {
     let folder = tempfile::tempdir()?;
