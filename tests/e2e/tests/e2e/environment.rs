@@ -167,7 +167,7 @@ async fn a_listed_name_does_not_lead_to_private_addresses() -> Result<()> {
     }
     let up = Up::start().await?;
     up.deploy("proxy", "proxy", &["--egress", &format!("http://{name}:{port}")]).await?;
-    let why = "it has no public address; private ones must be listed themselves";
+    let why = "it has no public address; private addresses must be listed explicitly";
     denied(&up, &format!("http://{name}:{port}/"), why).await?;
     assert_eq!(upstream.connections(), 0);
     Ok(())
