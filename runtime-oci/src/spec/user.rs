@@ -1,8 +1,8 @@
-//! The user of a process, from the pod and the image: pure.
+//! Resolves the user of a process from the pod and the image; pure functions.
 
 use mayfly_runtime::SecurityOptions;
 
-/// The user of a process, resolved against the image.
+/// The user of a process, with names resolved in the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessUser {
     pub(crate) uid: u32,
@@ -10,10 +10,10 @@ pub(crate) struct ProcessUser {
     pub(crate) groups: Vec<u32>,
 }
 
-/// The user that the container or its image names, with the image's `passwd` and `group` (their texts).
+/// The user of the container or else of its image; `passwd` and `group` are the contents of the image's files.
 ///
 /// # Errors
-/// A name that is not in them.
+/// A name is not in the files, or an id is invalid.
 pub(crate) fn user(
     security: &SecurityOptions,
     image_user: &str,
