@@ -1,4 +1,4 @@
-//! The common part of the load generators in `examples/`: their flags, concurrent clients, the figures.
+//! The common part of the load generators in `examples/`: flags, concurrent clients, results.
 
 use std::time::{Duration, Instant};
 
