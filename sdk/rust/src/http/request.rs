@@ -146,7 +146,7 @@ impl Request {
         self.into_body().bytes().await
     }
 
-    /// The whole body as text, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX); what is not UTF-8 is
+    /// The whole body as text, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX); text that is not UTF-8 is
     /// [`InvalidBody`](super::HttpErrorKind::InvalidBody).
     pub async fn text(self) -> Result<String, HttpError> {
         self.into_body().text().await
