@@ -57,7 +57,7 @@ pub struct Config {
     /// Becomes true once the node's rules for Services are written; pods on the bridge wait for it. `None`: no rules
     /// are written.
     pub service_rules: Option<watch::Receiver<bool>>,
-    /// Whether pods on the bridge have an IPv6 address beside the IPv4 one.
+    /// Whether pods on the bridge have an IPv6 address in addition to the IPv4 one.
     pub dual_stack: bool,
     /// The address of pods with `hostNetwork`.
     pub host_address: IpAddr,

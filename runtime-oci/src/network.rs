@@ -45,7 +45,7 @@ pub(crate) struct BridgeNetwork {
     turn: Mutex<()>,
     /// Becomes true once the node's rules for Services are written; `None` if the node has none.
     service_rules: Option<watch::Receiver<bool>>,
-    /// Whether pods have an IPv6 address beside the IPv4 one.
+    /// Whether pods have an IPv6 address in addition to the IPv4 one.
     dual_stack: bool,
 }
 

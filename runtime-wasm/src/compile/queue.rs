@@ -1,7 +1,7 @@
 //! Decides which component is compiled next, without locks and clocks.
 //!
 //! Components are compiled one at a time as long as that is quick, because a compiler takes hundreds of megabytes of
-//! memory. A compilation that takes longer than [`SLOW_AFTER`] does not block the queue: another may run beside it, up
+//! memory. A compilation that takes longer than [`SLOW_AFTER`] does not block the queue: another may run in parallel, up
 //! to [`RUNNING_MAX`] in total and [`NAMESPACE_RUNNING_MAX`] per namespace. The next component belongs to the namespace
 //! with the least compile time so far; within a namespace the order is by arrival, where each MiB of size counts as one
 //! second of later arrival: small components overtake large ones, but large ones are not starved.

@@ -36,7 +36,7 @@ async fn function(fixture: &Fixture, name: &str, module: &str) -> Arc<dyn Hosted
     fixture.host.prepare(spec(name, component))
 }
 
-/// Calls a function beside four neighbours that are called in a loop, until `time` is over; returns the number of
+/// Calls a function next to four neighbours that are called in a loop, until `time` is over; returns the number of
 /// answers.
 async fn answers_beside(neighbour: &str, time: Duration) -> u32 {
     let fixture = Fixture::new();

@@ -1,7 +1,7 @@
 //! Finds type names that are defined more than once: each concept has one name, and each name one concept.
 //!
 //! Only names that other modules can use are counted (`pub`, `pub(crate)`, …), and no tests: a private type is read
-//! beside its uses.
+//! next to its uses.
 
 use std::{
     collections::BTreeMap,

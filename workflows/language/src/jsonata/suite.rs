@@ -1,6 +1,6 @@
 //! Runs the official JSONata test suite through the same compilation, guards and functions as a workflow's expressions.
 //!
-//! The suite is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` beside the
+//! The suite is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` next to the
 //! repository. Without it the test is skipped with a message.
 
 use std::collections::BTreeSet;
