@@ -197,7 +197,7 @@ impl Archive {
             let digest = format!("sha256:{}", hex::encode(Sha256::digest(&document)));
             let names = entry.repo_tags.unwrap_or_default();
             if names.is_empty() {
-                return Err(ArchiveError::Form("an image in it has no name: save it by name and tag".into()));
+                return Err(ArchiveError::Form("an image in it has no name: save it with name and tag".into()));
             }
             let bytes = document.len() as u64;
             self.images.push(ArchivedImage {

@@ -173,7 +173,7 @@ impl UnpackedImages {
         self.forget();
         match removed.map_err(failed("remove an image"))? {
             Some(_) => Ok(()),
-            None => Err(RuntimeError::ImageMissing(format!("there is no image {name}"))),
+            None => Err(RuntimeError::ImageMissing(format!("image {name} does not exist"))),
         }
     }
 }
@@ -213,7 +213,7 @@ pub(crate) fn architecture() -> &'static str {
 pub(crate) fn check_archive(path: &Path) -> Result<(), RuntimeError> {
     match path.is_file() {
         true => Ok(()),
-        false => Err(RuntimeError::Invalid(format!("{} is no file", path.display()))),
+        false => Err(RuntimeError::Invalid(format!("{} is not a file", path.display()))),
     }
 }
 

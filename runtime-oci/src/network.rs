@@ -97,7 +97,7 @@ impl BridgeNetwork {
         let mut rules = rules.clone();
         match tokio::time::timeout(SERVICE_RULES_TIMEOUT, rules.wait_for(|written| *written)).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(NetworkError("the node's rules for Services are not written; the log says why".into())),
+            _ => Err(NetworkError("the node's rules for Services have not been written; see the log".into())),
         }
     }
 

@@ -297,7 +297,7 @@ impl Head {
         match self.parts.headers.get_all(CONTENT_LENGTH).iter().find(|said| parsed(said) != Some(bytes)) {
             None => Ok(()),
             Some(said) => Err(self.failed.clone().unwrap_or_else(|| {
-                CallError::GuestError(format!("its body has {bytes} bytes, its content-length says {said:?}"))
+                CallError::GuestError(format!("its body has {bytes} bytes, but its content-length is {said:?}"))
             })),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) enum CompileError {
     #[error("{0}")]
     Invalid(String),
     /// A retry may succeed.
-    #[error("compiling ended without a result: {0}")]
+    #[error("compilation failed without a result: {0}")]
     Lost(String),
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
     }
     // The adapter for WASI 0.1 passes only success or failure, not the exit code.
     if error.is::<I32Exit>() {
-        return CallError::Trapped("it ended itself (exit) before it had answered".to_owned());
+        return CallError::Trapped("it exited before it answered".to_owned());
     }
     // A guest that gets no more memory ends in `unreachable` or aborts: report the memory as the cause.
     match memory.refused() {

@@ -178,7 +178,7 @@ impl StoreData {
         if self.memory.hold(held::bytes(&mut self.table)) {
             return Ok(());
         }
-        Err(wasmtime::format_err!("the host holds too much for it: headers, bodies, handles"))
+        Err(wasmtime::format_err!("the host holds too much memory for it: headers, bodies, handles"))
     }
 
     pub(crate) fn new(program: Arc<GuestProgram>) -> Self {

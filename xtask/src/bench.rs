@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
         _ => bail!(
-            "there is no benchmark {name:?}: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
+            "unknown benchmark {name:?}; known are api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
         ),
     };
     let options = Options::parse(rest, parts)?;

@@ -37,7 +37,7 @@ const FILE_LINES_MAX: usize = 500;
 const LEFT_OVERS: &[(&str, &str)] = &[
     (concat!("todo", "!("), "finish it, or make it an error that a user can act on"),
     (concat!("unimplemented", "!("), "finish it, or make it an error that a user can act on"),
-    (concat!("dbg", "!("), "log it, or let it go"),
+    (concat!("dbg", "!("), "log it, or remove it"),
     (concat!("#[ign", "ore"), "print `SKIPPED <name>: <reason>` at run time (see CONTRIBUTING.md)"),
     (concat!("// TO", "DO"), "do it, or file an issue"),
     (concat!("FIX", "ME"), "do it, or file an issue"),
@@ -58,7 +58,7 @@ const CHECKS: &[(&str, Check)] =
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some(unknown) = arguments.iter().find(|one| !CHECKS.iter().any(|(name, _)| name == one)) {
-        bail!("there is no check {unknown:?}: see `cargo xtask lint --help`");
+        bail!("unknown check {unknown:?}: see `cargo xtask lint --help`");
     }
     let workspace = Workspace::locate()?;
     let mut failed = Vec::new();

@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 fn dispatch(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
         print_overview();
-        bail!("say which task");
+        bail!("the name of a task is missing");
     };
     if matches!(name.as_str(), "help" | "--help" | "-h") {
         print_overview();
@@ -104,7 +104,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     }
     let Some(task) = TASKS.iter().find(|task| task.name == name) else {
         print_overview();
-        bail!("there is no task {name:?}");
+        bail!("unknown task {name:?}");
     };
     if rest.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("cargo xtask {}: {}\n\n{}", task.name, task.about, task.help);

@@ -368,7 +368,7 @@ async fn write(
             }
         }
         if offset < total {
-            let cause = format!("the answer ended after {offset} of {total} bytes");
+            let cause = format!("the response ended after {offset} of {total} bytes");
             return Err(WriteError::Source(PullError::Unreachable { host: "the registry".into(), cause }));
         }
         let commit = WriteContentRequest {

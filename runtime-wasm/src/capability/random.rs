@@ -46,7 +46,7 @@ async fn bytes(
 ) -> wasmtime::Result<Vec<u8>> {
     if length > CALL_BYTES_MAX {
         return Err(format_err!(
-            "it asked for {length} random bytes in one call; at most {CALL_BYTES_MAX} can be had"
+            "it requested {length} random bytes in one call; the maximum is {CALL_BYTES_MAX}"
         ));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(length)?);

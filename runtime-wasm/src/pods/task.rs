@@ -25,7 +25,7 @@ impl ContainerExit {
 
     /// The exit of a program that was asked to stop: it cannot receive the request.
     pub(super) fn interrupted() -> Self {
-        let message = "it was ended: a wasm program cannot be told to end by itself".into();
+        let message = "it was killed: a wasm program cannot receive a stop signal".into();
         Self { code: EXIT_KILLED, reason: "Error", message }
     }
 

@@ -80,7 +80,7 @@ impl MemoryPool {
         };
         if wipe == Wipe::Auto && pagemap.is_none() {
             tracing::info!(
-                "instances start slower: this kernel cannot be asked for touched pages (needs 6.7)"
+                "instances start slower: this kernel cannot report touched pages (needs 6.7)"
             );
         }
         let slot_bytes = reserved_bytes + guard_bytes;
@@ -230,7 +230,7 @@ unsafe impl MemoryCreator for MemoryPool {
         if reserved_size_in_bytes.is_some_and(|bytes| bytes > self.0.reserved_bytes)
             || guard_size_in_bytes > self.0.guard_bytes
         {
-            return Err("the engine asks for larger slots than there are".into());
+            return Err("the engine requests larger memories than the slots".into());
         }
         Ok(Box::new(self.memory(minimum)?))
     }
@@ -356,7 +356,7 @@ mod tests {
         let pool = pool(Wipe::Auto);
         let Some(pagemap) = &pool.0.pagemap else {
             eprintln!(
-                "SKIPPED touched_pages_are_found_and_the_page_of_zeros_is_not: this kernel cannot be asked for touched \
+                "SKIPPED touched_pages_are_found_and_the_page_of_zeros_is_not: this kernel cannot report touched \
                  pages (needs Linux 6.7)"
             );
             return;

@@ -53,7 +53,7 @@ pub enum JournalError {
         reason: String,
     },
     /// The queue of writes is full.
-    #[error("too many starts wait for the disk: start the execution again in a moment")]
+    #[error("too many starts wait for the disk: retry the start shortly")]
     Full,
     /// The journal is closed.
     #[error("the journal is closed")]

@@ -171,7 +171,7 @@ fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
     let from = cursor.at;
     let name = cursor.take_while(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '_');
     let Some(function) = IntrinsicFunction::named(name) else {
-        return Err(cursor.problem(&format!("'{name}' is no intrinsic function")));
+        return Err(cursor.problem(&format!("'{name}' is not an intrinsic function")));
     };
     cursor.skip_space();
     if !cursor.eat('(') {

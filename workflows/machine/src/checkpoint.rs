@@ -106,7 +106,7 @@ impl TryFrom<StoredCall> for TaskCall {
 
     fn try_from(stored: StoredCall) -> Result<Self, String> {
         let StoredCall { arn, arguments, token, submitted } = stored;
-        let resource = Resource::parse(&arn).map_err(|_| format!("{arn} is no resource"))?;
+        let resource = Resource::parse(&arn).map_err(|_| format!("{arn} is not a resource"))?;
         let submitted = submitted.map(|text| text.0);
         Ok(Self { resource, arn: arn.into(), arguments: arguments.0, token: token.into(), submitted })
     }

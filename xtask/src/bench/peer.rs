@@ -43,7 +43,7 @@ pub(super) fn ensure() -> Result<PathBuf> {
         "wasmtime-cli",
         &["--version", VERSION, "--no-default-features", "--features", FEATURES],
     )?;
-    tools::find("wasmtime").context("cargo installed wasmtime-cli, but there is no wasmtime")
+    tools::find("wasmtime").context("cargo installed wasmtime-cli, but wasmtime is missing")
 }
 
 pub(super) fn version(wasmtime: &Path) -> String {

@@ -387,7 +387,7 @@ fn written_bytes(id: u32) -> Result<u64> {
     let path = format!("/proc/{id}/io");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
-    line.context("no write_bytes")?.trim().parse().context("write_bytes is no number")
+    line.context("no write_bytes")?.trim().parse().context("write_bytes is not a number")
 }
 
 /// Counts a process's fsyncs with `perf`, if it is installed and permitted.

@@ -120,7 +120,7 @@ fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
 /// The filesystem that all sides write to. One in memory is an error, because the writes would not be durable.
 fn disk() -> Result<String> {
     let folder = std::env::temp_dir();
-    let place = folder.canonicalize().with_context(|| format!("there is no {}", folder.display()))?;
+    let place = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let kind = filesystem_of(&mounts, &place).unwrap_or("unknown").to_owned();
     if IN_MEMORY.contains(&&*kind) {

@@ -249,7 +249,7 @@ impl Demo<'_> {
         let load = Load::start(service);
         self.kubectl(&["set", "env", "deployment/web", "VERSION=2"])?;
         self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-        wait_for("the pods of version 1 being gone", SETTLE, || {
+        wait_for("the removal of the pods of version 1", SETTLE, || {
             let pods = self.server.kubectl(&["get", "pods", "-l", "app=web", "-o", "name"])?;
             Ok((pods.lines().count() == 2).then_some(()))
         })?;

@@ -94,7 +94,7 @@ impl<'a> Url<'a> {
         let rest = rest.split('#').next().unwrap_or(rest);
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         if authority.is_empty() {
-            return Err(invalid("it names no host"));
+            return Err(invalid("the host is missing"));
         }
         let path_with_query = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Url { encrypted, authority, path_with_query })

@@ -54,7 +54,7 @@ impl HttpErrorKind {
         match self {
             HttpErrorKind::Denied => "the destination is denied",
             HttpErrorKind::Timeout => "it took too long",
-            HttpErrorKind::Unreachable => "nobody answers there",
+            HttpErrorKind::Unreachable => "the destination does not answer",
             HttpErrorKind::Tls => "no encrypted connection could be made",
             HttpErrorKind::Protocol => "the exchange broke off",
             HttpErrorKind::InvalidRequest => "the request cannot be sent",

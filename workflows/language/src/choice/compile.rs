@@ -137,7 +137,7 @@ fn test(name: &str, argument: &Value, problems: &mut Vec<Problem>) -> Option<Ope
         };
     }
     let Some((kind, accepts, is_path)) = comparison(name) else {
-        problems.push(Problem::here(format!("'{name}' is no comparison operator")));
+        problems.push(Problem::here(format!("'{name}' is not a comparison operator")));
         return None;
     };
     let with = if is_path {

@@ -326,7 +326,7 @@ impl Reader<'_> {
             match self.positions.get(&*name) {
                 None => self.problem(
                     "",
-                    format!("its state reads the output of {name:?}, and there is no such task"),
+                    format!("its state reads the output of {name:?}, which does not exist"),
                 ),
                 Some(position) if !task.dependencies.contains(position) => {
                     let message =

@@ -142,7 +142,7 @@ fn documents_are_checked() {
         ),
         (
             r#"{"tasks":{"a":{"state":{"Type":"Pass","Parameters":{"x.$":"$.tasks.b"}}}}}"#.to_owned(),
-            "/tasks/a: its state reads the output of \"b\", and there is no such task",
+            "/tasks/a: its state reads the output of \"b\", which does not exist",
         ),
         (
             format!(

@@ -75,7 +75,7 @@ fn connection(state: &Value, at: &str, report: &mut ProblemReport) {
     for field in ["Parameters", "Arguments"] {
         if state.get(field).and_then(|arguments| arguments.get("Authentication")).is_some() {
             let message =
-                "Connections are not there yet: the request is sent without the connection's credentials";
+                "Connections are not supported: the request is sent without the connection's credentials";
             report.warning(
                 DiagnosticCode::UnsupportedIntegration,
                 &format!("{at}/{field}/Authentication"),
