@@ -1,4 +1,4 @@
-// The sum of a quote, formatted for people.
+// The total of a quote, formatted for display.
 
 import { log } from "mayfly";
 

@@ -16,16 +16,16 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// The action for a container that was found.
+/// The action for a discovered container.
 #[derive(Debug, PartialEq)]
 enum Adoption {
-    /// It runs, or has ended without a record: its end is waited for.
+    /// The container runs, or has ended without an exit record: wait for its end.
     Watch(ContainerRecord),
-    /// Its start or its removal was interrupted.
+    /// The container's start or removal was interrupted.
     Remove,
 }
 
-/// Fills the runtime's tables. Does nothing where no sandbox was left.
+/// Fills the runtime's tables. Does nothing if there is no sandbox.
 pub(crate) async fn adopt(inner: &Arc<OciHost>) -> Result<(), RuntimeError> {
     let layout = inner.layout.clone();
     let (sandboxes, exits) = inner
@@ -41,7 +41,7 @@ pub(crate) async fn adopt(inner: &Arc<OciHost>) -> Result<(), RuntimeError> {
         })
         .await?;
     if sandboxes.is_empty() {
-        // One without pods was left by a process that was killed; it is used as soon as a pod comes.
+        // A containerd without pods remains from a killed process; reuse it for the first pod.
         daemon::find(&inner.layout).await;
         return Ok(());
     }
@@ -74,7 +74,7 @@ pub(crate) async fn adopt(inner: &Arc<OciHost>) -> Result<(), RuntimeError> {
                 inner.containers.lock().insert(id.clone(), Tracked { state, record });
                 inner.watch_exit(id.clone());
                 if has_input {
-                    // The process that fed it is gone.
+                    // The process that wrote its input has ended.
                     inner.close_input(&client, &id, "").await;
                 }
             }

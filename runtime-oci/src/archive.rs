@@ -1,4 +1,4 @@
-//! Archives of images (tar): the OCI layout and `docker save`'s form. Only reads.
+//! Reads archives of images (tar): OCI layouts and the format of `docker save`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,12 +22,12 @@ pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.ma
 const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 
-/// Why an archive cannot be imported: for people.
+/// Why an archive cannot be imported. Shown to users.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArchiveError {
-    #[error("the archive cannot be read: {0}")]
+    #[error("cannot read the archive: {0}")]
     Io(#[from] io::Error),
-    #[error("the archive is no image: {0}")]
+    #[error("the archive is not an image: {0}")]
     Form(String),
 }
 
@@ -41,9 +41,9 @@ struct Extent {
 /// A part of an image.
 #[derive(Clone, Debug)]
 pub(crate) enum Blob {
-    /// Bytes of the archive.
+    /// A byte range of the archive.
     Stored { offset: u64, bytes: u64 },
-    /// A document made here.
+    /// A generated document.
     Made(Vec<u8>),
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Archive {
     file: File,
     files: HashMap<PathBuf, Extent>,
     links: HashMap<PathBuf, PathBuf>,
-    /// By digest.
+    /// The blobs by digest.
     pub(crate) blobs: BTreeMap<String, Blob>,
     pub(crate) images: Vec<ArchivedImage>,
 }
@@ -84,7 +84,7 @@ struct DockerEntry {
 }
 
 impl Archive {
-    /// Reads the archive's table of files and its manifests. Blocks.
+    /// Indexes the archive's files and reads its manifests. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, ArchiveError> {
         let mut file = File::open(path)?;
         refuse_compressed(&mut file)?;
@@ -130,7 +130,7 @@ impl Archive {
 
     fn extent(&self, path: &Path) -> Option<Extent> {
         let path = normal(path)?;
-        // One link: `docker save` names a layer that several images share so.
+        // Follows one link: `docker save` links to a layer that several images share.
         self.files.get(&path).or_else(|| self.files.get(self.links.get(&path)?)).copied()
     }
 
@@ -144,7 +144,7 @@ impl Archive {
         Ok(bytes)
     }
 
-    /// `index.json` of an OCI layout. One without names is left to the other form.
+    /// Reads the `index.json` of an OCI layout. An index without names is ignored, so that the other format is tried.
     fn read_layout(&mut self) -> Result<(), ArchiveError> {
         let Some(extent) = self.extent(Path::new("index.json")) else { return Ok(()) };
         let text = self.document(extent)?;
@@ -169,7 +169,7 @@ impl Archive {
         Ok(())
     }
 
-    /// `manifest.json` of `docker save`: the manifest is made here.
+    /// Reads the `manifest.json` of `docker save`, and generates an OCI-compatible manifest.
     fn read_docker(&mut self) -> Result<(), ArchiveError> {
         let Some(extent) = self.extent(Path::new("manifest.json")) else {
             let why = "it has neither an index.json that names an image nor a manifest.json";
@@ -197,7 +197,7 @@ impl Archive {
             let digest = format!("sha256:{}", hex::encode(Sha256::digest(&document)));
             let names = entry.repo_tags.unwrap_or_default();
             if names.is_empty() {
-                return Err(ArchiveError::Form("an image in it has no name: save it by name and tag".into()));
+                return Err(ArchiveError::Form("an image in it has no name: save it with name and tag".into()));
             }
             let bytes = document.len() as u64;
             self.images.push(ArchivedImage {
@@ -211,7 +211,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Makes a blob of a file: its digest, its size, whether it is compressed.
+    /// Adds a file as a blob; returns its digest, its size in bytes, and whether it is compressed.
     fn add(&mut self, path: &Path) -> Result<(String, u64, bool), ArchiveError> {
         let extent = self
             .extent(path)
@@ -258,7 +258,7 @@ fn refuse_compressed(file: &mut File) -> Result<(), ArchiveError> {
     }
 }
 
-/// A path without `.`; none for one that leaves the archive.
+/// The path without `.` components; `None` if it leads out of the archive.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut normal = PathBuf::new();
     for component in path.components() {

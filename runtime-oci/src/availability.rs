@@ -1,4 +1,4 @@
-//! Whether this machine can run containers, and why (not).
+//! Decides whether this machine can run containers, and gives the reason if not.
 
 use std::{
     env,
@@ -8,12 +8,12 @@ use std::{
 /// `--containers`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainersMode {
-    /// Run containers where the machine can.
+    /// Run containers if the machine can.
     #[default]
     Auto,
-    /// Refuse to start where it cannot.
+    /// Fail to start if the machine cannot.
     On,
-    /// Run none.
+    /// Do not run containers.
     Off,
 }
 
@@ -25,26 +25,26 @@ impl std::str::FromStr for ContainersMode {
             "auto" => Ok(Self::Auto),
             "on" => Ok(Self::On),
             "off" => Ok(Self::Off),
-            other => Err(format!("{other:?} is none of auto, on and off")),
+            other => Err(format!("{other:?} is not one of auto, on and off")),
         }
     }
 }
 
-/// The programs that run containers here.
+/// The programs that run containers on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
-    /// Mayfly starts its own with a private root.
+    /// The containerd that Mayfly starts with a private root directory.
     pub containerd: PathBuf,
     /// The folder of the CNI plugins.
     pub cni: PathBuf,
 }
 
-/// The findings and the decision.
+/// Whether containers can run on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Availability {
-    /// Containers run here.
+    /// Containers can run, with these programs.
     Enabled(Programs),
-    /// They do not, with the reason.
+    /// Containers cannot run; the reason.
     Disabled(String),
 }
 
@@ -53,7 +53,7 @@ const CNI_FOLDERS: [&str; 4] =
     ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/x86_64-linux-gnu/cni"];
 /// The plugins that a pod's network needs.
 const CNI_PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
-/// The programs that a container needs beside containerd.
+/// The programs that a container needs in addition to containerd.
 const PROGRAMS: [&str; 4] = ["containerd-shim-runc-v2", "runc", "iptables", "ip"];
 
 /// The relevant facts of a machine.
@@ -63,17 +63,17 @@ struct MachineFacts<'a> {
     cni_folder: Option<PathBuf>,
 }
 
-/// Looks at this machine. Blocks.
+/// Inspects this machine. Blocks.
 ///
 /// # Errors
-/// ContainersMode [`ContainersMode::On`] and containers cannot run: why.
+/// The mode is [`ContainersMode::On`] and containers cannot run; the text says why.
 pub fn choose(mode: ContainersMode) -> Result<Availability, String> {
     let program = |name: &str| find_program(name);
     let cni_folder = CNI_FOLDERS.iter().map(PathBuf::from).find(|folder| has_plugins(folder));
     decide(mode, &MachineFacts { is_root: is_root(), program: &program, cni_folder })
 }
 
-/// Whether this process may make namespaces and mounts.
+/// Whether this process may create namespaces and mounts.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -112,10 +112,10 @@ fn has_plugins(folder: &Path) -> bool {
     CNI_PLUGINS.iter().all(|plugin| folder.join(plugin).is_file())
 }
 
-/// The path of a program: on the PATH, or in the folders of administrators' programs.
+/// The path of a program: on the PATH, or in `/usr/sbin` and `/sbin`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // A service's PATH may lack the folders of the administrator's programs.
+    // The PATH of a service may lack these directories.
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }

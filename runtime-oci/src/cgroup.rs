@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! mayfly/UID/TASK               guaranteed pods
-//! mayfly/burstable/UID/TASK     weighed as the sum of its pods
-//! mayfly/besteffort/UID/TASK    the least weight
+//! mayfly/burstable/UID/TASK     weight: the sum of its pods
+//! mayfly/besteffort/UID/TASK    weight: the minimum
 //! ```
-//! runc makes the groups of containers; this module makes those above, reads them all, and removes them.
+//! runc creates the cgroups of containers; this module creates their parents, reads all of them, and removes them.
 
 mod limits;
 
@@ -22,10 +22,11 @@ pub(crate) use self::limits::{CPU_PERIOD_MICROS, cpu_quota, cpu_shares};
 use crate::layout::task_id;
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// How often a pod's group is tried to be made: the last pod of a class that ends removes the group of the class.
+/// The number of attempts to create a pod's cgroup: when the last pod of a QoS class ends, it removes the class's
+/// cgroup.
 const CREATE_TRIES: usize = 5;
 
-/// The path of a pod's group, below each hierarchy.
+/// The path of a pod's cgroup, relative to each hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodGroup {
     class: QosClass,
@@ -37,12 +38,12 @@ impl PodGroup {
         Self { class, path: format!("{}/{uid}", class_path(class)) }
     }
 
-    /// The path of a container's group.
+    /// The path of a container's cgroup.
     pub(crate) fn container(&self, id: &ContainerId) -> String {
         format!("{}/{}", self.path, task_id(id))
     }
 
-    /// Makes the group in every hierarchy, with the values of the pod and of its class. Blocks.
+    /// Creates the cgroup in every hierarchy, with the settings of the pod and of its QoS class. Blocks.
     pub(crate) fn create(&self, cgroup: &PodCgroup) -> io::Result<()> {
         let version = version();
         for hierarchy in hierarchies() {
@@ -53,7 +54,7 @@ impl PodGroup {
             }
         }
         if version == CgroupVersion::V2 {
-            // From the outside in; a controller that the kernel does not have is refused alone.
+            // From the root down. A missing controller must not affect the others.
             let mut group = String::new();
             for part in [""].into_iter().chain(self.path.trim_start_matches('/').split('/')) {
                 group = format!("{}/{part}", group.trim_end_matches('/'));
@@ -79,13 +80,14 @@ impl PodGroup {
         Ok(())
     }
 
-    /// Sets the weight of the pod's class. The sum is taken from the kernel: other servers may have pods in it.
+    /// Sets the weight of the pod's QoS class. The sum is read from the kernel: other servers may have pods in the
+    /// class.
     fn weigh_class(&self) {
         let version = version();
         let (controller, file) = version.weight_file();
         let class = in_hierarchy(version.folder(controller), class_path(self.class));
         let weight = match self.class {
-            // Its pods are beside the groups of the classes.
+            // Guaranteed pods have no parent cgroup of their class.
             QosClass::Guaranteed => return,
             QosClass::BestEffort => version.weight(0),
             QosClass::Burstable => {
@@ -99,11 +101,11 @@ impl PodGroup {
         }
     }
 
-    /// Removes the group, which must have no process any more, and those above it when it is the last. Blocks.
+    /// Removes the cgroup, which must have no process left, and its parents if it was their last child. Blocks.
     pub(crate) fn remove(&self) {
         for hierarchy in hierarchies() {
             remove_tree(&hierarchy.join(self.path.trim_start_matches('/')));
-            // Other pods, or another server's, keep them.
+            // Fails while they have other pods, possibly of another server.
             for above in [class_path(self.class), class_path(QosClass::Guaranteed)] {
                 let _ = fs::remove_dir(hierarchy.join(above.trim_start_matches('/')));
             }
@@ -112,7 +114,7 @@ impl PodGroup {
     }
 }
 
-/// The path of the group that the pods of a class are in.
+/// The path of the cgroup that contains the pods of a class.
 fn class_path(class: QosClass) -> &'static str {
     match class {
         QosClass::Guaranteed => "/mayfly",
@@ -121,7 +123,7 @@ fn class_path(class: QosClass) -> &'static str {
     }
 }
 
-/// The resource usage of a container, by the path of its group; `None` without a group.
+/// The resource usage of a container, by the path of its cgroup; `None` if that does not exist.
 pub(crate) fn usage(path: &str) -> Option<Usage> {
     let unified = in_hierarchy("", path);
     if let Ok(memory) = read_number(&unified.join("memory.current")) {
@@ -131,13 +133,13 @@ pub(crate) fn usage(path: &str) -> Option<Usage> {
     }
     let memory = in_hierarchy("memory", path);
     let used = read_number(&memory.join("memory.usage_in_bytes")).ok()?;
-    // The working set, as upstream counts it: without the part of the page cache that can go at once.
+    // The working set as upstream counts it: without inactive page cache, which can be reclaimed at once.
     let inactive = field(&memory.join("memory.stat"), "total_inactive_file").unwrap_or(0);
     let cpu = read_number(&in_hierarchy("cpuacct", path).join("cpuacct.usage")).ok();
     Some(Usage { memory_bytes: used.saturating_sub(inactive), cpu: cpu.map(Duration::from_nanos) })
 }
 
-/// Whether the kernel killed a process of the container because its memory was full.
+/// Whether the kernel killed a process of the container because it exceeded its memory limit.
 pub(crate) fn was_out_of_memory(path: &str) -> bool {
     let files = [
         in_hierarchy("", path).join("memory.events"),
@@ -146,7 +148,7 @@ pub(crate) fn was_out_of_memory(path: &str) -> bool {
     files.iter().filter_map(|file| field(file, "oom_kill")).any(|kills| kills > 0)
 }
 
-/// A group's folder cannot be removed before those below it; its files go with it.
+/// Removes a cgroup with its descendants, children first; its files disappear with the directory.
 fn remove_tree(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -185,7 +187,7 @@ fn read_number(file: &Path) -> io::Result<u64> {
     fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)
 }
 
-/// The number behind a name in a file of `name number` lines.
+/// The value of a name in a file with lines of `name number`.
 fn field(file: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())

@@ -1,4 +1,4 @@
-//! One connection to containerd: sets its namespace on every request, and maps its errors to those of the contract.
+//! A connection to containerd: sets the namespace on every request, and maps errors to [`RuntimeError`].
 
 use std::{path::Path, time::Duration};
 
@@ -12,17 +12,17 @@ use containerd_client::{
 };
 use mayfly_runtime::RuntimeError;
 
-/// The containerd namespace of everything that Mayfly makes.
+/// The containerd namespace of all objects that Mayfly creates.
 pub(crate) const NAMESPACE: &str = "mayfly";
 /// The snapshotter that every supported kernel has.
 pub(crate) const SNAPSHOTTER: &str = "overlayfs";
-/// Limit for one message: an image's manifest or a container's spec is a few KiB, a listing of 1,000 containers
-/// a few MiB.
+/// The maximum size of one message, in bytes: an image's manifest or a container's spec is a few KiB, a listing of
+/// 1,000 containers a few MiB.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The timeout of a connection to the socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection. Cheap to clone.
+/// A connection to containerd. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Containerd {
     channel: Channel,
@@ -80,7 +80,7 @@ pub(crate) fn request<T>(message: T) -> Request<T> {
     request
 }
 
-/// A request whose new content and snapshots the lease keeps from containerd's garbage collection.
+/// A request under a lease, which protects new content and snapshots from containerd's garbage collection.
 pub(crate) fn leased<T>(message: T, lease: &str) -> Request<T> {
     let mut request = request(message);
     if let Ok(value) = lease.parse() {
@@ -89,7 +89,7 @@ pub(crate) fn leased<T>(message: T, lease: &str) -> Request<T> {
     request
 }
 
-/// A failure while doing `what`.
+/// Maps an error of the operation `what`.
 pub(crate) fn failed(what: &str) -> impl Fn(Status) -> RuntimeError + '_ {
     move |status| {
         let message = status.message();
@@ -101,7 +101,7 @@ pub(crate) fn failed(what: &str) -> impl Fn(Status) -> RuntimeError + '_ {
     }
 }
 
-/// Takes a "not found" for success: what should be gone is.
+/// Maps "not found" to `None`, for removals of objects that may not exist.
 pub(crate) fn or_absent<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -110,7 +110,7 @@ pub(crate) fn or_absent<T>(result: Result<T, Status>) -> Result<Option<T>, Statu
     }
 }
 
-/// Whether the failure is that of the connection, not of what was asked.
+/// Whether the connection failed, as opposed to the request.
 pub(crate) fn is_disconnected(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal)
 }

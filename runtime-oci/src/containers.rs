@@ -1,4 +1,4 @@
-//! Containers: started, waited for, stopped, cleaned up.
+//! Containers: start, wait, stop, cleanup.
 //!
 //! ```text
 //!   start: image ─▶ snapshot ─▶ container record ─▶ task (with its log process) ─▶ Running
@@ -49,7 +49,7 @@ pub(crate) struct Tracked {
 }
 
 impl OciHost {
-    /// Starts a container; one that was started before is left as it is.
+    /// Starts a container; does nothing if it was started before.
     pub(crate) async fn start(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {
         let id = spec.id.clone();
         let turn = self.starts.lock().entry(id.clone()).or_default().clone();
@@ -58,7 +58,7 @@ impl OciHost {
             self.start_once(spec).await
         };
         let mut starts = self.starts.lock();
-        // The map's and this one: no other call waits.
+        // Two references, the map's and this one, mean that no other call waits.
         if starts.get(&id).is_some_and(|kept| Arc::strong_count(kept) <= 2) {
             starts.remove(&id);
         }
@@ -72,7 +72,7 @@ impl OciHost {
         let sandbox = self.sandbox(&spec.id.pod)?;
         let client = self.client().await?;
         let image = self.image(&client, &spec).await?;
-        // Left by a start that was interrupted.
+        // Removes the remains of an interrupted start.
         self.remove_container(&client, &spec.id).await?;
         let mounts = self.prepare(&client, &spec.id, &image).await?;
         let started = self.launch(&client, &spec, &sandbox, &image, mounts).await;
@@ -100,14 +100,14 @@ impl OciHost {
         spec: &ContainerSpec,
     ) -> Result<Arc<RunnableImage>, RuntimeError> {
         let name = full_name(&spec.image)?;
-        // The kubelet pulls before it starts a container.
+        // The kubelet pulls the image before it starts a container.
         self.images
             .find(client, &name)
             .await?
             .ok_or_else(|| RuntimeError::ImageMissing(format!("image {name} is not on this node")))
     }
 
-    /// The container's own layer over the image.
+    /// Creates the container's writable layer over the image.
     async fn prepare(
         &self,
         client: &Containerd,
@@ -118,13 +118,13 @@ impl OciHost {
             snapshotter: SNAPSHOTTER.into(),
             key: task_id(id),
             parent: image.chain.clone(),
-            // Kept until the container's record refers to it.
+            // Protects the snapshot until the container's record refers to it.
             labels: [("containerd.io/gc.root".to_owned(), jiff::Timestamp::now().to_string())].into(),
         };
         match client.snapshots().prepare(request(message)).await {
             Ok(answer) => Ok(answer.into_inner().mounts),
             Err(status) => {
-                // The next try unpacks the image again.
+                // The next attempt unpacks the image again.
                 self.images.forget();
                 Err(failed("prepare a container's file system")(status))
             }
@@ -180,12 +180,12 @@ impl OciHost {
         Ok(record)
     }
 
-    /// The profile of the node that a container names. A name stays below the folder of profiles.
+    /// The node's seccomp profile that a container names. The name must not lead out of the profile directory.
     async fn seccomp_profile(&self, spec: &ContainerSpec) -> Result<Option<String>, RuntimeError> {
         let SeccompProfile::Localhost(name) = &spec.process.security.seccomp else { return Ok(None) };
         let inside = |part| matches!(part, std::path::Component::Normal(_));
         if name.is_empty() || !Path::new(name).components().all(inside) {
-            return Err(RuntimeError::Invalid(format!("{name:?} is no name of a seccomp profile")));
+            return Err(RuntimeError::Invalid(format!("{name:?} is not a valid name of a seccomp profile")));
         }
         let path = self.layout.seccomp().join(name);
         let text = tokio::fs::read_to_string(&path).await;
@@ -194,7 +194,7 @@ impl OciHost {
         })
     }
 
-    /// The process of the container that a debugger looks into.
+    /// The process of the container that an ephemeral debug container targets.
     async fn target_pid(
         &self,
         client: &Containerd,
@@ -213,7 +213,7 @@ impl OciHost {
         Ok(answer.into_inner().process.map(|process| process.pid))
     }
 
-    /// The image's `passwd` and `group`, where a name must be looked up in them.
+    /// The image's `passwd` and `group` files, if a name must be resolved in them.
     async fn accounts(
         &self,
         mounts: &[Mount],
@@ -275,12 +275,11 @@ impl OciHost {
         let [stdout, stderr] = match record.output_pipes(&folder) {
             Some(pipes) => {
                 let started = start_with_pipes(&self.config.program, &log_config).await;
-                let internal =
-                    |error| RuntimeError::Internal(format!("cannot start the log's program: {error}"));
+                let internal = |error| RuntimeError::Internal(format!("cannot start the log shim: {error}"));
                 log_shim = Some(started.map_err(internal)?);
                 pipes.map(|pipe| pipe.to_string_lossy().into_owned())
             }
-            // A terminal has one output.
+            // A terminal has a single output.
             None if record.tty => [log_uri(&self.config.program, &log_config), String::new()],
             None => [(); 2].map(|()| log_uri(&self.config.program, &log_config)),
         };
@@ -297,16 +296,16 @@ impl OciHost {
         let created = client.tasks().create(request(message)).await.map_err(start_failed);
         if let Some(mut log_shim) = log_shim {
             if created.is_err() {
-                // Nothing will ever be written to its pipes.
+                // The container was not started, so its pipes stay empty.
                 let _ = log_shim.start_kill();
             }
-            // Ends with the container; waited for so that it leaves no zombie.
+            // Ends with the container; reaped here, so that it does not stay a zombie.
             tokio::spawn(async move { drop(log_shim.wait().await) });
         }
         created.map(|_| ())
     }
 
-    /// Writes a job's input into the container, in the background, and ends it there.
+    /// Copies a job's input file into the container's stdin in the background, and closes it at the end.
     fn feed_input(self: &Arc<Self>, client: Containerd, id: ContainerId, file: std::path::PathBuf) {
         let inner = self.clone();
         tokio::spawn(async move {
@@ -320,16 +319,16 @@ impl OciHost {
             let mut changes = inner.changes();
             tokio::select! {
                 fed = fed => if let Err(error) = fed {
-                    tracing::warn!(container = %id, %error, "cannot feed a container's input");
+                    tracing::warn!(container = %id, %error, "cannot write a container's input");
                 },
-                // One that ends without reading its input leaves the rest.
+                // A container that ends without reading its input ignores the rest.
                 _ = inner.ended(&id, &mut changes, Instant::now() + Duration::from_secs(u32::MAX.into())) => {}
             }
             inner.close_input(&client, &id, "").await;
         });
     }
 
-    /// Ends the standard input of a process.
+    /// Closes the standard input of a process.
     pub(crate) async fn close_input(&self, client: &Containerd, id: &ContainerId, exec_id: &str) {
         let message = CloseIoRequest { container_id: task_id(id), exec_id: exec_id.into(), stdin: true };
         if let Err(error) = client.tasks().close_io(request(message)).await {
@@ -338,7 +337,7 @@ impl OciHost {
     }
 }
 
-/// runc's words for a program that is not there are long; the whole text is kept.
+/// runc's error for a missing program is long; it is passed on unchanged.
 fn start_failed(status: containerd_client::tonic::Status) -> RuntimeError {
     match status.code() {
         Code::Unavailable => RuntimeError::Internal(status.message().to_owned()),
@@ -346,7 +345,7 @@ fn start_failed(status: containerd_client::tonic::Status) -> RuntimeError {
     }
 }
 
-/// containerd starts this program with the configuration's path for its arguments.
+/// containerd starts this program with the path of the configuration as its argument.
 fn log_uri(program: &Path, config: &Path) -> String {
     let escaped: String = config
         .to_string_lossy()

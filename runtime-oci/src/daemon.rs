@@ -1,5 +1,5 @@
-//! The private containerd of a data directory: started when the first pod needs it, found again after a restart
-//! of this process, ended when this process ends and no pod is left.
+//! The private containerd of a data directory: started for the first pod, found again after a restart of this process,
+//! and stopped at the end of this process if no pod is left.
 
 use std::{
     fs, io,
@@ -15,22 +15,23 @@ use tokio::time::{Instant, sleep};
 
 use crate::{client::Containerd, layout::Layout};
 
-/// The timeout of containerd's first answer after its start.
+/// The timeout for containerd's first response after its start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time in which it must end.
+/// The timeout for its end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between tries to connect.
+/// The pause between attempts to connect.
 const RETRY_EVERY: Duration = Duration::from_millis(20);
-/// Longest path of a Unix socket, in bytes, with room for the suffix of containerd's second socket (`.ttrpc`).
+/// The maximum length of a Unix socket's path, in bytes, with room for the suffix of containerd's second socket
+/// (`.ttrpc`).
 const SOCKET_PATH_BYTES_MAX: usize = 100;
 
-/// Connects to the containerd that runs already; `None` when none does.
+/// Connects to the running containerd; `None` if there is none.
 pub(crate) async fn find(layout: &Layout) -> Option<Containerd> {
     running(layout)?;
     Containerd::connect(&layout.socket()).await.ok()
 }
 
-/// Connects to containerd, after starting it where none runs.
+/// Connects to containerd, and starts it if it does not run.
 pub(crate) async fn start(layout: &Layout, program: &Path) -> Result<Containerd, RuntimeError> {
     let deadline = Instant::now() + START_TIMEOUT;
     let mut is_started = false;
@@ -62,7 +63,7 @@ pub(crate) async fn start(layout: &Layout, program: &Path) -> Result<Containerd,
     }
 }
 
-/// Ends the private containerd. Running containers continue without it.
+/// Stops the private containerd. Running containers continue without it.
 pub(crate) async fn stop(layout: &Layout) {
     let Some(pid) = running(layout) else { return };
     if let Err(error) = signal(pid, Signal::TERM) {
@@ -71,7 +72,7 @@ pub(crate) async fn stop(layout: &Layout) {
     let deadline = Instant::now() + STOP_TIMEOUT;
     while running(layout).is_some() {
         if Instant::now() > deadline {
-            tracing::warn!(pid, "containerd does not end; killing it");
+            tracing::warn!(pid, "containerd does not stop; killing it");
             let _ = signal(pid, Signal::KILL);
             break;
         }
@@ -88,8 +89,7 @@ fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// The process id of this directory's containerd, while it runs. A number that another process has got since is
-/// recognised by its command line.
+/// The process id of this directory's containerd, if it runs. A reused process id is recognised by its command line.
 fn running(layout: &Layout) -> Option<u32> {
     let text = fs::read_to_string(layout.daemon().join("pid")).ok()?;
     let pid: u32 = text.trim().parse().ok()?;
@@ -123,12 +123,12 @@ fn spawn(layout: &Layout, program: &Path) -> io::Result<()> {
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
-        // A Ctrl-C on Mayfly's terminal is not for it.
+        // Protects it from a Ctrl-C on Mayfly's terminal.
         .process_group(0)
         .spawn()?;
     fs::write(folder.join("pid"), child.id().to_string())?;
     tracing::info!(pid = child.id(), root = %folder.display(), "started containerd");
-    // Collects the exit status, so that no zombie stays.
+    // Reaps the process, so that it does not stay a zombie.
     std::thread::Builder::new().name("containerd-wait".into()).spawn(move || {
         let ended = child.wait();
         tracing::info!(?ended, "containerd ended");
@@ -136,7 +136,7 @@ fn spawn(layout: &Layout, program: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// containerd's configuration: everything private, and no part of the Kubernetes interface, which Mayfly is.
+/// containerd's configuration: all paths private, and without the CRI plugin, which Mayfly replaces.
 fn config(folder: &Path, socket: &Path) -> String {
     let quoted = |path: &Path| format!("{:?}", path.to_string_lossy());
     let ttrpc = socket.with_extension("sock.ttrpc");

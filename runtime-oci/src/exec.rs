@@ -1,7 +1,7 @@
 //! Exec, attach and port-forward.
 //!
-//! An exec's streams are FIFOs that containerd's shim opens. Each is opened here before the process starts, so
-//! that nothing is lost, and read after it has started, when the shim has it open, too.
+//! An exec's streams are FIFOs that containerd's shim opens. They are opened here before the process starts, so that no
+//! data is lost, and read after the start, when the shim has opened them, too.
 
 use std::{
     fs, io,
@@ -40,13 +40,13 @@ use crate::{
 
 const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
 const SIGKILL: u32 = 9;
-/// Sizes of the terminal that wait for containerd.
+/// The number of terminal sizes queued for containerd.
 const RESIZES_MAX: usize = 8;
-/// How long the log process may take to greet a client.
+/// The timeout for the log shim's greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes between the log process and a client that attached.
+/// The size of the buffer between the log shim and an attached client, in bytes.
 const ATTACH_BUFFER_BYTES: usize = 64 << 10;
-/// Largest frame of the log process, in bytes: one read of a pipe.
+/// The maximum size of a frame of the log shim, in bytes: one read of a pipe.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 
 #[async_trait]
@@ -91,7 +91,7 @@ impl OciHost {
     }
 }
 
-/// The FIFOs of one session; removed with it.
+/// The FIFOs of one session; removed on drop.
 struct Fifos {
     folder: tempfile::TempDir,
 }
@@ -115,7 +115,7 @@ impl Fifos {
         self.folder.path().join(name)
     }
 
-    /// The path for containerd; empty for an unused stream.
+    /// The path as containerd expects it; empty for an unused stream.
     fn text(&self, name: &str) -> String {
         let path = self.path(name);
         if path.exists() { path.to_string_lossy().into_owned() } else { String::new() }
@@ -133,7 +133,7 @@ impl Fifos {
     }
 }
 
-/// A process in a container, while its session lasts.
+/// A process in a container, killed with its session.
 struct Exec {
     inner: Arc<OciHost>,
     client: Containerd,
@@ -223,7 +223,7 @@ impl Exec {
     }
 }
 
-/// A session that is dropped ends its process.
+/// Dropping the session kills its process.
 impl Drop for Exec {
     fn drop(&mut self) {
         if self.is_over {
@@ -251,7 +251,7 @@ impl Drop for Exec {
     }
 }
 
-/// The process of the container's specification with another command.
+/// The process of the container's specification, with another command.
 async fn process(
     client: &Containerd,
     id: &ContainerId,
@@ -276,7 +276,7 @@ async fn process(
     serde_json::to_vec(&process).map_err(|error| RuntimeError::Internal(error.to_string()))
 }
 
-/// Passes sizes on to a process's terminal; `exec` is empty for the container's own.
+/// Forwards terminal sizes to a process; an empty `exec` is the container's own process.
 fn resizer(client: Containerd, container: &ContainerId, exec: &str) -> mpsc::Sender<TerminalSize> {
     let (sender, mut sizes) = mpsc::channel::<TerminalSize>(RESIZES_MAX);
     let (container_id, exec_id) = (task_id(container), exec.to_owned());
@@ -295,7 +295,7 @@ fn resizer(client: Containerd, container: &ContainerId, exec: &str) -> mpsc::Sen
     sender
 }
 
-/// Ends the input of a process: containerd's shim holds the FIFO open, too.
+/// Closes the input of a process in containerd, whose shim also holds the FIFO open.
 struct Close {
     inner: Arc<OciHost>,
     client: Containerd,
@@ -311,7 +311,7 @@ impl Close {
     }
 }
 
-/// The input of a process; its end is passed on when it is shut down or dropped.
+/// The input of a process; forwards its end on shutdown and on drop.
 struct ClosingInput {
     fifo: Option<pipe::Sender>,
     close: Option<Close>,
@@ -362,8 +362,8 @@ async fn attach(
     let mut stream = UnixStream::connect(&socket).await.map_err(|error| {
         RuntimeError::Internal(format!("cannot attach to container {:?}: {error}", id.name))
     })?;
-    // Input that the process answers at once must not reach it before the outputs reach this client. The program of an
-    // earlier version sends no greeting.
+    // Input to which the process responds at once must not reach it before this client receives outputs. The log shim
+    // of an earlier version sends no greeting.
     let first = match timeout(GREETING_TIMEOUT, frame_header(&mut stream)).await {
         Ok(header) => Some(header.map_err(|error| {
             RuntimeError::Internal(format!("cannot attach to container {:?}: {error}", id.name))
@@ -373,8 +373,9 @@ async fn attach(
     let stdin = if options.stdin && record.stdin {
         let fifo = inner.layout.container(id).join("stdin");
         let sender = pipe::OpenOptions::new().read_write(true).open_sender(fifo);
-        let sender =
-            sender.map_err(|error| RuntimeError::Internal(format!("cannot open an input: {error}")))?;
+        let sender = sender.map_err(|error| {
+            RuntimeError::Internal(format!("cannot open the input of a container: {error}"))
+        })?;
         let close = record.stdin_once.then(|| Close {
             inner: inner.clone(),
             client: client.clone(),
@@ -402,12 +403,12 @@ async fn attach(
     })
 }
 
-/// The stream and the length of a frame of the log process.
+/// Reads the header of a frame of the log shim: the stream and the length in bytes.
 async fn frame_header(stream: &mut UnixStream) -> io::Result<(u8, u32)> {
     Ok((stream.read_u8().await?, stream.read_u32().await?))
 }
 
-/// Takes the log process's frames apart until it ends. `first` is the header of the first frame, if it was read.
+/// Demultiplexes the log shim's frames until it ends. `first` is the header of the first frame, if already read.
 async fn split(
     mut stream: UnixStream,
     mut first: Option<(u8, u32)>,
@@ -433,7 +434,7 @@ async fn split(
     }
 }
 
-/// The exit code of a container, when it has ended.
+/// The exit code of a container; waits for its end.
 async fn exit_of(inner: Arc<OciHost>, id: ContainerId) -> Result<i32, RuntimeError> {
     let mut changes = inner.changes();
     loop {

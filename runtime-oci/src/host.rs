@@ -1,4 +1,4 @@
-//! The runtime: its configuration, its state, and the contract's calls.
+//! The runtime: its configuration, its state, and the implementation of [`Runtime`](mayfly_runtime::Runtime).
 
 use std::{
     collections::HashMap,
@@ -32,10 +32,10 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// Which network pods get.
+/// The network of pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodNetworkMode {
-    /// A bridge with an address range of its own.
+    /// A bridge with its own address range.
     #[default]
     Bridge,
     /// The host's network, and a loopback address for each pod.
@@ -45,21 +45,21 @@ pub enum PodNetworkMode {
 /// The configuration of the runtime.
 #[derive(Clone)]
 pub struct Config {
-    /// The folder of everything it keeps.
+    /// The directory of all its state.
     pub root: PathBuf,
     /// The programs of this machine.
     pub programs: Programs,
-    /// The `mayfly` program: its command `log-shim` writes containers' logs, and `pod-init` is the first process of pods
-    /// whose containers share their processes.
+    /// The `mayfly` program: its command `log-shim` writes containers' logs, and `pod-init` is the first process of
+    /// pods with a shared process namespace.
     pub program: PathBuf,
-    /// The network of pods that do not ask for the host's.
+    /// The network of pods without `hostNetwork`.
     pub network: PodNetworkMode,
-    /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: no rules are
-    /// written.
+    /// Becomes true once the node's rules for Services are written; pods on the bridge wait for it. `None`: no rules
+    /// are written.
     pub service_rules: Option<watch::Receiver<bool>>,
-    /// Whether pods of the bridge have an IPv6 address beside the IPv4 one.
+    /// Whether pods on the bridge have an IPv6 address in addition to the IPv4 one.
     pub dual_stack: bool,
-    /// The address of pods in the host's network.
+    /// The address of pods with `hostNetwork`.
     pub host_address: IpAddr,
     /// The client of the registries that images are pulled from.
     pub registries: RegistryClient,
@@ -77,15 +77,15 @@ pub(crate) struct OciHost {
     pub(crate) images: UnpackedImages,
     pub(crate) sandboxes: Mutex<HashMap<PodUid, Sandbox>>,
     pub(crate) containers: Mutex<HashMap<ContainerId, Tracked>>,
-    /// Held while a container is started, so that a repeated call waits for the first.
+    /// Locked while a container is started, so that a repeated call waits for the first.
     pub(crate) starts: Mutex<HashMap<ContainerId, Arc<tokio::sync::Mutex<()>>>>,
     changes: watch::Sender<u64>,
     client: tokio::sync::Mutex<Option<Containerd>>,
 }
 
 impl OciRuntime {
-    /// Adopts the sandboxes and containers of an earlier process. Starts nothing else: containerd is started with the
-    /// first pod.
+    /// Adopts the sandboxes and containers of an earlier process. Does not start containerd without any: that happens
+    /// for the first pod.
     ///
     /// # Errors
     /// Sandboxes exist, but containerd cannot be reached or started.
@@ -113,7 +113,7 @@ impl OciRuntime {
         Ok(Self { inner })
     }
 
-    /// Ends containerd when no pod is left; otherwise it, and what runs, stay for the next start.
+    /// Stops containerd if no pod is left; otherwise containerd and the containers keep running until the next start.
     pub async fn stop(&self) {
         if self.inner.sandboxes.lock().is_empty() {
             *self.inner.client.lock().await = None;
@@ -123,7 +123,7 @@ impl OciRuntime {
 }
 
 impl OciHost {
-    /// The connection; containerd is started where none runs.
+    /// The connection to containerd, which is started if it does not run.
     pub(crate) async fn client(&self) -> Result<Containerd, RuntimeError> {
         let mut client = self.client.lock().await;
         if let Some(client) = &*client {
@@ -134,7 +134,7 @@ impl OciHost {
         Ok(connected)
     }
 
-    /// Connects again after a failure of the connection, and starts containerd if it has ended.
+    /// Reconnects after a connection failure, and starts containerd if it has ended.
     pub(crate) async fn reconnect(&self) -> Result<Containerd, RuntimeError> {
         *self.client.lock().await = None;
         self.client().await
@@ -161,7 +161,7 @@ impl OciHost {
         running.collect()
     }
 
-    /// What containerd counts in the containers' own layers. One that ends meanwhile is left out.
+    /// The disk usage of the containers' writable layers. Containers that end meanwhile are omitted.
     async fn layer_usage(&self) -> Vec<(ContainerId, DiskUsage)> {
         let running = self.running_containers();
         if running.is_empty() {
@@ -183,7 +183,7 @@ impl OciHost {
         used
     }
 
-    /// The path of a container's cgroup; `None` when its sandbox is gone.
+    /// The path of a container's cgroup; `None` if its sandbox was removed.
     pub(crate) fn cgroup(&self, id: &ContainerId) -> Option<String> {
         self.sandboxes.lock().get(&id.pod).map(|sandbox| sandbox.group().container(id))
     }
@@ -203,7 +203,7 @@ impl OciHost {
 
 #[async_trait]
 impl Runtime for OciRuntime {
-    /// Of pods that name no runtime class.
+    /// The class of pods that name no runtime class.
     fn class(&self) -> &str {
         ""
     }
@@ -287,7 +287,7 @@ impl ImageStore for OciRuntime {
     }
 
     fn is_started(&self) -> bool {
-        // Held for moments, or while containerd starts.
+        // Locked only briefly, or while containerd starts.
         self.inner.client.try_lock().is_ok_and(|client| client.is_some())
     }
 

@@ -1,4 +1,4 @@
-//! Images in containerd: import, look-up, unpacking into snapshots, listing, removal.
+//! Images in containerd: import, lookup, unpacking into snapshots, listing, removal.
 //!
 //! Content is protected from containerd's garbage collection by a lease while it is received, and by labels afterwards:
 //! the image record refers to its manifest, the manifest to its config and layers, the config to its snapshot.
@@ -34,7 +34,7 @@ use crate::{
     client::{Containerd, SNAPSHOTTER, failed, or_absent, request},
 };
 
-/// Unpacked images remembered; each is a few KiB.
+/// The number of cached unpacked images; each takes a few KiB.
 const RESOLVED_MAX: usize = 512;
 
 /// An image that is unpacked and can be run.
@@ -42,11 +42,11 @@ const RESOLVED_MAX: usize = 512;
 pub(crate) struct RunnableImage {
     pub(crate) name: String,
     pub(crate) config: ImageConfiguration,
-    /// The snapshot of its topmost layer; empty for an image without layers.
+    /// The chain ID (snapshot name) of its topmost layer; empty for an image without layers.
     pub(crate) chain: String,
 }
 
-/// The process's state of images.
+/// Cache of unpacked images, and the running pulls.
 #[derive(Default)]
 pub(crate) struct UnpackedImages {
     resolved: Mutex<HashMap<String, Arc<RunnableImage>>>,
@@ -58,13 +58,13 @@ pub(crate) fn full_name(text: &str) -> Result<String, RuntimeError> {
     Ok(parse_name(text)?.whole())
 }
 
-/// An image's name, completed.
+/// Parses an image's name into its full form.
 pub(crate) fn parse_name(text: &str) -> Result<Reference, RuntimeError> {
     parse_reference(text).map_err(|error| RuntimeError::ImageName(error.to_string()))
 }
 
 impl UnpackedImages {
-    /// The image, unpacked; `None` when this node does not have it.
+    /// The image, unpacked; `None` if this node does not have it.
     pub(crate) async fn find(
         &self,
         client: &Containerd,
@@ -85,7 +85,7 @@ impl UnpackedImages {
         Ok(Some(image))
     }
 
-    /// Forgets what was resolved: a snapshot that should be there is not.
+    /// Clears the cache, after an expected snapshot was missing.
     pub(crate) fn forget(&self) {
         self.resolved.lock().clear();
     }
@@ -153,7 +153,7 @@ impl UnpackedImages {
         Ok(records)
     }
 
-    /// One image, where this node has it.
+    /// The record of one image, if this node has it.
     pub(crate) async fn record(
         &self,
         client: &Containerd,
@@ -173,7 +173,7 @@ impl UnpackedImages {
         self.forget();
         match removed.map_err(failed("remove an image"))? {
             Some(_) => Ok(()),
-            None => Err(RuntimeError::ImageMissing(format!("there is no image {name}"))),
+            None => Err(RuntimeError::ImageMissing(format!("image {name} does not exist"))),
         }
     }
 }
@@ -181,7 +181,7 @@ impl UnpackedImages {
 /// containerd's record of an image; `None` for one without content.
 async fn record(client: &Containerd, image: Image) -> Option<ImageRecord> {
     let target = image.target?;
-    // An image whose content is being removed counts as empty.
+    // An image that is being removed counts as empty.
     let bytes = match manifest(client, &target).await {
         Ok(manifest) => {
             let layers: u64 = manifest.layers().iter().map(|layer| layer.size()).sum();
@@ -209,11 +209,11 @@ pub(crate) fn architecture() -> &'static str {
     }
 }
 
-/// Checks that an archive's path can be read by this process before containerd is asked for anything.
+/// Checks that this process can read the archive before containerd receives a request.
 pub(crate) fn check_archive(path: &Path) -> Result<(), RuntimeError> {
     match path.is_file() {
         true => Ok(()),
-        false => Err(RuntimeError::Invalid(format!("{} is no file", path.display()))),
+        false => Err(RuntimeError::Invalid(format!("{} is not a file", path.display()))),
     }
 }
 

@@ -73,7 +73,7 @@ impl Layout {
     }
 }
 
-/// The container's id in containerd, which limits ids to less than a pod's UID and a container's name.
+/// The container's id in containerd, whose length limit is below that of a pod's UID and a container's name.
 pub(crate) fn task_id(id: &ContainerId) -> String {
     let mut hash = hex::encode(Sha256::digest(id.to_string()));
     hash.truncate(32);

@@ -8,9 +8,8 @@
 //!
 //! A pod has no pause container: its sandbox is a set of namespaces pinned below the data directory ([`namespaces`]), a
 //! network attachment ([`network`]) and a cgroup ([`cgroup`]). A container is a containerd container with one task,
-//! whose output goes to a process of its own ([`log_shim`]), so that neither a restart of this process nor of
-//! containerd loses a line. After a restart running containers are found by their labels, and sandboxes by their files
-//! ([`adopt`]).
+//! whose output goes to a process of its own ([`log_shim`]), so that a restart of this process or of containerd loses
+//! no line. After a restart, running containers are found by their labels, and sandboxes by their files ([`adopt`]).
 //!
 //! Start reading at [`host`], then `containers.rs`.
 

@@ -2,13 +2,13 @@
 //! gives it both outputs as file descriptors 3 and 4 (containerd's `binary://` log URI). It is a process of its
 //! own, so that no line is lost when Mayfly or containerd end.
 //!
-//! containerd's shim connects no standard input where the outputs go to such a program (`NewBinaryIO` of its package
-//! `process`). A container with an input and without a terminal has named pipes for its outputs, and Mayfly starts the
-//! program that reads them ([`start_with_pipes`]).
+//! containerd's shim connects no standard input if the outputs go to such a program (`NewBinaryIO` of its package
+//! `process`). A container with an input and without a terminal therefore has named pipes for its outputs, and Mayfly
+//! starts the program that reads them ([`start_with_pipes`]).
 //!
-//! Beside the log it keeps the end of each output for jobs, and gives the live output to clients that attach: a
-//! Unix socket on which frames of `stream (1 byte), length (4 bytes, big endian), bytes` go out. The first frame is empty:
-//! from then on the client misses nothing.
+//! In addition to the log, it stores the end of each output for jobs, and sends the live output to attached clients:
+//! over a Unix socket, as frames of `stream (1 byte), length (4 bytes, big endian), bytes`. The first frame is empty;
+//! from then on the client receives all output.
 
 use std::{
     collections::VecDeque,
@@ -45,17 +45,17 @@ pub struct LogShimConfig {
     pub pipes: Option<[PathBuf; 2]>,
 }
 
-/// The buffer of one read from a pipe, which holds 64 KiB.
+/// The size of one read from a pipe, whose capacity is 64 KiB.
 const READ_BYTES: usize = 64 << 10;
-/// Chunks that wait for one attached client; one that does not read loses the rest.
+/// The number of chunks queued for one attached client; a client that does not read loses the rest.
 const CLIENT_CHUNKS_MAX: usize = 256;
 /// An empty frame of stdout.
 const GREETING: [u8; 5] = [1, 0, 0, 0, 0];
-/// AttachedClients attached to one container at the same time.
+/// The maximum number of clients attached to one container.
 const CLIENTS_MAX: usize = 16;
-/// How long the container's task may take to open its named pipes.
+/// The timeout for the container's task to open its named pipes.
 const PIPES_TIMEOUT: Duration = Duration::from_secs(120);
-/// Pause before a log is written again that the disk did not take.
+/// The pause before a failed write of the log is repeated.
 const DISK_RETRY: Duration = Duration::from_millis(200);
 
 type AttachedClients = Arc<Mutex<Vec<SyncSender<Arc<[u8]>>>>>;
@@ -65,14 +65,14 @@ type AttachedClients = Arc<Mutex<Vec<SyncSender<Arc<[u8]>>>>>;
 /// # Errors
 /// The configuration, the log file or the outputs cannot be opened.
 pub fn run(config: &Path) -> io::Result<()> {
-    // containerd's shim sends SIGTERM once the outputs have ended; what they still hold is written first.
+    // containerd's shim sends SIGTERM once the outputs have ended; the buffered rest is written first.
     signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::default())?;
     let config: LogShimConfig = serde_json::from_slice(&fs::read(config)?)?;
     let log = Arc::new(Mutex::new(LogAppender::open(&config.log)?));
     let clients = AttachedClients::default();
     serve(&config.socket, clients.clone());
     let is_started_by_containerd = config.pipes.is_none();
-    // A descriptor is inherited; its path opens the same pipe again.
+    // The descriptors are inherited; opening their path opens the same pipe again.
     let paths =
         config.pipes.unwrap_or_else(|| [3, 4].map(|descriptor| format!("/proc/self/fd/{descriptor}").into()));
     let unopened = Arc::new(AtomicUsize::new(paths.len()));
@@ -81,7 +81,7 @@ pub fn run(config: &Path) -> io::Result<()> {
         let (log, clients, unopened) = (log.clone(), clients.clone(), unopened.clone());
         let capture = config.capture.as_ref().map(|folder| folder.join(stream.name()));
         copies.push(thread::spawn(move || {
-            // Waits until the other end of a named pipe is open.
+            // Blocks until the other end of a named pipe is open.
             let pipe = File::open(path);
             unopened.fetch_sub(1, Ordering::SeqCst);
             if let Ok(pipe) = pipe {
@@ -90,7 +90,7 @@ pub fn run(config: &Path) -> io::Result<()> {
         }));
     }
     if is_started_by_containerd {
-        // containerd waits for a byte here before it starts the container.
+        // containerd waits for a byte on this descriptor before it starts the container.
         OpenOptions::new().write(true).open("/proc/self/fd/5")?.write_all(&[0])?;
     } else {
         io::stdout().write_all(&[0])?;
@@ -98,27 +98,27 @@ pub fn run(config: &Path) -> io::Result<()> {
         thread::spawn(move || {
             thread::sleep(PIPES_TIMEOUT);
             if unopened.load(Ordering::SeqCst) > 0 {
-                // The container was never started, and Mayfly ended before it could end this program.
+                // The container was never started, and Mayfly ended before it could kill this program.
                 std::process::exit(1);
             }
         });
     }
     for copy in copies {
-        // A panic of one output's thread must not lose the other's lines.
+        // A panic in the thread of one output must not lose lines of the other.
         let _ = copy.join();
     }
     let _ = fs::remove_file(&config.socket);
     Ok(())
 }
 
-/// Starts the program for a container whose outputs are named pipes, and waits until it takes clients.
+/// Starts the program for a container whose outputs are named pipes, and waits until it accepts clients.
 ///
 /// # Errors
-/// The program cannot be started, or ended at once.
+/// The program cannot be started, or ended during its start.
 pub(crate) async fn start_with_pipes(program: &Path, config: &Path) -> io::Result<tokio::process::Child> {
     let mut command = tokio::process::Command::new(program);
     command.arg("log-shim").arg(config);
-    // A group of its own: a signal for Mayfly's, such as Ctrl-C, is none for it.
+    // In a process group of its own: it must not receive signals for Mayfly's group, such as Ctrl-C.
     command.env_clear().process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     if let Some(mut ready) = child.stdout.take() {
@@ -150,7 +150,7 @@ fn copy(
         }
         broadcast(clients, stream, bytes);
         let now = jiff::Timestamp::now();
-        // The container waits while its log cannot be written.
+        // The container blocks while its log cannot be written.
         let mut result = locked(log).write(stream, bytes, now);
         while result.is_err() {
             thread::sleep(DISK_RETRY);
@@ -199,7 +199,7 @@ impl OutputTail {
     }
 }
 
-/// Sends a chunk to all clients; an empty one says that the output has ended.
+/// Sends a chunk to all clients; an empty chunk marks the end of the output.
 fn broadcast(clients: &AttachedClients, stream: Stream, bytes: &[u8]) {
     let mut clients = locked(clients);
     if clients.is_empty() {
@@ -211,8 +211,8 @@ fn broadcast(clients: &AttachedClients, stream: Stream, bytes: &[u8]) {
     clients.retain(|client| !matches!(client.try_send(frame.clone()), Err(TrySendError::Disconnected(_))));
 }
 
-/// Accepts clients, each with a thread of its own, in the background. A container whose socket cannot be made
-/// runs, but cannot be attached to.
+/// Accepts clients in the background, each in its own thread. A container whose socket cannot be created runs, but does
+/// not support attach.
 fn serve(socket: &Path, clients: AttachedClients) {
     let _ = fs::remove_file(socket);
     let bound = socket.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| UnixListener::bind(socket));
@@ -220,7 +220,7 @@ fn serve(socket: &Path, clients: AttachedClients) {
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let (sender, chunks) = sync_channel::<Arc<[u8]>>(CLIENT_CHUNKS_MAX);
-            // There is room for it.
+            // Cannot fail: the channel is empty.
             let _ = sender.try_send(Arc::from(GREETING));
             {
                 let mut clients = locked(&clients);

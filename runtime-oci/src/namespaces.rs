@@ -1,5 +1,5 @@
-//! A sandbox's kernel namespaces: made on a thread of their own and kept by bind mounts, so that they need no
-//! process (no pause container) and outlive this one. Only a process namespace that containers share needs one
+//! A sandbox's kernel namespaces: created on a separate thread and pinned by bind mounts, so that they need no process
+//! (no pause container) and outlive this process. Only a process namespace that containers share needs one
 //! ([`pod_init`]).
 
 use std::{
@@ -27,16 +27,16 @@ const SHARED: [(&str, CloneFlags); 3] =
 /// The file of the process namespace that the containers of a pod share.
 pub(crate) const PROCESSES: &str = "pid";
 
-/// The timeout of a connection into a pod.
+/// The timeout for connecting to a port of a pod.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which namespaces a pod has for itself.
+/// The namespaces that a pod does not share with the host.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceSet {
     pub(crate) network: bool,
     pub(crate) ipc: bool,
     pub(crate) hostname: String,
-    /// The program whose command `pod-init` is the first process of a process namespace that containers share.
+    /// The program whose command `pod-init` is the first process of a shared process namespace.
     pub(crate) processes: Option<PathBuf>,
 }
 
@@ -51,7 +51,7 @@ impl NamespaceSet {
     }
 }
 
-/// Makes and pins the namespaces in `folder`; those that are pinned already stay. Blocks.
+/// Creates and pins the namespaces in `folder`; existing pins are kept. Blocks.
 pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let missing: Vec<_> =
@@ -64,7 +64,7 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
         fs::write(folder.join(name), "")?;
     }
     let (folder, hostname) = (folder.to_owned(), wanted.hostname.clone());
-    // The thread's namespaces are changed for good, so it ends here.
+    // The thread cannot leave the new namespaces, so it ends here.
     let made = thread::Builder::new().name("sandbox".into()).spawn(move || -> io::Result<()> {
         let flags = missing.iter().fold(CloneFlags::empty(), |all, (_, flag)| all | *flag);
         unshare(flags)?;
@@ -72,8 +72,8 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
             sethostname(&hostname)?;
         }
         if flags.contains(CloneFlags::CLONE_NEWNET) {
-            // The node gives each address once. Looking for duplicates would delay the pod's start by a second or two;
-            // a kernel without IPv6 has no such file.
+            // The node assigns each address once. Duplicate address detection would delay the pod's start by a second
+            // or two. A kernel without IPv6 has no such file.
             let _ = fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0");
         }
         let pin = |source: &Path, name: &str| {
@@ -83,7 +83,7 @@ pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
             pin(&Path::new("/proc/thread-self/ns").join(name), name)?;
         }
         if let Some(program) = init {
-            // The thread stays where it is; its next child begins the namespace.
+            // The thread stays in its namespace; its next child is the first process of the new one.
             unshare(CloneFlags::CLONE_NEWPID)?;
             let first = pod_init::start(&program, &folder)?;
             pin(Path::new(&format!("/proc/{first}/ns/pid")), PROCESSES)?;
@@ -100,7 +100,7 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     }
     for name in SHARED.iter().map(|(name, _)| *name).chain([PROCESSES]) {
         let path = folder.join(name);
-        // A start that was interrupted may have pinned it twice.
+        // An interrupted start may have pinned it twice.
         while is_pinned(&path) {
             umount2(&path, MntFlags::MNT_DETACH)?;
         }
@@ -111,12 +111,12 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a namespace is mounted there: its file then lies on the kernel's `nsfs`.
+/// Whether a namespace is mounted at the path: the file is then on the kernel's `nsfs`.
 pub(crate) fn is_pinned(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC)
 }
 
-/// Connects to a port on the loopback address of a network namespace. Blocks.
+/// Connects to a port on the loopback address of a network namespace (`None`: the host's). Blocks.
 pub(crate) fn connect(netns: Option<&Path>, port: u16) -> io::Result<TcpStream> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let Some(netns) = netns else { return TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) };

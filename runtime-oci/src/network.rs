@@ -26,10 +26,11 @@ use tokio::{
 
 const CNI_VERSION: &str = "1.0.0";
 const INTERFACE: &str = "eth0";
-/// Pod ranges are taken from here: 256 of them.
+/// The ranges of pods are subnets of this network: 256 of them.
 const RANGES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 212, 0, 0), 16);
 const RANGE_PREFIX: u8 = 24;
-/// Of these unique local addresses (RFC 4193), each range has one network, beside that of the cluster's Services.
+/// The IPv6 subnets of these ranges are from these unique local addresses (RFC 4193), which also hold the Services'
+/// range.
 const RANGES_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0), 48);
 const RANGE_V6_PREFIX: u8 = 64;
 /// The longest wait of a pod for the node's rules for Services before its start is retried.
@@ -38,17 +39,17 @@ const SERVICE_RULES_TIMEOUT: Duration = Duration::from_secs(15);
 /// The bridge of one data directory.
 pub(crate) struct BridgeNetwork {
     plugins: PathBuf,
-    /// The folder of its range and its leases.
+    /// The directory of its range and its address leases.
     folder: PathBuf,
-    /// The plugins change the same bridge and rules; one pod at a time.
+    /// The plugins change the same bridge and rules, so only one runs at a time.
     turn: Mutex<()>,
-    /// True once the node's rules for Services are written; `None` if the node has none.
+    /// Becomes true once the node's rules for Services are written; `None` if the node has none.
     service_rules: Option<watch::Receiver<bool>>,
-    /// Whether pods have an IPv6 address beside the IPv4 one.
+    /// Whether pods have an IPv6 address in addition to the IPv4 one.
     dual_stack: bool,
 }
 
-/// The stored state of a bridge, so that a restart uses the same.
+/// The stored configuration of a bridge, reused after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct BridgeConfig {
     bridge: String,
@@ -96,11 +97,11 @@ impl BridgeNetwork {
         let mut rules = rules.clone();
         match tokio::time::timeout(SERVICE_RULES_TIMEOUT, rules.wait_for(|written| *written)).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(NetworkError("the node's rules for Services are not written; the log says why".into())),
+            _ => Err(NetworkError("the node's rules for Services have not been written; see the log".into())),
         }
     }
 
-    /// The bridge's name and range; chosen at the first pod.
+    /// The bridge's name and range; chosen for the first pod.
     fn config(&self) -> Result<BridgeConfig, NetworkError> {
         let file = self.folder.join("bridge.json");
         if let Ok(text) = fs::read(&file) {
@@ -164,7 +165,7 @@ impl PodNetwork for BridgeNetwork {
         self.service_rules().await?;
         let _turn = self.turn.lock().await;
         let bridge = bridge_config(&config, &self.folder, self.dual_stack);
-        // A repeated attachment would find its address taken.
+        // A repeated attachment would find its address in use.
         let _ = self.call("bridge", Verb::Del, pod, INTERFACE, &bridge).await;
         self.call("loopback", Verb::Add, pod, "lo", &loopback_config()).await?;
         let result = self.call("bridge", Verb::Add, pod, INTERFACE, &bridge).await?;
@@ -204,14 +205,14 @@ impl PodNetwork for BridgeNetwork {
     }
 }
 
-/// Lets pods of a bridge reach endpoints at loopback addresses of the node (functions, the name server) by Services. The
-/// rules for Services drop what pods send to loopback addresses themselves.
+/// Lets pods on a bridge reach Service endpoints at loopback addresses of the node (functions, the DNS server). The
+/// rules for Services drop packets that pods send to loopback addresses directly.
 fn route_services(bridge: &str) -> Result<(), NetworkError> {
     let file = format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet");
     fs::write(&file, "1").map_err(|error| NetworkError(format!("cannot write {file}: {error}")))
 }
 
-/// Removes a bridge that connects no pod any more; the next pod's attachment makes it again.
+/// Removes a bridge without pods; the attachment of the next pod creates it again.
 async fn remove_unused(bridge: &str) -> Result<(), NetworkError> {
     let ports = std::fs::read_dir(format!("/sys/class/net/{bridge}/brif"));
     if ports.is_ok_and(|mut ports| ports.next().is_some()) {
@@ -231,18 +232,18 @@ fn routes(text: &str) -> Vec<Ipv4Net> {
     let rows = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
     rows.filter_map(|row| {
         let number = |at: usize| u32::from_str_radix(row.get(at)?, 16).ok();
-        // In the machine's byte order.
+        // The number is in the machine's byte order.
         let address = Ipv4Addr::from(number(1)?.swap_bytes());
         let mask = number(7)?.swap_bytes();
         Ipv4Net::new(address, u8::try_from(mask.leading_ones()).ok()?).ok()
     })
-    // The default route covers everything and reserves nothing.
+    // The default route covers all addresses and reserves none.
     .filter(|range| range.prefix_len() > 0)
     .collect()
 }
 
-/// A range that no route of the host overlaps. Which one is tried first depends on the data directory, so that two
-/// servers on one host do not compete for the same.
+/// A range that no route of the host overlaps. The search starts at a position that depends on the data directory, so
+/// that two servers on one host rarely compete.
 fn choose(folder: &str, used: &[Ipv4Net]) -> Option<BridgeConfig> {
     let hash = Sha256::digest(folder);
     let ranges: Vec<Ipv4Net> = RANGES.subnets(RANGE_PREFIX).ok()?.collect();
@@ -257,7 +258,7 @@ fn loopback_config() -> Value {
     json!({"cniVersion": CNI_VERSION, "name": "mayfly-lo", "type": "loopback"})
 }
 
-/// The IPv6 range beside an IPv4 one: `10.212.X.0/24` and `fd6d:6179:666c:d4X::/64`.
+/// The IPv6 range that belongs to an IPv4 range: `10.212.X.0/24` and `fd6d:6179:666c:d4X::/64`.
 fn range_v6(range: Ipv4Net) -> Ipv6Net {
     let [_, second, third, _] = range.network().octets();
     let mut segments = RANGES_V6.network().segments();

@@ -1,6 +1,6 @@
-//! The first process of a process namespace that the containers of a pod share (`mayfly pod-init`). The kernel ends all
-//! processes of a namespace with its first one, and makes it the parent of orphans; so it outlives every container, and
-//! reaps.
+//! The first process of a process namespace that the containers of a pod share (`mayfly pod-init`). The kernel kills
+//! all processes of a namespace when its first process ends, and makes that process the parent of orphans; so it
+//! outlives all containers, and reaps zombies.
 
 use std::{
     fs, io,
@@ -19,10 +19,10 @@ use signal_hook::{consts::SIGCHLD, iterator::Signals};
 /// The name of the command.
 const COMMAND: &str = "pod-init";
 
-/// Reaps until the process is killed, which only the host can do.
+/// Reaps zombies until the process is killed, which only the host can do.
 ///
 /// # Errors
-/// Signals cannot be received.
+/// Signal handlers cannot be installed.
 pub fn run() -> io::Result<()> {
     let mut signals = Signals::new([SIGCHLD])?;
     for _ in signals.forever() {
@@ -31,12 +31,12 @@ pub fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the process in the namespace that children of the calling thread get. Its command line names `folder`, the
+/// Starts the process in the namespace that children of the calling thread get. Its command line contains `folder`, the
 /// pod's, by which [`end`] finds it, also after a crash at any point.
 pub(crate) fn start(program: &Path, folder: &Path) -> io::Result<u32> {
     let mut init = Command::new(program);
     init.arg(COMMAND).arg(fs::canonicalize(folder)?).current_dir("/").env_clear();
-    // A group of its own: the terminal's signals are for this process.
+    // In a process group of its own, so that it does not receive the terminal's signals.
     init.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let child = init.spawn()?;
     let id = child.id();
@@ -44,7 +44,7 @@ pub(crate) fn start(program: &Path, folder: &Path) -> io::Result<u32> {
     Ok(id)
 }
 
-/// Waits for the end of a child on a thread: nothing else would reap it while this process lives.
+/// Waits for the end of a child on a thread: nothing else reaps it while this process runs.
 fn reap(mut child: Child) {
     let waiting = thread::Builder::new().name(COMMAND.into()).spawn(move || child.wait());
     if let Err(error) = waiting {
@@ -52,7 +52,7 @@ fn reap(mut child: Child) {
     }
 }
 
-/// Kills the process whose command line names `folder`, and with it all processes of its namespace.
+/// Kills the process whose command line contains `folder`, and with it all processes of its namespace.
 pub(crate) fn end(folder: &Path) -> io::Result<()> {
     let folder = fs::canonicalize(folder)?;
     let is_ours = |command_line: &[u8]| {
@@ -62,7 +62,7 @@ pub(crate) fn end(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid else { continue };
-        // A process that ended meanwhile has no command line.
+        // A process that has ended meanwhile has no command line.
         if !fs::read(entry.path().join("cmdline")).is_ok_and(|line| is_ours(&line)) {
             continue;
         }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn the_process_of_the_folder_is_ended_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        // A script with the command's name has the command line of the command.
+        // A script named like the command has the same command line.
         fs::write(folder.path().join(COMMAND), "read -r never\n").unwrap();
         let pods = ["a", "ab"].map(|name| folder.path().join(name));
         let mut children = pods.each_ref().map(|pod| {

@@ -13,7 +13,7 @@ use crate::{
     namespaces::{self, NamespaceSet},
 };
 
-/// The facts about a sandbox that its use and its removal need.
+/// The state of a sandbox that its use and its removal need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sandbox {
     pub(crate) uid: String,
@@ -30,7 +30,7 @@ impl Sandbox {
         PodUid(self.uid.clone())
     }
 
-    /// Whether its making was not interrupted.
+    /// Whether its creation was completed.
     pub(crate) fn is_complete(&self) -> bool {
         !self.addresses.is_empty()
     }
@@ -54,7 +54,7 @@ impl Sandbox {
         }
     }
 
-    /// Writes the record so that a reader sees the old or the new one. Blocks.
+    /// Writes the record atomically. Blocks.
     fn save(&self, layout: &Layout) -> io::Result<()> {
         let path = layout.sandbox_file(&self.uid());
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -72,7 +72,7 @@ impl Sandbox {
 }
 
 impl OciHost {
-    /// Creates the sandbox; an existing one is not changed.
+    /// Creates the sandbox; does nothing if it exists.
     pub(crate) async fn make_sandbox(&self, spec: SandboxSpec) -> Result<Vec<IpAddr>, RuntimeError> {
         if let Some(known) = self.sandboxes.lock().get(&spec.uid)
             && known.is_complete()
@@ -91,7 +91,7 @@ impl OciHost {
             reserved: spec.address,
             addresses: Vec::new(),
         };
-        // Known before anything is made, so that neither a failure nor a crash leaves what is not found again.
+        // Registered before anything is created, so that remains of a failure or crash are found again.
         self.sandboxes.lock().insert(spec.uid.clone(), sandbox.clone());
         self.blocking({
             let (sandbox, layout) = (sandbox.clone(), self.layout.clone());
@@ -130,7 +130,7 @@ impl OciHost {
         Ok(addresses)
     }
 
-    /// Removes the sandbox, whose containers have ended. Repeats what an interrupted removal left.
+    /// Removes the sandbox, whose containers have ended. Completes an interrupted removal.
     pub(crate) async fn drop_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
         let known = self.sandboxes.lock().get(uid).cloned();
         let Some(sandbox) = known else { return Ok(()) };
@@ -154,7 +154,7 @@ impl OciHost {
         Ok(())
     }
 
-    /// File and namespace work, off the async threads.
+    /// Runs file and namespace operations on a blocking thread.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -162,7 +162,7 @@ impl OciHost {
         let done = spawn_blocking(work).await.map_err(|error| RuntimeError::Internal(error.to_string()))?;
         done.map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull => RuntimeError::NoRoom("the node's disk is full".into()),
-            _ => RuntimeError::Internal(format!("the node cannot make a sandbox or its files: {error}")),
+            _ => RuntimeError::Internal(format!("cannot create a sandbox or its files: {error}")),
         })
     }
 }
@@ -186,7 +186,7 @@ fn write_files(sandbox: &Sandbox, folder: &Path) -> io::Result<()> {
     fs::write(folder.join("resolv.conf"), resolv)
 }
 
-/// As upstream's kubelet writes it.
+/// The content of `/etc/hosts`, as upstream's kubelet writes it.
 fn hosts(sandbox: &Sandbox) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",

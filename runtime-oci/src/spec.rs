@@ -1,6 +1,6 @@
-//! The OCI runtime specification of a container: pure.
+//! Builds the OCI runtime specification of a container; pure functions.
 //!
-//! Defaults are those of the field (containerd's, Docker's): the capability set, the masked paths, the devices.
+//! The defaults are the common ones (of containerd and Docker): the capability set, the masked paths, the devices.
 
 mod capabilities;
 mod devices;
@@ -36,32 +36,32 @@ const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 /// The size of `/dev/shm` (Docker's default).
 const SHM_SIZE: &str = "size=65536k";
 
-/// The surroundings of a container.
+/// Node and sandbox state that the specification of a container depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerPlace<'a> {
     pub(crate) host: &'a SandboxHost,
-    /// The folder of the pinned namespaces.
+    /// The directory of the pinned namespaces.
     pub(crate) namespaces: PathBuf,
-    /// The pod's `hosts`, `hostname` and `resolv.conf`, where the image has none of its own.
+    /// The directory of the pod's `hosts`, `hostname` and `resolv.conf`.
     pub(crate) pod_folder: PathBuf,
     /// The file of the termination message.
     pub(crate) message_file: PathBuf,
     pub(crate) cgroup: String,
     pub(crate) user: ProcessUser,
-    /// The text of the profile of the node that the container names.
+    /// The content of the seccomp profile that the container names.
     pub(crate) seccomp_profile: Option<String>,
-    /// The process whose PID namespace the container joins, by its number on the host.
+    /// The host's process id of the process whose PID namespace the container joins.
     pub(crate) target_pid: Option<u32>,
-    /// The capabilities that a container may have, a bit for each number.
+    /// The capabilities that a container may have, as a bit set by number.
     pub(crate) bounding_set: u64,
-    /// The lowest score for the out-of-memory killer that the host can give.
+    /// The lowest `oom_score_adj` that this process may set.
     pub(crate) oom_score_min: i32,
 }
 
 /// Builds the specification.
 ///
 /// # Errors
-/// What the container asks cannot be: for people.
+/// The container's options are invalid; the text is for users.
 pub(crate) fn build(
     container: &ContainerSpec,
     image: &ImageConfiguration,
@@ -107,7 +107,7 @@ fn process(
         .filter(|path| !path.is_empty());
     let capabilities = capabilities(&container.process.security, around.bounding_set);
     let ProcessUser { uid, gid, groups } = &around.user;
-    // A process that is not root gets its capabilities only by executing a file that has them.
+    // A process that is not root gets capabilities only by executing a file that has them.
     let effective = if *uid == 0 { capabilities.clone() } else { Vec::new() };
     Ok(json!({
         "terminal": container.process.tty,
@@ -171,7 +171,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
     ];
     if around.host.host_network {
-        // A sysfs of the host's network namespace cannot be mounted a second time.
+        // A sysfs of the host's network namespace cannot be mounted again.
         mounts[5] = mount("/sys", "bind", "/sys", &["rbind", "nosuid", "noexec", "nodev", access]);
         mounts.remove(6);
     }
@@ -205,7 +205,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
     mounts
 }
 
-/// The option of a mount, and the value of `rootfsPropagation`.
+/// The mount option for a propagation mode, and the value of `rootfsPropagation`.
 fn propagation(propagation: MountPropagation) -> &'static str {
     match propagation {
         MountPropagation::Private => "rprivate",
@@ -214,7 +214,7 @@ fn propagation(propagation: MountPropagation) -> &'static str {
     }
 }
 
-/// The propagation of the root, without which that of a mount below it has no effect.
+/// The propagation of the root mount, without which that of mounts below it has no effect.
 fn root_propagation(container: &ContainerSpec) -> Option<&'static str> {
     let has = |wanted| container.process.mounts.iter().any(|mount| mount.propagation == wanted);
     let wanted = [MountPropagation::Bidirectional, MountPropagation::HostToContainer];
@@ -265,7 +265,7 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value
     Ok(linux)
 }
 
-/// The system call filter. A privileged container has none.
+/// The seccomp filter. A privileged container has none.
 fn filter(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Option<Value>, String> {
     let security = &container.process.security;
     match &security.seccomp {

@@ -1,4 +1,5 @@
-//! The runtime on real containerd, runc and CNI plugins. Needs root; without them each test is skipped by name.
+//! Tests the runtime with real containerd, runc and CNI plugins. Needs root; otherwise each test prints that it is
+//! skipped.
 
 macro_rules! fixture_or_skip {
     ($name:literal) => {
@@ -38,14 +39,14 @@ use tokio::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A runtime of its own in a folder of its own, with the image `busybox:local`.
+/// A runtime in a directory of its own, with the image `busybox:local`.
 struct ContainerdFixture {
     runtime: OciRuntime,
     folder: tempfile::TempDir,
     config: Config,
 }
 
-/// The runtime; `None`, after a line that says why, where containers cannot run.
+/// The runtime; `None`, after a line with the reason, if containers cannot run.
 #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 async fn fixture(test: &str) -> Option<ContainerdFixture> {
     let programs = match choose(ContainersMode::Auto) {
@@ -59,7 +60,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
         println!("SKIPPED {test}: no busybox, or the example log_shim is not built");
         return None;
     };
-    // Sockets lie in it, so its path is short.
+    // Sockets are in this directory, so its path must be short.
     let folder = tempfile::Builder::new().prefix("mfo").tempdir_in("/tmp").unwrap();
     let config = Config {
         root: folder.path().join("c"),
@@ -78,7 +79,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
     Some(ContainerdFixture { runtime, folder, config })
 }
 
-/// `target/debug/examples/log_shim`, beside this program's `deps`; or what `MAYFLY_LOG_SHIM` names.
+/// `target/debug/examples/log_shim`, next to the `deps` directory of this program; `MAYFLY_LOG_SHIM` overrides it.
 fn log_shim() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("MAYFLY_LOG_SHIM") {
         return Some(path.into());
@@ -88,7 +89,7 @@ fn log_shim() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// An image of the host's static busybox, as `docker save` writes one.
+/// Creates an image of the host's static busybox, as `docker save` writes it.
 fn archive(folder: &Path) -> PathBuf {
     let root = folder.join("image");
     let bin = root.join("rootfs/bin");
@@ -169,7 +170,7 @@ impl ContainerdFixture {
         }
     }
 
-    /// The text of a log, without times and stream names.
+    /// The content of a log, without timestamps and stream names.
     fn log(&self, container: &ContainerSpec) -> String {
         let text = std::fs::read_to_string(&container.log_path).unwrap_or_default();
         let lines = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
@@ -193,7 +194,7 @@ impl ContainerdFixture {
         (code, out, err)
     }
 
-    /// Removes all pods and stops containerd; nothing of this folder may be left.
+    /// Removes all pods, stops containerd, and checks that nothing of this directory is in use.
     async fn leaves_nothing(self) {
         for uid in self.runtime.sandboxes() {
             self.runtime.remove_sandbox(&uid).await.unwrap();
@@ -232,7 +233,7 @@ async fn a_container_runs_to_its_end() {
     let mut lines: Vec<_> = fixture.log(&container).lines().map(str::to_owned).collect();
     lines.sort();
     assert_eq!(lines, ["bad", "ends", "hi", "unfinished"]);
-    // Repeated calls change nothing.
+    // Repeated calls have no effect.
     fixture.runtime.start_container(container.clone()).await.unwrap();
     fixture.runtime.stop_container(&container.id, Duration::ZERO).await.unwrap();
     assert_eq!(fixture.exit(&container.id).await.0, 3);
@@ -275,7 +276,7 @@ async fn another_process_takes_over_what_runs() {
     fixture.exec(&container.id, "echo kept > /kept", b"").await;
     let before = fixture.state(&container.id);
     let ContainerdFixture { runtime, folder, config } = fixture;
-    // The first one is not told to end.
+    // The first process is not stopped cleanly.
     drop(runtime);
     let runtime = OciRuntime::create(config.clone()).await.unwrap();
     let fixture = ContainerdFixture { runtime, folder, config };
@@ -309,7 +310,7 @@ async fn what_cannot_start_says_why_and_leaves_nothing() {
     let error = fixture.runtime.start_container(no_program).await.unwrap_err();
     assert!(matches!(&error, RuntimeError::Invalid(why) if why.contains("no-such-program")), "{error}");
     assert!(fixture.runtime.containers(&good.id.pod).is_empty());
-    // The same attempt can be tried again.
+    // The same attempt can be started again.
     fixture.runtime.start_container(good.clone()).await.unwrap();
     assert_eq!(fixture.exit(&good.id).await.0, 0);
     fixture.leaves_nothing().await;

@@ -1,5 +1,4 @@
-//! The calls of Slurm's commands: `sbatch`, `squeue`, `sacct`, `scontrol`, `scancel`. The reading of their output is in
-//! [`crate::output`].
+//! Runs Slurm's commands: `sbatch`, `squeue`, `sacct`, `scontrol`, `scancel`. [`crate::output`] parses their output.
 
 use std::{
     collections::HashMap,
@@ -16,40 +15,40 @@ use crate::{
     state::{JobEnd, JobPhase, SlurmJobId},
 };
 
-/// The commands that run at the same time: each is a request to Slurm's controller, which has other clients.
+/// The maximum number of concurrent commands: each is a request to Slurm's controller, which has other clients.
 const COMMANDS_MAX: usize = 4;
-/// The time that a command may take. Slurm's own limit for one message is 10 s by default, and commands repeat some.
+/// The timeout of a command. Slurm's own timeout of one message is 10 s by default, and commands retry some.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Ids in one call: more would make the list of arguments long.
+/// The maximum number of job ids in one call, which limits the length of the command line.
 const IDS_MAX: usize = 200;
-/// The longest message that is kept of a command, in bytes.
+/// The maximum size of a command's error message, in bytes; the rest is cut off.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Why a command did not do its work.
+/// Why a command failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SlurmError {
-    /// Slurm refused, in its own words; the same call fails again.
+    /// Slurm rejected the request, with its own message; a retry fails again.
     #[error("{command}: {message}")]
     Refused { command: &'static str, message: String },
-    /// Slurm's controller did not answer, or the command is missing. What it was asked for may have happened.
+    /// Slurm's controller did not answer, or the command is missing. The request may still have been executed.
     #[error("{command}: {message}")]
     Unanswered { command: &'static str, message: String },
 }
 
-/// Where Slurm's commands are, and the environment that they run in.
+/// The location of Slurm's commands, and their environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlurmClient {
-    /// The folder of the commands; `None`: those on the `PATH` of `environment`.
+    /// The directory of the commands; `None`: they are on the `PATH` of `environment`.
     pub folder: Option<PathBuf>,
-    /// All variables that the commands see, and that batch jobs inherit.
+    /// The complete environment of the commands, which batch jobs inherit.
     pub environment: Vec<(String, String)>,
 }
 
-/// Calls Slurm's commands, a bounded number at the same time.
+/// Runs Slurm's commands, with limited concurrency.
 pub struct SlurmCommands {
     client: SlurmClient,
     permits: Semaphore,
-    /// Whether `sacct` has anything: off in a cluster without accounting.
+    /// Whether the cluster has accounting; cleared when `sacct` reports that it has none.
     has_accounting: AtomicBool,
 }
 
@@ -61,7 +60,7 @@ impl SlurmCommands {
     /// Submits a batch job with these arguments of `sbatch`.
     ///
     /// # Errors
-    /// After [`SlurmError::Unanswered`] the job may have been accepted, or be accepted a moment later.
+    /// After [`SlurmError::Unanswered`] Slurm may already have accepted the job, or may still accept it.
     pub async fn submit(&self, arguments: &[String]) -> Result<SlurmJobId, SlurmError> {
         const COMMAND: &str = "sbatch";
         let printed = self.run(COMMAND, arguments).await?;
@@ -71,7 +70,8 @@ impl SlurmCommands {
         })
     }
 
-    /// All jobs of this user that wait, run, or ended within the cluster's `MinJobAge`; of one name, where that is given.
+    /// All jobs of this user that are queued, run, or ended within the cluster's `MinJobAge`; only those called `name`
+    /// if it is given.
     pub async fn queue(&self, name: Option<&str>) -> Result<Vec<SlurmQueueEntry>, SlurmError> {
         let fixed = ["--me", "--all", "--states=all", "--noheader"].map(str::to_owned);
         let format = format!("--format={}", output::QUEUE_FORMAT);
@@ -80,8 +80,8 @@ impl SlurmCommands {
         Ok(output::queue(&self.run("squeue", &arguments).await?))
     }
 
-    /// How these jobs ended; one that Slurm does not know, or that has not ended, is left out. Asks the accounting where
-    /// there is one, and the controller about the rest.
+    /// The ends of these jobs, without jobs that are unknown to Slurm or have not ended. Queries accounting if the
+    /// cluster has it, and the controller for the remaining jobs.
     pub async fn ends(&self, ids: &[SlurmJobId]) -> Result<HashMap<SlurmJobId, JobEnd>, SlurmError> {
         let mut ends = HashMap::new();
         if self.has_accounting.load(Ordering::Relaxed) {
@@ -137,19 +137,19 @@ impl SlurmCommands {
         Ok(job.map(|(_, end)| end))
     }
 
-    /// Sends a signal, by its name without `SIG`, to all processes of a running job. A job that has ended ignores it.
+    /// Sends a signal, by its name without `SIG`, to all processes of a running job. Does nothing if the job has ended.
     pub async fn signal(&self, id: SlurmJobId, signal: &str) -> Result<(), SlurmError> {
-        // Without --full only job steps would get it, not the batch script's own processes.
+        // Without --full only job steps would get the signal, not the batch script's own processes.
         let arguments = ["--full".to_owned(), format!("--signal={signal}"), id.to_string()];
         self.run("scancel", &arguments).await.map(drop).or_else(unless_ended)
     }
 
-    /// Ends a job, or removes it from the queue. A job that has ended stays as it is.
+    /// Kills a job, or removes it from the queue. Does nothing if the job has ended.
     pub async fn cancel(&self, id: SlurmJobId) -> Result<(), SlurmError> {
         self.run("scancel", &[id.to_string()]).await.map(drop).or_else(unless_ended)
     }
 
-    /// Runs a command to its end and returns its stdout.
+    /// Runs a command and returns its stdout.
     async fn run(&self, command: &'static str, arguments: &[String]) -> Result<String, SlurmError> {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
@@ -172,7 +172,7 @@ impl SlurmCommands {
         };
         let Output { status, stdout, stderr } = ran.map_err(|error| {
             unanswered(format!(
-                "cannot run {}: {error}; Slurm's commands are needed on the machine of Mayfly (Debian: slurm-client)",
+                "cannot run {}: {error}; install Slurm's commands on this machine (Debian: slurm-client)",
                 program.display()
             ))
         })?;
@@ -189,7 +189,7 @@ impl SlurmCommands {
     }
 }
 
-/// A job that has ended needs no signal.
+/// Maps errors that mean that the job has ended to success.
 fn unless_ended(error: SlurmError) -> Result<(), SlurmError> {
     match &error {
         SlurmError::Refused { message, .. }

@@ -1,4 +1,5 @@
-//! The GPUs of the cluster, as the node that stands for it offers them: Slurm allocates them when it starts a job.
+//! The GPUs of the cluster, as offered by the virtual node that represents it: Slurm allocates them when it starts a
+//! job.
 
 use std::collections::HashSet;
 
@@ -8,10 +9,10 @@ use tokio::sync::watch;
 
 use crate::script::RESOURCE_GPU;
 
-/// More GPUs than any cluster has: the queue for them is Slurm's.
+/// More GPUs than any cluster has, so that jobs queue in Slurm instead of the scheduler.
 const GPUS: u64 = 1_000_000;
 
-/// The devices of the node that stands for the cluster.
+/// The devices of the virtual node that represents the cluster.
 #[derive(Debug)]
 pub struct SlurmDevices {
     changes: watch::Sender<u64>,

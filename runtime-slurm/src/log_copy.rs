@@ -1,4 +1,4 @@
-//! Copies the output files of a job into its container's log, and keeps the end of each for a job with outputs.
+//! Copies the output files of a job into its container's log, and stores the end of each for a job with outputs.
 
 use std::{
     fs::{self, File},
@@ -17,10 +17,10 @@ use crate::{
 
 const FILE_OFFSETS: &str = "log-offsets";
 const STREAMS: [(Stream, &str); 2] = [(Stream::Stdout, FILE_STDOUT), (Stream::Stderr, FILE_STDERR)];
-/// The buffer of one read.
+/// The size of one read, in bytes.
 const READ_BYTES: usize = 256 << 10;
 
-/// How far the copy of a container's output is.
+/// The state of the copy of a container's output.
 #[derive(Default)]
 pub(crate) enum CopyState {
     #[default]
@@ -34,14 +34,14 @@ pub(crate) enum CopyState {
 pub(crate) struct LogCopy {
     folder: PathBuf,
     log: LogAppender,
-    /// The bytes of stdout and of stderr that were given to the log.
+    /// The offsets in stdout and stderr up to which the log has the output.
     read: [u64; 2],
-    /// The same up to the last complete line: where another process goes on.
+    /// The same offsets, up to the last complete line: another process resumes there.
     durable: [u64; 2],
 }
 
 impl CopyState {
-    /// Copies what was written since the last call. Blocks.
+    /// Copies the output since the last call. Blocks.
     pub(crate) fn advance(&mut self, folder: &Path, log: &Path) -> io::Result<()> {
         if matches!(self, Self::Idle) {
             *self = Self::Open(LogCopy::open(folder.to_owned(), log)?);
@@ -52,7 +52,7 @@ impl CopyState {
         }
     }
 
-    /// Copies the rest after the job's end. What fails is begun again by the next call. Blocks.
+    /// Copies the rest after the job's end. On an error the next call starts over. Blocks.
     pub(crate) fn finish(&mut self, folder: &Path, log: &Path) -> io::Result<()> {
         match std::mem::take(self) {
             Self::Idle => LogCopy::open(folder.to_owned(), log)?.finish()?,
@@ -65,14 +65,15 @@ impl CopyState {
 }
 
 impl LogCopy {
-    /// Goes on where an earlier process ended. Lines that it wrote between its last note and its kill come twice. Blocks.
+    /// Resumes where an earlier process stopped. Lines that it wrote after it last stored the offsets are duplicated.
+    /// Blocks.
     pub(crate) fn open(folder: PathBuf, log: &Path) -> io::Result<Self> {
         let noted = fs::read(folder.join(FILE_OFFSETS)).ok();
         let durable = noted.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         Ok(Self { log: LogAppender::open(log)?, folder, read: durable, durable })
     }
 
-    /// Copies what was written since the last call. Blocks.
+    /// Copies the output since the last call. Blocks.
     pub(crate) fn advance(&mut self) -> io::Result<()> {
         let mut buffer = vec![0; READ_BYTES];
         let before = self.durable;
@@ -89,7 +90,7 @@ impl LogCopy {
                     break;
                 }
                 let bytes = &buffer[..count];
-                // The log keeps what the disk did not take.
+                // After a failed write, the appender keeps the bytes in its buffer.
                 let written = self.log.write(stream, bytes, Timestamp::now());
                 if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
                     self.durable[index] = self.read[index] + end as u64 + 1;
@@ -120,7 +121,7 @@ pub(crate) fn stderr_tail(folder: &Path) -> String {
     String::from_utf8_lossy(&tail).into_owned()
 }
 
-/// Writes the end of each output into the folder of a job's outputs. Blocks.
+/// Writes the end of each output into the directory `capture`. Blocks.
 pub(crate) fn capture(folder: &Path, capture: &Path) -> io::Result<()> {
     fs::create_dir_all(capture)?;
     for (_, name) in STREAMS {
@@ -133,7 +134,7 @@ pub(crate) fn capture(folder: &Path, capture: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The last bytes of a file, [`RESULT_BYTES_MAX`] at most, and whether it has more. A file that is not there is empty.
+/// The last bytes of a file, at most [`RESULT_BYTES_MAX`], and whether it has more. A missing file counts as empty.
 fn tail(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     let mut file = match File::open(path) {
         Ok(file) => file,

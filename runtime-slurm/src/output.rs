@@ -1,27 +1,27 @@
-//! What Slurm's commands print, read. Pure. Times are in seconds since 1970, because [`crate::commands`] sets
-//! `SLURM_TIME_FORMAT=%s`.
+//! Parses the output of Slurm's commands; pure functions. Times are in seconds since 1970, because [`crate::commands`]
+//! sets `SLURM_TIME_FORMAT=%s`.
 
 use crate::state::{JobEnd, SlurmJobId, SlurmState};
 
-/// The format of `squeue` that [`queue`] reads: id, state, reason, start, name. The name is the last field, since only it
-/// is chosen by the submitter.
+/// The format of `squeue` that [`queue`] parses: id, state, reason, start, name. The name is the last field, since it
+/// is the only one that the submitter chooses.
 pub const QUEUE_FORMAT: &str = "%A|%T|%r|%S|%j";
-/// The fields of `sacct` that [`accounting`] reads.
+/// The fields of `sacct` that [`accounting`] parses.
 pub const ACCOUNTING_FIELDS: &str = "JobIDRaw,State,ExitCode,Start,End,Reason";
 
-/// One job of the queue, or one that ended lately.
+/// A job in the queue, or one that ended recently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmQueueEntry {
     pub id: SlurmJobId,
     pub name: String,
     pub state: SlurmState,
-    /// Why it waits, in Slurm's word: `Resources`, `Priority`, `PartitionTimeLimit`, …
+    /// Why the job waits, as Slurm's reason code: `Resources`, `Priority`, `PartitionTimeLimit`, …
     pub reason: String,
-    /// For a job that waits: the expected start.
+    /// The start; the expected start of a waiting job.
     pub started_s: Option<i64>,
 }
 
-/// Reads `squeue --noheader --format` [`QUEUE_FORMAT`]. A line that is no job is left out.
+/// Parses `squeue --noheader --format` [`QUEUE_FORMAT`]. Lines that describe no job are skipped.
 pub fn queue(text: &str) -> Vec<SlurmQueueEntry> {
     let job = |line: &str| {
         let mut fields = line.splitn(5, '|');
@@ -38,7 +38,7 @@ pub fn queue(text: &str) -> Vec<SlurmQueueEntry> {
     text.lines().filter_map(job).collect()
 }
 
-/// Reads `sacct --noheader --parsable2 --allocations --format` [`ACCOUNTING_FIELDS`].
+/// Parses `sacct --noheader --parsable2 --allocations --format` [`ACCOUNTING_FIELDS`].
 pub fn accounting(text: &str) -> Vec<(SlurmJobId, JobEnd)> {
     let job = |line: &str| {
         let mut fields = line.splitn(6, '|');
@@ -54,7 +54,7 @@ pub fn accounting(text: &str) -> Vec<(SlurmJobId, JobEnd)> {
     text.lines().filter_map(job).collect()
 }
 
-/// Reads `scontrol --oneliner show job ID`.
+/// Parses `scontrol --oneliner show job ID`.
 pub fn shown_job(text: &str) -> Option<(SlurmJobId, JobEnd)> {
     let field = |name: &str| {
         let mut fields = text.split_whitespace();
@@ -72,13 +72,13 @@ pub fn shown_job(text: &str) -> Option<(SlurmJobId, JobEnd)> {
     Some((SlurmJobId(field("JobId")?.parse().ok()?), end))
 }
 
-/// Reads `sbatch --parsable`: `ID`, or `ID;CLUSTER`. Messages may precede it.
+/// Parses `sbatch --parsable`: `ID`, or `ID;CLUSTER`. Messages may precede it.
 pub fn submitted(text: &str) -> Option<SlurmJobId> {
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty())?;
     last.split(';').next()?.parse().ok().map(SlurmJobId)
 }
 
-/// The message of a command that failed, without the command's name: its lines in one.
+/// The message of a failed command without the command's name, with its lines joined.
 pub fn error_message(stderr: &str) -> String {
     let lines = stderr.lines().map(|line| {
         let line = line.trim();
@@ -89,7 +89,7 @@ pub fn error_message(stderr: &str) -> String {
     lines.join("; ")
 }
 
-/// Whether Slurm refused the job: another attempt with the same options fails in the same way. Otherwise Slurm did not
+/// Whether Slurm rejected the job: another attempt with the same options fails in the same way. Otherwise Slurm did not
 /// answer, and the job may have been accepted.
 pub fn is_refusal(message: &str) -> bool {
     const UNANSWERED: [&str; 7] = [
@@ -104,19 +104,20 @@ pub fn is_refusal(message: &str) -> bool {
     !message.is_empty() && !UNANSWERED.iter().any(|cause| message.contains(cause))
 }
 
-/// Whether the end of a job's stderr says that Slurm's accounting killed it for its memory. Such a job's state is only
-/// `FAILED`; `OUT_OF_MEMORY` is the state where a control group's limit did it (`slurm.conf(5)`, "JobAcctGatherParams").
+/// Whether the end of a job's stderr says that Slurm's accounting killed it for its memory usage. Such a job has the
+/// state `FAILED`; `OUT_OF_MEMORY` is used only if a cgroup limit was exceeded (`slurm.conf(5)`,
+/// "JobAcctGatherParams").
 pub fn is_memory_exceeded(stderr: &str) -> bool {
     stderr.lines().any(|line| line.starts_with("slurmstepd-") && line.contains("Exceeded job memory limit"))
 }
 
-/// `CODE:SIGNAL`.
+/// Parses `CODE:SIGNAL`.
 fn exit_code(text: &str) -> Option<(i32, i32)> {
     let (code, signal) = text.split_once(':')?;
     Some((code.parse().ok()?, signal.parse().ok()?))
 }
 
-/// Slurm's `None` and `(null)` mean that there is no reason.
+/// A reason; empty for Slurm's `None` and `(null)`.
 fn word(text: &str) -> String {
     match text {
         "None" | "(null)" | "N/A" => String::new(),
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
     use crate::state::JobPhase;
 
-    /// Printed by Slurm 22.05.8.
+    /// Output of Slurm 22.05.8.
     const SHOWN: &str = "JobId=1 JobName=mayfly-x_a_0 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 \
         Nice=0 Account=(null) QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=0 Restarts=0 \
         BatchFlag=1 Reboot=0 ExitCode=7:0 RunTime=00:00:01 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=1795635920 \

@@ -1,4 +1,4 @@
-//! The records on the disk: by them a restarted Mayfly takes its jobs over.
+//! The records on disk, from which a restarted Mayfly takes over its jobs.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +21,10 @@ use crate::{
 
 const FILE_POD: &str = "pod.json";
 const FILE_RECORD: &str = "record.json";
-/// The script holds the container's variables, which may be secrets.
+/// The script contains the container's variables, which may be secrets.
 const MODE_PRIVATE: u32 = 0o600;
 
-/// A pod with a sandbox here.
+/// A pod with a sandbox on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRecord {
     pub namespace: String,
@@ -53,18 +53,18 @@ pub struct JobRecord {
     pub attempt: u32,
     /// The container's log.
     pub log: PathBuf,
-    /// The folder for the end of each output, for a job with outputs.
+    /// The directory for the end of each output, for a job with outputs.
     pub capture: Option<PathBuf>,
-    /// The name of the signal that asks the program to end, without `SIG`.
+    /// The name of the signal that stops the program, without `SIG`.
     pub stop_signal: String,
-    /// `None`: `sbatch` was called, or is about to be, and its answer is not known.
+    /// `None`: `sbatch` was called, or is about to be, and its result is unknown.
     pub job: Option<SlurmJobId>,
     /// When the program started, once it has.
     pub started: Option<Timestamp>,
     pub end: Option<EndRecord>,
 }
 
-/// The end of a container, and its time.
+/// The end of a container, with its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndRecord {
     #[serde(flatten)]
@@ -72,7 +72,7 @@ pub struct EndRecord {
     pub finished: Timestamp,
 }
 
-/// A pod with its containers as they are on the disk.
+/// A pod with the records of its containers on disk.
 #[derive(Debug)]
 pub struct StoredPod {
     pub uid: PodUid,
@@ -80,14 +80,14 @@ pub struct StoredPod {
     pub jobs: Vec<JobRecord>,
 }
 
-/// The folders of pods and containers.
+/// The directories of pods and containers.
 #[derive(Clone, Debug)]
 pub struct RecordFolder {
     pods: PathBuf,
 }
 
 impl RecordFolder {
-    /// `shared` is the directory that the machines of the cluster see, too.
+    /// `shared` is a directory that the machines of the cluster also have.
     pub fn new(shared: &Path) -> Self {
         Self { pods: shared.join("pods") }
     }
@@ -117,7 +117,7 @@ impl RecordFolder {
         fs::File::open(self.pod(uid))?.sync_all()
     }
 
-    /// Removes everything of a pod. Blocks.
+    /// Removes the directory of a pod. Blocks.
     pub fn remove_pod(&self, uid: &PodUid) -> io::Result<()> {
         match fs::remove_dir_all(self.pod(uid)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -125,10 +125,10 @@ impl RecordFolder {
         }
     }
 
-    /// All pods. A folder whose record was not finished belongs to a pod without a sandbox, and is left out. Blocks.
+    /// All pods. A directory with an incomplete record belongs to a pod without a sandbox, and is skipped. Blocks.
     ///
     /// # Errors
-    /// A folder or a record cannot be read; without it a job might be submitted twice.
+    /// A directory or a record cannot be read; without it a job might be submitted twice.
     pub fn load(&self) -> io::Result<Vec<StoredPod>> {
         let mut pods = Vec::new();
         for folder in folders(&self.pods)? {
@@ -150,12 +150,12 @@ impl JobRecord {
     }
 }
 
-/// The job that has claimed the run of a container, from its folder. Blocks.
+/// The job that claimed the run of a container. Blocks.
 pub fn claim(folder: &Path) -> Option<SlurmJobId> {
     fs::read_to_string(folder.join(FILE_CLAIM)).ok()?.trim().parse().ok().map(SlurmJobId)
 }
 
-/// The exit code that the script noted, and when. Blocks.
+/// The exit code that the script wrote, and the time. Blocks.
 pub fn noted_exit(folder: &Path) -> Option<(i32, Timestamp)> {
     let path = folder.join(FILE_EXIT);
     let code = fs::read_to_string(&path).ok()?.trim().parse().ok()?;
@@ -163,8 +163,8 @@ pub fn noted_exit(folder: &Path) -> Option<(i32, Timestamp)> {
     Some((code, at.try_into().ok()?))
 }
 
-/// The job that stands for a container, of those with its name: the one that runs the program, else the one that is
-/// recorded, else the first. Pure.
+/// Chooses the job of a container among those with its name: the one that runs the program, else the recorded one, else
+/// the first. Pure.
 pub fn choose(
     claimed: Option<SlurmJobId>,
     recorded: Option<SlurmJobId>,
@@ -173,7 +173,7 @@ pub fn choose(
     claimed.or(recorded).or_else(|| named.iter().map(|job| job.id).min())
 }
 
-/// Writes a file that only its owner reads, in one step: a reader finds the old or the new one.
+/// Atomically writes a file that only its owner can read.
 pub fn write_private(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{name}.new"));
     let mut options = fs::OpenOptions::new();
@@ -242,7 +242,7 @@ mod tests {
             started: Some(finished),
             end: Some(EndRecord { end, finished }),
         };
-        // A pod whose record was not finished when the machine failed.
+        // A pod whose record was incomplete when the machine failed.
         fs::create_dir_all(folder.pod(&PodUid("unfinished".into()))).unwrap();
         folder.save_pod(&uid, &pod).unwrap();
         folder.save_job(&uid, &job).unwrap();

@@ -1,12 +1,12 @@
-//! The runtime: a batch job for each container.
+//! The runtime: one batch job per container.
 //!
 //! ```text
 //!   start_container ─▶ recorded ─▶ sbatch ─▶ submitted ─▶ queued ─▶ active ─▶ ended
-//!                         │ no answer: looked for by name            │
+//!                         │ no answer: searched by name            │
 //!                         └──────────◀───────────────────────────────┘ scancel
 //! ```
-//! One task polls all jobs with one call of `squeue` ([`poll`]); everything else waits for what it finds. Another one
-//! copies their output.
+//! One task polls all jobs with one call of `squeue` ([`poll`]); all other operations wait for its results. Another
+//! task copies the jobs' output.
 
 mod job;
 mod poll;
@@ -39,20 +39,20 @@ use job::SlurmJob;
 /// The settings of the runtime.
 #[derive(Clone, Debug)]
 pub struct SlurmConfig {
-    /// A directory that the machines of the cluster see under the same path. Absolute.
+    /// A directory that the machines of the cluster have under the same path. Absolute.
     pub shared: PathBuf,
     pub client: SlurmClient,
     pub defaults: SubmitDefaults,
-    /// The interval of asking Slurm for the states of all jobs.
+    /// The interval at which the states of all jobs are polled.
     pub poll_every: Duration,
 }
 
 impl SlurmConfig {
-    /// A request to the controller for all jobs together; Slurm's guide asks not to call `squeue` much more often.
+    /// One request to the controller for all jobs; Slurm's documentation advises against calling `squeue` more often.
     pub const POLL_EVERY_DEFAULT: Duration = Duration::from_secs(2);
 }
 
-/// Runs containers as batch jobs of a Slurm cluster. When it is dropped, it looks after its jobs no more; they go on.
+/// Runs containers as batch jobs of a Slurm cluster. When it is dropped, its jobs continue without supervision.
 pub struct SlurmRuntime {
     host: Arc<SlurmHost>,
     _stop: DropGuard,
@@ -64,15 +64,15 @@ struct SlurmHost {
     defaults: SubmitDefaults,
     pods: Mutex<HashMap<PodUid, SlurmPod>>,
     changes: watch::Sender<u64>,
-    /// Notified when the next poll must not wait.
+    /// Notified when the next poll must happen at once.
     wake: Notify,
-    /// The number of callers that wait for the end of a job, for whom polls are more frequent.
+    /// The number of callers that wait for the end of a job; polls are more frequent while there are any.
     waiting_for_ends: AtomicUsize,
 }
 
 struct SlurmPod {
     record: PodRecord,
-    /// By container and attempt.
+    /// By container name and attempt.
     jobs: BTreeMap<(String, u32), Arc<SlurmJob>>,
 }
 
@@ -136,7 +136,7 @@ impl SlurmHost {
         blocking(move || folder.save_job(&uid, &record)).await
     }
 
-    /// Submits a container's job unless that has happened.
+    /// Submits a container's job unless it was submitted before.
     async fn submit(
         &self,
         pod: PodRecord,
@@ -174,7 +174,7 @@ impl SlurmHost {
         self.submitted(&container.id.pod, job, id).await
     }
 
-    /// Notes the job's id. Where that fails, the next attempt finds the job by its name.
+    /// Records the job's id. If that fails, the next attempt finds the job by its name.
     async fn submitted(
         &self,
         uid: &PodUid,
@@ -195,7 +195,7 @@ impl SlurmHost {
         Ok(())
     }
 
-    /// The job of a container whose submission had no known result.
+    /// Searches the job of a container whose submission had an unknown result.
     async fn find(&self, id: &ContainerId) -> Result<Option<crate::state::SlurmJobId>, SlurmError> {
         let folder = self.folder.container(id);
         let claimed = blocking(move || record::claim(&folder)).await;
@@ -213,7 +213,7 @@ impl Runtime for SlurmRuntime {
         wellknown::RUNTIME_CLASS_SLURM
     }
 
-    /// A pod has none: its jobs run on machines that the pods' network does not reach.
+    /// Pods have no addresses: their jobs run on machines that the pod network does not reach.
     fn assigns_addresses(&self) -> bool {
         true
     }
@@ -241,7 +241,7 @@ impl Runtime for SlurmRuntime {
             (pod.record.clone(), job.clone())
         };
         let host = self.host.clone();
-        // A task of its own: a caller that goes away must not interrupt sbatch between the submission and its record.
+        // In a separate task: a cancelled caller must not interrupt it between the submission and its record.
         let submission = tokio::spawn(async move { host.submit(pod, &job, container).await });
         submission.await.unwrap_or_else(|error| Err(RuntimeError::Internal(error.to_string())))
     }
@@ -264,7 +264,7 @@ impl Runtime for SlurmRuntime {
         self.host.pods.lock().keys().cloned().collect()
     }
 
-    /// Slurm's machines measure their jobs; their use does not count for this machine.
+    /// Slurm measures the jobs' usage; it does not count for this machine.
     fn usage(&self) -> Vec<(ContainerId, Usage)> {
         Vec::new()
     }
@@ -282,16 +282,16 @@ fn runtime_error(error: &SlurmError) -> RuntimeError {
 }
 
 fn disk_error(error: &std::io::Error) -> RuntimeError {
-    RuntimeError::Internal(format!("cannot write in the directory that is shared with Slurm: {error}"))
+    RuntimeError::Internal(format!("cannot write to the directory shared with Slurm: {error}"))
 }
 
-/// Runs work that blocks.
+/// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends: the caller is dropped, too.
+            // The tokio runtime is shutting down: the caller is dropped, too.
             Err(_) => std::future::pending().await,
         },
     }

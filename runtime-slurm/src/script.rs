@@ -1,11 +1,11 @@
-//! The batch script of a container, and the options with which it is submitted. Pure.
+//! The batch script of a container, and the options of its submission; pure functions.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use mayfly_api::{ObjectKey, job_io};
 use mayfly_runtime::{ContainerId, ContainerSpec};
 
-/// Annotations of a pod, and the option of `sbatch` that each sets.
+/// Annotations of a pod, with the option of `sbatch` that each sets.
 pub const ANNOTATIONS: [(&str, &str); 5] = [
     ("slurm.mayfly.dev/partition", "partition"),
     ("slurm.mayfly.dev/account", "account"),
@@ -13,41 +13,41 @@ pub const ANNOTATIONS: [(&str, &str); 5] = [
     ("slurm.mayfly.dev/constraint", "constraint"),
     ("slurm.mayfly.dev/reservation", "reservation"),
 ];
-/// The folder of a job's inputs, and of its outputs: variables of a container that has them.
+/// The environment variables with the directories of a job's inputs and outputs, for containers with either.
 pub const VARIABLE_IN: &str = "MAYFLY_IN";
 pub const VARIABLE_OUT: &str = "MAYFLY_OUT";
-/// The resource name of GPUs, and their name among Slurm's generic resources.
+/// The Kubernetes resource name of GPUs, and Slurm's GRES name.
 pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
 const GRES_GPU: &str = "gpu";
 
-/// The exit code of the script where the container's program could not be tried.
+/// The exit code of a script that could not start the container's program.
 const EXIT_NOT_RUN: i32 = 125;
 
-/// Names of files in a container's folder.
+/// Names of files in a container's directory.
 pub const FILE_SCRIPT: &str = "script";
 pub const FILE_CLAIM: &str = "claim";
 pub const FILE_EXIT: &str = "exit";
 pub const FILE_STDOUT: &str = "stdout";
 pub const FILE_STDERR: &str = "stderr";
-/// The folder in which the program starts where the pod names none.
+/// The working directory of a program without a `workingDir`.
 pub const FOLDER_WORK: &str = "work";
 
-/// Options that all jobs get.
+/// Options of all jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubmitDefaults {
     /// `None`: Slurm's default.
     pub partition: Option<String>,
     pub account: Option<String>,
-    /// Further options of `sbatch`, before those of the container.
+    /// Further options of `sbatch`; options of the container override them.
     pub extra: Vec<String>,
 }
 
-/// The name of a container's job, which no other container's job has.
+/// The name of a container's job, which is unique to the container.
 pub fn job_name(id: &ContainerId) -> String {
     format!("mayfly-{id}")
 }
 
-/// The arguments of `sbatch` for a container with this folder. `annotations` are the pod's.
+/// The arguments of `sbatch` for a container with the directory `folder`. `annotations` are the pod's.
 pub fn submit_arguments(
     container: &ContainerSpec,
     pod: &ObjectKey,
@@ -72,9 +72,9 @@ pub fn submit_arguments(
         option("chdir", &folder.to_string_lossy()),
         option("output", &file(FILE_STDOUT)),
         option("error", &file(FILE_STDERR)),
-        // A second job of the container must not remove the output of the first.
+        // A second job of the container must not truncate the output of the first.
         "--open-mode=append".to_owned(),
-        // Another run is the decision of the pod's owner: its restart policy, or its Job's.
+        // Reruns are decided by the pod's restart policy or its Job, not by Slurm.
         "--no-requeue".to_owned(),
         "--nodes=1".to_owned(),
         "--ntasks=1".to_owned(),
@@ -95,22 +95,22 @@ pub fn submit_arguments(
     arguments
 }
 
-/// Slurm limits times in whole minutes.
+/// A time limit in Slurm's unit, whole minutes.
 fn minutes(limit: Duration) -> u64 {
     limit.as_secs().div_ceil(60).max(1)
 }
 
-/// The batch script: claims the run, starts the program, and notes its exit code.
+/// The batch script: claims the run, starts the program, and writes its exit code.
 ///
-/// The script outlives signals for the program, so that it can note how the program ended.
+/// The script ignores the signals for the program, so that it can write the program's exit code.
 ///
 /// # Errors
-/// A message: the container names no program.
+/// The container has no command; the text is for users.
 pub fn batch_script(container: &ContainerSpec, pod: &ObjectKey, folder: &Path) -> Result<String, String> {
     let program: Vec<&String> = container.command.iter().chain(&container.args).collect();
     if program.is_empty() {
         return Err(format!(
-            "container {}: a Slurm job takes no program from an image: set command or args",
+            "container {}: a Slurm job does not use an image: set command or args",
             container.id.name
         ));
     }
@@ -132,7 +132,7 @@ pub fn batch_script(container: &ContainerSpec, pod: &ObjectKey, folder: &Path) -
         variables.into_iter().partition(|(name, _)| is_shell_name(name));
     let exports: String =
         exported.iter().map(|(name, value)| format!("  export {name}={}\n", quoted(value))).collect();
-    // The shell has no variables of these names.
+    // These are not valid names of shell variables.
     let others = others.iter().map(|(name, value)| format!("{} ", quoted(&format!("{name}={value}"))));
     let others: String = others.collect();
     let env = if others.is_empty() { String::new() } else { format!("env {others}") };
@@ -167,13 +167,13 @@ pub fn batch_script(container: &ContainerSpec, pod: &ObjectKey, folder: &Path) -
     ))
 }
 
-/// Whether the shell can have a variable of this name.
+/// Whether this is a valid name of a shell variable.
 fn is_shell_name(name: &str) -> bool {
     let is_start = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
     name.starts_with(is_start) && name.chars().all(|letter| is_start(letter) || letter.is_ascii_digit())
 }
 
-/// A word of the shell that stands for exactly this text.
+/// Quotes a text as one word of the shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,5 +1,5 @@
-//! The states of Slurm's jobs, and their meaning for a container. Pure. The states are those of `squeue(1)`, "JOB STATE
-//! CODES", of Slurm 22.05.
+//! The states of Slurm's jobs and their meaning for a container; pure functions. The states are those of `squeue(1)`,
+//! "JOB STATE CODES", of Slurm 22.05.
 
 use mayfly_runtime::{REASON_NODE_FAIL, REASON_PREEMPTED};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const REASON_PENDING: &str = "SlurmPending";
 /// The exit code of a container that was killed: 128 + SIGKILL.
 const EXIT_KILLED: i32 = 137;
-/// The exit code of a container that was asked to end: 128 + SIGTERM.
+/// The exit code of a container that was stopped: 128 + SIGTERM.
 const EXIT_TERMINATED: i32 = 143;
 
 /// The id of a batch job, unique within a cluster until its counter wraps around.
@@ -26,10 +26,10 @@ impl std::fmt::Display for SlurmJobId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmState(String);
 
-/// The part of a job's life to which a state belongs.
+/// The phase of a job's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPhase {
-    /// In the queue, or its machines are being prepared.
+    /// In the queue, or its machines are being configured.
     Queued,
     /// Its program runs, is suspended, or its machines are being cleaned up.
     Active,
@@ -37,13 +37,14 @@ pub enum JobPhase {
 }
 
 impl SlurmState {
-    /// Takes the first word: `sacct` adds the user to `CANCELLED by 0`, and marks a cut word with `+`.
+    /// Takes the first word: `sacct` appends the user (`CANCELLED by 0`), and marks a truncated word with `+`.
     pub fn parse(text: &str) -> Self {
         let word = text.split_whitespace().next().unwrap_or_default();
         Self(word.trim_end_matches('+').to_owned())
     }
 
-    /// A state of a later version of Slurm counts as active, so that its job is neither lost nor submitted again.
+    /// An unknown state of a later version of Slurm counts as active, so that its job is neither lost nor submitted
+    /// again.
     pub fn phase(&self) -> JobPhase {
         match self.0.as_str() {
             "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD" | "RESV_DEL_HOLD"
@@ -63,19 +64,19 @@ impl SlurmState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobEnd {
     pub state: SlurmState,
-    /// Slurm's own word for the cause, such as `NonZeroExitCode`; empty where there is none.
+    /// Slurm's reason code, such as `NonZeroExitCode`; empty if there is none.
     pub reason: String,
-    /// Of the batch script.
+    /// The exit code of the batch script.
     pub exit_code: i32,
-    /// The signal that ended the batch script; 0 where none did.
+    /// The signal that killed the batch script; 0 if none did.
     pub signal: i32,
-    /// Seconds since 1970; `None` where Slurm does not know it.
+    /// Seconds since 1970; `None` if Slurm does not know the time.
     pub started_s: Option<i64>,
     pub finished_s: Option<i64>,
 }
 
 impl JobEnd {
-    /// The same, for a job whose stderr says that it exceeded its memory.
+    /// Marks the end of a job whose stderr says that it exceeded its memory limit.
     #[must_use]
     pub fn with_memory_exceeded(self) -> Self {
         let (state, reason) =
@@ -87,15 +88,15 @@ impl JobEnd {
 /// The end of a container in Kubernetes' terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerEnd {
-    /// As a shell counts: 128 + signal for a killed one.
+    /// The exit code as shells report it: 128 + signal for a killed program.
     pub exit_code: i32,
     pub reason: String,
-    /// Empty where the exit code says everything.
+    /// Empty if the exit code needs no explanation.
     pub message: String,
 }
 
 impl JobEnd {
-    /// The meaning for the container of job `id`. A job that did not end by itself has an exit code other than 0.
+    /// The end of the container of job `id`. A job that Slurm ended has an exit code other than 0.
     pub fn container_end(&self, id: SlurmJobId) -> ContainerEnd {
         let by_itself = match (self.exit_code, self.signal) {
             (0, 0) => None,

@@ -1,4 +1,4 @@
-//! Measures the wasm host's time for a request, by itself and behind a bare HTTP/1.1 server.
+//! Measures the wasm host's time per request, alone and behind a bare HTTP/1.1 server.
 //!
 //! ```text
 //! cargo run --release -p mayfly-runtime-wasm --example host_bench -- calls COMPONENT [fresh|reuse] [SECONDS] [TASKS]

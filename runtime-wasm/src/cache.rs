@@ -1,12 +1,12 @@
-//! Components in memory: compiled once, kept on the disk by digest and engine, mapped when a call or a pod needs them,
-//! released with the last reference.
+//! Components in memory. Each is compiled once, stored on disk by digest and engine version, mapped when a call or a
+//! pod needs it, and released with its last reference.
 //!
 //! ```text
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
-//!                              │ mapped if it was compiled before; else compiled, kept, mapped
+//!                              │ mapped if a compiled file exists; otherwise compiled, stored, mapped
 //! ```
-//! Loading is single-flight: concurrent callers wait for the same result. Compiling runs in a task of its own: it
-//! continues when the caller that started it has left, and ends when no caller has waited for it for a while.
+//! Loading is single-flight: concurrent callers wait for the same result. Compilation runs in its own task: it outlives
+//! the caller that started it, and is cancelled after [`ABANDONED_AFTER`] without a waiting caller.
 
 use std::{
     collections::HashMap,
@@ -41,12 +41,12 @@ use crate::{
 
 mod file;
 
-/// The time for which a compilation without a waiting caller continues: a caller may return, but not that of a
-/// deleted function.
+/// How long a compilation continues without a waiting caller. A caller may retry within this time; the callers of a
+/// deleted function do not.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3);
 
-/// Machine code larger than this is checked and mapped on a thread that may block, so that no other request waits
-/// for it, in bytes.
+/// Compiled files larger than this, in bytes, are verified and mapped on a blocking thread, so that other requests do
+/// not wait.
 const MAP_INLINE_BYTES_MAX: u64 = 4 << 20;
 
 /// All components of this host.
@@ -61,20 +61,20 @@ pub(crate) struct ComponentCache {
     swept: AtomicBool,
 }
 
-/// One component; as long as it is held, it is in memory.
+/// One component. It stays in memory while an entry is held.
 pub(crate) struct CacheEntry {
     digest: Digest,
     cache: Weak<ComponentCache>,
     loaded: OnceCell<LoadedComponent>,
     /// Its position in the compilation queue.
     ticket: Ticket,
-    /// Callers that wait for it to be compiled.
+    /// The number of callers that wait for the compilation.
     interested: AtomicUsize,
-    /// The last of them left.
+    /// Notified when the last waiting caller leaves.
     deserted: Notify,
 }
 
-/// A caller that waits for a component to be compiled.
+/// Registers a waiting caller for as long as it is held.
 struct Interest(Arc<CacheEntry>);
 
 impl Interest {
@@ -108,11 +108,11 @@ pub(crate) enum Pre {
     CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre<StoreData>),
 }
 
-/// The reason for which a compiled file is not mapped.
+/// Why a compiled file was not mapped.
 enum NotMapped {
-    /// Nothing, or nothing usable, is on the disk: it is to be compiled.
+    /// Nothing usable is on disk: the component must be compiled.
     NotCompiled,
-    /// The file exists and may be sound, but a resource of the machine is exhausted.
+    /// The file exists and may be valid, but memory or file descriptors are exhausted.
     Short(io::Error),
 }
 
@@ -121,13 +121,13 @@ enum NotMapped {
 enum FileError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is whole, and the engine does not take it.
+    /// The file is undamaged, but the engine rejects it.
     #[error("{0}")]
     Engine(CallError),
 }
 
 impl CacheEntry {
-    /// Waits until the component had no waiters for a while.
+    /// Completes once there has been no waiting caller for [`ABANDONED_AFTER`].
     async fn abandoned(&self) {
         loop {
             let mut deserted = std::pin::pin!(self.deserted.notified());
@@ -143,7 +143,7 @@ impl CacheEntry {
         }
     }
 
-    /// The component. Entries are only given out loaded.
+    /// The component. Entries are handed out only after loading.
     pub(crate) fn loaded(&self) -> &LoadedComponent {
         self.loaded.get().unwrap_or_else(|| unreachable!("an entry is given out when it is loaded"))
     }
@@ -153,7 +153,7 @@ impl Drop for CacheEntry {
     fn drop(&mut self) {
         let Some(cache) = self.cache.upgrade() else { return };
         let mut known = cache.known.lock();
-        // A new entry may have taken the place.
+        // A new entry may have replaced this one.
         if known.get(&self.digest).is_some_and(|entry| entry.strong_count() == 0) {
             known.remove(&self.digest);
         }
@@ -177,12 +177,12 @@ impl ComponentCache {
         Self { artifacts, engines, compiler, metrics, known, bytes, swept }
     }
 
-    /// Bytes of machine code in memory.
+    /// Bytes of mapped machine code.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Components in memory.
+    /// Number of components in memory.
     pub(crate) fn len(&self) -> usize {
         self.known.lock().len()
     }
@@ -195,13 +195,13 @@ impl ComponentCache {
         self.engines.slots()
     }
 
-    /// Instances that exist.
+    /// Number of existing instances.
     pub(crate) fn instances(&self) -> u64 {
         self.engines.instances()
     }
 
-    /// The component, loaded. What was compiled before is mapped here and now, which is quick.
-    /// What compiling takes is on the namespace's account.
+    /// Returns the component, loaded. An already compiled file is mapped inline, which is fast. Compilation time is
+    /// charged to `namespace`.
     pub(crate) async fn get(
         self: &Arc<Self>,
         digest: Digest,
@@ -217,12 +217,11 @@ impl ComponentCache {
             Ok(()) => return Ok(entry),
             Err(NotMapped::NotCompiled) => {}
             Err(NotMapped::Short(error)) => {
-                tracing::warn!(%digest, %error, "cannot read what was compiled");
+                tracing::warn!(%digest, %error, "cannot map the compiled file");
                 return Err(overloaded());
             }
         }
-        // Compiling may take longer than a caller waits: in a caller's own future it would start again with each of
-        // them.
+        // Compilation may outlast a caller. In the caller's own future, each retry would start it again.
         let (cache, loading, namespace) = (self.clone(), entry.clone(), namespace.to_owned());
         let _interest = Interest::in_entry(&entry);
         let loaded = tokio::spawn(async move {
@@ -230,16 +229,16 @@ impl ComponentCache {
             tokio::select! {
                 loaded = loading.loaded.get_or_try_init(load) => loaded.map(drop),
                 () = loading.abandoned() => {
-                    tracing::info!(%digest, "compiling was given up: nothing waits for the component any more");
-                    Err(CallError::Internal(format!("compiling {digest} was given up")))
+                    tracing::info!(%digest, "compilation cancelled: no caller waits for the component any more");
+                    Err(CallError::Internal(format!("compilation of {digest} was cancelled")))
                 }
             }
         });
-        loaded.await.map_err(|error| CallError::Internal(format!("loading {digest}: {error}")))??;
+        loaded.await.map_err(|error| CallError::Internal(format!("cannot load {digest}: {error}")))??;
         Ok(entry)
     }
 
-    /// The one entry of a component.
+    /// The shared entry of a component.
     fn entry(self: &Arc<Self>, digest: Digest) -> Arc<CacheEntry> {
         let mut known = self.known.lock();
         if let Some(entry) = known.get(&digest).and_then(Weak::upgrade) {
@@ -257,8 +256,8 @@ impl ComponentCache {
         entry
     }
 
-    /// Compiles a component that is not compiled yet, and says how it is called. A call that comes
-    /// meanwhile waits for the same work.
+    /// Compiles a component unless a compiled file exists, and returns its world. Concurrent calls wait for the same
+    /// compilation.
     pub(crate) async fn precompile(
         self: &Arc<Self>,
         digest: Digest,
@@ -276,7 +275,7 @@ impl ComponentCache {
         compiling.then(|| self.compiler.progress(&entry.ticket))
     }
 
-    /// Maps the compiled file, if it exists and is sound. A damaged file is removed, and nothing else.
+    /// Maps the compiled file, if it exists and is valid. Removes it only if it is damaged.
     async fn map_compiled(
         self: &Arc<Self>,
         digest: &Digest,
@@ -286,15 +285,15 @@ impl ComponentCache {
         match self.map(&path).await {
             Ok(loaded) => return Ok(loaded),
             Err(FileError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
-                // Compiling may wait for its turn: callers that come meanwhile are not logged again.
+                tracing::warn!(%digest, %error, "compiling again: the compiled file is corrupt");
+                // Compilation may be queued: without the damaged file, further callers do not log this again.
                 if let Err(error) = self.artifacts.forget_derived(digest, engine).await {
-                    tracing::warn!(%digest, %error, "the damaged file cannot be removed");
+                    tracing::warn!(%digest, %error, "cannot remove the corrupt compiled file");
                 }
             }
             Err(FileError::Io(error)) if file::is_shortage(&error) => return Err(NotMapped::Short(error)),
             Err(error) => {
-                tracing::warn!(%digest, %error, "compiling again: what was compiled cannot be used");
+                tracing::warn!(%digest, %error, "compiling again: cannot use the compiled file");
             }
         }
         Err(NotMapped::NotCompiled)
@@ -321,7 +320,7 @@ impl ComponentCache {
         let path = self.artifacts.path(digest).ok_or(CallError::ComponentMissing(*digest))?;
         let wasm = tokio::fs::read(path).await.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
-            _ => CallError::Internal(format!("component {digest} cannot be read: {error}")),
+            _ => CallError::Internal(format!("cannot read component {digest}: {error}")),
         })?;
         let report = inspect(&wasm).map_err(|refused| CallError::ComponentInvalid(refused.to_string()))?;
         Ok((wasm, report))
@@ -353,23 +352,23 @@ impl ComponentCache {
         self.forget_other_engines(engine).await;
         put.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
-            _ => CallError::Internal(format!("what was compiled of {digest} cannot be kept: {error}")),
+            _ => CallError::Internal(format!("cannot store the compiled file of {digest}: {error}")),
         })
     }
 
-    /// Removes compiled files of earlier engine versions that no process maps any more. Runs once.
+    /// Removes compiled files of other engine versions that no process maps any more. Runs once.
     async fn forget_other_engines(&self, engine: &EngineHash) {
         if self.swept.swap(true, Ordering::Relaxed) {
             return;
         }
         match self.artifacts.remove_other_engines(engine).await {
             Ok(0) => {}
-            Ok(files) => tracing::info!(files, "removed what earlier engines had compiled"),
-            Err(error) => tracing::warn!(%error, "what earlier engines compiled cannot be removed"),
+            Ok(files) => tracing::info!(files, "removed compiled files of other engine versions"),
+            Err(error) => tracing::warn!(%error, "cannot remove compiled files of other engine versions"),
         }
     }
 
-    /// Checks a compiled file, maps it and links it.
+    /// Verifies a compiled file, maps it and links it.
     async fn map(self: &Arc<Self>, path: &Path) -> Result<LoadedComponent, FileError> {
         let opened = file::open(path)?;
         if opened.bytes() <= MAP_INLINE_BYTES_MAX {
@@ -390,8 +389,8 @@ impl ComponentCache {
         self.engines.get(model).map_err(|error| CallError::Internal(format!("no engine: {error:#}")))
     }
 
-    /// Names the folder of what both engines compile: a component has one model, and each file says
-    /// which. wasmtime itself refuses a file of an engine with other settings.
+    /// Names the directory of compiled files of both engines: a component has one async model, which each file records.
+    /// wasmtime itself rejects a file of an engine with other settings.
     fn engine_hash(&self) -> Result<EngineHash, CallError> {
         let host = self.host(AsyncModel::Sync)?;
         let mut hasher = DefaultHasher::new();
@@ -412,21 +411,24 @@ fn model(world: World) -> AsyncModel {
     }
 }
 
-#[expect(unsafe_code, reason = "wasmtime cannot know that a compiled file is ours; see the argument")]
+#[expect(
+    unsafe_code,
+    reason = "wasmtime cannot verify the origin of a compiled file; see the SAFETY comment"
+)]
 fn map(
     host: Arc<Host>,
     checked: &file::Checked,
     total: Arc<AtomicU64>,
 ) -> Result<LoadedComponent, FileError> {
-    // SAFETY: the file must be what an engine's `precompile_component` made, and must not change while it
-    // is mapped. It lies in the artifact store's own directory, which only this host writes compiled files
-    // into, under a name that is given when the file is whole and never again; `Opened::check` found the
-    // seal that `file::seal` put on it and the checksum over all of it; wasmtime checks its own header
-    // (version, settings, processor) besides. Removing the file leaves the mapping as it is.
+    // SAFETY: the file must be the output of an engine's `precompile_component`, and must not change while it is
+    // mapped. It lies in the artifact store's own directory, where only this host writes compiled files, each under a
+    // name that it gets once complete and that is never reused; `Opened::check` verified the trailer that `file::seal`
+    // appended, with the checksum over the whole content; wasmtime also checks its own header (version, settings,
+    // processor). Removing the file does not affect the mapping.
     let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
     let component = component.map_err(|error| engine_error(&error))?;
     let invalid = |why: String| FileError::Engine(CallError::ComponentInvalid(why));
-    // A component that imports modules cannot tell; then its limits apply when it is instantiated.
+    // A component that imports modules cannot report its resources; its limits apply at instantiation instead.
     let memories = component.resources_required().map_or(0, |required| required.num_memories);
     if memories as usize > MEMORIES_PER_INSTANCE {
         return Err(invalid(format!(
@@ -440,7 +442,7 @@ fn map(
     Ok(LoadedComponent { host, pre, bytes: checked.bytes, total })
 }
 
-/// An error of mapping a file, with the system's error if that is the cause.
+/// An error of mapping a file: the system's error if that is the cause.
 fn engine_error(error: &wasmtime::Error) -> FileError {
     let of_std = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     let errno =

@@ -6,9 +6,9 @@
 //!    └▶ failed                                        └▶ client disconnected: the instance is dropped
 //! ```
 //! The guest runs inside the caller's future, without a task of its own, until it has answered and waits; a guest that
-//! computes for long continues in the pool (`crate::cpu`). Most guests have ended when their answer is complete, and
-//! the whole answer is one piece. Only a guest that continues after its answer gets a task, so that its deadline holds
-//! even when the client does not read its body.
+//! computes for long continues in the pool (`crate::cpu`). Most guests end together with their answer, and the complete
+//! response is returned at once. Only a guest that continues after its answer gets its own task, so that its deadline
+//! applies even when the client does not read the body.
 
 use std::{
     collections::VecDeque,
@@ -34,10 +34,10 @@ pub(crate) use body::AnswerBody;
 
 use crate::{cpu::Scheduled, guest::GuestProgram, record::Recording};
 
-/// Bytes of a body that are gathered before the answer is given, at most.
+/// The maximum number of body bytes that are collected before the response is returned.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
-/// A guest at work on one request: ends when the guest has.
+/// A guest running one request; completes when the guest ends.
 pub(crate) type Running = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
 
 /// The receiver of the guest's answer.
@@ -48,28 +48,28 @@ pub(crate) struct Reply(Arc<Mutex<ReplyState>>);
 struct ReplyState {
     answer: Option<Result<Response<WasiBody>, String>>,
     instantiated: Option<Instant>,
-    /// The body of a guest that failed after its response began, as far as it was complete.
+    /// The body of a guest that failed after its response began, as far as the guest had written it.
     rescued: Option<Gathered>,
-    /// Why the guest failed; set before its instance is dropped, and with that its end of the body.
+    /// Why the guest failed; set before its instance, and with it the guest's end of the body, is dropped.
     failed: Option<CallError>,
-    /// A thread of the pool polls the guest at this moment.
+    /// Whether a pool thread is polling the guest.
     polling: bool,
-    /// Waits until the guest has answered and is not being polled.
+    /// The task to wake when the guest has answered and is not being polled.
     waiting: Option<Waker>,
 }
 
 impl Reply {
-    /// Puts the answer; `Err` is the guest's own error code.
+    /// Stores the answer; `Err` is the guest's own error code.
     pub(crate) fn put(&self, answer: Result<Response<WasiBody>, String>) {
         self.0.lock().answer = Some(answer);
     }
 
-    /// Notes that the instance is made.
+    /// Records that the instance exists.
     pub(crate) fn instantiated(&self) {
         self.0.lock().instantiated = Some(Instant::now());
     }
 
-    /// Notes why the guest failed.
+    /// Records why the guest failed.
     pub(crate) fn fail(&self, error: &CallError) {
         self.0.lock().failed.get_or_insert_with(|| error.clone());
     }
@@ -78,12 +78,12 @@ impl Reply {
         self.0.lock().failed.clone()
     }
 
-    /// A thread of the pool begins to poll the guest.
+    /// Marks the start of a poll on a pool thread.
     pub(crate) fn begin_poll(&self) {
         self.0.lock().polling = true;
     }
 
-    /// Called when the guest waits, or its slice is over. The end of a guest is reported by its task.
+    /// Marks the end of a poll: the guest waits, or its slice is over. The end of the guest is reported by its task.
     pub(crate) fn end_poll(&self) {
         let mut state = self.0.lock();
         state.polling = false;
@@ -98,7 +98,7 @@ impl Reply {
         self.0.lock().answer.take()
     }
 
-    /// The answer of a guest in the pool, unless the guest is at work on it; then the task is woken later.
+    /// The answer of a guest in the pool. While the guest is being polled, registers the task to be woken instead.
     fn take_or_wait(&self, context: &Context<'_>) -> Option<Result<Response<WasiBody>, String>> {
         let mut state = self.0.lock();
         let answer = if state.polling { None } else { state.answer.take() };
@@ -109,17 +109,17 @@ impl Reply {
     }
 }
 
-/// Everything of a body that could be had at once.
+/// The part of a body that was available at once.
 #[derive(Default)]
 struct Gathered {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
-    /// The body's end was there, too.
+    /// Whether the body has ended.
     ended: bool,
 }
 
 impl Gathered {
-    /// Takes the parts that are ready; `true` if there were any.
+    /// Takes the frames that are ready; returns `true` if there were any.
     fn gather(&mut self, body: &mut WasiBody, cx: &mut Context<'_>) -> Result<bool, CallError> {
         let before = self.frames.len();
         while !self.ended && self.bytes < GATHERED_BYTES_MAX {
@@ -143,7 +143,7 @@ pub(crate) struct Answered {
     pub(crate) instantiated: Option<Instant>,
 }
 
-/// The bounds of an answer.
+/// The limits of an answer.
 #[derive(Clone, Copy)]
 pub(crate) struct CallLimits {
     pub(crate) deadline: Instant,
@@ -151,7 +151,7 @@ pub(crate) struct CallLimits {
     pub(crate) response_bytes_max: u64,
 }
 
-/// Runs a guest until its answer can be given.
+/// Runs a guest until its response can be returned.
 pub(crate) async fn answer(
     guest: Running,
     reply: Reply,
@@ -211,7 +211,7 @@ impl Exchange<'_> {
                 let limit_bytes = self.limits.response_bytes_max;
                 return Poll::Ready(Err(CallError::ResponseTooLarge { limit_bytes }));
             }
-            // The end of a body that a failed guest let go of is no end.
+            // When a failed guest is dropped, its body seems to end: report the failure instead.
             if let Some(error) = self.guest.as_ref().and_then(|_| self.reply.failed()) {
                 head.gathered.ended = false;
                 head.failed = Some(error);
@@ -222,7 +222,7 @@ impl Exchange<'_> {
             if self.guest.is_none() || head.gathered.ended || full || !progress {
                 return Poll::Ready(Ok(()));
             }
-            // There is room in the body again: the guest may have waited for that.
+            // Reading made room in the body, which the guest may have waited for.
         }
     }
 
@@ -254,10 +254,10 @@ impl Exchange<'_> {
         let instantiated = self.reply.0.lock().instantiated;
         let Head { parts, body, gathered, failed } = head;
         let body = match (self.guest, gathered.ended) {
-            // All there, and the guest too: the usual case.
+            // The usual case: the body is complete and the guest has ended.
             (None, true) if failed.is_none() => AnswerBody::whole(gathered.frames),
             (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
-            // The guest works on after its answer.
+            // The guest continues after its answer.
             (Some(guest), true) => {
                 body::run_on(guest, self.reply, self.limits, self.program, recording.clone()).let_go();
                 AnswerBody::whole(gathered.frames)
@@ -280,14 +280,14 @@ impl Head {
         if parts.status.is_informational() {
             // An informational status announces another response, which cannot follow.
             let status = parts.status.as_u16();
-            return Err(CallError::GuestError(format!("{status} is no status of an answer")));
+            return Err(CallError::GuestError(format!("{status} is not a final response status")));
         }
         Ok(Self { parts, body, gathered: Gathered::default(), failed: None })
     }
 
-    /// A body that is all there is as long as its header says, if it says so. A connection writes what there is and
-    /// believes the header: its client would take the next answer for the rest of this one, or the reverse. No byte at
-    /// all is well: an answer to HEAD has none, nor has one with status 304.
+    /// Checks the length of a complete body against its content-length. A connection sends the body as it is, so with a
+    /// wrong header its client would take the next response for the rest of this one, or the reverse. An empty body is
+    /// valid: responses to HEAD and responses with status 304 have none.
     fn check_length(&self) -> Result<(), CallError> {
         let Gathered { bytes, ended, .. } = self.gathered;
         if !ended || bytes == 0 {
@@ -297,17 +297,17 @@ impl Head {
         match self.parts.headers.get_all(CONTENT_LENGTH).iter().find(|said| parsed(said) != Some(bytes)) {
             None => Ok(()),
             Some(said) => Err(self.failed.clone().unwrap_or_else(|| {
-                CallError::GuestError(format!("its body has {bytes} bytes, its content-length says {said:?}"))
+                CallError::GuestError(format!("its body has {bytes} bytes, but its content-length is {said:?}"))
             })),
         }
     }
 
-    /// The guest failed after its response began: what it wrote until then is the response.
+    /// Handles a guest that failed after its response began: what it wrote until then is the response.
     fn fail(&mut self, error: CallError, reply: &Reply, cx: &mut Context<'_>) {
         match reply.0.lock().rescued.take() {
             Some(rescued) => self.gathered = rescued,
             None if self.gathered.ended => {}
-            // An end that comes now may only mean that the guest is gone.
+            // An end that arrives now may only mean that the guest was dropped.
             None => {
                 self.gathered.gather(&mut self.body, cx).ok();
                 self.gathered.ended = false;
@@ -318,8 +318,8 @@ impl Head {
 }
 
 impl Reply {
-    /// Reads the output of a failed guest while its instance still exists: afterwards a body that was finished and
-    /// one that was abandoned are the same.
+    /// Reads the output of a failed guest while its instance still exists: afterwards, a finished body cannot be told
+    /// from an abandoned one.
     pub(crate) fn rescue(&self) {
         let mut state = self.0.lock();
         let mut gathered = Gathered::default();
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn an_informational_status_is_none_of_an_answer() {
         for status in [100, 101, 103] {
-            let expected = CallError::GuestError(format!("{status} is no status of an answer"));
+            let expected = CallError::GuestError(format!("{status} is not a final response status"));
             assert_eq!(head(status, None, "").err(), Some(expected));
         }
         for status in [200, 304, 599] {

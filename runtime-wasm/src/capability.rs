@@ -1,8 +1,7 @@
-//! What a guest may ask of its host. All of it is linked here, on one screen: `wasi:cli` (environment,
-//! outputs into the log; no input but a job's), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`,
-//! and the variables of Spin. Interfaces of files and sockets are there because toolchains import them; no socket can be
-//! made, and there is no file but those of the function (`spec.files`) and the folders of a job
-//! (`mayfly_api::job_io`).
+//! The interfaces that a guest may import, all linked in this module: `wasi:cli` (environment, outputs into the log;
+//! input only for jobs), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`, and the variables of Spin.
+//! Interfaces of files and sockets exist because toolchains import them: sockets cannot be created, and the only files
+//! are those of the function (`spec.files`) and the folders of a job (`mayfly_api::job_io`).
 
 use wasmtime::{Engine, component::Linker};
 

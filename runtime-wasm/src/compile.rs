@@ -1,8 +1,8 @@
-//! Compiling components, beside everything else and yielding to it.
+//! Compiles components at low priority.
 //!
-//! A compiler takes memory by the hundred megabytes, and reads what strangers wrote. The server has it in a process
-//! of its own for each component: what it took goes back to the system when it ends, and a component that breaks it
-//! breaks nothing else. [`queue`] says which component is next.
+//! The compiler takes hundreds of megabytes of memory and processes untrusted input. The server runs it in a separate
+//! process for each component: its memory returns to the system when it ends, and a crash affects only that component.
+//! [`queue`] decides which component is next.
 
 use std::{
     sync::{
@@ -26,14 +26,14 @@ mod worker;
 use self::{queue::CompileQueue, worker::CompilerProcess};
 pub use worker::run_worker;
 
-/// The niceness of compiling: it gets what serving leaves.
+/// The niceness of the compiler: it runs on idle processor time that calls leave.
 const NICENESS: i32 = 10;
 
-/// The compiler of components, and the queue of those that wait for it.
+/// The component compiler and its queue.
 pub(crate) struct ComponentCompiler {
     queue_max: usize,
     queue: Mutex<CompileQueue>,
-    /// The queue changed.
+    /// Notified when the queue changes.
     changed: Notify,
     backend: Backend,
 }
@@ -41,7 +41,7 @@ pub(crate) struct ComponentCompiler {
 enum Backend {
     Threads {
         count: usize,
-        /// Made when the first component comes.
+        /// Created for the first component.
         pool: OnceLock<ThreadPool>,
     },
     Process(CompilerProcess),
@@ -52,11 +52,11 @@ enum Backend {
 pub(crate) enum CompileError {
     #[error("too many components wait to be compiled")]
     Full,
-    /// The component's fault: another attempt fails in the same way.
+    /// The component is invalid: a retry fails in the same way.
     #[error("{0}")]
     Invalid(String),
-    /// Another try may do better.
-    #[error("compiling ended without a result: {0}")]
+    /// A retry may succeed.
+    #[error("compilation failed without a result: {0}")]
     Lost(String),
 }
 
@@ -85,7 +85,7 @@ impl ComponentCompiler {
         Self { queue_max: config.compile_queue_max, queue, changed, backend }
     }
 
-    /// Compiles a component, when it is its turn. A compiler process ends when this is dropped.
+    /// Compiles a component when it is its turn. Dropping the future ends its compiler process.
     pub(crate) async fn compile(
         &self,
         namespace: &str,
@@ -116,7 +116,7 @@ async fn on_threads(
 ) -> Result<Compiled, CompileError> {
     if pool.get().is_none() {
         let made = threads(count).map_err(|error| CompileError::Lost(error.to_string()))?;
-        // Two callers may be first at the same time.
+        // Two concurrent callers may both have created a pool.
         pool.set(made).ok();
     }
     let Some(pool) = pool.get() else { return Err(CompileError::Lost("no threads".into())) };
@@ -126,37 +126,37 @@ async fn on_threads(
         let result = machine_code(&engine, &wasm)
             .map(|machine_code| Compiled { machine_code, took: started.elapsed() })
             .map_err(|error| CompileError::Invalid(format!("{error:#}")));
-        // Fails only when the receiver is gone.
+        // Fails only when the receiver was dropped.
         done.send(result).ok();
     });
     compiled.await.map_err(|_| CompileError::Lost("the compiler panicked".into()))?
 }
 
-/// Compiles a component for instances that can be interrupted anywhere.
+/// Compiles a component so that its instances can be interrupted at any point.
 fn machine_code(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Vec<u8>> {
     engine.precompile_component(&bulk::in_pieces(wasm)?)
 }
 
-/// Threads to compile on.
+/// The threads that compile.
 fn threads(count: usize) -> Result<ThreadPool, rayon::ThreadPoolBuildError> {
     ThreadPoolBuilder::new()
         .num_threads(count)
         .thread_name(|index| format!("wasm-compile-{index}"))
         .start_handler(|_| {
-            // None is the calling thread. Without it compiling is only less polite.
+            // `None` is the calling thread. On failure the compiler only has a higher priority.
             rustix::process::setpriority_process(None, NICENESS).ok();
         })
         .build()
 }
 
-/// The number of a component in the queue, by which its progress is read; 0 before it has one.
+/// The number of a component in the queue, by which its progress is read; 0 before it is queued.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(AtomicU64);
 
 /// The progress of compiling a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompileProgress {
-    /// Other components are compiled first. The number that wait, with this one.
+    /// Other components are compiled first; the number of waiting components, including this one.
     Waiting {
         waiting: usize,
     },
@@ -165,7 +165,7 @@ pub enum CompileProgress {
     },
 }
 
-/// A component's place in the queue, given up when it is dropped.
+/// A component's entry in the queue, removed on drop.
 struct Turn<'a> {
     compiler: &'a ComponentCompiler,
     number: u64,
@@ -181,7 +181,7 @@ impl ComponentCompiler {
         Ok(Turn { compiler: self, number })
     }
 
-    /// The progress of a component that is being compiled, or waits for it.
+    /// The progress of a component that is compiled or queued.
     pub(crate) fn progress(&self, ticket: &Ticket) -> CompileProgress {
         let queue = self.queue.lock();
         match queue.running_for(ticket.0.load(Ordering::Relaxed), tokio::time::Instant::now()) {
@@ -202,7 +202,7 @@ impl Turn<'_> {
             match begun {
                 Ok(()) => break,
                 Err(None) => changed.await,
-                // After either, check again.
+                // On either event, check again.
                 Err(Some(until)) => drop(tokio::time::timeout_at(until, changed).await),
             }
         }

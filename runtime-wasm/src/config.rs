@@ -2,17 +2,17 @@
 
 use std::{path::PathBuf, time::Duration};
 
-/// The use of the machine by the wasm host.
+/// The configuration of the wasm host.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The largest number of instances. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory, between
     /// [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
     pub instances_max: Option<u32>,
-    /// Instances of one function, over all its revisions. `None`: as many as it leaves free for others, so half of all
-    /// at most (`crate::slots`).
+    /// The largest number of instances of one function, over all its revisions. `None`: as many as remain free, so at
+    /// most half of all (`crate::slots`).
     pub function_instances_max: Option<u32>,
-    /// Bytes of memory over all instances, with what the host holds for them. `None`: half of the machine's memory (or of the cgroup's
-    /// limit), so that the rest of the server, compiling and the page cache keep theirs.
+    /// Bytes of memory over all instances, including what the host holds for them. `None`: half of the memory of the
+    /// machine (or of the cgroup's limit), which leaves the rest to the server, compilation and the page cache.
     pub memory_bytes_max: Option<u64>,
     /// The maximum size of one linear memory in bytes; a function's own limit may be lower. Every slot reserves
     /// address space for it, so 4 GiB (all that wasm32 can address) costs nothing else.
@@ -21,21 +21,21 @@ pub struct Config {
     /// ticks, and one past its deadline ends at most two ticks later. 2 ms cost 500 wake-ups a second while there is
     /// an engine.
     pub tick: Duration,
-    /// Threads on which calls continue that take longer than a time slice. `None`: as many as cores.
+    /// Threads on which calls that take longer than a time slice continue. `None`: the number of cores.
     pub long_call_threads: Option<usize>,
-    /// The place in which components are compiled.
+    /// Where components are compiled.
     pub compile_in: CompileIn,
     /// Bytes of memory that a compiler process may take. `None`: half of the machine's.
     pub compile_memory_bytes_max: Option<u64>,
     /// The processor time that a compiler process may use for one component; its duration may be six times as long on
     /// a busy processor.
     pub compile_timeout: Duration,
-    /// Threads that compile components. `None`: half of the cores, at least one, so that compiling never
-    /// takes the machine from serving.
+    /// Threads that compile components. `None`: half of the cores, at least one, so that compilation never starves
+    /// serving.
     pub compile_threads: Option<usize>,
-    /// Components that wait to be compiled; more are refused as overload.
+    /// The maximum number of components in the compilation queue; more are rejected as overload.
     pub compile_queue_max: usize,
-    /// Bytes of mapped machine code that stay loaded; beyond it the longest unused component goes.
+    /// Bytes of mapped machine code that stay loaded; beyond this, the least recently used component is unloaded.
     pub loaded_bytes_max: u64,
     /// The longest wait of a call for an instance slot (its own deadline may be earlier).
     pub slot_wait_max: Duration,
@@ -52,56 +52,57 @@ pub struct Config {
     pub pod_connections_max: usize,
     /// The longest time for which a pod's client may leave its answer unread.
     pub pod_stall_timeout: Duration,
-    /// The method of wiping the memory of instances.
+    /// How the memory of instances is wiped.
     pub wipe: Wipe,
-    /// Outbound HTTP.
+    /// Limits of outbound HTTP.
     pub egress: EgressConfig,
     /// Bytes a second that one function or container may write to its log. Beyond it a function loses lines, and a job
-    /// waits. Keeps one talkative guest from taking the disk from all.
+    /// waits. Keeps one guest from using all of the disk bandwidth.
     pub log_bytes_per_second: u64,
 }
 
-/// The place in which components are compiled.
+/// Where components are compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompileIn {
     /// On threads of this process: for tests and tools.
     ThisProcess,
-    /// In a process for each component: `PROGRAM compile ARG…`, which must hand its arguments to
-    /// [`compile_worker`](crate::compile_worker). For servers: the compiler's memory goes back to the system, and a
-    /// component that breaks it breaks nothing else.
+    /// In a separate process for each component: `PROGRAM compile ARG…`, which must pass its arguments to
+    /// [`compile_worker`](crate::compile_worker). For servers: the compiler's memory returns to the system, and a crash
+    /// affects only that component.
     Process(PathBuf),
 }
 
-/// Memory that an instance is expected to use, in bytes: the measure by which slots are counted.
+/// The expected memory of an instance in bytes; determines the default number of slots.
 pub const INSTANCE_BYTES_EXPECTED: u64 = 8 << 20;
-/// Fewest instance slots, however small the machine.
+/// The minimum number of instance slots, on any machine.
 pub const INSTANCES_MIN: u32 = 64;
-/// Most instance slots: each may need a few of the kernel's 65,530 mappings a process.
+/// The maximum number of instance slots: each may need several of the 65,530 mappings that the kernel allows per
+/// process.
 pub const INSTANCES_MAX: u32 = 2000;
 
-/// The method of wiping memory between instances.
+/// How memory is wiped between instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wipe {
-    /// By asking the kernel which pages were touched and overwriting those, where it supports that (since Linux 6.7).
+    /// Asks the kernel which pages were touched and overwrites those, if it supports that (since Linux 6.7).
     Auto,
-    /// Without asking: by overwriting the beginning and giving the rest back.
+    /// Overwrites the beginning and returns the rest to the kernel, without asking.
     Plain,
 }
 
 /// Limits of outbound HTTP.
 #[derive(Clone, Debug)]
 pub struct EgressConfig {
-    /// The largest number of open connections of one function; a request beyond it waits for one.
+    /// The largest number of open connections of one function; further requests wait for one.
     pub connections_max: usize,
     /// Idle connections kept per destination.
     pub idle_connections_max: usize,
     /// The lifetime of an idle connection.
     pub idle_timeout: Duration,
-    /// A turn among the connections, resolving and connecting, TLS included.
+    /// The timeout for getting a connection: waiting for the limit, resolving and connecting, including TLS.
     pub connect_timeout: Duration,
-    /// From the request sent to the answer's headers.
+    /// The timeout from the sent request to the response's headers.
     pub first_byte_timeout: Duration,
-    /// Between two pieces of the answer's body.
+    /// The timeout between two pieces of the response's body.
     pub between_bytes_timeout: Duration,
 }
 
@@ -140,7 +141,7 @@ impl Config {
         self.long_call_threads.unwrap_or_else(cores)
     }
 
-    /// The first setting that cannot work, its value, and why.
+    /// The first invalid setting, its value, and why it is invalid.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
         let wrong = |setting, value: &dyn std::fmt::Debug, why| Err((setting, format!("{value:?}"), why));
         if self.instances_max == Some(0) {

@@ -3,19 +3,19 @@
 //! ```text
 //!               poll takes less than a slice
 //! call ──▶ serving thread ─────────────────────────▶ answered
-//!  │             │ slice used up, or too much in all
+//!  │             │ slice used up, or too many ticks in total
 //!  │ heavy       ▼
 //!  └──────▶ run queue ──▶ pool thread ──▶ answered
 //!                 ▲           │ slice used up, or woken again
 //!                 └───────────┘
 //! ```
-//! A call starts on the thread that serves its connection, where a short one ends without ever being queued. A guest
+//! A call starts on the thread that serves its connection, where a short one ends without being queued. A guest
 //! that uses up its time slice there continues on a pool of threads with a lower priority. In the pool, namespaces
 //! take turns by the processor time they consumed, functions by theirs within a namespace, and the calls of a function
 //! in order: many calls of one function get no more than one call of another. A function whose calls are long on
 //! average ([`CallWeight`]) starts in the pool, so that its first slices do not add up on the serving threads either.
 //!
-//! [`RunQueue`] decides (no locks, no time); [`FairPool`] executes; [`slice`] measures; [`Scheduled`] is one call.
+//! [`RunQueue`] decides (no locks, no clock); [`FairPool`] executes; [`slice`] measures; [`Scheduled`] is one call.
 
 mod pool;
 mod run_queue;
@@ -28,7 +28,7 @@ use std::{sync::Arc, time::Duration};
 pub(crate) use self::{pool::FairPool, scheduled::Scheduled, slice::EpochClock};
 use self::{pool::PoolTask, run_queue::ShareKey, weight::CallWeight};
 
-/// The share of the processor that belongs to one function (or one pod), as one of its revisions sees it.
+/// The processor share of one function (or one pod), for one of its revisions.
 pub(crate) struct Lane {
     key: ShareKey,
     pool: Arc<FairPool>,

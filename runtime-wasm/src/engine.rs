@@ -1,5 +1,5 @@
-//! The engines: one for components of the asynchronous component model (0.3), one, faster, for all others.
-//! Both are made when the first component of their kind comes, so that an idle server holds neither.
+//! The engines: one for components of the asynchronous component model (0.3), and a faster one for all others. Each is
+//! created for the first component of its kind, so that an idle server has none.
 
 use std::sync::{
     Arc, OnceLock,
@@ -17,16 +17,16 @@ use crate::{
     slots::InstanceSlots,
 };
 
-/// Native stack of one call, in bytes: for the guest and for host functions called from it.
+/// Native stack of one call in bytes, for the guest and the host functions that it calls.
 const STACK_BYTES: usize = 1 << 20;
 const GUEST_STACK_BYTES: usize = 512 << 10;
-/// Address space behind a memory that compiled code may reach without a check, in bytes.
+/// Inaccessible address space after each memory, in bytes, which lets compiled code omit bounds checks.
 const GUARD_BYTES: u64 = 32 << 20;
-/// Linear memories that one instance may have. Most components have one or two; those that are put together of several
-/// have one for each. Every instance slot has address space for so many, so that none takes another's.
+/// Linear memories that one instance may have. Most components have one or two; composed ones have one for each part.
+/// Every instance slot reserves address space for this many, so that no instance uses that of another.
 pub(crate) const MEMORIES_PER_INSTANCE: usize = 4;
 
-/// Which form of the component model an engine runs.
+/// The form of the component model that an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum AsyncModel {
     /// Up to 0.2: calls are synchronous on their own stack, and a store needs no task tables.
@@ -50,16 +50,16 @@ impl AsyncModel {
     }
 }
 
-/// An engine and what all its components share.
+/// An engine and the state shared by all its components.
 pub(crate) struct Host {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<StoreData>,
 }
 
-/// Both engines, and the places their instances live in.
+/// Both engines, and the slots of their instances.
 pub(crate) struct Engines {
     config: Arc<Config>,
-    /// Of the instances of both engines.
+    /// Shared by the instances of both engines.
     slots: Arc<InstanceSlots>,
     pools: OnceLock<(MemoryPool, StackPool)>,
     sync: OnceLock<Arc<Host>>,
@@ -85,7 +85,7 @@ impl Engines {
         }
     }
 
-    /// Instances that exist, of both engines.
+    /// Number of existing instances, of both engines.
     pub(crate) fn instances(&self) -> u64 {
         self.slots.held() as u64
     }
@@ -94,7 +94,7 @@ impl Engines {
         &self.slots
     }
 
-    /// The engine of a model. The first call makes it, which takes a few milliseconds.
+    /// The engine of a model. The first call creates it, which takes a few milliseconds.
     pub(crate) fn get(&self, model: AsyncModel) -> wasmtime::Result<Arc<Host>> {
         let cell = match model {
             AsyncModel::Sync => &self.sync,
@@ -158,8 +158,8 @@ fn instances_fitting(memory_bytes: u64) -> u32 {
     u32::try_from(fitting).unwrap_or(u32::MAX).clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
 }
 
-/// All settings that compiled code depends on: the compiler, wherever it runs, must have those of the engine that
-/// runs its output.
+/// All settings that compiled code depends on: a compiler in another process must have those of the engine that runs
+/// its output.
 pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmtime::Config {
     let mut settings = wasmtime::Config::new();
     settings
@@ -172,14 +172,14 @@ pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmt
         .memory_reservation(linear_memory_bytes_max)
         .memory_guard_size(GUARD_BYTES)
         .memory_may_move(false)
-        // Its images are mapped over memory that wasmtime created itself.
+        // Copy-on-write images need memory that wasmtime created itself.
         .memory_init_cow(false)
         .allocation_strategy(InstanceAllocationStrategy::OnDemand);
     settings
 }
 
-/// Ticks the engines' epochs from a thread of its own, so that a guest is interrupted even when it holds
-/// every worker thread. Started with the first engine.
+/// Advances the engines' epochs from its own thread, so that guests are interrupted even when they hold every worker
+/// thread. Started with the first engine.
 struct Ticker {
     engines: Arc<Mutex<Vec<EngineWeak>>>,
     stop: Arc<AtomicBool>,
@@ -228,7 +228,7 @@ mod tests {
         for (memory_bytes, expect) in [
             (0, 64),
             (64 << 20, 64),
-            // 8 MiB for each: the last of the small machines, and the first where memory decides.
+            // 8 MiB for each: the largest memory with the minimum number of slots, and the first above it.
             (512 << 20, 64),
             ((520 << 20) - 1, 64),
             (520 << 20, 65),
@@ -236,7 +236,7 @@ mod tests {
             (16_000 << 20, 2000),
             (16_008 << 20, 2000),
             (1 << 40, 2000),
-            // Not to be counted in 32 bits.
+            // This count would overflow 32 bits.
             (u64::MAX, 2000),
         ] {
             assert_eq!(instances_fitting(memory_bytes), expect, "{memory_bytes} bytes");

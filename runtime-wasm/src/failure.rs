@@ -12,17 +12,17 @@ use crate::{
     slots::SlotShare,
 };
 
-/// Frames of the guest's stack that a trap's message names.
+/// Stack frames of the guest that a trap's message names.
 const FRAMES_SHOWN: usize = 4;
-/// The `retry-after` of answers of a full host.
+/// The `retry-after` of responses of an overloaded host.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// No instance of the function could be made in time.
+/// No slot for an instance of the function became free in time.
 pub(crate) fn no_slot(share: &SlotShare) -> CallError {
     CallError::NoSlot { held: share.held(), max: share.slots().max(), retry_after: RETRY_AFTER }
 }
 
-/// The files of the function cannot be served.
+/// The files of the function cannot be unpacked.
 pub(crate) fn unpack_error(error: &UnpackError) -> CallError {
     match error {
         UnpackError::Missing(digest) => CallError::ComponentMissing(*digest),
@@ -31,16 +31,16 @@ pub(crate) fn unpack_error(error: &UnpackError) -> CallError {
     }
 }
 
-/// A failed instantiation or call.
+/// Maps a failed instantiation or call.
 pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallError {
     if error.is::<PoolConcurrencyLimitError>() {
         return CallError::Overloaded { retry_after: RETRY_AFTER };
     }
-    // The status is lost on the way: the adapter for WASI 0.1 passes only success or failure.
+    // The adapter for WASI 0.1 passes only success or failure, not the exit code.
     if error.is::<I32Exit>() {
-        return CallError::Trapped("it ended itself (exit) before it had answered".to_owned());
+        return CallError::Trapped("it exited before it answered".to_owned());
     }
-    // A guest whose memory cannot grow ends in `unreachable` or aborts: report the memory as the cause.
+    // A guest that gets no more memory ends in `unreachable` or aborts: report the memory as the cause.
     match memory.refused() {
         Some(MemoryRefusal::Limit) => CallError::OutOfMemory { limit_bytes: memory.max() },
         Some(MemoryRefusal::Host) => CallError::Overloaded { retry_after: RETRY_AFTER },
@@ -48,11 +48,11 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
     }
 }
 
-/// The trap and its location: `wasm unreachable instruction executed in app::parse (called by app::handle)`.
+/// Describes a trap and its location: `wasm unreachable instruction executed in app::parse (called by app::handle)`.
 pub(crate) fn trap(error: &wasmtime::Error) -> String {
     let what = match error.downcast_ref::<Trap>() {
         Some(trap) => trap.to_string().trim_start_matches("wasm trap: ").to_owned(),
-        // The message of the host function that refused.
+        // The message of the host function that failed.
         None => error.root_cause().to_string(),
     };
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return what };
@@ -70,7 +70,7 @@ pub(crate) fn trap(error: &wasmtime::Error) -> String {
     }
 }
 
-/// A Rust name without its hash; others as they are.
+/// A Rust name without its hash; other names unchanged.
 fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }

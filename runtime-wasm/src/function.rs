@@ -1,4 +1,4 @@
-//! One revision on this host: from a request to an answer.
+//! One revision on this host, from a request to its response.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ use crate::{
     slots::{InstanceSlot, SlotShare},
 };
 
-/// A revision. The handle that the gateway keeps; small as long as it is cold.
+/// A revision, as the handle that the gateway keeps; takes little memory until the first call.
 pub(crate) struct Function {
     pub(crate) spec: HostedSpec,
     host: Arc<HostContext>,
@@ -38,12 +38,12 @@ pub(crate) struct Function {
     calls: Arc<FunctionCalls>,
     share: Arc<SlotShare>,
     component: ArcSwapOption<CacheEntry>,
-    /// Milliseconds after the host's start.
+    /// The last use, in milliseconds after the host's start.
     used: AtomicU64,
     warm: OnceLock<Warm>,
 }
 
-/// The state of a revision that was called.
+/// The state that a revision gets at its first call.
 struct Warm {
     answered: Counter,
     idle_0_2: Idle<Proxy>,
@@ -52,14 +52,14 @@ struct Warm {
 
 /// The instance in which a call runs.
 enum InstanceSource {
-    /// In an instance that answered before.
+    /// An instance that answered an earlier call.
     KeptWasi0_2(Instance<Proxy>),
     KeptWasi0_3(Instance<Service>),
-    /// In an instance that is still to be made.
+    /// An instance still to be created.
     New(InstanceSlot),
 }
 
-/// A call that runs, or one that has to wait for its component or its slot.
+/// A call that runs, or one that waits for its component or its slot.
 enum Start {
     Now(Started),
     Later(BoxFuture<'static, Result<Started, CallError>>),
@@ -101,7 +101,7 @@ impl Function {
         self.calls.counter(outcome)
     }
 
-    /// The component, loaded if it was not.
+    /// The component; loads it if necessary.
     pub(crate) async fn component(self: &Arc<Self>) -> Result<Arc<CacheEntry>, CallError> {
         if let Some(entry) = self.component.load_full() {
             return Ok(entry);
@@ -123,7 +123,7 @@ impl Function {
         self.component.load().is_some()
     }
 
-    /// Whether no other holder (a pod, a call in flight) has the component.
+    /// Whether no other holder (a pod or a running call) references the component.
     pub(crate) fn holds_alone(&self) -> bool {
         self.component.load().as_ref().is_some_and(|entry| Arc::strong_count(entry) == 1)
     }
@@ -138,7 +138,7 @@ impl Function {
         self.drop_idle();
     }
 
-    /// Gives the slots of idle instances back.
+    /// Drops the idle instances, which releases their slots.
     pub(crate) fn drop_idle(&self) {
         if let Some(warm) = self.warm.get() {
             warm.idle_0_2.clear();
@@ -146,7 +146,7 @@ impl Function {
         }
     }
 
-    /// Bytes of linear memory that its instances use.
+    /// Bytes of linear memory used by its instances.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.program.memory_bytes()
     }
@@ -155,7 +155,7 @@ impl Function {
         &self.program
     }
 
-    /// Instances that wait for the next call.
+    /// Number of idle instances.
     pub(crate) fn idle(&self) -> usize {
         self.warm.get().map_or(0, |warm| warm.idle_0_2.len() + warm.idle_0_3.len())
     }
@@ -165,7 +165,8 @@ impl Function {
         self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one() || warm.idle_0_3.drop_one())
     }
 
-    /// Replaces a function whose spec changed; its state in memory is taken over.
+    /// Takes over the loaded component of `before`, the revision with an earlier spec, if component and files are
+    /// unchanged; drops it in `before`.
     pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
             && before.spec.files == self.spec.files
@@ -264,7 +265,7 @@ impl Function {
         }
     }
 
-    /// Loads the component first.
+    /// Starts a call whose component has to be loaded first.
     async fn start_cold(
         self: Arc<Self>,
         request: Request<Body>,
@@ -316,7 +317,7 @@ impl Function {
         instance
     }
 
-    /// The guest's future, and where its answer will be.
+    /// Creates the guest's future and the receiver of its answer.
     fn run(
         self: &Arc<Self>,
         component: &Arc<CacheEntry>,
@@ -351,7 +352,7 @@ impl Function {
         Ok((running, reply))
     }
 
-    /// A place for one more instance, waited for if there is none.
+    /// A slot for one more instance; waits if none is free.
     async fn slot(&self, deadline: Instant, now: Instant) -> Result<(InstanceSlot, Instant), CallError> {
         if let Some(slot) = self.share.try_take() {
             return Ok((slot, now));
@@ -363,7 +364,7 @@ impl Function {
         }
     }
 
-    /// The slot comes before the store: what is dropped early goes in the opposite order.
+    /// Creates the store after the slot: on an early return they are dropped in reverse order.
     async fn fresh_0_2(
         self: Arc<Self>,
         component: Arc<CacheEntry>,
@@ -393,7 +394,7 @@ impl Function {
         Ok(())
     }
 
-    /// The slot comes before the store: what is dropped early goes in the opposite order.
+    /// Creates the store after the slot: on an early return they are dropped in reverse order.
     async fn fresh_0_3(
         self: Arc<Self>,
         component: Arc<CacheEntry>,
@@ -429,13 +430,14 @@ impl Function {
             self.host.metrics.recycled.inc();
         }
         // If the function was unloaded meanwhile, no later call clears its idle instances. And a call that waits for a
-        // slot looked for idle instances before this one was put back. (Checked after `put`: one of the two sees the other.)
+        // slot may have checked the idle instances before this one was put back. (Checked after `put`, so one of the
+        // two sees the other.)
         if !self.is_loaded() || self.share.slots().is_waited_for() {
             idle.clear();
         }
     }
 
-    /// The guest ended, before its answer or after it.
+    /// Handles the end of the guest, before or after its answer.
     fn ended(&self, called: &Result<(), CallError>, memory: &mut MemoryUse) {
         self.host.metrics.memory_peak(memory.used());
         if let Err(error) = called {
@@ -462,7 +464,7 @@ impl Function {
     }
 }
 
-/// Counts a call that its caller gave up.
+/// Counts a call that its caller dropped.
 struct CancelOnDrop {
     function: Arc<Function>,
     waits: bool,

@@ -1,4 +1,4 @@
-//! The host's data of one instance: its limits, its handles and its capabilities.
+//! The host's state of one instance: its limits, its handles and its capabilities.
 
 use std::{
     path::PathBuf,
@@ -32,7 +32,7 @@ pub(crate) use held::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
 
 /// The size of a table's element.
 const TABLE_ELEMENT_BYTES: usize = 8;
-/// The bytes that the host holds for any guest without charging them: a few messages with their bodies, and an eighth
+/// The bytes that the host holds for each guest free of charge: a few messages with their bodies, and an eighth
 /// of the expected use of an instance.
 const HELD_BYTES_FREE: u64 = 1 << 20;
 /// Core instances and tables that one component may have.
@@ -46,20 +46,20 @@ pub(crate) struct GuestProgram {
     pub(crate) memory_bytes_max: u64,
     pub(crate) log: ProgramLog,
     pub(crate) egress: Arc<Egress>,
-    /// Its share of the processor.
+    /// Its processor share.
     pub(crate) lane: Arc<Lane>,
     budget: Arc<MemoryBudget>,
-    /// Bytes of memory that its instances use together.
+    /// Bytes of memory used by all its instances.
     memory_bytes: AtomicU64,
-    /// The pod has ended, and its guests with it.
+    /// Set when the pod has ended, which ends its guests.
     over: watch::Sender<bool>,
     /// The folders of its pod's volumes.
     volumes: Vec<Mount>,
-    /// A job's folders and its stdin.
+    /// The folders and the stdin of a job.
     files: Option<ContainerFiles>,
     /// The folder with the function's files, which guests see as `/`. Set before the first call.
     root: OnceLock<PathBuf>,
-    /// `wasi:config` reads the environment too. Created at its first use.
+    /// The environment as `wasi:config`. Created at its first use.
     config: OnceLock<WasiConfigVariables>,
 }
 
@@ -93,7 +93,7 @@ impl GuestProgram {
         }
     }
 
-    /// With the folders of a pod's volumes, and the folders and the input of a job.
+    /// Adds the folders of a pod's volumes, and the folders and the input of a job.
     pub(crate) fn with_files(self, volumes: Vec<Mount>, files: Option<ContainerFiles>) -> Self {
         Self { volumes, files, ..self }
     }
@@ -107,8 +107,8 @@ impl GuestProgram {
         let _ = self.root.set(folder);
     }
 
-    /// Opens the folders and the input. They exist when the program is started; one that cannot be opened is noted in
-    /// the log, and the guest does without.
+    /// Opens the folders and the input. They exist when the program is started; if one cannot be opened, an error is
+    /// logged and the guest runs without it.
     fn open_files(&self, builder: &mut WasiCtxBuilder) {
         if let Some(folder) = self.root.get()
             && let Err(error) = builder.preopened_dir(folder, "/", FsPerms::ReadOnly)
@@ -125,21 +125,21 @@ impl GuestProgram {
         let Some(files) = &self.files else { return };
         match std::fs::File::open(&files.stdin) {
             Ok(file) => drop(builder.stdin(InputFile::new(file))),
-            Err(error) => self.log.note(&format!("cannot open the input: {error}")),
+            Err(error) => self.log.note(&format!("cannot open the standard input: {error}")),
         }
     }
 
-    /// Bytes of memory that its instances use at the moment.
+    /// Bytes of memory that its instances currently use.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Relaxed)
     }
 
-    /// Ends its guests that work on after their answers.
+    /// Ends guests that continue after their answers.
     pub(crate) fn end(&self) {
         self.over.send_replace(true);
     }
 
-    /// Tells when its guests shall end.
+    /// A receiver that becomes true when its guests must end.
     pub(crate) fn over(&self) -> watch::Receiver<bool> {
         self.over.subscribe()
     }
@@ -154,7 +154,7 @@ pub(crate) struct StoreData {
     pub(crate) memory: MemoryUse,
     pub(crate) program: Arc<GuestProgram>,
     table: ResourceTable,
-    /// Created at the guest's first use of it, which many never make.
+    /// Created at its first use; many guests never use it.
     wasi: Option<Box<Wasi>>,
     http: WasiHttpCtx,
     outbound: Outbound,
@@ -167,7 +167,7 @@ struct Wasi {
 }
 
 impl StoreData {
-    /// Ends open lines between two requests, which may be of different callers.
+    /// Ends open output lines between two requests, which may be of different callers.
     pub(crate) fn end_lines(&self) {
         self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(GuestOutput::end_line);
     }
@@ -178,7 +178,7 @@ impl StoreData {
         if self.memory.hold(held::bytes(&mut self.table)) {
             return Ok(());
         }
-        Err(wasmtime::format_err!("the host holds too much for it: headers, bodies, handles"))
+        Err(wasmtime::format_err!("the host holds too much memory for it: headers, bodies, handles"))
     }
 
     pub(crate) fn new(program: Arc<GuestProgram>) -> Self {
@@ -203,7 +203,7 @@ impl WasiView for StoreData {
         let wasi = self.wasi.get_or_insert_with(|| {
             let mut builder = WasiCtx::builder();
             builder.args(&program.args).envs(&program.env).max_random_size(random::PIECE_BYTES);
-            // No address may be reached, and a socket without one is still an open file of the host's.
+            // No address is reachable, but an unconnected socket would still use a file descriptor of the host.
             builder.allow_tcp(false).allow_udp(false);
             let outputs = [Stream::Stdout, Stream::Stderr].map(|stream| program.log.output(stream));
             builder.stdout(outputs[0].clone()).stderr(outputs[1].clone());
@@ -220,7 +220,7 @@ impl WasiHttpView for StoreData {
     }
 }
 
-/// Bytes of memory that all instances of the host use together.
+/// Bytes of memory used by all instances of the host.
 pub(crate) struct MemoryBudget {
     used: AtomicU64,
     max: u64,
@@ -249,24 +249,24 @@ impl MemoryBudget {
     }
 }
 
-/// Which limit refused a guest more memory.
+/// The limit that denied a guest more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryRefusal {
     /// The guest's own limit.
     Limit,
-    /// The host's.
+    /// The host's limit.
     Host,
 }
 
-/// The bytes that one instance uses, over all its memories and tables, with what the host holds for it.
+/// Bytes used by one instance, over all its memories and tables, including what the host holds for it.
 pub(crate) struct MemoryUse {
-    /// Of linear memories and tables, which never shrink.
+    /// Bytes of linear memories and tables, which never shrink.
     used: u64,
-    /// The part that the host holds and has charged.
+    /// The charged bytes that the host holds for it.
     held: u64,
     refused: Option<MemoryRefusal>,
     program: Arc<GuestProgram>,
-    /// Of the call that the instance is for at the moment.
+    /// The record of the current call.
     recording: Recording,
 }
 
@@ -275,29 +275,29 @@ impl MemoryUse {
         Self { used: 0, held: 0, refused: None, program, recording: Recording::default() }
     }
 
-    /// Of its memories and tables. They never shrink, so this is the peak as well.
+    /// Bytes of its memories and tables. They never shrink, so this is also the peak.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
 
-    /// The limit that refused the last growth that was refused, if any was.
+    /// The limit that denied the last failed growth, if any failed.
     pub(crate) fn refused(&self) -> Option<MemoryRefusal> {
         self.refused
     }
 
-    /// Assigns the instance to this call, whose record reports the usage at its end, also if the instance is dropped
+    /// Assigns the instance to a call, whose record gets the memory usage at the end, also if the instance is dropped
     /// before the guest ends.
     pub(crate) fn record(&mut self, recording: &Recording) {
         self.recording = recording.clone();
     }
 
-    /// Begins a call: refusals in earlier ones do not explain its end.
+    /// Begins a call: growth that failed in earlier calls does not explain its failure.
     pub(crate) fn begin_call(&mut self) {
         self.refused = None;
         self.recording.instantiated();
     }
 
-    /// Ends a call. The instance may be kept for other calls.
+    /// Ends a call. The instance may be reused for other calls.
     pub(crate) fn end_call(&mut self, called: &Result<(), CallError>) {
         let recording = std::mem::take(&mut self.recording);
         if let Err(error) = called {
@@ -329,7 +329,7 @@ impl MemoryUse {
         self.program.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that the host holds; returns whether they are allowed.
+    /// Sets the bytes that the host holds; returns whether the limits allow them.
     fn hold(&mut self, bytes: u64) -> bool {
         let charged = bytes.saturating_sub(HELD_BYTES_FREE);
         match charged.checked_sub(self.held) {
@@ -357,7 +357,7 @@ impl ResourceLimiter for MemoryUse {
         desired: usize,
         maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        // Growth beyond the memory's own maximum fails in any case, and is not a matter of limits.
+        // Growth beyond the memory's own maximum fails in any case, without a limit of the host.
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }

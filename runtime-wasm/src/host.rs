@@ -1,4 +1,4 @@
-//! The host: what all functions and pods share, and the registry of functions.
+//! The host: the state shared by all functions and pods, and the registry of functions.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ pub struct WasmHost {
     pub(crate) pods: Arc<Pods>,
 }
 
-/// Why there is no host.
+/// Why a host cannot be created.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostCreateError {
     #[error("the wasm host's setting {setting} cannot be {value}: {why}")]
@@ -60,12 +60,12 @@ pub(crate) struct HostContext {
     started: Instant,
     stopping: AtomicBool,
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
-    /// Functions that are in memory, or were a moment ago.
+    /// Functions in memory; may contain some that were unloaded recently.
     loaded: Mutex<Vec<Weak<Function>>>,
 }
 
 impl WasmHost {
-    /// Makes the host. Quick: engines, pools and compilers are made when they are first needed.
+    /// Creates the host. Fast: engines, pools and compilers are created when they are first needed.
     pub fn create(
         config: Config,
         artifacts: Artifacts,
@@ -112,7 +112,7 @@ impl WasmHost {
         self.shared.cache.compile_progress(digest)
     }
 
-    /// Makes the names of Services known to outbound requests. Once.
+    /// Sets the names of Services for outbound requests. Called once.
     pub fn attach_names(&self, names: Arc<dyn ClusterHosts>) {
         self.shared.lookups.attach(names);
     }
@@ -177,12 +177,12 @@ impl HostContext {
         )
     }
 
-    /// The share of the processor of a function, or of a pod.
+    /// The processor share of a function or a pod.
     pub(crate) fn lane(&self, namespace: &str, function: &str) -> Arc<Lane> {
         Lane::new(self.cpu.clone(), namespace, function)
     }
 
-    /// A way out by these rules.
+    /// Outbound HTTP with these rules.
     pub(crate) fn egress(&self, rules: Vec<EgressRule>) -> Egress {
         Egress::new(rules, self.config.egress.clone(), self.lookups.clone())
     }
@@ -191,12 +191,12 @@ impl HostContext {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// A moment as functions remember it, in milliseconds.
+    /// Converts a time to milliseconds after the host's start.
     pub(crate) fn moment(&self, now: Instant) -> u64 {
         millis(now - self.started)
     }
 
-    /// A function came into memory: if that is too much, those go that were not used for longest.
+    /// Called when a function was loaded. Unloads the least recently used functions while the limit is exceeded.
     pub(crate) fn loaded(&self, function: &Arc<Function>) {
         self.loaded.lock().push(Arc::downgrade(function));
         if self.cache.bytes() <= self.config.loaded_bytes_max {
@@ -209,25 +209,25 @@ impl HostContext {
             if self.cache.bytes() <= self.config.loaded_bytes_max {
                 break;
             }
-            tracing::debug!(revision = %other.spec.revision, "component dropped: others were used later");
+            tracing::debug!(revision = %other.spec.revision, "component unloaded: least recently used");
             other.drop_component();
         }
         self.loaded.lock().retain(|other| other.upgrade().is_some_and(|other| other.is_loaded()));
     }
 
-    /// Those that are loaded now. What is dropped of them is dropped without the lock: wiping an instance's memory
-    /// takes its time.
+    /// The functions that are loaded now. The lock is released before they are dropped, because wiping an instance's
+    /// memory takes time.
     fn functions_loaded(&self) -> Vec<Arc<Function>> {
         self.loaded.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A function left memory.
+    /// Called when a function was unloaded.
     pub(crate) fn unloaded(&self, function: &Function) {
         self.loaded.lock().retain(|other| !std::ptr::eq(other.as_ptr(), function));
     }
 
-    /// A slot for one more instance when none is free: one that an idle instance gives up, or the next that comes free.
-    /// `None` if that did not happen until then.
+    /// Waits for a slot when none is free: one released by an idle instance, or the next freed one. `None` if there was
+    /// none by `until`.
     pub(crate) async fn slot(&self, share: &Arc<SlotShare>, until: Instant) -> Option<InstanceSlot> {
         // Registered before the check: an instance that ends after the check is not kept (`Function::keep`).
         let waiting = share.wait();
@@ -235,12 +235,12 @@ impl HostContext {
         waiting.slot(until).await
     }
 
-    /// Instances that wait for their function's next call.
+    /// Number of idle instances.
     pub(crate) fn instances_idle(&self) -> usize {
         self.functions_loaded().iter().map(|function| function.idle()).sum()
     }
 
-    /// Gives back the slot of an idle instance, if there is one: of the function not used for longest.
+    /// Releases the slot of an idle instance, if there is one, of the least recently used function.
     fn reclaim_slot(&self) {
         let mut idle = self.functions_loaded();
         idle.retain(|function| function.idle() > 0);
@@ -248,7 +248,7 @@ impl HostContext {
         idle.iter().any(|function| function.drop_one_idle());
     }
 
-    /// Gives back the slots that idle instances hold.
+    /// Releases the slots of all idle instances.
     fn reclaim_idle(&self) {
         for function in self.functions_loaded() {
             function.drop_idle();

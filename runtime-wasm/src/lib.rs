@@ -1,10 +1,9 @@
-//! The wasm host: it compiles components, instantiates them, and runs requests and pods in the instances, within
-//! limits.
+//! The wasm host: compiles components, instantiates them, and runs requests and pods in the instances, within limits.
 //!
 //! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`), compiling
-//! ahead of time (for a server in processes of their own) and mapping compiled components (`compile`, `cache`), calls
-//! (`function`, `call`, `record`), the sharing of the processor between guests (`cpu`), the interfaces that a guest may
-//! import (`guest`, `capability`), pods (`pods`), the memories and stacks of instances (`pool`).
+//! ahead of time (in separate processes for a server) and mapping compiled components (`compile`, `cache`), calls
+//! (`function`, `call`, `record`), processor sharing between guests (`cpu`), the interfaces that a guest may import
+//! (`guest`, `capability`), pods (`pods`), the memories and stacks of instances (`pool`).
 //!
 //! **Does not belong here:** routes, queues, scaling (the gateway), restarts (the kubelet), API objects.
 //!

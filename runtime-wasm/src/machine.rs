@@ -1,4 +1,4 @@
-//! The memory that the machine permits this process to use.
+//! The memory that this process may use on the machine.
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,7 @@ fn field_kib(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The limits of all groups that this process is in, from its own up to the root. `own` is
+/// The memory limits of all cgroups that this process is in, from its own up to the root. `own` is
 /// `/proc/self/cgroup`, lines of `hierarchy:controllers:path`; version 2 has hierarchy 0.
 fn cgroup_limits(root: &Path, own: &str) -> Vec<u64> {
     let mut limits = Vec::new();

@@ -84,7 +84,7 @@ impl CallOutcome {
         Self::Internal,
     ];
 
-    /// The label, in the terms of the gateway's refusals where it has one.
+    /// The label; the same word as the gateway's refusal reason where there is one.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Answered => "answered",
@@ -162,7 +162,7 @@ impl HostMetrics {
         Arc::new(metrics)
     }
 
-    /// The counters of a function, shared by all its revisions, kept as long as this value is held.
+    /// The counters of a function, shared by all its revisions. They exist as long as a returned value is held.
     pub(crate) fn function(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<FunctionCalls> {
         let mut functions = self.functions.lock();
         let name = (namespace.to_owned(), function.to_owned());
@@ -198,7 +198,7 @@ impl HostMetrics {
     }
 }
 
-/// The calls of one function. Dropping it forgets them.
+/// The call counters of one function, removed from the metrics on drop.
 pub(crate) struct FunctionCalls {
     metrics: Arc<HostMetrics>,
     /// Namespace and name.
@@ -220,7 +220,7 @@ impl FunctionCalls {
 impl Drop for FunctionCalls {
     fn drop(&mut self) {
         let mut functions = self.metrics.functions.lock();
-        // A new one of this name may have come meanwhile, and counts on.
+        // A new value of this name may exist already, and continues the counters.
         if functions.get(&self.name).is_none_or(|calls| calls.strong_count() > 0) {
             return;
         }
@@ -231,7 +231,7 @@ impl Drop for FunctionCalls {
     }
 }
 
-/// Values that are read from the host at a scrape.
+/// Values that are read from the host at scrape time.
 struct Gauges(Weak<HostContext>);
 
 impl std::fmt::Debug for Gauges {

@@ -6,8 +6,8 @@
 //!                                        └──(grace is over)──▶ Exited (137)
 //! ```
 //! A program has no way to receive a signal: a stop ends it at once. A component that serves HTTP finishes its running
-//! requests. A replica of a function runs nothing: it keeps the revision's component loaded, and is Running until it is
-//! stopped.
+//! requests. A replica of a function executes nothing: it keeps the revision's component loaded, and is Running until
+//! it is stopped.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -115,13 +115,13 @@ impl Pods {
         let state = ContainerState::Running { started: jiff::Timestamp::now() };
         {
             let mut pods = self.pods.lock();
-            // Removed, or started twice, meanwhile: dropping the work ends it.
+            // The pod was removed, or the container started twice, meanwhile: dropping the work ends it.
             let pod = pods.get_mut(&uid).ok_or(RuntimeError::NoSandbox(uid))?;
             if pod.containers.iter().any(|known| known.id == id) {
                 return Ok(());
             }
             let mut container = Container { id, state, work };
-            // It may have ended before it was listed here.
+            // The task may have ended before it was listed here.
             if let Work::Task(task) = &container.work
                 && let Some(exit) = task.exit()
             {
@@ -133,7 +133,7 @@ impl Pods {
         Ok(())
     }
 
-    /// A container's task is at its end.
+    /// Called when a container's task ends.
     fn ended(&self, id: &ContainerId, exit: ContainerExit) {
         if let Some(pod) = self.pods.lock().get_mut(&id.pod) {
             for container in pod.containers.iter_mut().filter(|container| container.id == *id) {
@@ -160,7 +160,7 @@ impl Pods {
         }
     }
 
-    /// Replicas of a revision share its instances: each has an equal part of what these use.
+    /// Replicas of a revision share its instances: each reports an equal part of their usage.
     fn usage(&self) -> Vec<(ContainerId, Usage)> {
         let pods = self.pods.lock();
         let mut replicas: HashMap<ObjectKey, Vec<ContainerId>> = HashMap::new();

@@ -1,4 +1,4 @@
-//! The memory of instances: linear memories and native stacks, reserved once, kept, and cleaned between instances.
+//! The memory of instances: linear memories and native stacks, reserved once, reused, and wiped between instances.
 //!
 //! wasmtime has a pooling allocator of its own. This host does not use it, for two reasons. To find the touched pages
 //! of a memory it asks the kernel for those that are present, which misses a page that is swapped out or being moved;
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// Free places, in as many lists as there are cores, so that a thread mostly meets its own: the place that
-/// it used last, and still has in its caches.
+/// Free lists, one per core, so that a thread usually uses its own: it takes the item that it used last and that is
+/// still in its caches.
 #[derive(Debug)]
 struct FreeLists<T>(Box<[Padded<Mutex<Vec<T>>>]>);
 
-/// Keeps neighbouring lists out of each other's cache lines.
+/// Prevents false sharing of neighbouring lists.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -32,7 +32,7 @@ impl<T> FreeLists<T> {
         Self((0..cores).map(|_| Padded(Mutex::default())).collect())
     }
 
-    /// The place that this thread freed last, or any other.
+    /// The item that this thread freed last, or any other.
     fn take(&self) -> Option<T> {
         let own = shard() % self.0.len();
         (0..self.0.len()).find_map(|step| self.0[(own + step) % self.0.len()].0.lock().pop())
@@ -43,7 +43,7 @@ impl<T> FreeLists<T> {
     }
 }
 
-/// A number of this thread's own.
+/// The list index of this thread.
 fn shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

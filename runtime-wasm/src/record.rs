@@ -1,12 +1,12 @@
-//! One log line for each call, at its end: its times, the memory of its instance, its outcome.
+//! One log line per call, written at its end: its timings, the memory of its instance, its outcome.
 //!
 //! ```text
-//! caller    ├─ load ─┼─ queue ─┼─ instantiate ─┼─ run ─┤ answered, failed, or gone
+//! caller    ├─ load ─┼─ queue ─┼─ instantiate ─┼─ run ─┤ answered, failed, or abandoned
 //! body                                                ├─ is read, where it streams ─┤
 //! instance                     ├─ is made, answers, works on ─┤ its memory is known
 //! ```
-//! Each of the three holds the call's record, and the last one to drop it writes the line. If the log filter excludes
-//! the lines there are no records: nothing is allocated for them, and no clock is read.
+//! Caller, body and instance each hold the call's record, and the last one to drop it writes the line. If the log
+//! filter excludes these lines, no records are created: nothing is allocated, and no clock is read.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::metrics::CallOutcome;
 
 /// The target of the lines, by which a log filter selects them.
 const TARGET: &str = "mayfly_runtime_wasm::calls";
-/// The gateway sets it on every request, and logs it in its own line.
+/// The header that the gateway sets on every request and writes into its own log line.
 const REQUEST_ID: &str = "x-request-id";
 
-/// A shared handle of a call's record, if calls are recorded.
+/// A shared reference to a call's record, if calls are recorded.
 #[derive(Clone, Default)]
 pub(crate) struct Recording(Option<Arc<Record>>);
 
@@ -36,22 +36,22 @@ struct Record {
 /// The phases of a call that were reached so far, and its result.
 pub(crate) struct CallRecord {
     started: Instant,
-    /// The component was not in memory.
+    /// Whether the component had to be loaded.
     pub(crate) cold: bool,
-    /// When the component was there.
+    /// When the component was loaded.
     pub(crate) loaded: Option<Instant>,
-    /// When there was a place for its instance.
+    /// When a slot for the instance was available.
     pub(crate) slot_at: Option<Instant>,
-    /// When its instance was there.
+    /// When the instance existed.
     pub(crate) instantiated: Option<Instant>,
-    /// When its caller had something else than an answer, or went away.
+    /// When the caller got an error or dropped the call.
     over: Option<Instant>,
-    /// Of a call that was answered.
+    /// The timings of an answered call.
     pub(crate) timings: Option<Timings>,
     /// The error that the caller got instead of an answer; otherwise the first later one.
     error: Option<CallError>,
     memory_peak_bytes: u64,
-    /// The guest came to its own end.
+    /// Whether the guest ended by itself.
     ended: bool,
 }
 
@@ -65,14 +65,14 @@ impl Recording {
         Self(Some(Arc::new(Record { revision, request_id, call: Mutex::new(CallRecord::new(started)) })))
     }
 
-    /// Updates the record, where there is one.
+    /// Updates the record; does nothing if calls are not recorded.
     pub(crate) fn record(&self, note: impl FnOnce(&mut CallRecord)) {
         if let Some(record) = &self.0 {
             note(&mut record.call.lock());
         }
     }
 
-    /// The caller gets this error instead of an answer.
+    /// Records that the caller got this error instead of an answer.
     pub(crate) fn refused(&self, error: &CallError) {
         self.record(|call| {
             call.over = Some(Instant::now());
@@ -80,7 +80,7 @@ impl Recording {
         });
     }
 
-    /// The caller went away before it had an answer.
+    /// Records that the caller dropped the call before its answer.
     pub(crate) fn abandoned(&self) {
         self.record(|call| call.over = Some(Instant::now()));
     }
@@ -92,14 +92,14 @@ impl Recording {
         });
     }
 
-    /// The instance exists.
+    /// Records that the instance exists.
     pub(crate) fn instantiated(&self) {
         self.record(|call| {
             call.instantiated.get_or_insert_with(Instant::now);
         });
     }
 
-    /// The guest is done, or gone before it was.
+    /// Records that the guest has ended or was dropped.
     pub(crate) fn left(&self, memory_peak_bytes: u64, ended: bool) {
         self.record(|call| {
             call.memory_peak_bytes = memory_peak_bytes;
@@ -142,7 +142,7 @@ impl CallRecord {
     }
 
     /// The call's result. A guest that answered may fail afterwards, or be ended because the client does not read the
-    /// answer: that is the result then.
+    /// body: then that is the result.
     fn outcome(&self) -> CallOutcome {
         match &self.error {
             Some(error) => error.into(),
@@ -194,7 +194,7 @@ mod tests {
     fn a_failed_call_spent_its_time_where_it_failed() {
         let started = Instant::now();
         let at = |ms: u32| started + MS * ms;
-        // The stage that was reached, and load, queue, instantiate and run, in milliseconds.
+        // The reached phase, and the durations of load, queue, instantiate and run, in milliseconds.
         for (reached, expect) in [(0, [8, 0, 0, 0]), (1, [1, 7, 0, 0]), (2, [1, 2, 5, 0]), (3, [1, 2, 1, 4])]
         {
             let mut call = CallRecord::new(started);

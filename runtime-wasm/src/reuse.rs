@@ -1,4 +1,4 @@
-//! Instances, and the idle ones that a function with `isolation: reuse` keeps.
+//! Instances, and the idle ones of a function with `isolation: reuse`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,18 +13,19 @@ use crate::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Bytes that a guest may hand to its host in one call: copying them is not interrupted. Streams take 64 KiB at a time.
+/// Bytes that a guest may pass to the host in one call: copying them cannot be interrupted. Streams pass 64 KiB at a
+/// time.
 const HOST_CALL_BYTES_MAX: usize = 8 << 20;
 
 pub(crate) type Store = wasmtime::Store<StoreData>;
 
-/// A component's instance, and all that belongs to it.
+/// A component's instance with its store and its slot.
 pub(crate) struct Instance<E> {
     pub(crate) store: Store,
     pub(crate) exports: E,
     calls: u32,
     born: Instant,
-    /// Dropped after the store, so that the slot is free only when the instance is gone.
+    /// Dropped after the store, so that the slot becomes free after the instance.
     _slot: InstanceSlot,
 }
 
@@ -33,14 +34,14 @@ impl<E> Instance<E> {
         Self { store, exports, calls: 0, born: Instant::now(), _slot: slot }
     }
 
-    /// From now on it is for this call, which neither waits for it nor has it made.
+    /// Assigns a reused instance to a call, which skips the phases of waiting for a slot and instantiation.
     pub(crate) fn record(&mut self, recording: &Recording) {
         recording.record(|call| call.instantiated = call.loaded);
         self.store.data_mut().memory.record(recording);
     }
 }
 
-/// A store with this host's rules: limits, and giving the thread back at the end of each time slice.
+/// A store with this host's rules: limits, and yielding at the end of each time slice.
 pub(crate) fn store(host: &Host, program: Arc<GuestProgram>) -> Store {
     let mut store = Store::new(&host.engine, StoreData::new(program));
     store.limiter(|guest| &mut guest.memory);
@@ -57,7 +58,7 @@ pub(crate) fn store(host: &Host, program: Arc<GuestProgram>) -> Store {
     store
 }
 
-/// Idle instances of one revision, the last used first.
+/// Idle instances of one revision, most recently used first.
 pub(crate) struct Idle<E> {
     instances: Mutex<Vec<Instance<E>>>,
     calls_max: u32,
@@ -75,7 +76,7 @@ impl<E> Idle<E> {
         }
     }
 
-    /// The instance used last, and how many expired ones were dropped on the way to it.
+    /// Takes the most recently used instance; also returns the number of expired ones that were dropped.
     pub(crate) fn take(&self, now: Instant) -> (Option<Instance<E>>, u64) {
         let mut too_old = 0;
         while let Some(instance) = self.pop() {
@@ -87,12 +88,12 @@ impl<E> Idle<E> {
         (None, too_old)
     }
 
-    /// So that an instance is not dropped with the lock held.
+    /// Ensures that no instance is dropped while the lock is held.
     fn pop(&self) -> Option<Instance<E>> {
         self.instances.lock().pop()
     }
 
-    /// Takes an instance back after a call that went well; `false` if it was at its end.
+    /// Puts an instance back after a successful call; `false` if it has reached its limit of age or calls.
     pub(crate) fn put(&self, mut instance: Instance<E>) -> bool {
         instance.calls += 1;
         if instance.calls >= self.calls_max {
@@ -110,7 +111,7 @@ impl<E> Idle<E> {
         self.instances.lock().len()
     }
 
-    /// Drops the instance not used for longest, and so releases its slot; returns whether there was one.
+    /// Drops the least recently used instance, which releases its slot; returns whether there was one.
     pub(crate) fn drop_one(&self) -> bool {
         let mut instances = self.instances.lock();
         let dropped = if instances.is_empty() { None } else { Some(instances.remove(0)) };
@@ -118,7 +119,7 @@ impl<E> Idle<E> {
         dropped.is_some()
     }
 
-    /// Drops all of them.
+    /// Drops all idle instances.
     pub(crate) fn clear(&self) {
         let instances = std::mem::take(&mut *self.instances.lock());
         drop(instances);

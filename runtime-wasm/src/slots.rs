@@ -1,7 +1,7 @@
-//! Instance slots: the bound of concurrent instances, and its shares by function.
+//! Instance slots: the limit of concurrent instances, and its shares per function.
 //!
-//! A slot is taken without a lock while there are enough. No function can take all of them: it may hold as many as are
-//! still free, and its namespace twice as many. So one function gets half of all slots at most, the next one half of
+//! A slot is taken without a lock while enough are free. No function can take all of them: it may hold as many as are
+//! still free, and its namespace twice as many. So one function gets at most half of all slots, the next one half of
 //! the rest, and a slot for another function is always free. A few slots may be taken beyond the share while they are
 //! free ([`FLOOR`]).
 //!
@@ -27,7 +27,7 @@ const NAMESPACE_FACTOR: usize = 2;
 pub(crate) struct InstanceSlots {
     max: AtomicUsize,
     free: AtomicUsize,
-    /// Most slots of one function; `None`: as many as are free.
+    /// The maximum per function; `None`: as many as are free.
     function_max: Option<usize>,
     namespaces: Mutex<HashMap<String, Weak<Namespace>>>,
     functions: Mutex<HashMap<(String, String), Weak<SlotShare>>>,
@@ -48,10 +48,10 @@ pub(crate) struct SlotShare {
     freed: Notify,
 }
 
-/// A place for one instance; free again when this is dropped.
+/// A slot for one instance, released on drop.
 pub(crate) struct InstanceSlot(Arc<SlotShare>);
 
-/// Whether a function may take one more slot; `free` counts that one, too.
+/// Whether a function may take one more slot; `free` includes that slot.
 fn may_take(held: usize, namespace_held: usize, free: usize, function_max: Option<usize>) -> bool {
     let function_max = function_max.unwrap_or(free.max(FLOOR));
     let namespace_max = free.saturating_mul(NAMESPACE_FACTOR).max(FLOOR);
@@ -75,12 +75,12 @@ impl InstanceSlots {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// InstanceSlots that are taken.
+    /// Number of taken slots.
     pub(crate) fn held(&self) -> usize {
         self.max().saturating_sub(self.free.load(Ordering::Relaxed))
     }
 
-    /// There are fewer than was thought. Only before the first is taken.
+    /// Reduces the number of slots. Only allowed before the first one is taken.
     pub(crate) fn shrink(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
         self.free.store(max, Ordering::Relaxed);
@@ -115,7 +115,7 @@ impl InstanceSlots {
         self.waiters.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes one of the waiters that may take a slot now: of the function that holds the fewest.
+    /// Wakes a waiter of the function that holds the fewest slots, among those that may take one now.
     fn wake_next(&self) {
         if !self.is_waited_for() {
             return;
@@ -135,7 +135,7 @@ impl SlotShare {
         may_take(held, namespace_held, free, self.slots.function_max)
     }
 
-    /// InstanceSlots that the function holds.
+    /// Number of slots that the function holds.
     pub(crate) fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
@@ -144,7 +144,7 @@ impl SlotShare {
         &self.slots
     }
 
-    /// A slot, if one is free that the function may have. Two concurrent calls may exceed the share by one.
+    /// Takes a slot, if one is free within the function's share. Two concurrent calls may exceed the share by one.
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<InstanceSlot> {
         if !self.may_take() {
             return None;
@@ -156,7 +156,7 @@ impl SlotShare {
         Some(InstanceSlot(self.clone()))
     }
 
-    /// Announces that a slot is wanted: from now on instances that end are not kept idle, and freed slots wake.
+    /// Registers a waiter: from now on instances that end are not kept idle, and freed slots wake it.
     pub(crate) fn wait(self: &Arc<Self>) -> SlotWait<'_> {
         self.slots.waiters.fetch_add(1, Ordering::SeqCst);
         self.slots.waiting.lock().push(self.clone());
@@ -167,13 +167,13 @@ impl SlotShare {
 impl Drop for SlotShare {
     fn drop(&mut self) {
         let mut functions = self.slots.functions.lock();
-        // A new share may have taken the place.
+        // A new share may have replaced this one.
         if functions.get(&self.key).is_some_and(|share| share.strong_count() == 0) {
             functions.remove(&self.key);
         }
         drop(functions);
         let mut namespaces = self.slots.namespaces.lock();
-        // This one's own hold is the last.
+        // The reference of this share is the last one.
         if Arc::strong_count(&self.namespace) == 1 {
             namespaces.remove(&self.key.0);
         }
@@ -194,7 +194,7 @@ impl Drop for InstanceSlot {
 pub(crate) struct SlotWait<'a>(&'a Arc<SlotShare>);
 
 impl SlotWait<'_> {
-    /// The slot; `None` if none came free until then.
+    /// Waits for a slot; `None` if there was none by `until`.
     pub(crate) async fn slot(self, until: Instant) -> Option<InstanceSlot> {
         loop {
             let mut freed = std::pin::pin!(self.0.freed.notified());
@@ -209,7 +209,7 @@ impl SlotWait<'_> {
 }
 
 impl Drop for SlotWait<'_> {
-    /// Passes on the wake-up, and what may be free beside the slot that was taken.
+    /// Wakes the next waiter, for a wake-up that was not used or for further free slots.
     fn drop(&mut self) {
         let slots = &self.0.slots;
         slots.waiters.fetch_sub(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! A process that has no file descriptors left. Alone in its file: the limit is the whole process's.
+//! A process without free file descriptors. In a file of its own, because the limit applies to the whole process.
 
 mod support;
 

@@ -1,17 +1,17 @@
-// Connects a user's module to wasi:http/incoming-handler. It is bundled with the module; the engine's state after loading
-// both is the snapshot that every instance starts from. The engine has a fetch event of its own, which an instance can
-// take only once: with it there would be no `isolation: reuse`.
+// Connects a user's module to wasi:http/incoming-handler. It is bundled with the module; the engine's state after
+// loading both is the snapshot from which every instance starts. The engine's own fetch event is not used, because an
+// instance can receive it only once, which would prevent `isolation: reuse`.
 
 import { getEnvironment } from "wasi:cli/environment@0.2.10";
 import { Fields, IncomingBody, OutgoingBody, OutgoingResponse, ResponseOutparam } from "wasi:http/types@0.2.10";
 import { env } from "mayfly";
 import { mapped } from "./stack.js";
 
-// What one call reads or writes at most: blocking-write-and-flush takes 4096 bytes.
+// The maximum size of one read or write: blocking-write-and-flush accepts 4096 bytes.
 const READ_BYTES_MAX = 65536n;
 const WRITE_BYTES_MAX = 4096;
 
-/** Finds the handler in a module; the result is what the component exports. */
+/** Finds the handler in a module; returns the component's export. */
 export function serve(module, name, file) {
   const { handler, takesRequest } = find(module, name, file);
   return {
@@ -22,7 +22,7 @@ export function serve(module, name, file) {
   };
 }
 
-/** The request with its whole body. */
+/** Converts a request, with its whole body. */
 function requestOf(incoming) {
   const method = incoming.method();
   const headers = incoming.headers().entries().map(([name, value]) => [name, decoder.decode(value)]);
@@ -62,7 +62,7 @@ function read(body) {
   return whole;
 }
 
-/** Sends a response; its body as it comes. */
+/** Sends a response, and streams its body. */
 async function send(response, responseOut) {
   const headers = [...response.headers].map(([name, value]) => [name, encoder.encode(value)]);
   const outgoing = new OutgoingResponse(Fields.fromList(headers));
@@ -80,8 +80,8 @@ async function send(response, responseOut) {
       }
     }
   } catch (failed) {
-    // The status is sent: a body that is dropped unfinished tells the client that it is not whole.
-    console.error(`the response broke off: ${failed?.message ?? failed}`);
+    // The status is already sent: dropping the unfinished body tells the client that it is incomplete.
+    console.error(`the response was aborted: ${failed?.message ?? failed}`);
     stream[Symbol.dispose]();
     body[Symbol.dispose]();
     return;
@@ -108,7 +108,7 @@ export function find(module, name, file) {
 
 let started = false;
 
-/** The environment is the build's until the first request. */
+/** Replaces the environment of the build, at the first request. */
 function start() {
   started = true;
   for (const name of Object.keys(env)) delete env[name];
@@ -156,7 +156,7 @@ function error(errorType, errorMessage, status, headers = {}) {
   return new Response(body, { status, headers: { "content-type": "application/json", ...headers } });
 }
 
-/** The answer for an exception; its stack goes to the log, with the lines of the user's files. */
+/** The response for an exception; its stack, with the lines of the user's files, goes to the log. */
 function failure(failed) {
   if (!(failed instanceof Error)) {
     console.error(`Uncaught ${typeof failed === "object" ? safely(failed) : String(failed)}`);

@@ -1,7 +1,7 @@
-// Makes a component of a module: bundles it with the adapter (types are removed, not checked), then has the engine load
-// the bundle. Runs under Node.js in the folder of the tool chain. Its argument is a JSON object:
+// Builds a component from a module: bundles it with the adapter (types are removed, not checked), then lets the engine
+// load the bundle. Runs under Node.js in the folder of the toolchain. Its argument is a JSON object:
 //   { source, handler, sdk, wit, world, out }
-// Errors in the user's files go to stderr with their place, and the exit status is 1.
+// Errors in the user's files go to stderr with their position, and the exit status is 1.
 
 import { builtinModules } from "node:module";
 import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
@@ -11,7 +11,7 @@ import * as esbuild from "esbuild";
 import { componentize } from "@bytecodealliance/componentize-js";
 import { finder } from "./stack.mjs";
 
-// A source map beyond this would be a large part of every instance's memory; stacks then have no lines.
+// A larger source map would take a large part of every instance's memory; stacks then have no source lines.
 const SOURCE_MAP_BYTES_MAX = 1 << 20;
 
 const job = JSON.parse(process.argv[2]);
@@ -23,7 +23,7 @@ function packageOf(path) {
   return parts[0].startsWith("@") ? parts.slice(0, 2).join("/") : parts[0];
 }
 
-/** Says why an import cannot work, which esbuild's own message does not. */
+/** Explains why an import cannot work, which esbuild's own message does not. */
 const refusals = {
   name: "refusals",
   setup(build) {
@@ -78,7 +78,7 @@ export const incomingHandler = serve(user, ${JSON.stringify(job.handler)}, ${JSO
   return { script, map: { sources: named, mappings } };
 }
 
-/** The engine's report of what the module threw while it was loaded: its first line, with the user's file and line. */
+/** The engine's report of an exception while the module was loaded: its first line, with the user's file and line. */
 function loadError(message, map) {
   const find = finder(map);
   const thrown = /bundle\.js:(\d+):(\d+) (.*)/.exec(message);
@@ -97,7 +97,7 @@ async function make(work) {
       worldName: job.world,
       // The adapter exports the handler itself.
       disableFeatures: ["fetch-event"],
-      // Nothing of the build's environment belongs into the snapshot.
+      // The snapshot must not contain the environment of the build.
       env: {},
     });
     await writeFile(job.out, component);

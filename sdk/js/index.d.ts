@@ -12,16 +12,16 @@
 /** Any value that JSON can represent. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
-/** What `export function handle` has to be. The second parameter is the request that carried the event. */
+/** The type of `export function handle`. The second parameter is the request that carried the event. */
 export type EventHandler<In = any, Out = unknown> = (event: In, request: Request) => Out | Promise<Out>;
 
-/** What `export function fetch` has to be. */
+/** The type of `export function fetch`. */
 export type HttpHandler = (request: Request) => Response | Promise<Response>;
 
-/** The function's settings (`spec.env`). They are there when a request is, and empty while the module is loaded. */
+/** The function's settings (`spec.env`). Available during requests; empty while the module is loaded. */
 export const env: Record<string, string | undefined>;
 
-/** An error answer with a type and an HTTP status of the caller's choice (400 to 599). */
+/** An error response with a type and an HTTP status of the caller's choice (400 to 599). */
 export class FunctionError extends Error {
   constructor(errorType: string, message?: string, status?: number);
   readonly errorType: string;
@@ -30,5 +30,5 @@ export class FunctionError extends Error {
 
 type Write = (message: string, fields?: Record<string, unknown>) => void;
 
-/** Structured log lines: one JSON object each. MAYFLY_LOG is the lowest level that is written. */
+/** Structured log lines: one JSON object each. MAYFLY_LOG sets the lowest level that is written. */
 export const log: { debug: Write; info: Write; warn: Write; error: Write };

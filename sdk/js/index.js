@@ -1,10 +1,10 @@
-// Functions for Mayfly in JavaScript. Nothing of this is needed for a handler; index.d.ts describes it.
+// Functions for Mayfly in JavaScript. A handler needs none of this; index.d.ts describes it.
 
-/** The function's settings: filled in when an instance starts, and the process's environment under Node.js. */
+/** The function's settings: set when an instance starts; under Node.js the process's environment. */
 globalThis.process ??= { env: {} };
 export const env = globalThis.process.env;
 
-/** An error answer with a type and an HTTP status of the caller's choice (400 to 599). */
+/** An error response with a type and an HTTP status of the caller's choice (400 to 599). */
 export class FunctionError extends Error {
   constructor(errorType, message = "", status = 500) {
     super(message);
@@ -24,7 +24,7 @@ function write(level, message, fields) {
   (level === "debug" || level === "info" ? console.log : console.error)(line);
 }
 
-/** Structured log lines: one JSON object each. MAYFLY_LOG is the lowest level that is written. */
+/** Structured log lines: one JSON object each. MAYFLY_LOG sets the lowest level that is written. */
 export const log = {
   debug: (message, fields) => write("debug", message, fields),
   info: (message, fields) => write("info", message, fields),

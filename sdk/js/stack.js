@@ -2,7 +2,7 @@
 
 const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-// A runaway recursion has thousands of frames, all alike.
+// Infinite recursion has thousands of identical frames.
 const FRAMES_MAX = 20;
 
 /** Each frame of an engine's stack (`function@file:line:column`) as `    at function (source:line:column)`. Frames of
@@ -39,7 +39,7 @@ function position(segments, column) {
   return found;
 }
 
-/** The segments of each line: base64 variable-length quantities, each relative to the last. */
+/** The segments of each line: base64 variable-length quantities, each relative to the previous one. */
 export function decoded(mappings) {
   let [file, line, column] = [0, 0, 0];
   return mappings.split(";").map((text) => {

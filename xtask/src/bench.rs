@@ -1,7 +1,7 @@
-//! Measurements, side by side with the peers, in one run on one machine.
+//! Measurements next to comparable systems ("peers"), in one run on one machine.
 //!
-//! Nothing here passes or fails by a number: machines differ. A run prints tables with ratios, and
-//! writes everything it saw as JSON.
+//! No measurement passes or fails by its value, because machines differ. A run prints tables with ratios, and writes
+//! all raw data as JSON.
 
 mod api;
 mod functions;
@@ -68,14 +68,14 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
 wrk and etcd come from Debian's packages when we are root, Restate from npm.";
 
-/// The profile of the binary that users have.
+/// The build profile of released binaries.
 const SHIPPED: &str = "dist";
 
 pub(crate) struct Options {
     pub(crate) quick: bool,
     /// The build profile of the measured binary.
     profile: String,
-    /// An existing binary.
+    /// An existing binary, measured instead of a new build.
     mayfly: Option<PathBuf>,
     pub(crate) only: Option<String>,
     json: Option<PathBuf>,
@@ -86,12 +86,12 @@ impl Options {
         self.only.as_deref().is_none_or(|only| only == part)
     }
 
-    /// The binary that is measured.
+    /// The measured binary.
     pub(crate) fn mayfly(&self, workspace: &Workspace) -> PathBuf {
         self.mayfly.clone().unwrap_or_else(|| workspace.mayfly(&self.profile))
     }
 
-    /// `parts` are those that the benchmark has.
+    /// `parts` are the parts of the benchmark.
     fn parse(arguments: &[String], parts: &[&str]) -> Result<Self> {
         let mut options =
             Self { quick: false, profile: SHIPPED.to_owned(), mayfly: None, only: None, json: None };
@@ -109,7 +109,7 @@ impl Options {
                 "--only" => {
                     let part = arguments.next().context("--only needs a part")?;
                     if parts.is_empty() {
-                        bail!("this benchmark has no parts: leave --only out");
+                        bail!("this benchmark has no parts: omit --only");
                     }
                     if !parts.contains(&part.as_str()) {
                         bail!("--only takes one of {}", parts.join(", "));
@@ -128,7 +128,7 @@ impl Options {
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
         bail!(
-            "say what: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
+            "name a benchmark: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
         )
     };
     let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
@@ -143,12 +143,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
         _ => bail!(
-            "there is no benchmark {name:?}: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
+            "unknown benchmark {name:?}; known are api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
         ),
     };
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;
-    // It measures libraries, not the server.
+    // The GPU benchmark measures libraries, not the server.
     if options.mayfly.is_none() && name != "gpu" {
         let mut build = cargo();
         build.args(["build", "--profile", &options.profile, "--package", "mayfly"]);
@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Builds the load generators; gives their folder.
+/// Builds the load generators; returns their folder.
 fn load_generators(workspace: &Workspace) -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--release", "-p", "mayfly-store", "-p", "mayfly-e2e", "--examples"]);
@@ -175,7 +175,7 @@ fn load_generators(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace.target.join("release/examples"))
 }
 
-/// The machine of the measurement.
+/// Describes the machine of the measurement.
 fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

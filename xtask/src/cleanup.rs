@@ -1,4 +1,4 @@
-//! Leaving nothing behind: processes that a task started and folders that it made, however it ends.
+//! Cleanup of a task's processes and folders, however it ends.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,33 +13,33 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// The time in which a process must stop before it is killed.
+/// The time that a process has to stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval of the checks of a stopping process.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
-/// Owns processes and folders; dropping it, Ctrl-C and a polite kill end the ones and remove the others.
+/// Owns processes and folders; on drop, Ctrl-C or SIGTERM, stops the processes and removes the folders.
 pub(crate) struct Cleanup {
     things: Arc<Mutex<Things>>,
 }
 
 #[derive(Default)]
 struct Things {
-    /// Run before the processes are stopped, and only if they still are there.
+    /// Run before the processes are stopped, if any of them still runs.
     commands: Vec<Command>,
     children: Vec<Child>,
     folders: Vec<PathBuf>,
 }
 
 impl Cleanup {
-    /// One at a time in a process.
+    /// At most one may exist in a process.
     pub(crate) fn new() -> Result<Self> {
         let things = Arc::new(Mutex::new(Things::default()));
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;
         let on_signal = things.clone();
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                eprintln!("\ninterrupted: stopping what was started");
+                eprintln!("\ninterrupted: stopping all started processes");
                 lock(&on_signal).clear();
                 std::process::exit(128 + signal);
             }
@@ -47,7 +47,7 @@ impl Cleanup {
         Ok(Self { things })
     }
 
-    /// A new folder below the system's temporary one.
+    /// Creates a folder below the system's temporary folder.
     pub(crate) fn temporary_folder(&self, name: &str) -> Result<PathBuf> {
         let mut things = lock(&self.things);
         let folder = std::env::temp_dir().join(format!(
@@ -60,13 +60,13 @@ impl Cleanup {
         Ok(folder)
     }
 
-    /// Runs a command before the processes are stopped: to remove what a process would leave, as a server leaves its
-    /// containers.
+    /// Registers a command to run before the processes are stopped, for anything that outlives a process, such as a
+    /// server's containers.
     pub(crate) fn run_before_stop(&self, command: Command) {
         lock(&self.things).commands.push(command);
     }
 
-    /// Starts a process with nothing on stdin; gives its id.
+    /// Starts a process with an empty stdin; returns its id.
     pub(crate) fn spawn(&self, command: &mut Command) -> Result<u32> {
         let mut things = lock(&self.things);
         let child = command
@@ -78,14 +78,14 @@ impl Cleanup {
         Ok(id)
     }
 
-    /// Whether a process that was started here has ended, and how.
+    /// The exit status of a process started here, if it has ended.
     pub(crate) fn ended(&self, id: u32) -> Option<String> {
         let mut things = lock(&self.things);
         let child = things.children.iter_mut().find(|child| child.id() == id)?;
         child.try_wait().ok().flatten().map(|status| status.to_string())
     }
 
-    /// Stops a process that was started here: politely, then not.
+    /// Stops a process started here: with SIGTERM, then with SIGKILL.
     pub(crate) fn stop(&self, id: u32) {
         let child = {
             let mut things = lock(&self.things);
@@ -97,7 +97,7 @@ impl Cleanup {
         }
     }
 
-    /// Removes a folder that was made here, now.
+    /// Removes a folder created here at once.
     pub(crate) fn remove(&self, folder: &Path) {
         let mut things = lock(&self.things);
         things.folders.retain(|one| one != folder);
@@ -123,7 +123,7 @@ impl Things {
     }
 }
 
-/// A panic elsewhere must not keep us from cleaning up.
+/// A panic in another thread must not prevent the cleanup.
 fn lock(things: &Mutex<Things>) -> MutexGuard<'_, Things> {
     things.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -148,7 +148,7 @@ fn stop(mut children: Vec<Child>) {
     }
 }
 
-/// SIGTERM, by the shell's own `kill`: the standard library has no call for it.
+/// Sends SIGTERM with the command `kill`: the standard library has no function for it.
 fn terminate(id: u32) {
     let _ = Command::new("sh").args(["-c", &format!("kill -TERM {id}")]).status();
 }

@@ -1,4 +1,4 @@
-//! AWS's own clients, from their packages: a Python environment beside our other tools.
+//! AWS's own clients from PyPI, in a Python environment in the folder of tools.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{command, tools};
 
-/// Versions that belong together (both want the same botocore).
+/// Matching versions (both require the same botocore).
 const PACKAGES: &[&str] = &["boto3==1.43.11", "awscli==1.45.11"];
 
 /// The environment's Python and its `aws`.
@@ -18,7 +18,7 @@ pub(crate) struct Clients {
     pub(crate) aws: PathBuf,
 }
 
-/// Gives the clients, installed on the first use. They outlive the target directory.
+/// Returns the clients, which are installed at the first use, outside the target directory.
 pub(crate) fn install() -> Result<Clients> {
     let folder = tools::folder()?.join("aws-clients");
     let bin = folder.join("bin");
@@ -30,7 +30,7 @@ pub(crate) fn install() -> Result<Clients> {
         return Ok(clients);
     }
     println!("installing {} into {}", PACKAGES.join(" "), folder.display());
-    // The rest of an interrupted or older installation would be mixed with the new one.
+    // Removes the remains of an interrupted or older installation.
     if folder.exists() {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }
@@ -55,7 +55,7 @@ fn make_environment(folder: &Path) -> Result<()> {
     if !tools::can_use_apt() {
         return Err(error);
     }
-    // Debian's python3 comes without what makes environments.
+    // Debian's python3 lacks the module that creates environments.
     tools::apt_install(&["python3-venv"])?;
     make()
 }

@@ -1,4 +1,4 @@
-//! Running other programs, and saying which.
+//! Runs other programs, and prints their command lines.
 
 use std::{
     ffi::OsStr,
@@ -8,13 +8,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that started this program, for another package. The variables that cargo sets for this package must not
-/// reach it: build scripts of some crates read them, and run again when they differ.
+/// The cargo that started this program, for another package. The variables that cargo sets for this package are
+/// removed: build scripts of some crates depend on them, and would run again.
 pub(crate) fn cargo() -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(&program);
     forget_own_package(&mut cargo);
-    // The compiler that guests are built with may have come to /usr/bin: cargo's own must be found first.
+    // A compiler that was installed for building guests may be in /usr/bin: cargo's own must be found first.
     let own = Path::new(&program).parent().filter(|folder| folder.join("rustc").is_file());
     if let (Some(own), Some(path)) = (own, std::env::var_os("PATH")) {
         let folders = std::iter::once(own.to_owned()).chain(std::env::split_paths(&path));
@@ -25,7 +25,7 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Takes away what `cargo run` says about the package that it runs.
+/// Removes the variables with which `cargo run` describes its package.
 pub(crate) fn forget_own_package(command: &mut Command) {
     const OWN: &[&str] =
         &["CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_", "OUT_DIR"];
@@ -36,7 +36,7 @@ pub(crate) fn forget_own_package(command: &mut Command) {
     }
 }
 
-/// Shows the command, runs it on our own terminal, and fails when it does.
+/// Prints the command, runs it on this terminal, and fails if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", command_line(command));
     let status = command.status().with_context(|| format!("cannot run {}", command_line(command)))?;
@@ -46,12 +46,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs quietly; what it printed is in the error when it fails.
+/// Runs the command without output; the error contains its output.
 pub(crate) fn quietly(command: &mut Command) -> Result<()> {
     output(command).map(|_| ())
 }
 
-/// Runs quietly and gives its stdout; what it printed is in the error when it fails.
+/// Runs the command and returns its stdout; the error contains its output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -66,7 +66,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(stdout)
 }
 
-/// Whether a program can be run; `arguments` should do nothing (`--version`).
+/// Whether a program can be run; `arguments` should have no effect (`--version`).
 pub(crate) fn works(program: impl AsRef<OsStr>, arguments: &[&str]) -> bool {
     Command::new(program)
         .args(arguments)
@@ -77,7 +77,7 @@ pub(crate) fn works(program: impl AsRef<OsStr>, arguments: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// The command as one would type it.
+/// The command line as typed in a shell.
 pub(crate) fn command_line(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());
@@ -88,7 +88,7 @@ pub(crate) fn command_line(command: &Command) -> String {
         .join(" ")
 }
 
-/// The end of a text, for messages.
+/// The last lines of a text, for messages.
 pub(crate) fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")

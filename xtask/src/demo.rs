@@ -1,4 +1,4 @@
-//! The main job, start to end, on the real binary, as a person would do it.
+//! The main use case from start to end with the real binary, as a user would do it.
 
 mod containers;
 
@@ -31,15 +31,15 @@ on Ctrl-C.
 
   cargo xtask demo [--release]";
 
-/// Functions that are called once each, to see first calls.
+/// The number of functions that are called once each, to measure first calls.
 const COLD_FUNCTIONS: usize = 50;
-/// Calls over one connection, to see warm ones.
+/// The number of calls over one connection, to measure warm calls.
 const WARM_CALLS: usize = 1_000;
-/// Calls over which a split is counted.
+/// The number of calls for which a traffic split is counted.
 const SPLIT_CALLS: usize = 400;
 /// The share of the newer revision, in percent.
 const SPLIT_PERCENT: usize = 25;
-/// The idle time after which a function is scaled to zero here.
+/// The idle time after which a function is scaled to zero.
 const IDLE_AFTER: &str = "2s";
 /// The timeout of each condition.
 const SETTLE: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let guests = guests::build(&workspace).context("the demo needs the examples")?;
     let mut build = cargo();
     build.current_dir(&workspace.root);
-    // In a debug build the whole workspace's features, so that the tests build nothing of it again.
+    // In a debug build, enables the features of the whole workspace, so that the tests can reuse the build.
     command::run(match profile {
         "release" => build.args(["build", "--release", "--package", "mayfly"]),
         _ => build.args(["build", "--workspace", "--bin", "mayfly"]),
@@ -111,18 +111,18 @@ impl Demo<'_> {
         }
     }
 
-    /// Shows a command, runs it and shows what it printed.
+    /// Prints a command, runs it and prints its output.
     fn show(&self, arguments: &[&str]) -> Result<String> {
         let text = self.run(arguments)?;
         self.say(&text);
         Ok(text)
     }
 
-    /// Shows a command as a person would type it, and runs it.
+    /// Prints a command as a user would type it, and runs it.
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let words = arguments.iter().map(|word| match word.contains([' ', '{', '"']) {
             true => format!("'{word}'"),
-            // Of a file, its name tells enough.
+            // Files are shown by name only.
             false if word.starts_with('/') => word.rsplit('/').next().unwrap_or(word).to_owned(),
             false => (*word).to_owned(),
         });
@@ -130,7 +130,7 @@ impl Demo<'_> {
         self.server.cli(arguments)
     }
 
-    /// Deploys an example under its own name, with these settings.
+    /// Deploys an example under its name, with these settings.
     fn deploy(&self, guest: &str, settings: &[&str]) -> Result<()> {
         let component = self.guests.join(format!("{guest}.wasm"));
         let component = component.to_string_lossy();
@@ -285,7 +285,7 @@ impl Demo<'_> {
 
     fn overview(&self) -> Result<()> {
         self.title("What is there now");
-        // Fifty of a kind tell nothing.
+        // Fifty equal rows would be noise.
         for at in 0..COLD_FUNCTIONS {
             self.server.cli(&["delete", "function", &format!("cold-{at}")])?;
         }
@@ -302,7 +302,7 @@ impl Demo<'_> {
     }
 }
 
-/// A Function of a component; `extra` is laid over its spec.
+/// A Function of a component; `extra` is merged into its spec.
 pub(crate) fn manifest(name: &str, component: &str, extra: Value) -> String {
     let mut spec = json!({"source": {"component": component}});
     if let (Some(spec), Value::Object(extra)) = (spec.as_object_mut(), extra) {
@@ -322,7 +322,7 @@ fn ready_replicas(function: &Value) -> i64 {
     function["status"]["readyReplicas"].as_i64().unwrap_or(0)
 }
 
-/// Calls, expects a 200, gives the milliseconds.
+/// Calls a path, expects a 200, and returns the duration in milliseconds.
 fn timed(connection: &mut Connection, path: &str) -> Result<f64> {
     let started = Instant::now();
     let answer = connection.get(path)?;

@@ -1,4 +1,4 @@
-//! The floors of the house: arrows only go down, and some names are known in one room only.
+//! The layering of the workspace ("floors"): dependencies only go down, and some crates may be used by one crate only.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ Reads `cargo metadata` and the first lines of every crate, and checks:
 
   cargo xtask floors";
 
-/// Each crate's floor. An arrow goes down; sideways it may go in tests only.
+/// The floor of each crate. Dependencies go down; only those of tests may go sideways.
 const FLOORS: &[(&str, u8)] = &[
     ("platform/api", 0),
     ("workflows/language", 0),
@@ -64,7 +64,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("xtask", 6),
 ];
 
-/// Names (with everything that starts with them and a dash) and the rooms that may know them.
+/// Packages (with all that start with their name and a dash) and the crates that may depend on them.
 const KEPT_TO: &[(&[&str], &[&str])] = &[
     (&["wasmtime"], &["runtime-wasm"]),
     (&["containerd"], &["runtime-oci"]),
@@ -79,17 +79,17 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
 const NOT_ON_THE_GROUND: &[&str] =
     &["tokio", "hyper", "axum", "tower", "http", "reqwest", "async-std", "smol"];
 
-/// The fewest lines of a charter: what belongs here, what does not, where to start reading.
+/// The minimum number of lines of a charter: what belongs here, what does not, where to start reading.
 const CHARTER_LINES_MIN: usize = 3;
 
-/// A workspace member, as far as the rules look at it.
+/// The properties of a workspace member that the rules use.
 #[derive(Debug, Default)]
 struct Member {
     name: String,
     /// Folder, relative to the workspace's root.
     dir: String,
     dependencies: Vec<Dependency>,
-    /// The first lines of `lib.rs`, or of `main.rs` when there is no library.
+    /// The first lines of `lib.rs`, or of `main.rs` if there is no library.
     opening: String,
 }
 
@@ -154,7 +154,7 @@ fn member(package: &Value, root: &Path) -> Result<Member> {
     })
 }
 
-/// Everything that is wrong, one sentence each.
+/// All violations, one sentence each.
 fn violations(members: &[Member]) -> Vec<String> {
     let mut found = Vec::new();
     for member in members {
@@ -220,7 +220,7 @@ fn on_the_ground(member: &Member, dependency: &Dependency, found: &mut Vec<Strin
     }
 }
 
-/// Guest code stands apart.
+/// Guest code must not depend on the platform.
 fn guest_violations(members: &[Member]) -> Vec<String> {
     let of_the_platform = |name: &str| FLOORS.iter().any(|(dir, _)| expected_name(dir) == name);
     let arrows = members.iter().flat_map(|member| member.dependencies.iter().map(move |d| (member, d)));
@@ -236,7 +236,7 @@ fn floor(dir: &str) -> Option<u8> {
     FLOORS.iter().find(|(known, _)| *known == dir).map(|(_, floor)| *floor)
 }
 
-/// `mayfly-` and the path joined with `-`; `platform/` and `tests/` go without saying.
+/// `mayfly-` and the path joined with `-`; without `platform/` and `tests/`.
 fn expected_name(dir: &str) -> String {
     match dir {
         "platform/server" => "mayfly".into(),
@@ -262,7 +262,7 @@ mod tests {
 
     const CHARTER: &str = "//! What belongs here.\n//! What does not.\n//! Where to start.\n";
 
-    /// A made-up member; dependencies are names, `dev:` in front of those for tests only.
+    /// A test member; dependencies are names, with the prefix `dev:` for those of tests.
     fn member(dir: &str, dependencies: &[&str]) -> Member {
         let dependency = |text: &&str| Dependency {
             name: text.trim_start_matches("dev:").to_owned(),

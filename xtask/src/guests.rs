@@ -1,7 +1,7 @@
-//! Building the examples into components.
+//! Builds the examples as components.
 //!
-//! The build is the binary's (`mayfly build`), so that users and tests use the same one. Here: installing the
-//! toolchain, and skipping what has not changed.
+//! The build is done by the binary (`mayfly build`), so that users and tests use the same one. This module installs the
+//! toolchain, and skips unchanged examples.
 
 use std::{
     hash::{DefaultHasher, Hasher},
@@ -30,7 +30,7 @@ standard library; the latter is installed when we are root and no other is there
 const DEBIAN_TOOLCHAIN: &[&str] = &["rustc-web", "rust-web-src", "lld", "wasi-libc"];
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const RUSTUP_TARGET: &str = "wasm32-wasip2";
-/// Folders whose content decides what the components are.
+/// Folders from which the components are built.
 const INPUTS: &[&str] = &["examples", "sdk/rust", "sdk/wit", "platform/cli/src/guest"];
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Builds what is not up to date; gives the folder of the components.
+/// Builds the components unless they are up to date; returns their folder.
 pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf> {
     let guests = workspace.guests();
     let stamp = stamp(&workspace.root)?;
@@ -56,24 +56,24 @@ pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf> {
         return Ok(guests);
     }
     ensure_toolchain()?;
-    // With the whole workspace's features, as the demo and the tests build it: one build serves all.
+    // With the features of the whole workspace, so that the demo and the tests can reuse the build.
     let mut build = cargo();
     command::run(build.args(["build", "--workspace", "--bin", "mayfly"]).current_dir(&workspace.root))?;
     std::fs::create_dir_all(&guests).with_context(|| format!("cannot make {}", guests.display()))?;
     let mut build = Command::new(workspace.mayfly("debug"));
     build.args(["build", "--workspace"]).arg(workspace.root.join("examples")).arg("--out").arg(&guests);
-    // Cargo's own variables speak of this workspace; guests have theirs.
+    // Cargo's variables are for this workspace; guests have their own.
     build.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
     command::forget_own_package(&mut build);
     command::run(build.current_dir(&workspace.root))?;
-    std::fs::write(stamp_file(workspace), stamp).context("cannot note what was built")?;
+    std::fs::write(stamp_file(workspace), stamp).context("cannot write the stamp file")?;
     let built =
         std::fs::read_dir(&guests)?.flatten().filter(|e| e.path().extension().is_some_and(|x| x == "wasm"));
     println!("guests: {} components in {}", built.count(), guests.display());
     Ok(guests)
 }
 
-/// Fails with what to install, and what it costs to go without.
+/// Fails with the missing packages and the consequences.
 fn ensure_toolchain() -> Result<()> {
     if rustup_target_installed() || debian_toolchain_installed() {
         return Ok(());
@@ -121,7 +121,7 @@ fn stamp_file(workspace: &Workspace) -> PathBuf {
     workspace.guests().join(".inputs")
 }
 
-/// A fingerprint of everything that goes into the components.
+/// A fingerprint of all inputs of the components.
 fn stamp(root: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     for input in INPUTS {

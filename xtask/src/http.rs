@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as measuring a server needs, on blocking sockets.
+//! A minimal HTTP/1.1 client for measurements, on blocking sockets.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The timeout of a server's answer.
+/// The timeout of a server's response.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct HttpResponse {
@@ -27,7 +27,7 @@ impl HttpResponse {
     }
 }
 
-/// One kept-alive connection.
+/// One keep-alive connection.
 pub(crate) struct Connection {
     stream: BufReader<TcpStream>,
     address: SocketAddr,
@@ -45,7 +45,7 @@ impl Connection {
         self.call("GET", path, &[], &[])
     }
 
-    /// Sends a request and reads its answer to the end.
+    /// Sends a request and reads the whole response.
     pub(crate) fn call(
         &mut self,
         method: &str,
@@ -99,7 +99,7 @@ fn read_answer(stream: &mut impl BufRead) -> Result<HttpResponse> {
     if answer.header("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         read_chunks(stream, &mut answer.body)?;
     } else if let Some(length) = answer.header("content-length") {
-        let length = length.parse().context("content-length is no number")?;
+        let length = length.parse().context("content-length is not a number")?;
         answer.body.resize(length, 0);
         stream.read_exact(&mut answer.body).context("the body was cut short")?;
     } else if status != 204 && status != 304 {
@@ -136,8 +136,8 @@ fn line(stream: &mut impl BufRead) -> Result<String> {
 /// The address in `http://127.0.0.1:8080` or `https://127.0.0.1:8443`.
 pub(crate) fn address_of(url: &str) -> Result<SocketAddr> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let rest = rest.with_context(|| format!("{url} is no http:// or https:// URL"))?;
-    rest.trim_end_matches('/').parse().with_context(|| format!("{url} names no address and port"))
+    let rest = rest.with_context(|| format!("{url} is not an http:// or https:// URL"))?;
+    rest.trim_end_matches('/').parse().with_context(|| format!("{url} has no address and port"))
 }
 
 #[cfg(test)]

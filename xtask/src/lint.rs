@@ -1,4 +1,4 @@
-//! The checks of the code before its tests are run.
+//! The checks of the code that run before its tests.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,13 +31,13 @@ Advisories are not checked: their database is a git repository that cannot be fe
 
 /// The release of cargo-deny that deny.toml is written for.
 const CARGO_DENY_VERSION: &str = "^0.20";
-/// A file with more lines is reported: it may have a second idea.
+/// Files with more lines are reported: they may have several topics.
 const FILE_LINES_MAX: usize = 500;
-/// Left-overs that must not land. In pieces, so that this file does not find itself.
+/// Code that must not be committed. Split, so that this file does not match itself.
 const LEFT_OVERS: &[(&str, &str)] = &[
     (concat!("todo", "!("), "finish it, or make it an error that a user can act on"),
     (concat!("unimplemented", "!("), "finish it, or make it an error that a user can act on"),
-    (concat!("dbg", "!("), "log it, or let it go"),
+    (concat!("dbg", "!("), "log it, or remove it"),
     (concat!("#[ign", "ore"), "print `SKIPPED <name>: <reason>` at run time (see CONTRIBUTING.md)"),
     (concat!("// TO", "DO"), "do it, or file an issue"),
     (concat!("FIX", "ME"), "do it, or file an issue"),
@@ -58,7 +58,7 @@ const CHECKS: &[(&str, Check)] =
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some(unknown) = arguments.iter().find(|one| !CHECKS.iter().any(|(name, _)| name == one)) {
-        bail!("there is no check {unknown:?}: see `cargo xtask lint --help`");
+        bail!("unknown check {unknown:?}: see `cargo xtask lint --help`");
     }
     let workspace = Workspace::locate()?;
     let mut failed = Vec::new();
@@ -94,7 +94,7 @@ fn fmt(workspace: &Workspace) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Those of [`MANIFESTS`] that are here.
+/// The existing ones of [`MANIFESTS`].
 fn manifests(workspace: &Workspace) -> impl Iterator<Item = PathBuf> {
     MANIFESTS.iter().map(|manifest| workspace.root.join(manifest)).filter(|manifest| manifest.exists())
 }
@@ -121,7 +121,7 @@ fn deny(workspace: &Workspace) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("cargo-deny cannot be installed here: {error:#}")));
     }
     let mut deny = Command::new(tools::find("cargo-deny").context("cargo-deny is not where cargo put it")?);
-    // It reads every crate's manifest, those for other systems too, which no build here has fetched.
+    // cargo-deny reads the manifests of all crates, including those for other systems, which no build has fetched.
     command::run(cargo().args(["fetch", "--locked"]).current_dir(&workspace.root))?;
     deny.args(["--log-level", "warn", "--offline", "check", "--hide-inclusion-graph"]);
     deny.args(["bans", "licenses", "sources"]).current_dir(&workspace.root);
@@ -134,11 +134,11 @@ fn ensure_cargo_deny() -> Result<()> {
         return Ok(());
     }
     println!("lint: building cargo-deny (once; some minutes) into {}", tools::folder()?.display());
-    // Unoptimised: it runs for seconds, and is built on machines with two cores.
+    // Unoptimised: it runs for seconds, and the build is slow on small machines.
     tools::cargo_install("cargo-deny", &["--version", CARGO_DENY_VERSION, "--debug", "--no-default-features"])
 }
 
-/// The house's own checks, on the sources as text.
+/// The project's own checks on source text.
 fn house(workspace: &Workspace) -> Result<Outcome> {
     let mut files = Vec::new();
     rust_files(&workspace.root, &mut files)?;
@@ -177,16 +177,16 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Tests are another matter: there cargo takes each file beside the folders for a test of its own. `file` is a path
+/// Tests are exempt: there, cargo treats each file next to the folders as a separate test. `file` is a path
 /// within the workspace, which may itself lie below a `src`.
 fn is_module_in_its_folder(file: &Path) -> bool {
     file.ends_with("mod.rs") && file.components().any(|part| part.as_os_str() == "src")
 }
 
-/// A test that another test runs in a process of its own is no test by itself.
+/// The reason of a test that another test runs in a separate process.
 const CHILD_OF_A_TEST: &str = "= \"the child of ";
 
-/// Line number, what was found, and what to do about it.
+/// The line number, the found text, and advice.
 fn left_overs(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     let lines = text.lines().enumerate();
     lines

@@ -1,12 +1,12 @@
-//! The only front door for tasks: `cargo xtask …`.
+//! The entry point for all development tasks: `cargo xtask …`.
 //!
-//! Here belong: checking the code, building guests, running every test, the demo, the benchmarks, and
-//! installing what those need. Each task says what it does, what it could not do and what that costs.
+//! What belongs here: checking the code, building guests, running all tests, the demo, the benchmarks, and installing
+//! their requirements. Each task reports what it does, what it could not do, and the consequences.
 //!
-//! Not here: anything the product does itself; the demo and the benchmarks drive the real binary from
-//! outside. No heavy dependencies: this starts on a clean clone before anything else is built.
+//! What does not belong here: anything the product does itself; the demo and the benchmarks run the real binary from
+//! outside. No heavy dependencies: this must start quickly on a clean clone.
 //! Start reading at [`TASKS`], then the module of the task.
-#![expect(clippy::print_stdout, reason = "what a task says on stdout is its product")]
+#![expect(clippy::print_stdout, reason = "the output of a task is its result")]
 
 mod bench;
 mod cleanup;
@@ -33,28 +33,28 @@ struct Task {
     about: &'static str,
     help: &'static str,
     run: fn(&[String]) -> Result<()>,
-    /// It builds Mayfly itself.
+    /// Whether the task builds Mayfly.
     builds: bool,
 }
 
 const TASKS: &[Task] = &[
     Task {
         name: "demo",
-        about: "the main job, start to end, in a temporary directory",
+        about: "the main use case from start to end, in a temporary directory",
         help: demo::HELP,
         run: demo::run,
         builds: true,
     },
     Task {
         name: "test",
-        about: "every test there is, with a closing count",
+        about: "all tests, with a summary",
         help: suite::HELP,
         run: suite::run,
         builds: true,
     },
     Task {
         name: "lint",
-        about: "fmt, clippy, floors, deny and the house's own checks",
+        about: "fmt, clippy, floors, deny and the project's own checks",
         help: lint::HELP,
         run: lint::run,
         builds: true,
@@ -68,14 +68,14 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "guests",
-        about: "build the examples into components",
+        about: "build the examples as components",
         help: guests::HELP,
         run: guests::run,
         builds: false,
     },
     Task {
         name: "bench",
-        about: "measure, side by side with the peers",
+        about: "benchmarks, next to comparable systems",
         help: bench::HELP,
         run: bench::run,
         builds: true,
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 fn dispatch(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
         print_overview();
-        bail!("say which task");
+        bail!("the name of a task is missing");
     };
     if matches!(name.as_str(), "help" | "--help" | "-h") {
         print_overview();
@@ -104,7 +104,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     }
     let Some(task) = TASKS.iter().find(|task| task.name == name) else {
         print_overview();
-        bail!("there is no task {name:?}");
+        bail!("unknown task {name:?}");
     };
     if rest.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("cargo xtask {}: {}\n\n{}", task.name, task.about, task.help);

@@ -1,7 +1,7 @@
-//! A `mayfly up` of our own, and its commands: what the demo and the benchmarks drive.
+//! Starts a `mayfly up` and runs commands against it, for the demo and the benchmarks.
 //!
-//! `tests/e2e` starts servers, too, by code of its own: it has an async runtime and a client, and this program, which
-//! has to build in seconds, has neither.
+//! `tests/e2e` starts servers with its own code: it has an async runtime and a client, which this program, because it
+//! must build in seconds, has not.
 
 use std::{
     fs::File,
@@ -16,31 +16,31 @@ use serde_json::Value;
 
 use crate::{cleanup::Cleanup, command, http};
 
-/// The time in which the server must become ready.
+/// The timeout for the server to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of the checks of a condition.
 const POLL: Duration = Duration::from_millis(20);
 
 pub(crate) struct ServerProcess {
     binary: PathBuf,
-    /// Everything of this server: its data, its log, the manifests it was given.
+    /// The folder of this server: its data, its log, its manifests.
     folder: PathBuf,
     data: PathBuf,
     pub(crate) id: u32,
-    /// The address of the functions.
+    /// The address of functions over HTTP.
     pub(crate) http: SocketAddr,
-    /// The same with TLS, where the server was started with it.
+    /// The address of functions over HTTPS, if the server was started with it.
     pub(crate) https: Option<SocketAddr>,
-    /// The Step Functions API.
+    /// The address of the Step Functions API.
     pub(crate) workflows: SocketAddr,
-    /// Health and metrics.
+    /// The address of health checks and metrics.
     pub(crate) admin: SocketAddr,
-    /// From starting the process to its endpoints being there.
+    /// The time from the start of the process until its endpoints file exists.
     pub(crate) ready_after: Duration,
 }
 
 impl ServerProcess {
-    /// Starts the binary in a new folder, on free ports, and waits until it is ready. The scope stops it.
+    /// Starts the binary in a new folder, on free ports, and waits until it is ready. The scope stops the server.
     pub(crate) fn start(scope: &Cleanup, binary: &Path, arguments: &[&str]) -> Result<Self> {
         let folder = scope.temporary_folder("up")?;
         let (data, log) = (folder.join("data"), folder.join("log"));
@@ -63,13 +63,13 @@ impl ServerProcess {
         Ok(Self { binary: binary.into(), folder, data, id, http, https, workflows, admin, ready_after })
     }
 
-    /// Stops it and removes its data.
+    /// Stops the server and removes its data.
     pub(crate) fn stop(self, scope: &Cleanup) {
         scope.stop(self.id);
         scope.remove(&self.folder);
     }
 
-    /// The end of what it logged.
+    /// The end of its log.
     pub(crate) fn log_tail(&self) -> String {
         log_tail(&self.folder)
     }
@@ -82,12 +82,12 @@ impl ServerProcess {
         command
     }
 
-    /// Runs a command; gives its stdout.
+    /// Runs a command; returns its stdout.
     pub(crate) fn cli(&self, arguments: &[&str]) -> Result<String> {
         command::output(&mut self.command(arguments))
     }
 
-    /// Runs kubectl on this server; gives its stdout.
+    /// Runs kubectl against this server; returns its stdout.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         command::output(Command::new("kubectl").arg("--kubeconfig").arg(self.kubeconfig()).args(arguments))
     }
@@ -105,25 +105,25 @@ impl ServerProcess {
         serde_json::from_str(&text).with_context(|| format!("`mayfly get {kind} {name}` printed no JSON"))
     }
 
-    /// Waits until so many functions are ready.
+    /// Waits until `count` functions are ready.
     pub(crate) fn wait_until_functions_ready(&self, count: usize, timeout: Duration) -> Result<()> {
         wait_for(&format!("{count} functions being ready"), timeout, || {
             let list: Value = serde_json::from_str(&self.cli(&["get", "functions", "--output", "json"])?)?;
             let ready = list["items"].as_array().into_iter().flatten().filter(|f| is_ready(f)).count();
             if ready < count {
-                // A long list is work for the server, too.
+                // A long list is expensive for the server, too.
                 std::thread::sleep(Duration::from_micros(50) * u32::try_from(count).unwrap_or(u32::MAX));
             }
             Ok((ready >= count).then_some(()))
         })
     }
 
-    /// Everything of this server.
+    /// The folder of this server.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder of its containers.
+    /// The folder of the server's containers.
     pub(crate) fn containers(&self) -> PathBuf {
         self.data.join("containers")
     }
@@ -146,20 +146,20 @@ fn log_tail(folder: &Path) -> String {
 
 /// Resident memory of a process, in bytes.
 pub(crate) fn resident_bytes(id: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).context("the process is gone")?;
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).context("the process does not exist")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is no number")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is not a number")?;
     Ok(kib * 1024)
 }
 
-/// Whether the controller has seen the newest spec and found it good.
+/// Whether the controller has observed the newest spec and reports it ready.
 pub(crate) fn is_ready(function: &Value) -> bool {
     let conditions = function["status"]["conditions"].as_array();
     let ready = conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");
     ready && function["status"]["observedGeneration"] == function["metadata"]["generation"]
 }
 
-/// Waits for a condition; the error says what it was.
+/// Waits for a condition; the error contains its description.
 pub(crate) fn wait_for<T>(
     what: &str,
     timeout: Duration,
@@ -188,13 +188,13 @@ fn wait_until_ready(scope: &Cleanup, id: u32, data: &Path, started: Instant) -> 
         if let Some(how) = scope.ended(id) {
             bail!("it ended: {how}");
         }
-        // Time to ready is measured with this.
+        // A short interval, because the time to ready is measured with it.
         std::thread::sleep(Duration::from_millis(1));
     }
     bail!("no {} after {READY_TIMEOUT:?}", file.display())
 }
 
-/// A person's own settings must not reach our server, nor our commands theirs.
+/// A user's own settings must not affect this server, and this server's must not affect the user's commands.
 fn clear_environment(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"MAYFLY_") || name == "KUBECONFIG" {

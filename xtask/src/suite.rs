@@ -1,7 +1,7 @@
-//! Every test there is, and an honest count.
+//! Runs all tests, and counts skipped ones as skipped.
 //!
-//! A test that cannot run where it is prints `SKIPPED <name>: <reason>` on a line of its own and
-//! returns. Those lines are read from the output here, named in the report and counted as skipped.
+//! A test that cannot run on this machine prints `SKIPPED <name>: <reason>` on a separate line and returns. Those lines
+//! are parsed from the output, listed in the report and counted as skipped.
 
 mod count;
 
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     report(&count)
 }
 
-/// Says what is done, does it, and says how long it took.
+/// Prints the name of a phase, runs it, and prints its duration.
 fn phase(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     println!("\n== {name}");
     let started = Instant::now();
@@ -87,12 +87,12 @@ fn phase(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
 
 fn environment(workspace: &Workspace) -> Result<Vec<(&'static str, std::ffi::OsString)>> {
     Ok(vec![
-        // The one that building the tests makes: it differs from a user's in tokio's test clock, and a build
-        // without that would be a second one of almost everything.
+        // The binary from the build of the tests: it differs from a released one in tokio's test clock, and a build
+        // without it would be a second build of almost everything.
         ("MAYFLY_BIN", workspace.mayfly("debug").into()),
         ("MAYFLY_GUESTS", workspace.guests().into()),
         ("PATH", tools::search_path()?),
-        // A failed test's own words, not two pages of the frames below them.
+        // A failed test's message, without pages of stack frames.
         ("RUST_BACKTRACE", "0".into()),
     ])
 }
@@ -112,7 +112,7 @@ fn crates(
         tests.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]);
         return cargo_test(tests, filter, count);
     }
-    // Its store lies below the workspace, wherever cargo's target directory is.
+    // The path is below the workspace, independent of cargo's target directory.
     let junit = workspace.root.join("target/nextest/xtask/junit.xml");
     let _ = std::fs::remove_file(&junit);
     tests.args([
@@ -129,16 +129,16 @@ fn crates(
     let outcome = command::run(&mut tests);
     match std::fs::read_to_string(&junit) {
         Ok(text) => count.add_junit(&text),
-        // Without a report nothing ran; a filter that fits no test is no failure.
+        // Without a report nothing ran; a filter without matching tests is not a failure.
         Err(_) if filter.is_some() && outcome.is_ok() => Ok(()),
         Err(error) => {
             outcome.context("the tests did not run")?;
-            bail!("the tests ran, and left no report at {}: {error}", junit.display())
+            bail!("the tests ran, but wrote no report at {}: {error}", junit.display())
         }
     }
 }
 
-/// Runs `cargo test` and counts; what passing tests printed is left out, but for what they skipped.
+/// Runs `cargo test` and counts; hides the output of passing tests, except skip messages.
 fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Result<()> {
     tests.args(["--", "--show-output"]).args(filter).stdout(Stdio::piped()).stdin(Stdio::null());
     println!("$ {}", command::command_line(&tests));

@@ -1,6 +1,6 @@
-//! Plain tables for people.
+//! Plain-text tables.
 
-/// Columns are as wide as their widest cell; the first one is flush left, the others flush right.
+/// Columns are as wide as their widest cell; the first one is left-aligned, the others right-aligned.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -56,7 +56,7 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     percentile(values, 50.0)
 }
 
-/// Milliseconds, with as many digits as tell something.
+/// Milliseconds, with the significant digits.
 pub(crate) fn ms(value: f64) -> String {
     match value {
         v if v.is_nan() => "–".into(),

@@ -1,4 +1,4 @@
-//! Programs that a task needs and may have to install, and the folder they go to.
+//! Programs that a task needs and may install, and their folder.
 
 use std::{ffi::OsString, path::PathBuf, process::Command};
 
@@ -6,27 +6,29 @@ use anyhow::{Context, Result};
 
 use crate::command::{self, cargo};
 
-/// The folder of programs that cargo builds for xtask: outside the target directory, so that they outlive it.
+/// The folder of programs that cargo builds for xtask, outside the target directory, so that `cargo clean` keeps them.
 pub(crate) fn folder() -> Result<PathBuf> {
     if let Some(chosen) = std::env::var_os("MAYFLY_TOOLS") {
         return Ok(chosen.into());
     }
     let cache = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set: say MAYFLY_TOOLS=folder")?)
-            .join(".cache"),
+        None => {
+            PathBuf::from(std::env::var_os("HOME").context("HOME is not set: set MAYFLY_TOOLS to a folder")?)
+                .join(".cache")
+        }
     };
     Ok(cache.join("mayfly-tools"))
 }
 
-/// `PATH` with the folder of our tools in front.
+/// `PATH` with the folder of tools in front.
 pub(crate) fn search_path() -> Result<OsString> {
     let own = folder()?.join("bin");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
     Ok(std::env::join_paths(std::iter::once(own).chain(std::env::split_paths(&inherited)))?)
 }
 
-/// A program by name: ours, or one on the PATH. `None` when it is nowhere.
+/// The path of a program, in the folder of tools or on the PATH; `None` if it is missing.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = search_path().ok()?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
@@ -37,21 +39,21 @@ pub(crate) fn cargo_install(package: &str, arguments: &[&str]) -> Result<()> {
     let folder = folder()?;
     let mut install = cargo();
     install.args(["install", package, "--locked", "--root"]).arg(&folder).args(arguments);
-    // A target directory of its own: an interrupted build continues, and the workspace's stays clean.
+    // A separate target directory: an interrupted build continues, and the workspace's own is unaffected.
     let build = folder.join("build");
     install.env("CARGO_TARGET_DIR", &build);
     command::run(&mut install)?;
-    // A gigabyte that is not needed any more.
+    // Frees about a gigabyte.
     let _ = std::fs::remove_dir_all(build);
     Ok(())
 }
 
-/// Whether we are root on a machine with apt.
+/// Whether this process is root on a machine with apt.
 pub(crate) fn can_use_apt() -> bool {
     is_root() && find("apt-get").is_some()
 }
 
-/// Whether we are root.
+/// Whether this process is root.
 pub(crate) fn is_root() -> bool {
     command::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
@@ -62,12 +64,13 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     if apt(&["install", "-y", "--no-install-recommends"], packages).is_ok() {
         return Ok(());
     }
-    // The list of packages is old, or was never fetched.
+    // The package lists are old or missing.
     apt(&["update"], &[])?;
     apt(&["install", "-y", "--no-install-recommends"], packages)
 }
 
-/// The one program that building Mayfly needs besides cargo and its linker: its allocator is C, with a Makefile.
+/// The only program that a build of Mayfly needs besides cargo and a linker: its allocator is written in C, with a
+/// Makefile.
 pub(crate) fn ensure_make() -> Result<()> {
     if find("make").is_some() {
         return Ok(());

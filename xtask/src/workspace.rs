@@ -18,7 +18,7 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn locate() -> Result<Self> {
-        // At run time rather than from `env!`: a build cache may serve several clones.
+        // At run time instead of by `env!`: several clones may share a build cache.
         let own = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = own.parent().context("xtask has no parent folder")?.to_path_buf();
@@ -28,7 +28,7 @@ impl Workspace {
         Ok(Self { target: target.into(), root, metadata })
     }
 
-    /// The folder of components that were built from the examples.
+    /// The folder of the components built from the examples.
     pub(crate) fn guests(&self) -> PathBuf {
         self.target.join("guests")
     }

@@ -1,11 +1,12 @@
-//! Asks a person: prints the commands that answer for them. A real one would send a letter with two links.
+//! Asks a person for approval: prints the commands with their answers. A real function would send a mail with two
+//! links.
 
 use mayfly::Error;
 use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
 struct Question {
-    /// Ends the waiting task.
+    /// The task token, with which the waiting task is completed.
     token: String,
     what: String,
 }
@@ -22,6 +23,6 @@ async fn approval(question: Question) -> Result<Asked, Error> {
     let Question { token, what } = question;
     println!("May we? {what}");
     println!("  yes: {aws} send-task-success --task-token {token} --task-output '{{\"by\": \"me\"}}'");
-    println!("  no:  {aws} send-task-failure --task-token {token} --error Rejected --cause 'too dear'");
+    println!("  no:  {aws} send-task-failure --task-token {token} --error Rejected --cause 'too expensive'");
     Ok(Asked { asked: true })
 }

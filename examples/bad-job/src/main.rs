@@ -1,4 +1,4 @@
-//! A job that ends as its first argument says: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Before that it writes a
+//! A job that ends as its arguments say: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Before that it writes a
 //! parameter and an artifact, if it has an output folder.
 
 use std::{fs, io::Write as _, time::Duration};
@@ -28,7 +28,7 @@ fn main() {
     }
 }
 
-/// `std::process::exit` tells success or failure only, where the target is wasm32-wasip2.
+/// `std::process::exit` reports only success or failure on wasm32-wasip2.
 fn exit(code: u8) {
     std::io::stdout().flush().expect("the log takes it");
     wasip2::cli::exit::exit_with_code(code);

@@ -1,5 +1,5 @@
-//! Counts its own calls. With `isolation: fresh` every call is the first; with `reuse`
-//! an instance lives on and so does the count.
+//! Counts its own calls. With `isolation: fresh` every call is the first; with `reuse` the instance and its count
+//! survive calls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

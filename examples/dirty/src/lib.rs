@@ -1,5 +1,5 @@
-//! A guest for the test of isolation: `/fill` writes a pattern to all the memory that it can allocate, `/probe`
-//! allocates all that it can and counts where the pattern exists already. In an instance of its own that is nowhere.
+//! A guest for the isolation test: `/fill` writes a pattern to all the memory that it can allocate; `/probe` allocates
+//! all that it can and counts existing occurrences of the pattern, of which a new instance must have none.
 
 use std::arch::wasm32::{memory_grow, memory_size};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mayfly::{Request, Response};
 
 const PAGE_BYTES: usize = 64 << 10;
-/// One less than a 32-bit memory has: its size in bytes then fits a `usize`.
+/// One page less than the maximum of a 32-bit memory, so that its size in bytes fits a `usize`.
 const PAGES_MAX: usize = (1 << 16) - 1;
 const PATTERN: u64 = 0xD1_57_1E57_D1_57_1E57;
-/// Memory kept back for the answer, in bytes: growing leaves the allocator none.
+/// Memory reserved for the response, in bytes: growing the memory leaves the allocator none.
 const RESERVE_BYTES: usize = 1 << 20;
 
-/// A mark in a place of its own: a static.
+/// A mark in a static.
 static MARK: AtomicU64 = AtomicU64::new(0);
 
 #[mayfly::http]
@@ -34,16 +34,16 @@ async fn dirty(request: Request) -> Response {
 
 fn write_pattern(start: usize, end: usize) {
     for address in (start..end).step_by(8) {
-        // SAFETY: within the memory, in pages that were just added and have no other user.
+        // SAFETY: the address is within the memory, in pages that were just added and that nothing else uses.
         unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address).write_volatile(PATTERN) };
     }
 }
 
 fn count_pattern(end: usize) -> u64 {
     let mut hits = 0;
-    // From 8 on: Rust has no pointer to 0.
+    // Starts at 8, because Rust has no pointer to 0.
     for address in (8..end).step_by(8) {
-        // SAFETY: within the memory, all of whose bytes may be read.
+        // SAFETY: the address is within the memory, all of which is readable.
         let word = unsafe { std::ptr::with_exposed_provenance::<u64>(address).read_volatile() };
         hits += u64::from(word == PATTERN);
     }

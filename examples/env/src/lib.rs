@@ -1,4 +1,4 @@
-//! Shows the environment a function sees, as JSON.
+//! Returns the environment of the function as JSON.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Bad citizen: fills 48 MiB of memory, over and over, in pieces as large as that. The platform ends it at
+//! A misbehaving guest: fills 48 MiB of memory in a loop, with one instruction for all of it. The platform ends it at
 //! `limits.timeout`.
 
 use mayfly::{Request, Response};

@@ -1,4 +1,4 @@
-//! Bad citizen: writes without end, to the response, or to the log on `/log`.
+//! A misbehaving guest: writes without end, to the response, or to the log on `/log`.
 
 use mayfly::{Request, Response};
 

@@ -1,4 +1,4 @@
-//! Says hello over `wasi:http/handler@0.3`, the asynchronous edition of the interface.
+//! Says hello over `wasi:http/handler@0.3`, the asynchronous version of the interface.
 
 use wasip3::exports::http::handler::Guest;
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};

@@ -1,4 +1,4 @@
-//! Says hello: the smallest function.
+//! The smallest function: says hello.
 
 use mayfly::{Request, Response};
 

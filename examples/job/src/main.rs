@@ -14,6 +14,6 @@ fn main() {
     let code = std::env::var("EXIT_CODE").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     eprintln!("exiting with {code}");
     std::io::stdout().flush().expect("the log takes it");
-    // `std::process::exit` tells success or failure only, where the target is wasm32-wasip2.
+    // `std::process::exit` reports only success or failure on wasm32-wasip2.
     wasip2::cli::exit::exit_with_code(code);
 }

@@ -1,4 +1,5 @@
-//! Writes `?lines=` lines to stdout and as many to stderr, as plain text and structured; and `?part=` without an end.
+//! Writes `?lines=` lines to stdout and as many to stderr, as plain text and structured; and `?part=` without a
+//! newline.
 
 use mayfly::{Request, Response, log};
 

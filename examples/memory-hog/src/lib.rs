@@ -1,5 +1,4 @@
-//! Bad citizen: takes memory until there is none; `?mib=N` takes and touches N MiB, then
-//! answers.
+//! A misbehaving guest: allocates memory until there is none; `?mib=N` allocates and touches N MiB, then answers.
 
 use mayfly::{Error, Request, Response};
 
@@ -13,7 +12,7 @@ async fn memory_hog(request: Request) -> Result<Response, Error> {
     };
     let mut taken = Vec::new();
     while taken.len() < mib {
-        // Not zero: a page of zeros need not be real memory.
+        // Not zero, because pages of zeros may not use real memory.
         taken.push(std::hint::black_box(vec![0xA5_u8; MIB]));
     }
     Ok(Response::text(format!("holding {} MiB\n", taken.len())))

@@ -1,11 +1,11 @@
-//! The steps of an order, and what takes each of them back.
+//! The steps of an order, and their compensations.
 //!
 //! `mayfly invoke order -d '{"step": "charge", "order": {"id": "o-1", "item": "mug", "quantity": 2, "card": "4242"}}'`
 
 use mayfly::Error;
 use serde::{Deserialize, Serialize};
 
-/// Mugs on the shelf.
+/// The number of mugs in stock.
 const STOCK: u32 = 10;
 
 #[derive(Deserialize)]
@@ -44,7 +44,7 @@ async fn order(work: Work) -> Result<Done, Error> {
     let Order { id, item, quantity, card, address } = work.order;
     let done = match work.step {
         Step::Reserve if quantity > STOCK => {
-            return Err(Error::new("OutOfStock", format!("{quantity} of {item} are not there")));
+            return Err(Error::new("OutOfStock", format!("{quantity} of {item} are not in stock")));
         }
         Step::Charge if card == "declined" => {
             return Err(Error::new("CardDeclined", format!("the card of order {id} was declined")));

@@ -1,4 +1,4 @@
-//! Bad citizen: traps. The message is in its log. With `?exit=` it ends its process, as if it had one.
+//! A misbehaving guest: traps, with a message in its log. With `?exit=` it exits with that code instead.
 
 use mayfly::{Request, Response};
 

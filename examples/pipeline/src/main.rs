@@ -1,5 +1,5 @@
-//! Three steps of a pipeline that counts words, in one program: each reads `/mayfly/in`, and leaves what the next
-//! one needs in `/mayfly/out`. What it prints is its result; `workflow.yaml` puts the steps together.
+//! Three steps of a pipeline that counts words, in one program: each reads `/mayfly/in`, and writes the input of the
+//! next one to `/mayfly/out`. Its output is the result; `workflow.yaml` connects the steps.
 
 use std::{collections::BTreeMap, error::Error, fs};
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Splits a text into parts of a number of lines: a folder of files, and their names.
+/// Splits a text into parts of some lines: a folder of files, and their names.
 fn extract() -> Result<(), Box<dyn Error>> {
     let text = fs::read_to_string(format!("{IN}/text"))?;
     let lines: usize = fs::read_to_string(format!("{IN}/linesPerPart"))?.trim().parse()?;
@@ -47,7 +47,7 @@ fn transform() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds the parts up. All parameters are on stdin, too, as one object.
+/// Adds up the counts of the parts. All parameters are also on stdin, as one object.
 fn summary() -> Result<(), Box<dyn Error>> {
     let parameters: Value = serde_json::from_reader(std::io::stdin())?;
     let mut total: BTreeMap<&str, u64> = BTreeMap::new();

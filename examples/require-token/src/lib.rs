@@ -1,5 +1,5 @@
-//! Middleware: passes a request on to the handler behind it when it carries the bearer token of the variable TOKEN,
-//! and answers 401 otherwise.
+//! Middleware: passes a request on to the next handler if it has the bearer token of the variable TOKEN, and responds
+//! with 401 otherwise.
 //!
 //! `mayfly deploy hello.wasm --middleware require-token.wasm --env TOKEN=secret` links it in front of a handler.
 
@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 use wasip2::http::types::{Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam};
 
-/// The interface that middleware imports; `wasip2` generates only what a handler exports.
+/// The interface that the middleware imports; `wasip2` generates only exports of handlers.
 mod next {
     wit_bindgen::generate!({
         inline: "
@@ -56,7 +56,7 @@ fn carries(request: &IncomingRequest, token: &str) -> bool {
     matches!(values.as_slice(), [value] if equal(value, expected.as_bytes()))
 }
 
-/// Compares every byte, so that the time taken does not tell how many of them were right.
+/// Compares all bytes, so that the time does not depend on the number of matching bytes.
 fn equal(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
 }
@@ -71,7 +71,7 @@ fn refuse(response_out: ResponseOutparam, status: u16, text: &str) {
     let body = response.body().expect("the body is taken once");
     ResponseOutparam::set(response_out, Ok(response));
     let mut stream = body.write().expect("the stream is taken once");
-    // A client that left needs no text.
+    // A client that has disconnected needs no text.
     let _ = stream.write_all(text.as_bytes()).and_then(|()| std::io::Write::flush(&mut stream));
     drop(stream);
     let _ = OutgoingBody::finish(body, None);

@@ -1,4 +1,4 @@
-//! A faulty guest: returns without an answer. The SDK does not permit that, so it uses WASI directly.
+//! A faulty guest: returns without a response. The SDK prevents this, so it uses WASI directly.
 
 use wasip2::exports::http::incoming_handler::Guest;
 use wasip2::http::types::{IncomingRequest, ResponseOutparam};

@@ -1,4 +1,4 @@
-//! Bad citizen: loops for ever. The platform ends it at `limits.timeout`.
+//! A misbehaving guest: loops forever. The platform ends it at `limits.timeout`.
 
 use mayfly::{Request, Response};
 

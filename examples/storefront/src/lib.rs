@@ -1,5 +1,5 @@
-//! A component of a Spin application: answers with the file that the rest of its route names, or else with its variables
-//! and its route.
+//! A component of a Spin application: responds with the file that the rest of its route names, or otherwise with its
+//! variables and its route.
 
 use mayfly::{IntoResponse as _, Json, Request, Response};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! `/` sends `?chunks=` lines, one every `?ms=` milliseconds, each as soon as it is
-//! written. `/echo` sends the request's body back while it still arrives.
+//! `/` sends `?chunks=` lines, one every `?ms=` milliseconds, each as soon as it is written. `/echo` streams the
+//! request's body back while it is received.
 
 use std::time::Duration;
 

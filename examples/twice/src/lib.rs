@@ -1,4 +1,4 @@
-//! A faulty guest: answers twice. The SDK does not permit that, so it uses WASI directly.
+//! A faulty guest: responds twice. The SDK prevents this, so it uses WASI directly.
 
 use wasip2::exports::http::incoming_handler::Guest;
 use wasip2::http::types::{Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam};
@@ -7,7 +7,7 @@ struct Twice;
 
 impl Guest for Twice {
     fn handle(_request: IncomingRequest, out: ResponseOutparam) {
-        // SAFETY: none. The handle is used a second time on purpose; the host must notice.
+        // SAFETY: violated on purpose: the handle is used twice, which the host must detect.
         let again = unsafe { ResponseOutparam::from_handle(out.handle()) };
         answer(out, b"first\n");
         answer(again, b"second\n");

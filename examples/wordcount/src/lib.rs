@@ -1,4 +1,4 @@
-//! Counts the words of a body of any size, holding one piece of it at a time.
+//! Counts the words of a body of any size, with one chunk of it in memory at a time.
 
 use mayfly::{Error, Json, Request};
 use serde::Serialize;

@@ -1,11 +1,11 @@
-//! The files of a pod's group and their values, in both versions of cgroups: pure. The values are upstream's
+//! The files of a pod's cgroup and their values, for both cgroup versions; pure functions. The values are upstream's
 //! (`kubelet/cm/helpers_linux.go`).
 
 use mayfly_runtime::PodCgroup;
 
 /// The period over which processor time is limited, in microseconds (the kernel's default).
 pub(crate) const CPU_PERIOD_MICROS: u64 = 100_000;
-/// Upstream's smallest quota; the kernel refuses less than 1 ms.
+/// Upstream's smallest quota; the kernel rejects less than 1 ms.
 const CPU_QUOTA_MICROS_MIN: u64 = 1000;
 /// The kernel's bounds of `cpu.shares` and of `cpu.weight`.
 const SHARES_MIN: u64 = 2;
@@ -13,24 +13,24 @@ const SHARES_MAX: u64 = 262_144;
 const WEIGHT_MIN: u64 = 1;
 const WEIGHT_MAX: u64 = 10_000;
 
-/// `cpu.shares` of a request: a core is worth 1024.
+/// The `cpu.shares` of a request in millicores: 1024 per core.
 pub(crate) fn cpu_shares(millis: u64) -> u64 {
     (millis.saturating_mul(1024) / 1000).clamp(SHARES_MIN, SHARES_MAX)
 }
 
-/// The processor time of a limit in each period, in microseconds.
+/// The CPU quota of a limit in millicores, in microseconds per period.
 pub(crate) fn cpu_quota(millis: u64) -> u64 {
     (millis.saturating_mul(CPU_PERIOD_MICROS) / 1000).max(CPU_QUOTA_MICROS_MIN)
 }
 
-/// The version of cgroups that a machine has.
+/// The cgroup version of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CgroupVersion {
     V1,
     V2,
 }
 
-/// A value for a file of a group.
+/// A value for a file of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CgroupSetting {
     pub(super) controller: &'static str,
@@ -39,7 +39,7 @@ pub(super) struct CgroupSetting {
 }
 
 impl CgroupVersion {
-    /// The folder of a controller's hierarchy below the root of all.
+    /// The directory of a controller's hierarchy, below the root of all.
     pub(super) fn folder(self, controller: &'static str) -> &'static str {
         match self {
             Self::V1 => controller,
@@ -55,17 +55,17 @@ impl CgroupVersion {
         }
     }
 
-    /// The weight of a request.
+    /// The weight of a request in millicores.
     pub(super) fn weight(self, millis: u64) -> u64 {
         let shares = cpu_shares(millis);
         match self {
             Self::V1 => shares,
-            // Upstream's conversion, from one range to the other.
+            // Upstream's conversion of `cpu.shares` to `cpu.weight`.
             Self::V2 => 1 + (shares - SHARES_MIN) * (WEIGHT_MAX - 1) / (SHARES_MAX - SHARES_MIN),
         }
     }
 
-    /// The next weight that the kernel takes.
+    /// The weight, clamped to the range that the kernel accepts.
     pub(super) fn limit_weight(self, weight: u64) -> u64 {
         match self {
             Self::V1 => weight.clamp(SHARES_MIN, SHARES_MAX),
@@ -73,7 +73,7 @@ impl CgroupVersion {
         }
     }
 
-    /// The values of a pod's group.
+    /// The settings of a pod's cgroup.
     pub(super) fn settings(self, cgroup: &PodCgroup) -> Vec<CgroupSetting> {
         let (controller, file) = self.weight_file();
         let weight = self.weight(cgroup.cpu_millis_request).to_string();

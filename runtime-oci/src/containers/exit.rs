@@ -1,4 +1,4 @@
-//! The end of containers: waited for, brought about, written down, cleaned up.
+//! The end of containers: wait, stop, exit record, cleanup.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -22,11 +22,11 @@ use crate::{
     layout::task_id,
 };
 
-/// Exit code of a process that was killed, as a shell counts.
+/// The exit code of a killed process, as shells report it (128 + SIGKILL).
 const EXIT_KILLED: i32 = 137;
-/// The time in which a killed container must end.
+/// The timeout for the end of a container after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause before containerd is asked again that did not answer.
+/// The pause before a failed request to containerd is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(300);
 
 impl OciHost {
@@ -76,7 +76,7 @@ impl OciHost {
         }
     }
 
-    /// Cleans up after an ended container, and writes down how it ended.
+    /// Cleans up after an ended container, and stores its exit record.
     async fn finish(
         &self,
         id: &ContainerId,
@@ -162,14 +162,14 @@ impl OciHost {
             result = self.reconnect().await?.tasks().kill(request(message)).await;
         }
         match result {
-            // It ended meanwhile.
+            // The container has ended meanwhile.
             Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => Ok(()),
             Err(status) if status.message().contains("process already finished") => Ok(()),
             result => result.map(|_| ()).map_err(failed("signal a container")),
         }
     }
 
-    /// Removes a container's task, record and snapshot, as far as they exist.
+    /// Removes a container's task, record and snapshot, if they exist.
     pub(crate) async fn remove_container(
         &self,
         client: &Containerd,
@@ -200,7 +200,7 @@ impl OciHost {
         Ok(())
     }
 
-    /// Forgets a pod's ended containers.
+    /// Removes a pod's ended containers from the tables.
     pub(crate) async fn forget_containers(&self, uid: &PodUid) -> Result<(), RuntimeError> {
         let ids: Vec<_> = self.of_pod(uid).into_iter().map(|(id, _)| id).collect();
         let sockets: Vec<_> = ids.iter().map(|id| self.layout.attach_socket(id)).collect();

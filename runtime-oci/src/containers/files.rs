@@ -1,4 +1,4 @@
-//! The files of a container on the disk, written and read.
+//! Reads and writes the files of a container on disk.
 
 use std::{
     fs, io,
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{layout::Layout, log_shim::LogShimConfig};
 
-/// Longest termination message, in bytes, and the part of it that is taken from the log (upstream's limits).
+/// The maximum size of a termination message, in bytes, and of its part from the log (upstream's limits).
 const MESSAGE_BYTES_MAX: usize = 4096;
 const MESSAGE_LOG_BYTES_MAX: usize = 2048;
-/// Lines of the log that become a termination message.
+/// The number of log lines that become a termination message.
 const MESSAGE_LOG_LINES_MAX: usize = 80;
 
 /// The state of a container that a restarted process needs.
@@ -37,14 +37,14 @@ impl ContainerRecord {
         self.stdin || self.has_input_file
     }
 
-    /// The named pipes of the outputs, below the container's folder, where the outputs have some: see
+    /// The named pipes of the outputs, below the container's folder, if it uses them: see
     /// [`crate::log_shim`].
     pub(crate) fn output_pipes(&self, folder: &Path) -> Option<[PathBuf; 2]> {
         (self.has_input() && !self.tty).then(|| ["stdout", "stderr"].map(|name| folder.join(name)))
     }
 }
 
-/// The end of a container; kept on disk as long as its sandbox.
+/// The exit record of a container; stored on disk as long as its sandbox exists.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ExitRecord {
     pub(crate) started: jiff::Timestamp,
@@ -78,7 +78,7 @@ pub(super) fn write_container_files(
     fs::write(folder.join("container.json"), serde_json::to_vec(record)?)?;
     let message = folder.join("message");
     fs::write(&message, "")?;
-    // The container's user writes it, and may be any user.
+    // The container writes the file as any user.
     fs::set_permissions(&message, fs::Permissions::from_mode(0o666))?;
     let input = record.has_input().then(|| folder.join("stdin"));
     for pipe in input.into_iter().chain(log.pipes.into_iter().flatten()) {
@@ -90,7 +90,7 @@ pub(super) fn write_container_files(
     Ok(())
 }
 
-/// The message of a container's end: its message file, else the end of its log.
+/// The termination message of a container: its message file, or else the end of its log.
 pub(super) fn message(file: &Path, log: Option<&Path>) -> String {
     let said = fs::read(file).unwrap_or_default();
     if !said.is_empty() {
@@ -119,14 +119,14 @@ pub(super) fn layers(mounts: &[Mount]) -> Vec<std::path::PathBuf> {
     upper.chain(lower).map(Into::into).collect()
 }
 
-/// A file of an image, without following links out of it.
+/// Reads a file of an image, without following links out of it.
 pub(super) fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
     let files = layers.iter().map(|layer| layer.join(path));
     let found = files.into_iter().find(|file| file.symlink_metadata().is_ok_and(|found| found.is_file()));
     found.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
-/// Reads the state of a container that a restarted process needs. Blocks.
+/// Reads a state file of a container after a restart. Blocks.
 pub(crate) fn load<T: serde::de::DeserializeOwned>(
     layout: &Layout,
     id: &ContainerId,

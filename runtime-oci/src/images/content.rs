@@ -24,16 +24,16 @@ use crate::{
     client::{Containerd, failed, leased, request},
 };
 
-/// The lifetime of a lease that its owner did not return (after a crash), in hours.
+/// The lifetime of a lease that was not released (after a crash), in hours.
 const LEASE_HOURS: i64 = 24;
-/// One message of content, in bytes; containerd takes 16 MiB at most.
+/// The maximum size of one message with content, in bytes; containerd accepts at most 16 MiB.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks read ahead of the connection.
+/// The number of chunks read ahead of the connection.
 const CHUNKS_AHEAD: usize = 4;
-/// Largest manifest, index or configuration, in bytes.
+/// The maximum size of a manifest, index or configuration, in bytes.
 pub(super) const DOCUMENT_BYTES_MAX: usize = 8 << 20;
 
-/// Keeps new content while it is not referred to.
+/// A lease, which protects new content until it is referenced.
 pub(super) struct Lease {
     client: Containerd,
     pub(super) id: String,
@@ -52,7 +52,7 @@ impl Lease {
         Ok(Self { client: client.clone(), id })
     }
 
-    /// A lease that is not given back expires.
+    /// Releases the lease. A lease that is not released expires.
     pub(super) async fn end(self) {
         let message = DeleteRequest { id: self.id.clone(), sync: false };
         if let Err(error) = self.client.leases().delete(request(message)).await {
@@ -116,7 +116,7 @@ pub(super) async fn write(
                 message.action = WriteAction::Commit as i32;
                 message.labels = known_labels.clone();
             }
-            // A closed stream: containerd has the content already, or says why not.
+            // A closed stream: containerd has the content already, or its response has the error.
             if sender.blocking_send(message.clone()).is_err() || is_last {
                 return Ok(());
             }
@@ -145,7 +145,7 @@ pub(super) async fn write(
             Ok(())
         }
         Err(status) => Err(failed("store content")(status)),
-        Ok(()) => fed.map_err(|error| RuntimeError::Invalid(format!("the archive cannot be read: {error}"))),
+        Ok(()) => fed.map_err(|error| RuntimeError::Invalid(format!("cannot read the archive: {error}"))),
     }
 }
 

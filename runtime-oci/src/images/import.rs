@@ -1,4 +1,4 @@
-//! An archive's blobs, written to the content store.
+//! Writes an archive's blobs to the content store.
 
 use std::{collections::HashMap, io::Read as _, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     client::Containerd,
 };
 
-/// Writes an image's blobs, those below before those that refer to them.
+/// Writes an image's blobs, children before the documents that refer to them.
 pub(super) async fn store(
     client: &Containerd,
     archive: &Arc<Archive>,
@@ -33,7 +33,7 @@ pub(super) async fn store(
             if parent.is_empty() {
                 return Err(RuntimeError::Invalid(format!("the archive lacks {}", target.digest)));
             }
-            // An index may name platforms that were not saved.
+            // An index may list platforms that were not saved.
             continue;
         };
         let text = read_blob(archive, blob).await?;
@@ -82,5 +82,5 @@ async fn read_blob(archive: &Arc<Archive>, blob: &Blob) -> Result<Vec<u8>, Runti
         Ok::<_, std::io::Error>(bytes)
     };
     let read = spawn_blocking(read).await.map_err(|error| RuntimeError::Internal(error.to_string()))?;
-    read.map_err(|error| RuntimeError::Invalid(format!("the archive cannot be read: {error}")))
+    read.map_err(|error| RuntimeError::Invalid(format!("cannot read the archive: {error}")))
 }

@@ -1,11 +1,12 @@
-//! Images from registries, into the content store.
+//! Pulls images from registries into the content store.
 //!
 //! ```text
-//! resolve (a document: bounded, its digest computed) ─▶ the variant of this platform ─▶ config and layers, those that
-//! are missing, some at a time ─▶ documents, with labels that protect their references ─▶ image record ─▶ unpack
+//! resolve (a document: size-limited, its digest computed) ─▶ this platform's manifest ─▶ missing config and layers, a
+//! few concurrently ─▶ documents, with labels that protect their references ─▶ image record ─▶ unpack
 //! ```
-//! An interrupted layer continues where it stopped, also in a later pull: containerd keeps what was received under a
-//! name made from the digest. containerd computes the digest of what it keeps; content with another digest is removed.
+//! An interrupted layer continues where it stopped, also in a later pull: containerd stores the received part under a
+//! name derived from the digest. containerd verifies the digest of the complete content, which is removed on a
+//! mismatch.
 
 use std::{
     collections::HashMap,
@@ -37,21 +38,23 @@ use super::{
 };
 use crate::client::{Containerd, failed, leased, or_absent, request};
 
-/// Images that are pulled at the same time; more wait. (Upstream pulls one, or all: 10 is what its users configure.)
+/// The maximum number of concurrent pulls; further ones wait. (Upstream pulls one, or unlimited; its users configure
+/// 10.)
 const PULLS_MAX: usize = 10;
-/// Layers of one image that are fetched at the same time (containerd's number).
+/// The maximum number of concurrently fetched layers of one image (containerd's default).
 const LAYERS_MAX: usize = 3;
-/// The number of continuations of an interrupted layer, and the pause before each, multiplied by its number.
+/// The maximum number of continuations of an interrupted layer, and the pause before each, multiplied by its number.
 const CONTINUATIONS_MAX: u32 = 5;
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
-/// Pieces of a layer that wait for containerd; a piece is some ten KiB.
+/// The number of pieces of a layer that are queued for containerd; a piece has some ten KiB.
 const PIECES_AHEAD: usize = 16;
-/// Largest piece of one message, in bytes; containerd takes 16 MiB at most.
+/// The maximum size of a piece in one message, in bytes; containerd accepts at most 16 MiB.
 const PIECE_BYTES_MAX: usize = 4 << 20;
-/// Layers of one image: overlayfs mounts 500 at most, and containerd's snapshots need some of the room.
+/// The maximum number of layers of one image: overlayfs mounts at most 500, and containerd's snapshots need some of
+/// these.
 const LAYERS_OF_IMAGE_MAX: usize = 256;
 
-/// Keeps pulls of the same thing apart, and their number bounded.
+/// Serialises pulls of the same image or blob, and limits the number of concurrent pulls.
 pub(super) struct Pulls {
     turns: Semaphore,
     locks: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
@@ -85,7 +88,7 @@ struct Needed {
 }
 
 impl UnpackedImages {
-    /// Fetches what is missing of an image, and unpacks it.
+    /// Fetches the missing parts of an image, and unpacks it.
     pub(crate) async fn pull(
         &self,
         client: &Containerd,
@@ -167,7 +170,7 @@ impl UnpackedImages {
         let info =
             client.content().info(leased(InfoRequest { digest: blob.digest.clone() }, &lease.id)).await;
         if or_absent(info).map_err(failed("look up content"))?.is_some() {
-            // The lease keeps it until the manifest does.
+            // The lease protects the content until a label of the manifest does.
             return keep(client, &blob.digest, lease).await;
         }
         let name = format!("mayfly-pull-{}", blob.digest);
@@ -187,12 +190,12 @@ impl UnpackedImages {
                 Err(WriteError::Source(error @ PullError::Unreachable { .. }))
                     if attempt < CONTINUATIONS_MAX =>
                 {
-                    tracing::debug!(digest = blob.digest, %error, "a layer broke off and is continued");
+                    tracing::debug!(digest = blob.digest, %error, "the transfer of a layer was interrupted");
                     tokio::time::sleep(CONTINUE_AFTER * (attempt + 1)).await;
                 }
                 Err(WriteError::Source(error @ PullError::Unreachable { .. })) => return Err(missing(error)),
                 Err(error) => {
-                    // The content does not have the digest: the next pull starts from the beginning.
+                    // The content has another digest: the next pull starts from the beginning.
                     let abort = AbortRequest { r#ref: name };
                     let _ = client.content().abort(request(abort)).await;
                     return Err(match error {
@@ -210,23 +213,23 @@ fn missing(error: PullError) -> RuntimeError {
     RuntimeError::ImageMissing(error.to_string())
 }
 
-/// containerd says what the digest of the content is and what it should be.
+/// Maps containerd's error, which names the actual and the expected digest.
 fn not_kept(status: &Status) -> RuntimeError {
     RuntimeError::ImageMissing(format!("failed to keep content: {}", status.message()))
 }
 
-/// The credentials of secrets. A secret that cannot be decoded is ignored, as upstream does.
+/// The credentials from pull secrets. A secret that cannot be decoded is ignored, as upstream does.
 fn keychain(secrets: &[PullSecret]) -> Keychain {
     let mut keychain = Keychain::default();
     for secret in secrets {
         if let Err(error) = keychain.add_docker_config(&secret.0) {
-            tracing::warn!(%error, "a pull secret cannot be used");
+            tracing::warn!(%error, "cannot use a pull secret");
         }
     }
     keychain
 }
 
-/// Whether the name already leads to this content, and all of it is here.
+/// Whether the name already refers to this content, and the content is complete.
 async fn is_current(client: &Containerd, name: &str, target: &Descriptor) -> Result<bool, RuntimeError> {
     let found = client.images().get(request(GetImageRequest { name: name.into() })).await;
     let known = or_absent(found).map_err(failed("look up an image"))?;
@@ -281,7 +284,7 @@ async fn keep_document(
     Ok(())
 }
 
-/// Lets the lease keep content that is here already.
+/// Adds existing content to the lease.
 async fn keep(client: &Containerd, digest: &str, lease: &Lease) -> Result<(), RuntimeError> {
     use containerd_client::services::v1::{AddResourceRequest, Resource};
     let resource = Resource { id: digest.into(), r#type: "content".into() };
@@ -297,7 +300,7 @@ async fn written(client: &Containerd, name: &str) -> Result<u64, RuntimeError> {
     Ok(u64::try_from(offset).unwrap_or(0))
 }
 
-/// Leaves out the first bytes: of an answer that begins earlier than it was asked to.
+/// Skips the first bytes of a response that begins before the requested offset.
 fn skipping(
     content: impl Stream<Item = Result<Bytes, PullError>> + Send,
     mut skip: u64,
@@ -311,7 +314,7 @@ fn skipping(
     })
 }
 
-/// The blob that is written, and the offset to continue at.
+/// The blob to write, and the offset at which to continue.
 struct Part<'a> {
     name: &'a str,
     blob: &'a Needed,
@@ -320,9 +323,9 @@ struct Part<'a> {
 }
 
 enum WriteError {
-    /// The content's source failed.
+    /// The source of the content failed.
     Source(PullError),
-    /// containerd refused it.
+    /// containerd rejected the content.
     Store(Status),
 }
 
@@ -342,7 +345,7 @@ async fn write(
         expected: part.blob.digest.clone(),
         ..WriteContentRequest::default()
     };
-    // It owns the sender: with its end the messages end.
+    // The future owns the sender, so the stream of messages ends with it.
     let feed = async move {
         let mut content = std::pin::pin!(content);
         let mut offset = part.offset;
@@ -357,7 +360,7 @@ async fn write(
                 let length = piece.len() as u64;
                 let at = i64::try_from(offset).unwrap_or(i64::MAX);
                 let message = WriteContentRequest { offset: at, data: piece.to_vec(), ..message.clone() };
-                // A closed stream: containerd says why.
+                // A closed stream: containerd's response has the error.
                 if sender.send(message).await.is_err() {
                     return Ok(());
                 }
@@ -365,7 +368,7 @@ async fn write(
             }
         }
         if offset < total {
-            let cause = format!("the answer ended after {offset} of {total} bytes");
+            let cause = format!("the response ended after {offset} of {total} bytes");
             return Err(WriteError::Source(PullError::Unreachable { host: "the registry".into(), cause }));
         }
         let commit = WriteContentRequest {

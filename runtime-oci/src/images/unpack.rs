@@ -1,4 +1,4 @@
-//! Layers, unpacked into snapshots.
+//! Unpacks layers into snapshots.
 
 use containerd_client::{
     services::v1::{
@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use super::content::Lease;
 use crate::client::{Containerd, SNAPSHOTTER, failed, leased, or_absent, request};
 
-/// The name of the snapshot of each layer on those below it (`image-spec/config.md`, ChainID).
+/// The snapshot name of each layer, which depends on all layers below it (`image-spec/config.md`, ChainID).
 fn chain_ids(diff_ids: &[String]) -> Vec<String> {
     let mut chain: Vec<String> = Vec::new();
     for diff in diff_ids {
@@ -30,7 +30,7 @@ fn chain_ids(diff_ids: &[String]) -> Vec<String> {
     chain
 }
 
-/// Makes a snapshot of each layer that has none; gives the topmost one's name.
+/// Creates the missing snapshots of the layers; returns the name of the topmost one.
 pub(super) async fn unpack(
     client: &Containerd,
     manifest: &ImageManifest,
@@ -85,7 +85,7 @@ async fn apply(
         let found = answer.into_inner().applied.map(|applied| applied.digest).unwrap_or_default();
         match found == diff {
             true => Ok(()),
-            false => Err(RuntimeError::Invalid(format!("a layer is {found}, but the image says {diff}"))),
+            false => Err(RuntimeError::Invalid(format!("a layer has the digest {found}, but the image lists {diff}"))),
         }
     });
     let committed = match checked {
@@ -97,7 +97,7 @@ async fn apply(
                 ..CommitSnapshotRequest::default()
             };
             match client.snapshots().commit(leased(commit, &lease.id)).await {
-                // Another start unpacked the same layer meanwhile.
+                // A concurrent start has unpacked the same layer.
                 Err(status) if status.code() == Code::AlreadyExists => Err(None),
                 result => result.map(|_| ()).map_err(|status| Some(failed("keep a layer")(status))),
             }

@@ -2,7 +2,7 @@
 
 use mayfly_runtime::SecurityOptions;
 
-/// The kernel's lowest score.
+/// The kernel's lowest `oom_score_adj`.
 const OOM_SCORE_LOWEST: i32 = -1000;
 /// The default capabilities of a container's process.
 const CAPABILITIES: [&str; 14] = [
@@ -66,15 +66,15 @@ const ALL_CAPABILITIES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// The capabilities that this process can hand on, a bit for each number; all where the kernel does not tell.
+/// The capabilities in this process's bounding set, as a bit set by number; all if the kernel does not report it.
 pub(crate) fn bounding_set() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(u64::MAX)
 }
 
-/// The lowest score for the out-of-memory killer that this process can hand on. Without the right to lower it that is
-/// its own: a container with a lower one does not start.
+/// The lowest `oom_score_adj` that this process may set. Without the capability to lower it, that is the process's own
+/// value: a container with a lower one would fail to start.
 pub(crate) fn oom_score_min(bounding_set: u64) -> i32 {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
     lowest_score(bounding_set, own.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
@@ -88,8 +88,8 @@ fn lowest_score(bounding_set: u64, own: i32) -> i32 {
     }
 }
 
-/// The names of a process's capabilities. All of them are those of `bounding_set`: a host may have fewer than the
-/// kernel, and a process with one more does not start.
+/// The names of a process's capabilities. `ALL` means those of `bounding_set`: a host may have fewer than the kernel,
+/// and a process with one more fails to start.
 pub(super) fn capabilities(security: &SecurityOptions, bounding_set: u64) -> Vec<String> {
     let given = ALL_CAPABILITIES.iter().enumerate().filter(|(number, _)| bounding_set >> number & 1 == 1);
     let given: Vec<&str> = given.map(|(_, name)| *name).collect();
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(of(&["NET_ADMIN"], &["ALL"], u64::MAX), ["CAP_NET_ADMIN"]);
         assert!(!of(&[], &["KILL"], u64::MAX).contains(&"CAP_KILL".to_owned()));
         assert_eq!(of(&["ALL"], &[], u64::MAX).len(), ALL_CAPABILITIES.len());
-        // A host without SYS_RESOURCE (24) and SYS_TIME (25).
+        // A bounding set without SYS_RESOURCE (24) and SYS_TIME (25).
         let few = of(&["ALL"], &[], !(0b11 << 24));
         assert_eq!(few.len(), ALL_CAPABILITIES.len() - 2);
         assert!(!few.contains(&"CAP_SYS_TIME".to_owned()));

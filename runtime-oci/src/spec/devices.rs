@@ -1,4 +1,4 @@
-//! Device files of a container and the cgroup rules that open them: pure.
+//! Device files of a container and the device cgroup rules that allow them; pure functions.
 
 use mayfly_runtime::DeviceNode;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) fn nodes(devices: &[DeviceNode]) -> Value {
     devices.iter().map(node).collect()
 }
 
-/// The rule of the device cgroup that allows the container its use.
+/// The device cgroup rule that gives the container access.
 pub(super) fn rule(device: &DeviceNode) -> Value {
     json!({"allow": true, "type": kind(device), "major": device.major, "minor": device.minor, "access": device.access})
 }

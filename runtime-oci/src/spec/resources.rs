@@ -1,4 +1,4 @@
-//! Limits of processor time and memory, and the devices a container may open: pure.
+//! CPU and memory limits of a container, and its allowed devices; pure functions.
 
 use mayfly_runtime::{ContainerSpec, DeviceNode};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub(super) fn resources(container: &ContainerSpec) -> Value {
     resources
 }
 
-/// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.
+/// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; and creating device files, but not opening them.
 fn allowed_devices(own: &[DeviceNode]) -> Value {
     let mut rules = vec![
         json!({"allow": false, "access": "rwm"}),

@@ -1,7 +1,7 @@
-//! System call filters: the default one, which is data, and profiles of the node.
+//! Seccomp filters: the default profile, which is data, and the node's profiles.
 //!
-//! The default profile denies what lets a process out of its container, or has had many weaknesses, unless the
-//! container has the capability that the call needs anyway. Calls that it does not name are allowed.
+//! The default profile denies system calls that can escape a container, or that had many vulnerabilities, unless the
+//! container has the capability that the call requires anyway. All other calls are allowed.
 
 use serde_json::{Value, json};
 
@@ -14,10 +14,10 @@ const ENOSYS: u32 = 38;
 /// `NEWNET`), of which each is denied.
 const CLONE_NEW: [u64; 7] =
     [0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000];
-/// The family of sockets to hypervisors, which no network namespace separates.
+/// The address family of sockets to hypervisors, which no network namespace isolates.
 const AF_VSOCK: u64 = 40;
 
-/// The default profile of a container with these capabilities (`CAP_…`).
+/// The default profile for a container with these capabilities (`CAP_…`).
 pub(super) fn default_profile(capabilities: &[String]) -> Value {
     let has = |name: &str| capabilities.iter().any(|known| known == name);
     let table: Vec<Value> = serde_json::from_str(DEFAULT_DENIED).unwrap_or_default();
@@ -31,19 +31,19 @@ pub(super) fn default_profile(capabilities: &[String]) -> Value {
     );
     if !has("CAP_SYS_ADMIN") {
         for flag in CLONE_NEW {
-            // Of the flags only this one is compared.
+            // The comparison masks all flags but this one.
             let masked = json!([{"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"}]);
             rules.push(
                 json!({"names": ["clone"], "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM, "args": masked}),
             );
         }
-        // Its flags lie in memory, which a filter cannot read: programs fall back to clone.
+        // The flags of clone3 are in memory, which a filter cannot read: programs fall back to clone.
         rules.push(json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}));
     }
     json!({"defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures(), "syscalls": rules})
 }
 
-/// The architectures whose system calls this machine's kernel accepts.
+/// The architectures whose system calls this machine's kernel supports.
 fn architectures() -> &'static [&'static str] {
     match std::env::consts::ARCH {
         "x86_64" => &["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],

@@ -1,8 +1,8 @@
-//! The user of a process, from the pod and the image: pure.
+//! Resolves the user of a process from the pod and the image; pure functions.
 
 use mayfly_runtime::SecurityOptions;
 
-/// The user of a process, resolved against the image.
+/// The user of a process, with names resolved in the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessUser {
     pub(crate) uid: u32,
@@ -10,17 +10,17 @@ pub(crate) struct ProcessUser {
     pub(crate) groups: Vec<u32>,
 }
 
-/// The user that the container or its image names, with the image's `passwd` and `group` (their texts).
+/// The user of the container or else of its image; `passwd` and `group` are the contents of the image's files.
 ///
 /// # Errors
-/// A name that is not in them.
+/// A name is not in the files, or an id is invalid.
 pub(crate) fn user(
     security: &SecurityOptions,
     image_user: &str,
     passwd: &str,
     group: &str,
 ) -> Result<ProcessUser, String> {
-    let number = |value: i64| u32::try_from(value).map_err(|_| format!("{value} is no user or group id"));
+    let number = |value: i64| u32::try_from(value).map_err(|_| format!("{value} is not a valid user or group id"));
     let (name, group_name) = match image_user.split_once(':') {
         Some((name, group)) => (name, Some(group)),
         None => (image_user, None),

@@ -1,4 +1,4 @@
-//! The runtime passes the suite of all pod runtimes.
+//! Runs the conformance suite of all pod runtimes on containerd.
 
 use async_trait::async_trait;
 use mayfly_runtime::{ContainerSpec, Runtime, SandboxSpec};

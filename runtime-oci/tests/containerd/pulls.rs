@@ -1,4 +1,4 @@
-//! Pulls from scripted registries into real containerd.
+//! Pulls images from scripted registries into real containerd.
 
 use std::sync::{
     Arc,
@@ -20,15 +20,15 @@ use super::fixture;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// What a registry serves of the fixture's image, and how it misbehaves.
+/// The image that the fixture's registry serves, and the registry's faults.
 struct Served {
     index: Vec<u8>,
     manifest: (String, Vec<u8>),
     config: (String, Vec<u8>),
     layer: (String, Vec<u8>),
-    /// The next answer with the layer ends early.
+    /// Whether the next response with the layer ends early.
     breaks_off: AtomicBool,
-    /// Layers are other bytes of the same length.
+    /// Whether layers have wrong bytes of the right length.
     lies: AtomicBool,
     layers_asked: AtomicUsize,
     ranges_asked: AtomicUsize,
@@ -125,7 +125,7 @@ async fn pulls_the_variant_of_this_platform_and_continues_what_broke_off() {
     let Some(fixture) = fixture(test).await else { return };
     let images = fixture.runtime.images().unwrap();
     let served = Arc::new(Served::new(&fixture.folder.path().join("image")));
-    // The layer must come from the registry.
+    // Removed, so that the layer must come from the registry.
     images.remove("busybox:local").await.unwrap();
     let address = served.serve().await;
     served.breaks_off.store(true, Ordering::Relaxed);
@@ -136,7 +136,7 @@ async fn pulls_the_variant_of_this_platform_and_continues_what_broke_off() {
     assert_eq!(served.ranges_asked.load(Ordering::Relaxed), 1, "it is continued, not begun anew");
     assert_eq!(images.find(&name).await.unwrap().as_ref(), Some(&record));
 
-    // What is here is not fetched again, under another name neither; two at a time are one.
+    // Existing content is not fetched again, not even under another name; two concurrent pulls are one.
     let asked = served.layers_asked.load(Ordering::Relaxed);
     let other = format!("{address}/team/app:2");
     let (one, two, three) =
@@ -169,7 +169,7 @@ async fn a_layer_with_another_digest_is_refused_and_leaves_nothing() {
         matches!(&error, RuntimeError::ImageMissing(why) if why.contains(&name) && why.contains("digest"));
     assert!(told, "{error}");
     assert_eq!(images.find(&name).await.unwrap(), None);
-    // The registry mends its ways: nothing of the lie is kept.
+    // With correct content the pull succeeds: nothing of the wrong content was kept.
     served.lies.store(false, Ordering::Relaxed);
     images.pull(&name, &[]).await.unwrap();
     let error = images.pull(&format!("{address}/team/app:3"), &[]).await.unwrap_err();

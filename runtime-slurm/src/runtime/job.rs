@@ -11,32 +11,32 @@ use crate::{
     state::{REASON_PENDING, SlurmJobId},
 };
 
-/// The signal that asks a program to end where the pod names none.
+/// The stop signal if the pod specifies none.
 const STOP_SIGNAL_DEFAULT: &str = "TERM";
 
 /// One container's job.
 pub(super) struct SlurmJob {
-    /// Held while the job is submitted or looked for.
+    /// Locked while the job is submitted or searched.
     pub(super) submission: tokio::sync::Mutex<()>,
     progress: Mutex<Progress>,
-    /// The copy of the output. Locked by work that blocks only.
+    /// The copy of the output. Locked only on blocking threads.
     pub(super) copy: Mutex<CopyState>,
 }
 
 struct Progress {
     record: JobRecord,
-    /// Whether the record is on the disk: a job may exist.
+    /// Whether the record is on disk: then a job may exist.
     is_recorded: bool,
-    /// The pod is being removed: nothing is submitted any more.
+    /// Whether the pod is being removed: then nothing is submitted any more.
     is_removed: bool,
-    /// The state and reason of a job in the queue.
+    /// Why the job waits in the queue: state and reason.
     waiting: String,
-    /// Since when Slurm does not know the job.
+    /// When Slurm first did not know the job.
     missing_since: Option<Instant>,
 }
 
 impl SlurmJob {
-    /// A job that is not submitted yet.
+    /// A job that has not been submitted yet.
     pub(super) fn of(container: &ContainerSpec) -> Self {
         let signal = container.process.stop_signal.as_deref().unwrap_or(STOP_SIGNAL_DEFAULT);
         let record = JobRecord {
@@ -83,7 +83,7 @@ impl SlurmJob {
         self.progress.lock().is_removed = true;
     }
 
-    /// Whether Slurm has accepted it.
+    /// Whether the job's id is known, so Slurm has accepted it.
     pub(super) fn is_known(&self) -> bool {
         let progress = self.progress.lock();
         progress.record.job.is_some() || progress.record.end.is_some()
@@ -97,7 +97,7 @@ impl SlurmJob {
         self.progress.lock().record.started.is_some()
     }
 
-    /// The id of a job that has not ended, as far as it is known here.
+    /// The id of a job that has not ended, if the id is known.
     pub(super) fn open_id(&self) -> Option<SlurmJobId> {
         let progress = self.progress.lock();
         progress.record.job.filter(|_| progress.record.end.is_none())
@@ -107,14 +107,14 @@ impl SlurmJob {
         self.progress.lock().record.job = Some(id);
     }
 
-    /// Notes why the job waits. Returns whether that is news.
+    /// Records why the job waits; returns whether that is a change.
     pub(super) fn set_waiting(&self, waiting: String) -> bool {
         let mut progress = self.progress.lock();
         progress.missing_since = None;
         std::mem::replace(&mut progress.waiting, waiting.clone()) != waiting
     }
 
-    /// Notes the start. Returns whether that is news.
+    /// Records the start; returns whether that is a change.
     pub(super) fn set_started(&self, at: Timestamp) -> bool {
         let mut progress = self.progress.lock();
         progress.missing_since = None;
@@ -123,7 +123,7 @@ impl SlurmJob {
         is_news
     }
 
-    /// Notes that Slurm does not know the job. Returns since when.
+    /// Records that Slurm does not know the job; returns the time when this was first seen.
     pub(super) fn set_missing(&self, now: Instant) -> Instant {
         *self.progress.lock().missing_since.get_or_insert(now)
     }
@@ -134,7 +134,7 @@ impl SlurmJob {
         progress.record.end = Some(end);
     }
 
-    /// The container's state; `None` while there is no job that Slurm has accepted.
+    /// The container's state; `None` until Slurm has accepted the job.
     pub(super) fn container_state(&self) -> Option<ContainerState> {
         let progress = self.progress.lock();
         let record = &progress.record;

@@ -1,5 +1,5 @@
-//! The tasks that ask Slurm for the states of all jobs, and that copy their output: two, since a command of Slurm takes
-//! long while the controller does not answer.
+//! The task that polls the states of all jobs, and the task that copies their output. They are separate, because a
+//! command of Slurm takes long while the controller does not answer.
 
 use std::{
     collections::HashMap,
@@ -22,12 +22,12 @@ use crate::{
     state::{ContainerEnd, JobEnd, JobPhase, SlurmJobId},
 };
 
-/// The interval of copies of the jobs' output into the logs.
+/// The interval at which the jobs' output is copied into the logs.
 const COPY_EVERY: Duration = Duration::from_millis(250);
-/// The interval of polls while somebody waits for a job's end.
+/// The polling interval while a caller waits for a job's end.
 const POLL_EVERY_HURRIED: Duration = Duration::from_millis(500);
-/// The time after which a job that Slurm does not know, and that left no exit code, counts as lost. Its last machine may
-/// write the exit code late, through a network file system.
+/// The time after which a job counts as lost, if Slurm does not know it and it left no exit code. A machine may write
+/// the exit code late through a network file system.
 const LOST_AFTER: Duration = Duration::from_secs(30);
 
 /// A job that had not ended before the poll began.
@@ -60,13 +60,14 @@ pub(super) async fn poll_until(host: Arc<SlurmHost>, every: Duration, stop: Canc
         };
         let due = polled.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
         if due.is_zero() {
-            // Listed first: a job that is submitted meanwhile is not missed in an answer that is older than it.
+            // Listed before the query, so that a job submitted meanwhile, which the answer lacks, is not considered
+            // missing.
             let open = open_jobs(&host);
             if !open.is_empty() {
                 let done = poll(&host, open).await;
                 match &done {
                     Err(error) if !has_failed => {
-                        tracing::warn!(%error, "cannot ask Slurm for its jobs; they keep their last state");
+                        tracing::warn!(%error, "cannot list Slurm's jobs; they keep their last state");
                     }
                     Ok(()) if has_failed => tracing::info!("Slurm answers again"),
                     _ => {}
@@ -110,7 +111,7 @@ async fn poll(host: &SlurmHost, open: Vec<OpenJob>) -> Result<(), crate::command
                 if one.job.set_started(started) {
                     is_news = true;
                     if let Err(error) = host.save(&one.pod, &one.job).await {
-                        // It is read from Slurm again.
+                        // The next poll reads it again.
                         tracing::warn!(job = %one.id, %error, "cannot record that a job has started");
                     }
                 }
@@ -133,8 +134,8 @@ async fn poll(host: &SlurmHost, open: Vec<OpenJob>) -> Result<(), crate::command
     Ok(())
 }
 
-/// A container has several jobs: a submission without a known result was repeated. One of them stands for it, the others
-/// are cancelled. Returns whether that is another one than before.
+/// Handles several jobs of one container, which exist after a submission with an unknown result was repeated. Chooses
+/// one and cancels the others. Returns whether the chosen job differs from the recorded one.
 async fn choose_one(host: &SlurmHost, one: &OpenJob, named: &[&SlurmQueueEntry]) -> bool {
     let folder = host.folder.container(&one.job.record().id(&one.pod));
     let claimed = blocking(move || record::claim(&folder)).await;
@@ -142,7 +143,7 @@ async fn choose_one(host: &SlurmHost, one: &OpenJob, named: &[&SlurmQueueEntry])
     for other in named.iter().filter(|other| other.id != chosen && other.state.phase() != JobPhase::Ended) {
         tracing::warn!(job = %other.id, name = other.name, "cancelling a second job of a container");
         if let Err(error) = host.commands.cancel(other.id).await {
-            tracing::warn!(job = %other.id, %error, "cannot cancel a second job of a container; it runs no program");
+            tracing::warn!(job = %other.id, %error, "cannot cancel a second job of a container; it has no effect");
         }
     }
     if chosen == one.id {
@@ -155,7 +156,7 @@ async fn choose_one(host: &SlurmHost, one: &OpenJob, named: &[&SlurmQueueEntry])
     true
 }
 
-/// Completes the log and the outputs, and records the end; only then is the end visible.
+/// Completes the log and the outputs, and records the end; only then does the end become visible.
 async fn finish(host: &SlurmHost, one: &OpenJob, end: Option<&JobEnd>) {
     let record = one.job.record();
     let folder = host.folder.container(&record.id(&one.pod));
@@ -190,8 +191,8 @@ async fn finish(host: &SlurmHost, one: &OpenJob, end: Option<&JobEnd>) {
     one.job.set_end(started, end);
 }
 
-/// The start and the end of a container: as Slurm reports it, else by the exit code that its script noted; `None` while
-/// it may still be reported. Pure.
+/// The start and the end of a container: as Slurm reports it, else from the exit code that its script wrote; `None`
+/// while either may still arrive. Pure.
 fn end_of(
     record: &JobRecord,
     id: SlurmJobId,
@@ -210,7 +211,7 @@ fn end_of(
             (ContainerEnd { exit_code, reason: reason.into(), message }, None, Some(at))
         }
         (None, None) if missing_for >= LOST_AFTER => {
-            let message = format!("Slurm does not know job {id} any more, and its script noted no exit code");
+            let message = format!("Slurm does not know job {id} any more, and its script wrote no exit code");
             (ContainerEnd { exit_code: 137, reason: "JobLost".into(), message }, None, None)
         }
         (None, None) => return None,
@@ -225,7 +226,7 @@ fn complete(job: &SlurmJob, record: &JobRecord, folder: &Path) -> std::io::Resul
     record.capture.as_ref().map_or(Ok(()), |capture| log_copy::capture(folder, capture))
 }
 
-/// Copies what running jobs have written.
+/// Copies new output of running jobs.
 async fn copy_outputs(host: &SlurmHost) {
     let running: Vec<_> = host
         .jobs()

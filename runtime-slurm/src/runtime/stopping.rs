@@ -1,4 +1,4 @@
-//! Ending jobs: with the container's signal and a grace period, and for good when the pod goes.
+//! Stops jobs: with the container's signal and a grace period, and unconditionally when the pod is removed.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -11,18 +11,18 @@ use tokio::time::{Instant, timeout_at};
 use super::{SlurmHost, blocking, disk_error, job::SlurmJob, runtime_error};
 use crate::{commands::SlurmError, state::SlurmJobId};
 
-/// The time for which the end of a killed job is waited for. Its machine may not answer; Slurm goes on trying.
+/// The timeout for the end of a killed job. Its machine may not respond; Slurm keeps trying.
 const KILL_WAIT: Duration = Duration::from_secs(30);
 const SIGNAL_KILL: &str = "KILL";
 
 impl SlurmHost {
-    /// Asks a container's job to end, and kills it after `grace`. Returns when it has ended.
+    /// Signals a container's job to stop, and kills it after `grace`. Returns when it has ended.
     pub(super) async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
         let Some(job) = self.job(id) else { return Ok(()) };
         let slurm = |error: SlurmError| runtime_error(&error);
         let Some(known) = self.settle(id, &job).await.map_err(slurm)? else { return Ok(()) };
         if !job.has_started() {
-            // One that starts at this moment is cancelled in its run.
+            // A job that starts at this moment is cancelled while it runs.
             self.commands.cancel(known).await.map_err(slurm)?;
         } else if !grace.is_zero() {
             self.commands.signal(known, &job.record().stop_signal).await.map_err(slurm)?;
@@ -39,8 +39,8 @@ impl SlurmHost {
         }
     }
 
-    /// The id of a job that has not ended. A submission under way is waited for; one without a known result is looked
-    /// for by the job's name.
+    /// The id of a job that has not ended. Waits for a running submission; after one with an unknown result, searches
+    /// the job by its name.
     async fn settle(&self, id: &ContainerId, job: &SlurmJob) -> Result<Option<SlurmJobId>, SlurmError> {
         let _submission = job.submission.lock().await;
         if job.is_known() || !job.is_recorded() {
@@ -53,14 +53,14 @@ impl SlurmHost {
         Ok(found)
     }
 
-    /// Cancels what still runs of a pod, and removes its folder.
+    /// Cancels the jobs of a pod that have not ended, and removes the pod's directory.
     pub(super) async fn remove(&self, uid: &PodUid) -> Result<(), RuntimeError> {
         let jobs: Vec<_> = match self.pods.lock().get(uid) {
             Some(pod) => pod.jobs.values().cloned().collect(),
             None => return Ok(()),
         };
         for job in jobs {
-            // A submission that begins now finds the mark; one under way is waited for.
+            // A submission that begins now sees the flag; one in progress is awaited.
             job.set_removed();
             let id = job.record().id(uid);
             let slurm = |error: SlurmError| runtime_error(&error);
@@ -70,11 +70,11 @@ impl SlurmHost {
                     false => self.commands.cancel(known).await.map_err(slurm)?,
                 }
                 if !self.wait_for_end(&job, KILL_WAIT).await {
-                    tracing::warn!(job = %known, "a killed job has not ended yet; Slurm goes on trying");
+                    tracing::warn!(job = %known, "a killed job has not ended yet; Slurm keeps trying");
                 }
             }
         }
-        // A late submission finds no folder, and its script ends without running the program.
+        // A late submission finds no directory, so its script ends without running the program.
         let (folder, pod) = (self.folder.clone(), uid.clone());
         blocking(move || folder.remove_pod(&pod)).await.map_err(|error| disk_error(&error))?;
         self.pods.lock().remove(uid);
@@ -82,7 +82,7 @@ impl SlurmHost {
         Ok(())
     }
 
-    /// Waits until a job has ended, for `limit` at most. Returns whether it has.
+    /// Waits until a job has ended, for at most `limit`; returns whether it has.
     async fn wait_for_end(&self, job: &SlurmJob, limit: Duration) -> bool {
         let _waiting = WaitingForEnd::of(&self.waiting_for_ends);
         self.wake.notify_one();
@@ -97,7 +97,7 @@ impl SlurmHost {
     }
 }
 
-/// Counts one caller while it waits.
+/// Counts a waiting caller until it is dropped.
 struct WaitingForEnd<'a>(&'a AtomicUsize);
 
 impl<'a> WaitingForEnd<'a> {

@@ -98,7 +98,7 @@ fn a_container_without_a_program_is_refused() {
     assert!(refused.contains("set command or args"), "{refused}");
 }
 
-/// Runs a container's script as Slurm would. Returns its exit code, stdout and stderr.
+/// Runs a container's script as Slurm does. Returns its exit code, stdout and stderr.
 fn run(container: &ContainerSpec, folder: &Path, job: &str) -> (i32, String, String) {
     std::fs::create_dir_all(folder.join(FOLDER_WORK)).unwrap();
     let script = folder.join(FILE_SCRIPT);
@@ -132,7 +132,7 @@ fn a_second_job_of_a_container_does_not_run_the_program() {
     assert_eq!((code, stdout.as_str()), (EXIT_NOT_RUN, ""));
     assert!(stderr.contains("already"), "{stderr}");
     assert_eq!(std::fs::read_to_string(folder.path().join(FILE_EXIT)).unwrap(), "3\n");
-    // The same job after its machine was restarted.
+    // The same job, requeued after a restart of its machine.
     assert_eq!(run(&one, folder.path(), "10").0, 3);
 }
 

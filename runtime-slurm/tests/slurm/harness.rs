@@ -1,4 +1,4 @@
-//! A runtime on a cluster, and containers for it.
+//! A runtime on a cluster, and test containers.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const POLL_EVERY: Duration = Duration::from_millis(300);
 
-/// A cluster, or `None` after a line that says why there is none.
+/// A cluster; `None`, after a line with the reason, if there is none.
 #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 pub(crate) fn cluster_or_skip(test: &str) -> Option<SlurmCluster> {
     match SlurmCluster::start() {
@@ -30,7 +30,7 @@ pub(crate) fn cluster_or_skip(test: &str) -> Option<SlurmCluster> {
     }
 }
 
-/// The runtime under test, with the folder of its logs.
+/// The runtime under test, with the directory of its logs.
 pub(crate) struct Harness {
     pub(crate) runtime: SlurmRuntime,
     logs: PathBuf,
@@ -44,7 +44,7 @@ impl Harness {
         Self::create(&cluster.shared(), SlurmClient { folder: None, environment }).await
     }
 
-    /// On a machine that has none of Slurm's commands.
+    /// A runtime on a machine without Slurm's commands.
     pub(crate) async fn without_commands(shared: &Path) -> Self {
         let client = SlurmClient { folder: Some(shared.join("nowhere")), environment: Vec::new() };
         Self::create(shared, client).await
@@ -61,7 +61,7 @@ impl Harness {
         Self { runtime, logs: shared.join("logs") }
     }
 
-    /// A container that runs a script of the shell.
+    /// A container that runs a shell script.
     pub(crate) fn container(&self, uid: &str, script: &str) -> ContainerSpec {
         let id = ContainerId { pod: PodUid(uid.into()), name: "main".into(), attempt: 0 };
         ContainerSpec {
@@ -93,7 +93,7 @@ impl Harness {
         assert!(made.addresses.is_empty());
     }
 
-    /// Starts a container in a sandbox of its own.
+    /// Starts a container in its own sandbox.
     pub(crate) async fn start(&self, container: &ContainerSpec) -> Result<(), RuntimeError> {
         self.sandbox(&container.id.pod.0, &[]).await;
         self.runtime.start_container(container.clone()).await
@@ -105,7 +105,7 @@ impl Harness {
     }
 }
 
-/// Waits for a container's end: its exit code, reason and message.
+/// Waits for a container's end; returns its exit code, reason and message.
 pub(crate) async fn exit_of(runtime: &SlurmRuntime, id: &ContainerId) -> (i32, String, String) {
     let mut changes = runtime.changes();
     let deadline = Instant::now() + PATIENCE;
@@ -125,12 +125,12 @@ pub(crate) async fn exit_of(runtime: &SlurmRuntime, id: &ContainerId) -> (i32, S
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         sleep(LOOK_EVERY).await;
     }
 }
 
-/// The lines of a log without their times, sorted by stream and text; none where it is not there.
+/// The lines of a log without timestamps, sorted by stream and text; empty if the file is missing.
 pub(crate) fn lines(log: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let mut lines: Vec<String> =

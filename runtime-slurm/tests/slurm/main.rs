@@ -1,4 +1,4 @@
-//! The runtime against a Slurm cluster of one node.
+//! Tests of the runtime on a Slurm cluster of one node.
 
 mod harness;
 mod recovery;
@@ -41,7 +41,7 @@ async fn a_container_runs_as_a_batch_job_with_its_files() {
         ["stderr F bad", "stdout F hello", "stdout F hi there", "stdout F {\"n\":1}"]
     );
     assert_eq!(cluster.job_names(), ["mayfly-u1_main_0"]);
-    // The same container is not started again.
+    // A repeated start has no effect.
     test.runtime.start_container(container.clone()).await.unwrap();
     assert_eq!(cluster.job_names().len(), 1);
     test.runtime.remove_sandbox(&container.id.pod).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_queued_container_waits_with_slurms_reason_until_it_is_stopped() {
     let (code, reason, message) = exit_of(&test.runtime, &second.id).await;
     assert_eq!((code, reason.as_str()), (143, "Cancelled"), "{message}");
     assert!(lines(&second.log_path).is_empty());
-    // The pod of the running one goes.
+    // The pod of the running job is removed.
     test.runtime.remove_sandbox(&first.id.pod).await.unwrap();
     assert!(cluster.run("squeue", &["--noheader"]).trim().is_empty());
 }
@@ -166,7 +166,7 @@ async fn annotations_of_the_pod_choose_the_partition() {
     assert_eq!(limit.trim(), "1:00");
 }
 
-/// Without a cluster.
+/// Runs without a cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_without_slurms_commands_says_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ async fn a_machine_without_slurms_commands_says_so() {
     let RuntimeError::Internal(message) = &error else { panic!("{error:?}") };
     assert!(message.contains("cannot run") && message.contains("slurm-client"), "{message}");
     assert!(test.state(&container.id).is_none());
-    // Whether a job was submitted is not known, so the pod stays until Slurm can be asked.
+    // It is unknown whether a job was submitted, so the pod stays until Slurm answers.
     assert!(test.runtime.remove_sandbox(&container.id.pod).await.is_err());
     assert_eq!(test.runtime.sandboxes(), [container.id.pod]);
 }

@@ -1,4 +1,4 @@
-//! What survives the end of Mayfly's process and of Slurm's controller.
+//! Jobs survive the end of Mayfly's process and of Slurm's controller.
 
 use std::{fs, path::Path};
 
@@ -7,12 +7,12 @@ use mayfly_slurm_cluster::SlurmCluster;
 
 use crate::harness::{Harness, cluster_or_skip, exit_of, lines, until};
 
-/// A program that prints a line, waits for a file, and prints another.
+/// A program that prints a line, waits for a file, and prints another line.
 fn waiting_script(go_on: &Path) -> String {
     format!("echo one; while ! [ -e {} ]; do sleep 0.1; done; echo two", go_on.display())
 }
 
-/// Removes the job's id from a container's record: a process that was killed between `sbatch` and its record.
+/// Removes the job's id from a container's record, as if the process was killed between `sbatch` and its record.
 fn forget_job(cluster: &SlurmCluster, id: &ContainerId) {
     let path = cluster.shared().join(format!("pods/{}/{}_{}/record.json", id.pod, id.name, id.attempt));
     let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -43,13 +43,13 @@ async fn another_process_takes_running_jobs_over() {
     assert!(matches!(test.state(&running.id), Some(ContainerState::Running { .. })));
     assert_eq!(exit_of(&test.runtime, &ending.id).await.0, 4);
     assert_eq!(lines(&ending.log_path), ["stdout F over"]);
-    // As the kubelet repeats it.
+    // The kubelet repeats the start.
     test.start(&running).await.unwrap();
     fs::write(&go_on, "").unwrap();
     assert_eq!(exit_of(&test.runtime, &running.id).await.0, 0);
     assert_eq!(lines(&running.log_path), ["stdout F one", "stdout F two"]);
     assert_eq!(cluster.job_names().len(), 2);
-    // The end is known without Slurm.
+    // A recorded end needs no query of Slurm.
     drop(test);
     let test = Harness::without_commands(&cluster.shared()).await;
     assert!(matches!(test.state(&running.id), Some(ContainerState::Exited { exit_code: 0, .. })));
@@ -64,7 +64,7 @@ async fn a_job_whose_id_was_not_recorded_is_not_submitted_again() {
     let test = Harness::new(&cluster).await;
     let mut running = test.container("u1", &waiting_script(&go_on));
     running.cpu_millis_max = Some(4000);
-    // It waits for the first one, so nothing in its folder names its job.
+    // The job waits for the first one, so no file in its directory names it.
     let mut queued = test.container("u2", "echo ran");
     queued.cpu_millis_max = Some(4000);
     test.start(&running).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_late_second_submission_runs_nothing() {
     until("the first line", || lines(&container.log_path) == ["stdout F one"]).await;
     let folder = cluster.shared().join("pods/u1/main_0");
     let text = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
-    // What an sbatch submits whose answer was never read.
+    // A submission of an `sbatch` whose answer was never read.
     let submitted = cluster.run(
         "sbatch",
         &[

@@ -1,5 +1,5 @@
-//! A compiled component on the disk: the engine's output, and behind it a seal by which a damaged or a
-//! foreign file is known before it is mapped as machine code.
+//! Compiled components on disk: the engine's output and a trailer with a checksum, which detects a damaged or foreign
+//! file before it is mapped as machine code.
 //!
 //! ```text
 //! machine code (ELF) │ magic, 8 bytes │ length, 8 │ CRC-32, 4 │ world, 1 │ 3 zeros
@@ -19,21 +19,21 @@ use rustix::io::Errno;
 
 use crate::World;
 
-/// Changes with the format of the files and with the way they are compiled.
+/// Must be incremented when the file format or the compilation changes.
 pub(super) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"mayfly-1";
 const SEAL_BYTES: usize = 24;
-/// The maximum number of files whose checksum is remembered; beyond it all are checked again.
+/// The maximum number of files remembered as verified; beyond it, all are verified again.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// A file that is whole and ours.
+/// A verified file: complete, and written by this host.
 pub(super) struct Checked {
     pub(super) path: PathBuf,
     pub(super) world: World,
     pub(super) bytes: u64,
 }
 
-/// The identity of one state of a file.
+/// Identifies the content of a file: changes whenever the file is written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Identity {
     device: u64,
@@ -42,7 +42,7 @@ struct Identity {
     changed: (i64, i64),
 }
 
-/// Adds the seal.
+/// Appends the trailer.
 pub(super) fn seal(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
     let length = machine_code.len() as u64;
     let checksum = crc32fast::hash(&machine_code);
@@ -53,17 +53,17 @@ pub(super) fn seal(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
     machine_code
 }
 
-/// A file that was opened, and not read yet.
+/// An opened file whose content has not been read yet.
 pub(super) struct Opened {
     path: PathBuf,
     file: File,
     identity: Identity,
 }
 
-/// Files that were checked since this process began.
+/// Files that this process has verified.
 static SEEN: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
 
-/// Opens a compiled file. Quick.
+/// Opens a compiled file without reading its content.
 pub(super) fn open(path: &Path) -> io::Result<Opened> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
@@ -81,8 +81,8 @@ impl Opened {
         self.identity.bytes
     }
 
-    /// Checks the seal; [`io::ErrorKind::InvalidData`] if it does not fit. The whole file is read once per process,
-    /// which takes as long as it is large; afterwards its identity is enough.
+    /// Verifies the trailer; [`io::ErrorKind::InvalidData`] if it does not match. The whole file is read once per
+    /// process, which takes time proportional to its size; afterwards its identity is enough.
     pub(super) fn check(mut self) -> io::Result<Checked> {
         let (path, bytes) = (self.path, self.identity.bytes);
         if let Some(world) = SEEN.lock().get(&self.identity).copied() {
@@ -100,32 +100,31 @@ impl Opened {
     }
 }
 
-/// Whether a file cannot be had because the process or the machine has too much of something in use: in a moment it may
-/// be there.
+/// Whether opening or mapping failed because file descriptors or memory are exhausted: a retry may succeed.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     error.kind() == io::ErrorKind::OutOfMemory
         || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN))
 }
 
-/// The world, if the seal fits the content.
+/// The world, if the trailer matches the content.
 fn opened(content: &[u8]) -> Result<World, &'static str> {
-    let (machine_code, seal) = content.split_last_chunk::<SEAL_BYTES>().ok_or("it is too short")?;
+    let (machine_code, seal) = content.split_last_chunk::<SEAL_BYTES>().ok_or("the file is too short")?;
     let (magic, rest) = seal.split_at(MAGIC.len());
     if magic != MAGIC {
-        return Err("it has no seal of this version");
+        return Err("the file has no trailer of this version");
     }
     let length = (machine_code.len() as u64).to_le_bytes();
     if rest[..8] != length {
-        return Err("it has another length than its seal says");
+        return Err("the length differs from the one in the trailer");
     }
     if rest[8..12] != crc32fast::hash(machine_code).to_le_bytes() {
-        return Err("its content does not have the checksum of its seal");
+        return Err("the checksum does not match the content");
     }
     [World::HttpWasi0_2, World::HttpWasi0_3, World::CommandWasi0_2, World::CommandWasi0_3]
         .into_iter()
         .find(|world| code(*world) == rest[12])
-        .ok_or("its seal names no known world")
+        .ok_or("the trailer names an unknown world")
 }
 
 fn code(world: World) -> u8 {
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_changed_byte_breaks_the_seal() {
+    fn any_changed_byte_is_detected() {
         let sealed = seal(vec![7; 1000], World::HttpWasi0_3);
         assert_eq!(opened(&sealed), Ok(World::HttpWasi0_3));
         for at in 0..sealed.len() - 3 {

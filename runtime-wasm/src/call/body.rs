@@ -1,4 +1,4 @@
-//! The body of an answer: the available part, then the rest as it arrives.
+//! The body of a response: the frames that were ready, then the rest as the guest writes it.
 
 use std::{
     collections::VecDeque,
@@ -20,14 +20,14 @@ use crate::{cpu::Scheduled, guest::GuestProgram, record::Recording};
 /// A guest's body.
 pub(crate) struct AnswerBody {
     ready: VecDeque<Frame<Bytes>>,
-    /// Bytes in `ready`, if that is all there is and without trailers.
+    /// The size of `ready` in bytes, if it is the whole body and has no trailers.
     whole_bytes: Option<u64>,
     rest: Rest,
 }
 
 enum Rest {
     Nothing,
-    /// It ends here, with an error.
+    /// The body ends here, with an error.
     Cut(Option<CallError>),
     Streaming(Streaming),
 }
@@ -41,17 +41,18 @@ struct Streaming {
     recording: Recording,
 }
 
-/// Cancels the guest when its answer is dropped.
+/// Cancels the guest when the response is dropped.
 pub(super) struct GuestTask {
     task: AbortHandle,
     reply: Reply,
     failed: Arc<OnceLock<CallError>>,
-    /// The body came to its end: what the guest does now is its own business until its deadline.
+    /// The body has ended: the guest may continue until its deadline.
     let_go: bool,
 }
 
 impl GuestTask {
-    /// The body has ended, or the caller needs it no more: the guest continues until its deadline.
+    /// Detaches the guest: the body has ended or the caller no longer needs it, and the guest continues until its
+    /// deadline.
     pub(super) fn let_go(&mut self) {
         self.let_go = true;
     }
@@ -69,7 +70,7 @@ impl Drop for GuestTask {
     }
 }
 
-/// Lets a guest work on in a task of its own, until its deadline, or the end of its program.
+/// Lets a guest continue in its own task until its deadline or the end of its program.
 pub(super) fn run_on(
     guest: Scheduled,
     reply: Reply,
@@ -86,7 +87,7 @@ pub(super) fn run_on(
         let mut guest = std::pin::pin!(poll_fn(|cx| scheduled.poll(&lane, &replying, cx)));
         let ended = tokio::select! {
             biased;
-            // An error means that the program is gone, which it is not while its guest runs.
+            // An error would mean that the program was dropped, which cannot happen while its guest runs.
             _ = over.wait_for(|over| *over) => Ok(Err(CallError::ShuttingDown)),
             ended = tokio::time::timeout_at(limits.deadline, &mut guest) => ended,
         };
@@ -94,7 +95,7 @@ pub(super) fn run_on(
             Ok(ended) => ended.err(),
             Err(_) => Some(CallError::TimedOut { limit: limits.timeout }),
         };
-        // Before the guest is dropped at the end of this block, and with it its end of the body.
+        // Set before the guest, and with it its end of the body, is dropped at the end of this block.
         if let Some(error) = failed {
             recording.failed(&error);
             drop(failing.set(error));
@@ -104,7 +105,7 @@ pub(super) fn run_on(
 }
 
 impl AnswerBody {
-    /// All of it.
+    /// A complete body.
     pub(super) fn whole(ready: VecDeque<Frame<Bytes>>) -> Self {
         let mut whole_bytes = Some(0);
         for frame in &ready {
@@ -113,7 +114,7 @@ impl AnswerBody {
         Self { ready, whole_bytes, rest: Rest::Nothing }
     }
 
-    /// The output of a failed guest: complete if it had finished its body before.
+    /// The output of a failed guest: complete if the guest had finished its body before.
     pub(super) fn cut(ready: VecDeque<Frame<Bytes>>, ended: bool, failed: Option<CallError>) -> Self {
         if ended {
             return Self::whole(ready);

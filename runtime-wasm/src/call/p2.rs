@@ -25,8 +25,8 @@ pub(crate) async fn instantiate(pre: &ProxyPre<StoreData>, store: &mut Store) ->
     pre.instantiate_async(store).await
 }
 
-/// One call, its arguments already in the store of the instance that will run it. The answer goes to `reply` as
-/// soon as the guest gives it.
+/// One call, with its arguments already in the store of the instance that will run it. The answer goes to `reply` as
+/// soon as the guest sets it.
 pub(crate) struct Preview2Call {
     request: Resource<IncomingRequest>,
     answer: Resource<ResponseOutparam>,
@@ -40,7 +40,7 @@ impl Preview2Call {
         Ok(Self { request, answer, reply: reply.clone() })
     }
 
-    /// The instance for it is made.
+    /// Records that its instance exists.
     pub(crate) fn instantiated(&self) {
         self.reply.instantiated();
     }
@@ -71,7 +71,7 @@ fn arguments(
     Ok((request, answer))
 }
 
-/// The request in the form that the bindings take, with an authority, which they insist on.
+/// Converts the request to the bindings' type, and adds the authority that they require.
 pub(super) fn to_guest(request: Request<Body>) -> Request<WasiBody> {
     let (mut parts, body) = request.into_parts();
     if parts.uri.authority().is_none() && !parts.headers.contains_key(http::header::HOST) {

@@ -29,15 +29,15 @@ pub(crate) async fn instantiate(pre: &ServicePre<StoreData>, store: &mut Store) 
     pre.instantiate_async(store).await
 }
 
-/// One call, its request already in the store of the instance that will run it. The answer goes to `reply`, and the
-/// guest continues until it has no work left.
+/// One call, with its request already in the store of the instance that will run it. The answer goes to `reply`, and
+/// the guest continues until it has no work left.
 pub(crate) struct Preview3Call {
     request: Resource<p3::Request>,
     sent: Sent,
     reply: Reply,
 }
 
-/// Tells what became of the request's body.
+/// Completes when the request's body has been sent.
 type Sent = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 impl Preview3Call {
@@ -49,7 +49,7 @@ impl Preview3Call {
         Ok(Self { request, sent: Box::pin(sent), reply: reply.clone() })
     }
 
-    /// The instance for it is made.
+    /// Records that its instance exists.
     pub(crate) fn instantiated(&self) {
         self.reply.instantiated();
     }
@@ -80,8 +80,8 @@ impl Preview3Call {
     }
 }
 
-/// The request with scheme and authority in its URI, from where the bindings take them. The receiver of the request
-/// may have left the authority in `host` alone.
+/// Adds scheme and authority to the request's URI, where the bindings read them. A received request may have the
+/// authority in its `host` header only.
 fn with_authority<B>(mut request: Request<B>) -> Request<B> {
     let host = request.headers().get(HOST).map(|host| Authority::try_from(host.as_bytes()));
     if request.uri().authority().is_none()

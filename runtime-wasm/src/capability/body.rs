@@ -1,4 +1,4 @@
-//! The body of an outbound request's answer, with a limit on the pauses in it.
+//! The body of an outbound request's response, with a limit on the pauses in it.
 
 use std::{
     pin::Pin,
@@ -12,11 +12,11 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 use wasmtime_wasi_http::Error;
 
-/// A body that fails when nothing came for too long.
+/// A body that fails when no data arrives for too long.
 pub(crate) struct TimedBody {
     body: Incoming,
     pause_max: Duration,
-    /// Runs while the body is waited for.
+    /// The timer that runs while the body is awaited.
     pause: Option<Pin<Box<Sleep>>>,
 }
 

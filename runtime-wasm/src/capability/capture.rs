@@ -1,4 +1,4 @@
-//! The end of a job's stdout and stderr, kept in memory and written to files when it has ended.
+//! The last bytes of a job's stdout and stderr, kept in memory and written to files when the job has ended.
 
 use std::{
     collections::VecDeque,
@@ -66,12 +66,12 @@ impl Capture {
         }
     }
 
-    /// Blocks for as long as a few hundred KiB take.
+    /// Blocks while some hundred KiB are written.
     pub(crate) fn write(&self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let path = self.folder.join(stream.name());
             if let Err(error) = self.of(stream).lock().write(&path) {
-                tracing::warn!(path = %path.display(), %error, "cannot keep a job's output");
+                tracing::warn!(path = %path.display(), %error, "cannot write a job's output");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Connecting to an address that was judged: resolve, judge every address, connect to one that passed.
+//! Connections to checked addresses: resolves a name, checks every address, connects to an allowed one.
 
 use std::{
     io,
@@ -90,21 +90,21 @@ impl CheckedConnector {
             return Err(ConnectError::Denied);
         }
         let until = Instant::now() + self.timeout;
-        // More requests at once than connections take turns, as in a browser; a pooled one that comes free first is
-        // taken instead.
+        // Limits the requests that connect at the same time to the number of connections, as browsers do; a pooled
+        // connection that becomes idle first is used instead.
         let turn = tokio::time::timeout_at(until, self.connections.clone().acquire_owned()).await;
-        // Never closed.
+        // The semaphore is never closed.
         let permit = turn.ok().and_then(Result::ok).ok_or(ConnectError::Limit)?;
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let addresses = self.addresses(verdict, &uri, port, until).await?;
         let stream = to_any(&addresses, until).await?;
-        // Only latency depends on it.
+        // A failure costs only latency.
         stream.set_nodelay(true).ok();
         Ok(CountedStream { stream: TokioIo::new(stream), _permit: permit })
     }
 
-    /// The addresses of a destination that may be connected to. The name of a Service leads to the Service's addresses,
-    /// which are private, where a rule names it itself; a wildcard does not open the cluster.
+    /// The addresses of a destination that may be connected to. The name of a Service resolves to the Service's
+    /// addresses, which are private, if a rule lists it exactly; a wildcard gives no access to the cluster.
     async fn addresses(
         &self,
         verdict: EgressVerdict,
@@ -136,7 +136,7 @@ impl CheckedConnector {
     }
 }
 
-/// Whether a rule names this destination exactly, not by a wildcard.
+/// Whether a rule lists this destination exactly, not by a wildcard.
 fn is_listed_itself(rules: &[EgressRule], scheme: &str, host: &str, port: u16) -> bool {
     let host = host.trim_end_matches('.');
     let exact = format!("{scheme}://{host}:{port}").parse();
@@ -159,7 +159,7 @@ async fn to_any(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, C
     Err(last)
 }
 
-/// Which of a destination's addresses may be connected to.
+/// Filters the addresses of a destination that may be connected to.
 fn allowed(verdict: EgressVerdict, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
     match verdict {
         EgressVerdict::Denied => return Err(ConnectError::Denied),
@@ -186,7 +186,7 @@ impl tower::Service<Uri> for CheckedConnector {
     }
 }
 
-/// A connection that counts against its program's limit as long as it is open.
+/// A connection that counts against its program's limit while it is open.
 pub(crate) struct CountedStream {
     stream: TokioIo<TcpStream>,
     _permit: OwnedSemaphorePermit,
@@ -285,7 +285,7 @@ mod tests {
             connector.connect(format!("http://{host}:{port}/").parse().unwrap())
         };
         connect(format!("http://web.shop:{port}"), "web.shop").await.unwrap();
-        // A wildcard matches hosts of the internet only: it does not open the cluster.
+        // A wildcard matches hosts of the internet only, not those of the cluster.
         for (rule, is_listed) in
             [("http://*.shop", false), ("http://web.shop", true), ("https://web.shop", false)]
         {
@@ -296,7 +296,7 @@ mod tests {
         assert!(matches!(unlisted, Err(ConnectError::Denied)));
         let empty = connect(format!("http://empty.shop:{port}"), "empty.shop").await;
         assert!(matches!(empty, Err(ConnectError::Dns(_))));
-        // An alias leads out of the cluster, to public addresses only.
+        // An alias resolves outside the cluster, to public addresses only.
         let alias = connect(format!("http://away.shop:{port}"), "away.shop").await;
         assert!(matches!(alias, Err(ConnectError::Prohibited)));
     }

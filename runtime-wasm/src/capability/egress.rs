@@ -1,8 +1,8 @@
 //! Outbound HTTP: denied unless the function's rules allow the destination, over pooled connections.
 //!
 //! A destination is checked twice: its name when the guest sends the request ([`mayfly_api::egress::judge`]), and each
-//! of its addresses when a connection is made ([`super::connect`]). The connection goes to a checked address, so a name
-//! that changes its addresses gains nothing. Redirects are followed by the guest, and checked like any other request.
+//! of its addresses when a connection is made ([`super::connect`]). The connection goes to a checked address, so DNS
+//! rebinding has no effect. The guest follows redirects itself, and each is checked like any other request.
 
 use std::{
     error::Error as _,
@@ -33,22 +33,22 @@ use crate::{
     guest::{BODY_CHUNK_BYTES_MAX, GuestProgram},
 };
 
-/// HTTP/2's windows: what one answer, and all answers of one host, may have under way to us. All instances of a revision
-/// share a connection: answers that are not read must not keep others from coming.
+/// Flow control windows of HTTP/2, per response and per connection. All instances of a revision share a connection:
+/// unread responses must not block the others.
 const HTTP2_STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-/// The interval of PING frames on a silent connection in use; without an answer it is closed.
+/// The interval of PING frames on an idle connection with open streams; without a reply it is closed.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 
-/// One program's way out: its rules, and the connections it has made.
+/// The outbound HTTP of one program: its rules and its connections.
 pub(crate) struct Egress {
     rules: Arc<[EgressRule]>,
     config: EgressConfig,
     lookups: HostLookups,
-    /// Made at the first request.
+    /// Created at the first request.
     client: OnceLock<HttpClient>,
 }
 
@@ -104,7 +104,7 @@ impl Egress {
     }
 }
 
-/// The roots and protocols of all TLS connections, made once.
+/// The root certificates and protocol versions of all TLS connections, created once.
 fn tls() -> rustls::ClientConfig {
     static TLS: LazyLock<rustls::ClientConfig> = LazyLock::new(|| {
         use hyper_rustls::ConfigBuilderExt as _;
@@ -131,7 +131,7 @@ fn client_error(error: &hyper_util::client::legacy::Error) -> Error {
                 _ => Error::TlsProtocolError,
             };
         }
-        // An error inside an io::Error is not its source, but its content.
+        // An error wrapped in an io::Error is its content, not its source.
         if let Some(error) = at.downcast_ref::<std::io::Error>()
             && let Some(inner) = error.get_ref()
             && inner.is::<rustls::Error>()
@@ -203,7 +203,7 @@ impl WasiHttpHooks for Outbound {
                 Ok(response) => Ok((response, Box::new(async { Ok(()) }) as Io)),
                 Err(error) => {
                     if matches!(error, Error::DestinationIpProhibited) {
-                        let why = "it has no public address; private ones must be listed themselves";
+                        let why = "it has no public address; private addresses must be listed explicitly";
                         program.log.note(&format!("request to {target} denied: {why}"));
                         return Err(Error::HttpRequestDenied);
                     }

@@ -1,8 +1,8 @@
 //! Name resolution for guests.
 //!
-//! The system's resolver blocks a thread until the name's servers answer or time out. All programs share the threads,
-//! so concurrent lookups are bounded per program and in all; a further lookup waits, within the connect timeout of its
-//! caller.
+//! The system's resolver blocks a thread until the name servers answer or time out. All programs share the threads, so
+//! concurrent lookups are bounded per program and in total; further lookups wait, within the connect timeout of their
+//! callers.
 
 use std::{
     io,
@@ -17,16 +17,16 @@ use super::connect::ConnectError;
 
 /// The largest number of concurrent lookups of one program.
 const PROGRAM_LOOKUPS_MAX: usize = 8;
-/// The largest number of concurrent lookups: an eighth of the blocking threads.
+/// The largest number of concurrent lookups in total: an eighth of the blocking threads.
 const HOST_LOOKUPS_MAX: usize = 64;
 
 /// All lookups of a host. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct HostLookups {
     places: Arc<Semaphore>,
-    /// Asks, and blocks.
+    /// Resolves a name; blocks.
     ask: fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
-    /// The names of Services; empty until the cluster's parts are created.
+    /// The names of Services; unset until the control plane has been created.
     cluster: Arc<OnceLock<Arc<dyn ClusterHosts>>>,
 }
 
@@ -38,9 +38,9 @@ impl Default for HostLookups {
 }
 
 impl HostLookups {
-    /// Makes the cluster's names known. Once.
+    /// Sets the cluster's names, once.
     pub(crate) fn attach(&self, cluster: Arc<dyn ClusterHosts>) {
-        // A second attachment would be a second cluster in this process, which no server has.
+        // A server has one cluster, so a second attachment cannot happen.
         let _ = self.cluster.set(cluster);
     }
 }
@@ -71,7 +71,7 @@ impl Lookups {
         let places = (place(&self.places).await?, place(&self.host.places).await?);
         let (host, ask) = (host.to_owned(), self.host.ask);
         let asking = tokio::task::spawn_blocking(move || {
-            // Held until the thread is free again, which may be long after the caller gave up.
+            // Held until the thread is free again, which may be long after the caller timed out.
             let _places = places;
             ask(&host, port)
         });
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Held by the test while no server answers.
+    /// Locked by the test while the fake resolver must not answer.
     static SILENCE: Mutex<()> = Mutex::new(());
     static ASKED: AtomicUsize = AtomicUsize::new(0);
 

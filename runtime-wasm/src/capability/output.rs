@@ -1,7 +1,7 @@
-//! A guest's stdout and stderr: lines into its log, at a bounded rate.
+//! A guest's stdout and stderr: written line by line to its log, at a bounded rate.
 //!
 //! A function that writes faster than its rate is not slowed: excess lines are dropped and counted, and a line in the
-//! log has their number. A job waits instead: its output is its result.
+//! log reports the count. A job is throttled instead, because its output is its result.
 
 use std::{
     io,
@@ -30,32 +30,32 @@ use wasmtime_wasi::{
 
 use super::capture::Capture;
 
-/// Bytes a guest may hand over in one write.
+/// Bytes a guest may pass in one write.
 const WRITE_BYTES_MAX: usize = 64 << 10;
-/// The cost of a line beside its own bytes: its time and its stream's name in the file, and the work.
+/// The cost of a line in addition to its own bytes: timestamp and stream name in the file, and the processing.
 const LINE_BYTES: usize = 64;
-/// Bytes per second that the host writes into a program's log; excess lines are left out. A guest that fails
-/// repeatedly can cause any number.
+/// Messages of the host in a program's log, in bytes per second; excess lines are dropped. A guest that fails
+/// repeatedly can cause any number of them.
 const NOTES_BYTES_PER_SECOND: u64 = 64 << 10;
-/// The time by which a guest may write ahead of its rate before it waits.
+/// How far a guest may write ahead of its rate before it waits.
 const BURST: Duration = Duration::from_secs(1);
 
-/// The target of one program's output.
+/// The log of one program.
 #[derive(Clone)]
 pub(crate) struct ProgramLog(Arc<Inner>);
 
-/// The treatment of output beyond the rate.
+/// The treatment of output beyond the rate limit.
 #[derive(Clone)]
 pub(crate) enum Beyond {
     /// The program waits.
     Wait,
-    /// It is dropped, and its lines are counted.
+    /// Lines are dropped and counted.
     Drop(Counter),
 }
 
 struct Inner {
     beyond: Beyond,
-    /// Lines dropped since the log last said so.
+    /// Lines dropped since the log last reported them.
     dropped: AtomicU64,
     file: LogFile,
     pace: Pace,
@@ -64,12 +64,12 @@ struct Inner {
 }
 
 impl ProgramLog {
-    /// Of a function, which never waits for its log.
+    /// The log of a function, which never waits for it.
     pub(crate) fn new(writer: &LogWriter, path: PathBuf, bytes_per_second: u64, dropped: &Counter) -> Self {
         Self::with(writer, path, bytes_per_second, Beyond::Drop(dropped.clone()), None)
     }
 
-    /// The log of a job, whose last output is kept.
+    /// The log of a job, with a capture of its last output.
     pub(crate) fn capturing(
         writer: &LogWriter,
         path: PathBuf,
@@ -91,7 +91,7 @@ impl ProgramLog {
         Self(Arc::new(Inner { beyond, dropped, file, pace, notes, capture }))
     }
 
-    /// Writes the kept output to its files. Blocks for a short time.
+    /// Writes the captured output to its files. Blocks briefly.
     pub(crate) fn write_capture(&self) {
         if let Some(capture) = &self.0.capture {
             capture.write();
@@ -103,7 +103,8 @@ impl ProgramLog {
         GuestOutput(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
     }
 
-    /// Whether output is to be dropped now. The first that is not, after some was, is preceded by how much was.
+    /// Whether to drop output now. The first output written after a drop is preceded by a line with the number of
+    /// dropped lines.
     fn drops(&self, lines: usize) -> bool {
         let Beyond::Drop(counter) = &self.0.beyond else { return false };
         if self.0.pace.wait_until().is_some() {
@@ -121,7 +122,7 @@ impl ProgramLog {
         false
     }
 
-    /// Writes a line of the host, unless there were too many.
+    /// Writes a message of the host, unless the host exceeds its own rate.
     pub(crate) fn note(&self, text: &str) {
         if self.0.notes.wait_until().is_some() {
             return;
@@ -134,7 +135,7 @@ impl ProgramLog {
     }
 }
 
-/// A rate limit: the moment until which the written bytes are paid for, in nanoseconds after `start`.
+/// A rate limit: the time until which the written bytes are accounted for, in nanoseconds after `start`.
 struct Pace {
     start: Instant,
     paid_until: AtomicU64,
@@ -161,7 +162,7 @@ impl Pace {
         self.paid_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).ok();
     }
 
-    /// When the next write may come, if not now.
+    /// The time of the next permitted write, unless that is now.
     fn wait_until(&self) -> Option<Instant> {
         let ahead = self.paid_until.load(Ordering::Relaxed).saturating_sub(self.now());
         let ahead = Duration::from_nanos(ahead);
@@ -184,7 +185,7 @@ impl GuestOutput {
         &self.0.log.0.pace
     }
 
-    /// When the next write may come, if the program has to wait for it.
+    /// The time of the next permitted write, if the program has to wait for it.
     fn wait_until(&self) -> Option<Instant> {
         match self.0.log.0.beyond {
             Beyond::Wait => self.pace().wait_until(),
@@ -192,7 +193,7 @@ impl GuestOutput {
         }
     }
 
-    /// The request is over; another may write here next.
+    /// Ends an open line after a request: another one may write here next.
     pub(crate) fn end_line(&self) {
         if let Some(sink) = self.0.sink.get() {
             sink.lock().end_line();
@@ -254,7 +255,7 @@ impl Pollable for GuestOutput {
     }
 }
 
-/// The same for components of 0.3.
+/// The output stream for components of 0.3.
 struct AsyncOutput {
     output: GuestOutput,
     waiting: Option<Pin<Box<Sleep>>>,

@@ -1,7 +1,7 @@
-//! `wasi:random@0.2` in pieces: wasmtime-wasi creates all the bytes of a call at once, which blocks the thread for
-//! other guests.
+//! `wasi:random@0.2` in pieces: wasmtime-wasi generates all bytes of a call at once, which blocks the thread for other
+//! guests.
 //!
-//! In 0.3 a call may return fewer bytes than it requests, so its limit alone suffices ([`PIECE_BYTES`]).
+//! In 0.3 a call may return fewer bytes than requested, so a limit per call suffices ([`PIECE_BYTES`]).
 
 use wasmtime::{StoreContextMut, UpdateDeadline, component::Linker, format_err};
 use wasmtime_wasi::{
@@ -11,9 +11,9 @@ use wasmtime_wasi::{
 
 use crate::{cpu::slice, guest::StoreData};
 
-/// Random bytes that are made without looking at the time slice: a few hundred microseconds.
+/// Random bytes that are generated between two checks of the time slice: a few hundred microseconds.
 pub(crate) const PIECE_BYTES: u64 = 32 << 10;
-/// Random bytes that one call may ask for. The host holds them until they are copied to the guest.
+/// Random bytes that one call may request. The host holds them until they are copied to the guest.
 const CALL_BYTES_MAX: u64 = 16 << 20;
 
 /// The functions that are replaced, as wasmtime-wasi names them.
@@ -24,7 +24,7 @@ const FUNCTIONS: [(&str, &str, Make); 2] = [
 
 type Make = fn(&mut WasiRandomCtx, u64) -> wasmtime::Result<Vec<u8>>;
 
-/// Puts these functions in the place of wasmtime-wasi's.
+/// Replaces wasmtime-wasi's functions in the linker.
 pub(super) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     for (interface, name, make) in FUNCTIONS {
@@ -46,7 +46,7 @@ async fn bytes(
 ) -> wasmtime::Result<Vec<u8>> {
     if length > CALL_BYTES_MAX {
         return Err(format_err!(
-            "it asked for {length} random bytes in one call; at most {CALL_BYTES_MAX} can be had"
+            "it requested {length} random bytes in one call; the maximum is {CALL_BYTES_MAX}"
         ));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(length)?);

@@ -1,13 +1,13 @@
 //! The body of a 0.2 guest's response, between the guest that writes it and the reader.
 //!
-//! It takes the place of wasmtime-wasi-http's own, which is two channels (one for the bytes, one for the end), needs
-//! five futures on the heap for a small write, and is bounded in pieces, not in bytes.
-//! Here it is one queue behind one lock. Bodies of outbound requests stay wasmtime-wasi-http's.
+//! Replaces the implementation of wasmtime-wasi-http, which uses two channels (one for the bytes, one for the end),
+//! allocates five futures for a small write, and bounds the number of pieces instead of bytes. Here it is one queue
+//! behind one lock. Bodies of outbound requests keep the implementation of wasmtime-wasi-http.
 //!
 //! ```text
 //! open ──finish──▶ ended (with trailers or without)
-//!   │ ──dropped by the guest, or another length than announced──▶ broken off
-//!   └ ──the instance is gone──▶ left: for the reader as if ended; who knows better is the caller
+//!   │ ──dropped by the guest, or content-length mismatch──▶ failed
+//!   └ ──the instance is dropped──▶ abandoned: the reader sees an end, the caller knows the failure
 //! ```
 
 use std::{
@@ -42,10 +42,10 @@ use crate::guest::StoreData;
 
 /// The interface whose functions are replaced here, as wasmtime-wasi-http names it.
 const TYPES: &str = "wasi:http/types@0.2.12";
-/// Bytes that a guest may be ahead of its reader.
+/// Bytes that a guest may write ahead of the reader.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Puts the functions of response bodies in the place of wasmtime-wasi-http's.
+/// Replaces wasmtime-wasi-http's functions of response bodies.
 pub(super) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut types = linker.instance(TYPES)?;
@@ -93,15 +93,15 @@ pub(super) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Bytes that wait for their reader, if this entry of a table is the guest's end of a body.
+/// Unread bytes, if this table entry is the guest's end of a body.
 pub(crate) fn bytes_ahead(entry: &dyn Any) -> Option<usize> {
     entry.downcast_ref::<GuestEnd>().map(|body| body.0.lock().ahead)
 }
 
-/// The guest's end, in the instance's table where the bindings expect wasmtime-wasi-http's.
+/// The guest's end of the body, stored in the instance's table in place of wasmtime-wasi-http's type.
 struct GuestEnd(HostContext);
 
-/// The same entry of the table under its real type, if it was created here.
+/// The same entry of the table under its real type, which this module created.
 fn ours(id: &Resource<HostOutgoingBody>) -> Resource<GuestEnd> {
     match id.owned() {
         true => Resource::new_own(id.rep()),
@@ -109,7 +109,7 @@ fn ours(id: &Resource<HostOutgoingBody>) -> Resource<GuestEnd> {
     }
 }
 
-/// `Err`: the response has a body already, or announces a length that is none.
+/// `Err`: the response already has a body, or its content-length is invalid.
 fn open(
     table: &mut ResourceTable,
     response: &Resource<HostOutgoingResponse>,
@@ -125,8 +125,7 @@ fn open(
     Ok(Ok(Resource::new_own(id.rep())))
 }
 
-/// The length that a response's headers announce. One that is none, or several, cannot be sent (RFC 9110,
-/// section 8.6).
+/// The content-length of a response's headers. An invalid value, or several, cannot be sent (RFC 9110, section 8.6).
 fn announced(headers: &HeaderMap) -> Result<Option<u64>, ()> {
     let mut values = headers.get_all(CONTENT_LENGTH).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -137,7 +136,7 @@ fn announced(headers: &HeaderMap) -> Result<Option<u64>, ()> {
     value.to_str().ok().and_then(|text| text.parse().ok()).map(Some).ok_or(())
 }
 
-/// `Err`: the stream was taken already.
+/// `Err`: the stream was already taken.
 fn write(
     table: &mut ResourceTable,
     body: &Resource<HostOutgoingBody>,
@@ -150,8 +149,8 @@ fn write(
     Ok(Ok(table.push(stream)?))
 }
 
-/// Takes the guest's end out of the table. Its stream has to be dropped before, as a child of it: the table could
-/// watch over that, and would allocate for it.
+/// Takes the guest's end out of the table. The guest has to drop its stream, a child resource, before that; the table
+/// could enforce this, but would allocate for it.
 fn close(table: &mut ResourceTable, body: &Resource<HostOutgoingBody>) -> wasmtime::Result<GuestEnd> {
     if table.get(&ours(body))?.0.lock().stream == Stream::Open {
         return Err(ResourceTableError::HasChildren.into());
@@ -201,11 +200,11 @@ impl HostContext {
 
 #[derive(Default)]
 struct Pipe {
-    /// Most bodies are one piece, for which nothing is allocated.
+    /// Most bodies are one piece, which needs no allocation of the queue.
     first: Option<Bytes>,
-    /// The data after `first`; empty when `first` is.
+    /// The data after `first`; empty when `first` is `None`.
     more: VecDeque<Bytes>,
-    /// Bytes in both.
+    /// Unread bytes in `first` and `more`.
     ahead: usize,
     /// The `content-length`.
     announced: Option<u64>,
@@ -217,7 +216,7 @@ struct Pipe {
     writer: Option<Waker>,
 }
 
-/// The guest's output stream, of which there is one at most.
+/// The state of the guest's output stream, of which there is at most one.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stream {
     #[default]
@@ -255,7 +254,7 @@ impl Pipe {
         Some(bytes)
     }
 
-    /// The first end counts.
+    /// Sets the end; later calls have no effect.
     fn end(&mut self, end: End) {
         if self.end.is_none() {
             self.end = Some(end);
@@ -308,7 +307,8 @@ impl OutputStream for Writer {
         }
     }
 
-    /// Like the default, without a heap-allocated future for each of what is usually one step.
+    /// Like the default implementation, but without a heap-allocated future for each step, of which there is usually
+    /// one.
     async fn blocking_write_and_flush(&mut self, mut bytes: Bytes) -> StreamResult<()> {
         loop {
             let room = self.check_write()?;
@@ -345,7 +345,7 @@ impl Drop for Writer {
     }
 }
 
-/// The end that is read, as the response's body.
+/// The reader's end, as the response's body.
 struct Reader(HostContext);
 
 impl Body for Reader {
@@ -390,7 +390,8 @@ mod tests {
         (GuestEnd(shared.clone()), Writer(shared.clone()), Reader(shared))
     }
 
-    /// The readable data as text, `.` for trailers, `!` for an error, `$` for the end, `…` for none yet.
+    /// Reads the available data as text: `.` for trailers, `!` for an error, `$` for the end, `…` if nothing is
+    /// available.
     fn read(reader: &mut Reader) -> String {
         let mut cx = Context::from_waker(Waker::noop());
         match Pin::new(reader).poll_frame(&mut cx) {
@@ -466,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Under another name they would stand beside wasmtime-wasi-http's, unused.
+    /// Functions under another name would be linked beside wasmtime-wasi-http's, unused.
     #[test]
     fn the_functions_replaced_are_those_of_the_interface_that_is_linked() {
         let engine = wasmtime::Engine::new(&engine::settings(AsyncModel::Sync, 1 << 32)).unwrap();

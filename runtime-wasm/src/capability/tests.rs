@@ -3,8 +3,7 @@ use mayfly_runtime::component::known;
 use super::*;
 use crate::engine::AsyncModel;
 
-/// Links a component that imports every interface of the table, as an empty instance: the linker refuses
-/// one that it does not know.
+/// Links a component that imports every interface of the table as an empty instance: the linker rejects unknown ones.
 #[test]
 fn every_known_interface_is_linked() {
     for (table, version, model) in [
@@ -21,7 +20,7 @@ fn every_known_interface_is_linked() {
             interfaces.iter().map(move |interface| format!("{package}/{interface}@{version}"))
         });
         for name in names.chain(known::DRAFTS.iter().map(|draft| (*draft).to_owned())) {
-            // An import of a function that cannot exist: the refusal tells whether the instance does.
+            // This imports a function that cannot exist: the error says whether the linker knows the instance.
             let text = format!(r#"(component (import "{name}" (instance (export "no-such" (func)))))"#);
             let component = wasmtime::component::Component::new(&engine, text).unwrap();
             let error = linker.instantiate_pre(&component).err().unwrap();

@@ -1,5 +1,5 @@
-//! The environment by the names of other interfaces: the variables of Spin applications, and the draft of `wasi:config`
-//! that Spin's SDKs were made for.
+//! The environment under other interfaces: the variables of Spin applications, and the draft of `wasi:config` that
+//! Spin's SDKs target.
 
 use wasmtime::{
     StoreContextMut,
@@ -54,7 +54,7 @@ fn value<'a>(program: &'a GuestProgram, name: &str) -> Option<&'a str> {
 fn variable(program: &GuestProgram, name: &str) -> Result<String, VariablesError> {
     if !is_name(name) {
         let rule = "lower-case letters, digits and single underscores, a letter first";
-        return Err(VariablesError::InvalidName(format!("{name:?} is no variable's name: {rule}")));
+        return Err(VariablesError::InvalidName(format!("{name:?} is not a valid variable name: {rule}")));
     }
     let undefined = || VariablesError::Undefined(format!("no environment variable {name:?} is set"));
     value(program, name).map(str::to_owned).ok_or_else(undefined)

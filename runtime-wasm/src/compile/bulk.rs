@@ -1,12 +1,12 @@
-//! Makes bulk memory instructions interruptible, before a component is compiled.
+//! Makes bulk memory instructions interruptible before a component is compiled.
 //!
 //! Guests are interrupted in loops and at function entries. `memory.fill`, `memory.copy` and `memory.init` are single
-//! instructions that may take as long as a whole memory takes, and wasmtime looks at the epoch only before them. Here
-//! each of them whose length is not known to be small becomes a call of a helper function in the same module, which
-//! does the same in a loop of pieces of [`PIECE_BYTES`].
+//! instructions that may process a whole memory, and wasmtime checks the epoch only before them. Each of them whose
+//! length is not a small constant becomes a call of a helper function in the same module, which does the same in a loop
+//! over pieces of [`PIECE_BYTES`].
 //!
-//! Nothing else of a component is changed, byte by byte: the helpers are appended behind the module's own functions and
-//! types, so that no index moves. Instructions over tables need no pieces: tables are small
+//! The rest of the component stays byte for byte the same: the helpers are appended after the module's own functions
+//! and types, so that no index changes. Table instructions need no splitting, because tables are small
 //! (`mayfly_runtime::component::TABLE_ELEMENTS_MAX`).
 
 use wasm_encoder::{BlockType, Function, Instruction, ValType};
@@ -15,8 +15,8 @@ use wasmparser::{
     MemorySectionReader, MemoryType, Operator, TypeRef, TypeSectionReader,
 };
 
-/// The maximum number of bytes of one instruction: ten microseconds, or a hundred when its pages are touched for the
-/// first time.
+/// The maximum number of bytes of one instruction: about 10 µs, or 100 µs when its pages are touched for the first
+/// time.
 const PIECE_BYTES: u32 = 256 << 10;
 
 /// Magic number and version.
@@ -29,7 +29,7 @@ const SECTION_MEMORY: u8 = 5;
 const SECTION_CODE: u8 = 10;
 const COMPONENT_SECTION_MODULE: u8 = 1;
 const COMPONENT_SECTION_COMPONENT: u8 = 4;
-/// Hints for compilers, by their place in the code, which is another afterwards.
+/// Hints for compilers, keyed by code offset, which the rewriting invalidates.
 const CODE_METADATA_PREFIX: &str = "metadata.code.";
 
 type Result<T> = std::result::Result<T, BinaryReaderError>;
@@ -73,8 +73,8 @@ fn put_section(to: &mut Vec<u8>, id: u8, content: &[u8]) {
     to.extend_from_slice(content);
 }
 
-/// An unsigned number in LEB128. Sizes here are those of a file that was read, and of what is added to it: they fit
-/// into the 32 bits that the format has.
+/// Appends an unsigned number in LEB128. All sizes derive from a file in memory, so they fit into the 32 bits that the
+/// format has.
 fn put_number(to: &mut Vec<u8>, number: usize) {
     let mut rest = number;
     while rest >= 0x80 {
@@ -111,7 +111,7 @@ impl BulkOp {
     }
 }
 
-/// The parts of a module that its helper functions depend on.
+/// The counts and types of a module that its helper functions depend on.
 #[derive(Default)]
 struct Indices {
     types: u32,
@@ -195,7 +195,7 @@ fn number_bytes(number: usize) -> Vec<u8> {
     bytes
 }
 
-/// A section that is a counted list, with more entries at its end. A recursive group of types counts as one entry.
+/// Appends entries to a section that is a counted list. A recursive type group counts as one entry.
 fn appended(content: &[u8], entries: impl ExactSizeIterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
     let mut reader = BinaryReader::new(content, 0);
     let count = reader.read_var_u32()? as usize;
@@ -220,7 +220,7 @@ fn code_section(bodies: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
 
 /// The helpers that a module needs: one for each instruction with its operands.
 struct Helpers {
-    /// The index of the first.
+    /// The function index of the first helper.
     first: u32,
     ops: Vec<BulkOp>,
 }
@@ -246,7 +246,7 @@ impl Helpers {
         let mut rewritten = Vec::with_capacity(range.len());
         let mut copied = range.start;
         let mut operators = body.get_operators_reader()?;
-        // The constant on top of the stack, where the last instruction put one there.
+        // The constant on top of the stack, if the previous instruction pushed one.
         let mut constant = None;
         while !operators.eof() {
             let start = operators.original_position();
@@ -270,12 +270,12 @@ impl Helpers {
     }
 }
 
-/// A function that does what an instruction does, in pieces. Its parameters are the instruction's: where to, what (or
-/// from where), how many bytes.
+/// A function that does the same as an instruction, in pieces. Its parameters are the instruction's: destination,
+/// source (or value), length in bytes.
 struct Helper {
     op: BulkOp,
     parameters: [ValType; 3],
-    /// The memories that are touched: which parameter is the place in it, its index, its type.
+    /// The memories that it accesses: the parameter with the address, the memory's index, its type.
     touched: Vec<(u32, u32, MemoryType)>,
 }
 
@@ -288,7 +288,7 @@ impl Helper {
         let memory = |index: u32| indices.memories.get(index as usize).copied();
         let index_type = |index| match memory(index) {
             Some(memory) if memory.memory64 => ValType::I64,
-            // A memory that does not exist is refused when the module is compiled.
+            // A module with an index of a missing memory is rejected at compilation.
             _ => ValType::I32,
         };
         let (parameters, touched) = match op {
@@ -339,7 +339,7 @@ impl Body<'_> {
         self.whole_if_out_of_bounds();
         let copies = matches!(self.helper.op, BulkOp::Copy { .. });
         if copies {
-            // Two memories may be one by two names, so that the order of the pieces counts in any case.
+            // Two indices may name the same memory (by two imports), so the order of the pieces always matters.
             self.wide(FROM).wide(TO).put(&[Instruction::I64LtU, Instruction::If(BlockType::Empty)]);
             self.pieces_from_the_end();
             self.put(&[Instruction::Else]);
@@ -362,7 +362,7 @@ impl Body<'_> {
         self.helper.parameters[local as usize]
     }
 
-    /// A parameter as 64 bits.
+    /// Pushes a parameter as 64 bits.
     fn wide(&mut self, local: u32) -> &mut Self {
         self.put(&[Instruction::LocalGet(local)]);
         if self.ty(local) == ValType::I32 {
@@ -371,7 +371,7 @@ impl Body<'_> {
         self
     }
 
-    /// A piece's length, in the type of a parameter.
+    /// Pushes a piece's length, in the type of a parameter.
     fn piece(&mut self, like: u32) -> &mut Self {
         match self.ty(like) {
             ValType::I64 => self.put(&[Instruction::I64Const(i64::from(PIECE_BYTES))]),
@@ -390,7 +390,7 @@ impl Body<'_> {
         self.put(&[step, Instruction::LocalSet(local)])
     }
 
-    /// Emits the instruction itself, over the rest.
+    /// Emits the original instruction, for the remaining length.
     fn whole(&mut self) -> &mut Self {
         let op = self.helper.op.instruction();
         self.put(&[Instruction::LocalGet(TO), Instruction::LocalGet(FROM), Instruction::LocalGet(LENGTH), op])
@@ -408,7 +408,7 @@ impl Body<'_> {
         self.is_more_than_a_piece().put(&[Instruction::I32Eqz]).whole_if();
     }
 
-    /// It traps before it has written anything.
+    /// The instruction then traps before it writes anything.
     fn whole_if_out_of_bounds(&mut self) {
         for (place, index, memory) in self.helper.touched.clone() {
             let page_bytes_log2 = i64::from(memory.page_size_log2());

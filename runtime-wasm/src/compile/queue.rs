@@ -1,10 +1,10 @@
-//! Which component is compiled next: pure.
+//! Decides which component is compiled next, without locks and clocks.
 //!
-//! One component at a time, as long as that is quick: compilers take memory by the hundred megabytes. One that takes
-//! longer than [`SLOW_AFTER`] does not keep the others waiting: another may run beside it, [`RUNNING_MAX`] in all and
-//! [`NAMESPACE_RUNNING_MAX`] of one namespace. Of those that wait, the namespace whose compiling took least so far is
-//! next, and in it the component that came first, where each MiB counts like a second of waiting: small ones overtake
-//! large ones, and a large one still has its turn.
+//! Components are compiled one at a time as long as that is quick, because a compiler takes hundreds of megabytes of
+//! memory. A compilation that takes longer than [`SLOW_AFTER`] does not block the queue: another may run in parallel, up
+//! to [`RUNNING_MAX`] in total and [`NAMESPACE_RUNNING_MAX`] per namespace. The next component belongs to the namespace
+//! with the least compile time so far; within a namespace the order is by arrival, where each MiB of size counts as one
+//! second of later arrival: small components overtake large ones, but large ones are not starved.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 const SLOW_AFTER: Duration = Duration::from_secs(2);
 pub(super) const RUNNING_MAX: usize = 4;
 const NAMESPACE_RUNNING_MAX: usize = 2;
-/// The weight of size against waiting: a component of one MiB more counts as having waited for one second less.
+/// The weight of size against waiting time: each MiB of size counts as one second less of waiting.
 const WAIT_PER_MIB: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct CompileQueue {
     waiting: Vec<Waiting>,
     running: Vec<Running>,
-    /// Time that compiling took, by namespace; only while there is something to do.
+    /// Compile time by namespace; kept only while the queue is not empty.
     consumed: HashMap<String, Duration>,
     next: u64,
 }
@@ -28,7 +28,7 @@ pub(super) struct CompileQueue {
 struct Waiting {
     number: u64,
     namespace: String,
-    /// When it came, later by its size.
+    /// Arrival time plus the penalty for size.
     due: Instant,
 }
 
@@ -39,7 +39,7 @@ struct Running {
 }
 
 impl CompileQueue {
-    /// Enters a component; gives its number.
+    /// Adds a component; returns its number.
     pub(super) fn enter(&mut self, namespace: &str, bytes: usize, now: Instant) -> u64 {
         self.next += 1;
         let mib = bytes as f64 / f64::from(1 << 20);
@@ -48,7 +48,7 @@ impl CompileQueue {
         self.next
     }
 
-    /// Begins the component, if it is next; else returns when that may change without the end of another.
+    /// Begins the component if it is next. Otherwise returns when to check again even if no compilation ends.
     pub(super) fn try_begin(&mut self, number: u64, now: Instant) -> Result<(), Option<Instant>> {
         let slow = |running: &&Running| now >= running.started + SLOW_AFTER;
         if self.running.len() >= RUNNING_MAX {
@@ -75,7 +75,7 @@ impl CompileQueue {
         candidates.min_by_key(|(_, waiting)| order(waiting)).map(|(at, _)| at)
     }
 
-    /// A component is compiled, or was given up, wherever it was.
+    /// Removes a component that was compiled or given up, in any state.
     pub(super) fn leave(&mut self, number: u64, now: Instant) {
         self.waiting.retain(|waiting| waiting.number != number);
         if let Some(at) = self.running.iter().position(|running| running.number == number) {
@@ -91,7 +91,7 @@ impl CompileQueue {
         self.waiting.len()
     }
 
-    /// The duration of a running compilation; `None` if the component is not being compiled.
+    /// How long a compilation has been running; `None` if the component is not being compiled.
     pub(super) fn running_for(&self, number: u64, now: Instant) -> Option<Duration> {
         let running = self.running.iter().find(|running| running.number == number)?;
         Some(now.saturating_duration_since(running.started))
@@ -105,7 +105,7 @@ mod tests {
     const MIB: usize = 1 << 20;
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Begins the next compilation.
+    /// Begins the next compilation; returns its number.
     fn begin(queue: &mut CompileQueue, now: Instant) -> Option<u64> {
         let numbers: Vec<u64> = queue.waiting.iter().map(|waiting| waiting.number).collect();
         numbers.into_iter().find(|number| queue.try_begin(*number, now).is_ok())
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(begin(&mut queue, now), Some(evil[0]));
         let good = queue.enter("good", MIB, now);
         assert_eq!(queue.try_begin(good, now + SECOND), Err(Some(now + SLOW_AFTER)));
-        // Before the others of a namespace that has one running.
+        // It is next although another component of a namespace with a running compilation came first.
         assert_eq!(begin(&mut queue, now + 2 * SECOND), Some(good));
         queue.leave(good, now + 3 * SECOND);
         assert_eq!(begin(&mut queue, now + 3 * SECOND), Some(evil[1]));

@@ -1,4 +1,4 @@
-//! The compiler as a process: the component comes on standard input, its machine code leaves on standard output.
+//! The compiler process: reads the component from standard input and writes its machine code to standard output.
 
 use std::{
     ffi::OsStr,
@@ -17,24 +17,24 @@ use tokio::{
 use super::CompileError;
 use crate::engine::{self, AsyncModel};
 
-/// The exit status of a worker that refused its component; the reason is on its standard error.
+/// The exit status of a worker that rejects its component; the reason is on its standard error.
 const EXIT_INVALID: u8 = 3;
-/// The status of a worker that could not do its work: another one may.
+/// The exit status of a worker that failed for another reason: a retry may succeed.
 const EXIT_LOST: u8 = 4;
-/// The exit status of a worker that was started without what it needs.
+/// The exit status of a worker that was started with wrong arguments.
 const EXIT_USAGE: u8 = 2;
-/// The maximum duration of a worker on a busy processor, as a multiple of its timeout.
+/// The maximum duration of a worker on a busy machine, as a multiple of its timeout.
 const TIMEOUTS_MAX: u32 = 6;
-/// Signals by which others end a process. Those of its own doing (it aborts, it touches what it must not) are the
-/// component's: it would come to the same again.
+/// Signals sent from outside. Signals that the process causes itself (abort, segmentation fault) are blamed on the
+/// component: a retry would end in the same way.
 const ENDED_BY: [Signal; 6] =
     [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::XCPU];
-/// The maximum number of bytes that are read of a worker's standard error.
+/// The maximum number of bytes that are read from a worker's standard error.
 const MESSAGE_BYTES_MAX: u64 = 16 << 10;
 
 /// The command that starts a compiler process.
 pub(super) struct CompilerProcess {
-    /// Called as `PROGRAM compile ARG…`; must hand the arguments to [`run_worker`].
+    /// Started as `PROGRAM compile ARG…`; must pass the arguments to [`run_worker`].
     pub(super) program: PathBuf,
     pub(super) threads: usize,
     pub(super) memory_bytes_max: u64,
@@ -43,7 +43,8 @@ pub(super) struct CompilerProcess {
 }
 
 impl CompilerProcess {
-    /// On a busy machine it may take long through no fault of the component's: what counts is the processor's time.
+    /// The timeout applies to processor time: on a busy machine the duration may be long for reasons outside the
+    /// component.
     pub(super) async fn compile(&self, model: AsyncModel, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
         let child = self.start(model)?;
         let pid = child.id();
@@ -54,13 +55,13 @@ impl CompilerProcess {
             }
             if pid.and_then(processor_time).is_some_and(|used| used >= self.timeout) {
                 return Err(CompileError::Invalid(format!(
-                    "compiling it took longer than {:?}",
+                    "compilation took longer than {:?}",
                     self.timeout
                 )));
             }
         }
         Err(CompileError::Lost(
-            "the compiler got too little of the processor: is the machine overloaded?".into(),
+            "the compiler got too little processor time: is the machine overloaded?".into(),
         ))
     }
 
@@ -73,7 +74,7 @@ impl CompilerProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A Ctrl-C is meant for the server, which ends this one when it ends.
+            // A Ctrl-C is meant for the server, which ends this process when it ends.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -88,7 +89,7 @@ impl CompilerProcess {
             return Err(CompileError::Lost("the compiler has no pipes".into()));
         };
         let give = async move {
-            // It may have refused the part that came: its status tells.
+            // A worker may reject a component before it has read all of it: its exit status decides.
             stdin.write_all(wasm).await.ok();
         };
         let ((), machine_code, message) =
@@ -109,22 +110,22 @@ impl CompilerProcess {
         if status.code() == Some(EXIT_LOST.into()) {
             return CompileError::Lost(message);
         }
-        // Killed from outside: the kernel's or another out-of-memory killer, the service manager, an operator.
+        // Killed from outside: by the kernel's or another out-of-memory killer, the service manager, or an operator.
         if let Some(signal) = status.signal()
             && ENDED_BY.iter().any(|ending| ending.as_raw() == signal)
         {
             return CompileError::Lost(format!(
-                "the compiler was ended ({status}); was the machine out of memory?"
+                "the compiler was killed ({status}); was the machine out of memory?"
             ));
         }
         let memory_mib = self.memory_bytes_max >> 20;
         CompileError::Invalid(format!(
-            "the compiler broke on it ({status}; it may use {memory_mib} MiB of memory): {message}"
+            "the compiler crashed ({status}; its memory limit is {memory_mib} MiB): {message}"
         ))
     }
 }
 
-/// The time that the processor has worked for a process, with all its threads; `None` when it has ended.
+/// The processor time of a process with all its threads; `None` when it has ended.
 fn processor_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // proc(5): after the name in parentheses utime is the twelfth field, stime the thirteenth.
@@ -141,11 +142,11 @@ async fn read(from: impl AsyncRead + Unpin, bytes_max: u64) -> io::Result<Vec<u8
     Ok(content)
 }
 
-/// Compiles one component, as the process that a host with [`CompileIn::Process`](crate::CompileIn::Process)
-/// started: `args` is what it was given after `compile`. Its output is not for people.
+/// Compiles one component, as the process that a host with [`CompileIn::Process`](crate::CompileIn::Process) started:
+/// `args` are the arguments after `compile`. The output is machine code.
 pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
     let Some(job) = Job::parse(args) else {
-        complain("this command is for the server's own use: it compiles what the server hands it");
+        complain("this command is for internal use: the server starts it to compile a component");
         return ExitCode::from(EXIT_USAGE);
     };
     job.step_back();
@@ -159,13 +160,13 @@ pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
 }
 
 fn complain(why: &str) {
-    // The reader may be gone.
+    // The reader may have exited.
     writeln!(io::stderr(), "{why}").ok();
 }
 
 /// Why a component was not compiled.
 enum Failure {
-    /// It cannot be.
+    /// The component is invalid.
     Component(wasmtime::Error),
     /// No threads, no memory, or a closed pipe.
     Machine(wasmtime::Error),
@@ -196,8 +197,8 @@ impl Job {
         })
     }
 
-    /// Lets everything else go first, with the processor and when memory runs out. What cannot be had of this is no
-    /// reason not to compile.
+    /// Lowers the priority for the processor and raises that for the out-of-memory killer. Failures are ignored:
+    /// compilation works without.
     fn step_back(&self) {
         rustix::process::setpriority_process(None, super::NICENESS).ok();
         std::fs::write("/proc/self/oom_score_adj", "1000").ok();
@@ -224,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// A compiler that is a shell script.
+    /// A fake compiler that is a shell script.
     fn worker(folder: &Path, script: &str) -> CompilerProcess {
         let program = folder.join("compiler");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -260,7 +261,7 @@ mod tests {
     #[tokio::test]
     async fn what_ends_a_compiler_tells_whether_another_try_helps() {
         let folder = tempfile::tempdir().unwrap();
-        // Others of its kind may be ignored where the tests run, and a shell hands that on.
+        // Other signals may be ignored where the tests run, and a shell inherits that.
         for signal in ["KILL", "TERM", "XCPU"] {
             let ended = worker(folder.path(), &format!("kill -{signal} $$"));
             match ended.compile(AsyncModel::Sync, b"").await {
@@ -290,12 +291,12 @@ mod tests {
         let pid = folder.path().join("pid");
         let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));
         let endless = CompilerProcess { timeout: Duration::from_millis(400), ..endless };
-        // It did nothing all the time: on another day it may do more.
+        // It used no processor time: a retry may succeed.
         match endless.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Lost(why)) => assert!(why.contains("overloaded"), "{why}"),
             other => panic!("{other:?}"),
         }
-        // On a busy machine it may have been ended before it wrote its number.
+        // On a busy machine it may have been killed before it wrote its process id.
         let Ok(pid) = fs::read_to_string(pid) else { return };
         while Path::new("/proc").join(pid.trim()).exists() {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! The threads that guests continue on after their first slice.
+//! The threads on which guests continue after their first slice.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ pub(crate) struct FairPool {
     clock: EpochClock,
     threads: usize,
     started: Mutex<bool>,
-    /// Futures that were given to the pool.
+    /// Number of futures given to the pool.
     pub(crate) spawned: Counter,
 }
 
@@ -95,14 +95,14 @@ impl FairPool {
                 Err(error) => tracing::error!(%error, "cannot start a thread for long calls"),
             }
         }
-        // Without any thread the next call tries again; this one ends at its deadline.
+        // Without any thread the next call tries again; this call times out at its deadline.
         *started = running > 0;
     }
 
     fn start_thread(&self, index: usize) -> io::Result<()> {
         let state = self.state.clone();
         let worker = move || {
-            // A thread inherits the niceness of the one that made it, which may be any: the process's own counts.
+            // A thread inherits the niceness of its creator, which may differ from the process's own.
             let own = process_niceness();
             // Without the permission, these threads have the same priority as the others.
             rustix::process::setpriority_process(None, own.saturating_add(NICENESS).min(NICENESS_MAX)).ok();
@@ -113,7 +113,7 @@ impl FairPool {
 }
 
 impl Drop for FairPool {
-    /// Ends the threads. What is still ready is cancelled.
+    /// Ends the threads and cancels the ready tasks.
     fn drop(&mut self) {
         let left = {
             let mut ready = self.state.ready.lock();
@@ -125,7 +125,7 @@ impl Drop for FairPool {
     }
 }
 
-/// The niceness that the process was started with: its first thread keeps it.
+/// The niceness that the process was started with, which its first thread keeps.
 fn process_niceness() -> i32 {
     let process = rustix::process::getpid();
     rustix::process::getpriority_process(Some(process)).unwrap_or(0)
@@ -145,11 +145,11 @@ impl State {
         self.changed.notify_one();
     }
 
-    /// A thread's life.
+    /// The main loop of a thread.
     fn work(&self) {
         while let Some((key, runnable)) = self.next() {
             let before = thread_time();
-            // A panic is the business of the task's owner, which it is handed to.
+            // The task's owner receives the panic.
             runnable.run();
             let took = thread_time().saturating_sub(before);
             self.ready.lock().queue.settle(&key, self.slice, took);
@@ -170,7 +170,7 @@ impl State {
     }
 }
 
-/// A future that is polled, and dropped, outside of the tokio runtime that its timers and sockets belong to.
+/// Polls and drops a future in the context of the tokio runtime that its timers and sockets belong to.
 struct InRuntime<F> {
     future: Option<Pin<Box<F>>>,
     runtime: Handle,
@@ -213,7 +213,7 @@ mod tests {
         FairPool::new(threads, EpochClock::new(Duration::from_millis(2)))
     }
 
-    /// Yields `turns` times.
+    /// Yields `turns` times, calling `note` before each.
     async fn turns(turns: u32, note: impl Fn()) {
         for _ in 0..turns {
             note();
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(pool.spawn(&key("f"), async { 7 }).await, 7);
     }
 
-    /// One thread, a share with many tasks and one with a single task: the single one is not the last to end.
+    /// With one thread, a share with one task does not wait for all tasks of a share with many.
     #[tokio::test]
     async fn shares_take_turns() {
         let pool = pool(1);

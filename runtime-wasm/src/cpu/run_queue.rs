@@ -1,8 +1,9 @@
-//! Whose turn it is in the pool: a fair queue by consumed processor time, without locks and without a clock.
+//! Decides which task runs next in the pool: a fair queue by consumed processor time, without locks and without a
+//! clock.
 //!
-//! Two levels: the namespace that consumed least is next, and in it the function that consumed least; the tasks of one
-//! function take turns in order. A share that had nothing to run re-enters at the time of those that are running, so
-//! that idle time is no credit; what it consumed beyond that stays on its account.
+//! Two levels: the namespace with the least consumed time is next, and in it the function with the least; the tasks of
+//! a function run in order. A share that was idle re-enters at the consumed time of the running shares, so that idle
+//! time gives no credit; consumption beyond that stays charged.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// Shares without ready tasks that are kept for their accounts when there are many.
+/// The number of shares without ready tasks that are kept for their consumed time.
 const IDLE_SHARES_KEPT: usize = 64;
 
-/// Names a share of the processor.
+/// Identifies a share of the processor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ShareKey {
     pub(crate) namespace: Arc<str>,
@@ -26,17 +27,17 @@ pub(super) struct RunQueue<T> {
     queued: usize,
 }
 
-/// Shares of one level, each with what belongs to it.
+/// The shares of one level, each with its content.
 struct Level<S> {
     shares: HashMap<Arc<str>, Share<S>>,
-    /// The consumed time, in nanoseconds, of the share that ran last: where new shares begin.
+    /// The consumed time, in nanoseconds, of the share that ran last; new shares start with it.
     clock: u64,
     turns: u64,
 }
 
 struct Share<S> {
     consumed: u64,
-    /// Ready tasks.
+    /// Number of ready tasks.
     queued: usize,
     last_turn: u64,
     content: S,
@@ -49,7 +50,7 @@ impl<S> Default for Level<S> {
 }
 
 impl<S: Default> Level<S> {
-    /// The share, about to get one more ready task.
+    /// Returns the share, which is about to get one more ready task.
     fn enter(&mut self, name: &Arc<str>) -> &mut S {
         self.forget_idle();
         let clock = self.clock;
@@ -62,7 +63,7 @@ impl<S: Default> Level<S> {
         &mut share.content
     }
 
-    /// The ready share with the least consumed time; among equals, the one whose last turn is longest ago.
+    /// The ready share with the least consumed time; among equals, the one that ran least recently.
     fn next(&mut self) -> Option<(Arc<str>, &mut S)> {
         let ready = self.shares.iter_mut().filter(|(_, share)| share.queued > 0);
         let (name, share) = ready.min_by_key(|(_, share)| (share.consumed, share.last_turn))?;
@@ -103,7 +104,7 @@ impl<T> RunQueue<T> {
         self.queued += 1;
     }
 
-    /// The next task. Its share is charged with `expected` at once, so that other threads do not take it for idle
+    /// The next task. Its share is charged with `expected` at once, so that other threads account for it
     /// while the task runs; [`RunQueue::settle`] corrects that.
     pub(super) fn pop(&mut self, expected: Duration) -> Option<(ShareKey, T)> {
         let (namespace, functions) = self.namespaces.next()?;
@@ -115,12 +116,12 @@ impl<T> RunQueue<T> {
         Some((key, task))
     }
 
-    /// A task ran for `actual` instead of `expected`.
+    /// Replaces the charge of `expected` by the `actual` duration.
     pub(super) fn settle(&mut self, key: &ShareKey, expected: Duration, actual: Duration) {
         self.charge(key, nanoseconds(actual), nanoseconds(expected));
     }
 
-    /// Takes all tasks out.
+    /// Removes and returns all tasks.
     pub(super) fn drain(&mut self) -> Vec<T> {
         let mut tasks = Vec::with_capacity(self.queued);
         while let Some((_, task)) = self.pop(Duration::ZERO) {
@@ -151,7 +152,7 @@ mod tests {
         ShareKey { namespace: namespace.into(), function: function.into() }
     }
 
-    /// Every task is always ready and takes `slice_ms` of its own; tells how many slices each function had.
+    /// Every task is always ready and uses its own `slice_ms`; returns the time that each function consumed.
     fn slices(tasks: &[(&str, u32, u32)], total: Duration) -> HashMap<String, Duration> {
         let mut queue = RunQueue::new();
         for (name, count, slice_ms) in tasks {
@@ -198,7 +199,7 @@ mod tests {
             let (key, task) = queue.pop(4 * MS).unwrap();
             queue.push(&key, task);
         }
-        // The newcomer does not get a hundred turns in a row.
+        // The new share does not get a hundred turns in a row.
         queue.push(&key("n/new"), "new");
         let turns: Vec<_> = (0..4)
             .map(|_| {
@@ -208,7 +209,7 @@ mod tests {
             })
             .collect();
         assert_eq!(turns.iter().filter(|task| **task == "new").count(), 2, "{turns:?}");
-        // One long piece of work is not forgiven by a short pause.
+        // A short pause does not cancel the charge of a long run.
         let mut queue = RunQueue::new();
         for name in ["n/a", "n/b"] {
             queue.push(&key(name), name);

@@ -1,4 +1,4 @@
-//! One call's guest, wherever it runs at the moment.
+//! The guest of one call, on a serving thread or in the pool.
 
 use std::{
     pin::Pin,
@@ -12,10 +12,10 @@ use mayfly_runtime::CallError;
 use super::{Lane, pool::PoolTask, slice, thread_time};
 use crate::call::{Reply, Running};
 
-/// Ticks that one call may take of serving threads in all, over many short polls. Beyond, it is a long call too.
+/// The number of ticks that one call may use on serving threads over many short polls. Beyond this it is a long call.
 const SERVING_TICKS_MAX: u64 = 8;
 
-/// A guest that starts on the thread that polls it, and moves to the pool when it takes long.
+/// A guest that starts on the thread that polls it, and moves to the pool after its slice.
 pub(crate) struct Scheduled {
     state: State,
     /// Ticks that passed while serving threads polled it.
@@ -27,7 +27,7 @@ enum State {
     New(Running),
     Serving(Running),
     Pooled(PoolTask<Result<(), CallError>>),
-    /// Only while it moves.
+    /// Only during the move to the pool.
     Moving,
 }
 
@@ -60,7 +60,7 @@ impl Scheduled {
             if !polled.used_up && self.ticks < SERVING_TICKS_MAX {
                 return Poll::Pending;
             }
-            // Known at once: others of the function may be about to begin.
+            // Added before the call ends: other calls of the function may be about to start.
             lane.weight.add(lane.clock().time(self.ticks));
             self.move_to_pool(lane, reply);
         }
@@ -89,8 +89,8 @@ impl Scheduled {
     }
 }
 
-/// A guest in the pool. The caller is woken after a poll, not within: then the answer has all that
-/// the guest could write until it had to wait, as when the guest runs in its caller's future.
+/// A guest in the pool. The caller is woken after a poll, not during it: then the answer contains all that the guest
+/// wrote before it had to wait, as when the guest runs in its caller's future.
 struct PooledGuest {
     guest: Running,
     lane: Arc<Lane>,
@@ -115,7 +115,7 @@ impl Future for PooledGuest {
 }
 
 impl Drop for PooledGuest {
-    /// A cancelled call counts with the time it took until then; one that never ran is not counted.
+    /// A cancelled call counts with the time used so far; one that never ran is not counted.
     fn drop(&mut self) {
         if !self.consumed.is_zero() {
             self.lane.weight.add(self.consumed);

@@ -1,7 +1,7 @@
-//! Time slices: how long one poll of a guest may last.
+//! Time slices: the maximum duration of one poll of a guest.
 //!
-//! A guest looks at its engine's epoch in loops and at function entries. A thread notes the epoch's tick when it begins
-//! to poll a guest, so that a guest that slept is not taken for one that computed.
+//! A guest checks its engine's epoch in loops and at function entries. A thread records the epoch's tick when it begins
+//! to poll a guest, so that time in which the guest slept is not counted.
 
 use std::{
     cell::Cell,
@@ -47,7 +47,7 @@ impl EpochClock {
     }
 }
 
-/// The poll that runs on a thread.
+/// The slice of the poll on the current thread.
 #[derive(Clone, Copy)]
 struct Slice {
     started: u64,
@@ -58,12 +58,12 @@ thread_local! {
     static SLICE: Cell<Option<Slice>> = const { Cell::new(None) };
 }
 
-/// A poll that ended.
+/// The result of a poll.
 pub(super) struct Polled<T> {
     pub(super) output: T,
-    /// Ticks of the epoch that passed meanwhile.
+    /// Ticks of the epoch during the poll.
     pub(super) ticks: u64,
-    /// The guest was interrupted.
+    /// Whether the guest was interrupted.
     pub(super) used_up: bool,
 }
 
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_slice_ends_at_its_second_tick() {
         let clock = EpochClock::new(Duration::from_millis(2));
-        // Ticks of the time before, when the guest slept, are none of the slice's.
+        // Ticks before the poll, while the guest slept, do not count for the slice.
         (0..10).for_each(|_| clock.advance());
         let polled = run(&clock, || {
             assert!(matches!(at_tick(&clock), UpdateDeadline::Continue(1)));

@@ -5,19 +5,19 @@ use std::{
     time::Duration,
 };
 
-/// The average above which a function's calls start in the pool. In the worst case, another request waits for sixty
-/// calls of this length on a serving thread, between two polls of that thread's sockets.
+/// The average above which a function's calls start in the pool. In the worst case, another request waits on a serving
+/// thread for sixty calls of this duration, between two polls of that thread's sockets.
 const HEAVY_US: u32 = 250;
-/// The average is over about so many calls.
+/// The approximate number of calls that the average covers.
 const CALLS: u32 = 64;
-/// One call counts for at most this much: a single long call keeps a function of short ones in the pool for some 140
-/// further calls, not for thousands.
+/// The maximum that one call contributes: after a single long call, a function with short calls stays in the pool for
+/// some 140 further calls, not for thousands.
 const SAMPLE_US_MAX: u32 = 128_000;
 
 /// Exponential moving average of the processor time of calls, in microseconds times [`CALLS`].
 ///
-/// On serving threads the time is counted in ticks of the epoch, which cost nothing to read: a call much shorter than
-/// a tick counts as zero mostly, as a whole tick sometimes, and as itself on average.
+/// On serving threads the time is counted in epoch ticks, which cost nothing to read: a call much shorter than a tick
+/// usually counts as zero, sometimes as a whole tick, and correctly on average.
 #[derive(Default)]
 pub(super) struct CallWeight(AtomicU32);
 
@@ -27,7 +27,7 @@ impl CallWeight {
         let sample_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).min(SAMPLE_US_MAX);
         let before = self.0.load(Ordering::Relaxed);
         let after = before - before.div_ceil(CALLS) + sample_us;
-        // The cache line stays shared among the threads while calls are short.
+        // Skipping the store keeps the cache line shared among the threads while calls are short.
         if after != before {
             self.0.store(after, Ordering::Relaxed);
         }

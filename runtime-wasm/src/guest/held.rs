@@ -1,8 +1,8 @@
-//! What the host holds for a guest outside of its linear memories: headers, names, bodies on their way.
+//! The memory that the host holds for a guest outside its linear memories: headers, names, body data in transit.
 //!
-//! Each of these has its own limit, and so has their number; but many times much is more than a guest's memory. So the
-//! bytes of all together are counted, and charged like memory, whenever a running guest gives its thread back: at
-//! every tick. Between two ticks little can be gathered, and a request that ends before the first one pays nothing.
+//! Each of these has a size limit and a count limit, but their product exceeds a guest's memory. So the total bytes are
+//! counted and charged like memory whenever a running guest yields its thread, at every tick. Little can accumulate
+//! between two ticks, and a request that ends before the first one costs nothing.
 
 use std::any::Any;
 
@@ -22,7 +22,7 @@ use crate::capability::response_body;
 pub(super) const HANDLES_MAX: usize = 8192;
 /// The largest number of concurrent tasks, streams and futures of a 0.3 component.
 pub(crate) const CONCURRENT_MAX: usize = 16 << 10;
-/// The maximum size of one message's headers, with the host's overhead, in bytes. A guest that exceeds it is ended,
+/// The maximum size of one message's headers, with the host's overhead, in bytes. Exceeding it ends the guest,
 /// so it is twice the largest head that the gateway accepts: a guest that forwards a request's headers must not reach
 /// it.
 pub(super) const FIELD_BYTES_MAX: usize = 128 << 10;
@@ -31,14 +31,14 @@ pub(crate) const BODY_CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// The maximum number of bytes in flight of one body: the chunk that is being sent, and the next.
 const BODY_BYTES: usize = 2 * BODY_CHUNK_BYTES_MAX;
-/// The size of a handle: its place in the table, and a small value on the heap.
+/// The size of a handle: its table entry, and a small heap value.
 const HANDLE_BYTES: usize = 256;
-/// The overhead of a header beside its name and its value.
+/// The overhead of a header in addition to its name and its value.
 const HEADER_BYTES: usize = 64;
-/// Requests under way that are not charged for a body: few have one, and connections are limited by themselves.
+/// Pending requests that are not charged for a body: few have one, and connections have their own limit.
 const PENDING_FREE: usize = 256;
 
-/// The bytes that a guest's handles keep on the host: large ones are counted, the rest estimated.
+/// The bytes that a guest's handles hold on the host: large ones are measured, the rest estimated.
 pub(super) fn bytes(table: &mut ResourceTable) -> u64 {
     let (mut bytes, mut pending) = (0, 0_usize);
     for entry in table.iter_mut() {

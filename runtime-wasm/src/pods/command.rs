@@ -1,4 +1,4 @@
-//! Programs: `wasi:cli/run`, once, to their end.
+//! Programs: `wasi:cli/run`, run once to completion.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     slots::InstanceSlot,
 };
 
-/// Exit code of a program that trapped, as a shell counts (128 + SIGABRT).
+/// Exit code of a program that trapped, as shells report it (128 + SIGABRT).
 const EXIT_TRAPPED: i32 = 134;
 
 /// Starts a program.
@@ -38,7 +38,7 @@ pub(super) async fn start(
     let program = Arc::new(program(pods, sandbox, &spec)?);
     let log = program.log.clone();
     let meter = Meter::of_program(program.clone());
-    // A program may compute for any time: it never runs on the threads of the control plane.
+    // A program may compute without end: it never runs on the threads of the control plane.
     let mut running = program.lane.clone().spawn(meter.timed(run(component, program, slot)));
     let work = |mut stopping: StopRequest| async move {
         tokio::select! {
@@ -53,7 +53,7 @@ pub(super) async fn start(
     Ok(RunningTask::spawn(pods, spec.id, meter, work, move || log.write_capture()))
 }
 
-/// The program's configuration: its name, or the container's command, and the arguments.
+/// The program's configuration; the container's name is its first argument if the container has no command.
 fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<GuestProgram, RuntimeError> {
     let shared = &pods.shared;
     let mut args = spec.command.clone();

@@ -1,4 +1,4 @@
-//! The usage of a container's task.
+//! The resource usage of a container's task.
 
 use std::{
     pin::Pin,
@@ -14,22 +14,22 @@ use mayfly_runtime::Usage;
 
 use crate::{cpu::thread_time, guest::GuestProgram};
 
-/// Read off at any moment.
+/// Can be read at any time.
 #[derive(Clone)]
 pub(super) struct Meter {
     program: Arc<GuestProgram>,
-    /// Nanoseconds, if metered.
+    /// Nanoseconds of processor time, if measured.
     cpu: Option<Arc<AtomicU64>>,
 }
 
 impl Meter {
-    /// Of memory alone. Requests are not timed: the clock of a thread's processor time is a system call, and each
-    /// poll of an instance would make two.
+    /// Measures only memory. Timing requests would need two system calls per poll of an instance, because the clock of
+    /// a thread's processor time is one.
     pub(super) fn of_memory(program: Arc<GuestProgram>) -> Self {
         Self { program, cpu: None }
     }
 
-    /// Of memory, and of the time of those futures that go through [`Self::timed`].
+    /// Measures memory, and the processor time of futures wrapped by [`Self::timed`].
     pub(super) fn of_program(program: Arc<GuestProgram>) -> Self {
         Self { program, cpu: Some(Arc::default()) }
     }
@@ -39,8 +39,8 @@ impl Meter {
         Usage { memory_bytes: self.program.memory_bytes(), cpu: nanoseconds.map(Duration::from_nanos) }
     }
 
-    /// The future, with its processor time counted. A guest runs on the thread that polls it, and returns at every
-    /// tick of the epoch.
+    /// Wraps a future to count its processor time. A guest runs on the thread that polls it, and returns at every tick
+    /// of the epoch.
     pub(super) fn timed<F: Future + Send>(
         &self,
         future: F,

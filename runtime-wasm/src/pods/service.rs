@@ -1,4 +1,4 @@
-//! Components that answer requests, in a pod of their own: HTTP/1.1 on the pod's address.
+//! Components that serve HTTP/1.1 in their own pod, on the pod's address.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{capability::output::ProgramLog, function::Function, guest::GuestProgram};
 
-/// The time limit of one response. A pod's spec has none; most proxies give up sooner.
+/// The time limit of one response. A pod's spec has none; most proxies time out sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,7 +69,7 @@ fn function(
     let memory_bytes_max = spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default);
     let hosted = HostedSpec {
         revision: sandbox.pod.clone(),
-        // One name for all pods, so that metrics do not grow with them.
+        // One name for all pods, so that the number of metrics does not grow with them.
         function: "(pod)".into(),
         component,
         env: spec.env.clone(),
@@ -99,7 +99,7 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
-/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does.
+/// Serves until it is asked to stop, then finishes the running requests. Dropping the future ends everything.
 /// `connections` has a permit for each connection that may be open at the same time.
 async fn serve(
     listener: TcpListener,
@@ -109,13 +109,13 @@ async fn serve(
     mut stopping: StopRequest,
 ) -> ContainerExit {
     let graceful = GracefulShutdown::new();
-    // Created before the connections: what they leave behind ends with this value.
+    // Created before the connections: dropped after them, it ends guests that they leave behind.
     let _over = Over(function.clone());
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             biased;
-            // An error means that the pod and the sender of requests are gone.
+            // An error means that the pod and the sender of stop requests are gone.
             _ = stopping.wait_for(Option::is_some) => break,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
             accepted = accept(&listener, &connections) => accepted,
@@ -123,7 +123,7 @@ async fn serve(
         let (stream, permit) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, for example: other connections are closed meanwhile.
+                // Out of file descriptors, for example: other connections may be closed meanwhile.
                 tracing::warn!(%error, "cannot accept a connection for a pod");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -156,7 +156,7 @@ fn prepare(stream: &TcpStream, stall_timeout: Duration) {
     rustix::net::sockopt::set_tcp_user_timeout(stream, timeout_ms).ok();
 }
 
-/// Ends the guests of a pod that work on after their answers.
+/// Ends guests of a pod that continue after their answers.
 struct Over(Arc<Function>);
 
 impl Drop for Over {
@@ -165,7 +165,7 @@ impl Drop for Over {
     }
 }
 
-/// The next connection, when there is room for one more.
+/// Accepts the next connection once there is a permit for it.
 async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,

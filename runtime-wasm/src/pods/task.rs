@@ -23,9 +23,9 @@ impl ContainerExit {
         Self { code: 0, reason: "Completed", message: String::new() }
     }
 
-    /// The end of a program that was asked to end, and cannot receive the request.
+    /// The exit of a program that was asked to stop: it cannot receive the request.
     pub(super) fn interrupted() -> Self {
-        let message = "it was ended: a wasm program cannot be told to end by itself".into();
+        let message = "it was killed: a wasm program cannot receive a stop signal".into();
         Self { code: EXIT_KILLED, reason: "Error", message }
     }
 
@@ -47,19 +47,19 @@ pub(super) struct RunningTask {
     task: AbortHandle,
 }
 
-/// A task's end, to be waited for.
+/// Awaits the end of a task.
 pub(super) struct TaskEnd(watch::Receiver<bool>);
 
 impl TaskEnd {
     pub(super) async fn wait(mut self) {
-        // An error means that the task is gone, which is its end, too.
+        // An error means that the task is gone, so it has ended.
         self.0.wait_for(|ended| *ended).await.ok();
     }
 }
 
 impl RunningTask {
-    /// Runs `work` until it ends or a stop's grace is over, then `finish`; then tells `pods` how it ended.
-    /// `work` sees the request to stop, and may end sooner for it.
+    /// Runs `work` until it ends or a stop's grace period is over, then `finish`; then reports the exit to `pods`.
+    /// `work` sees the stop request, and may end early.
     pub(super) fn spawn<W>(
         pods: &Arc<Pods>,
         id: ContainerId,
@@ -89,7 +89,7 @@ impl RunningTask {
                 () = killed => ContainerExit::killed(),
             };
             finish();
-            // First here, for the case that the container is not listed yet.
+            // Set before the report, in case the container is not listed yet.
             exited.set(exit.clone()).ok();
             if let Some(pods) = pods.upgrade() {
                 pods.ended(&id, exit);
@@ -103,18 +103,18 @@ impl RunningTask {
         &self.meter
     }
 
-    /// The task's result, if it has ended.
+    /// The task's exit, if it has ended.
     pub(super) fn exit(&self) -> Option<ContainerExit> {
         self.exit.get().cloned()
     }
 
-    /// Asks the task to end within `grace`; `None` if it has.
+    /// Asks the task to end within `grace`; `None` if it has already ended.
     pub(super) fn stop(&self, grace: Duration) -> Option<TaskEnd> {
         if *self.ended.borrow() {
             return None;
         }
         let until = Instant::now() + grace;
-        // A later stop may shorten the grace, not lengthen it.
+        // A later stop may shorten the grace period, not extend it.
         self.stop.send_modify(|asked| *asked = Some(asked.map_or(until, |asked| asked.min(until))));
         Some(TaskEnd(self.ended.clone()))
     }

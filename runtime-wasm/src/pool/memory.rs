@@ -1,15 +1,14 @@
-//! Linear memories: slots of address space, each with a guard behind it, so that compiled code needs no
-//! bounds checks.
+//! Linear memories: slots of address space, each followed by a guard, so that compiled code needs no bounds checks.
 //!
 //! ```text
 //! slot:  │ accessible, all zero while free │ inaccessible up to reservation and guard │
 //! ```
-//! **Invariant:** every byte of a free slot's accessible part is zero. A memory is wiped when its instance
-//! goes, before the slot is free.
+//! **Invariant:** every byte of a free slot's accessible part is zero. A memory is wiped when its instance is dropped,
+//! before its slot becomes free.
 
 #![expect(
     unsafe_code,
-    reason = "memory for compiled code is made of raw mappings; each use has its argument"
+    reason = "memory for compiled code is made of raw mappings; each use has a SAFETY comment"
 )]
 
 use std::{
@@ -29,15 +28,15 @@ use super::{FreeLists, pagemap::PageMap};
 use crate::config::Wipe;
 
 const PAGE_BYTES: usize = 4096;
-/// Touched bytes of a memory that are overwritten and kept; what is beyond goes back to the kernel. Keeping
-/// saves page faults, and costs as much memory in every slot that was ever used.
+/// Touched bytes of a memory that are overwritten and kept; the rest returns to the kernel. Keeping pages saves page
+/// faults, but costs as much memory in every slot that was ever used.
 const KEPT_BYTES_MAX: usize = 1 << 20;
-/// The same when the kernel cannot report which pages were touched, so that all have to be overwritten.
+/// The same limit when the kernel cannot report which pages were touched, so that all have to be overwritten.
 const KEPT_BLIND_BYTES_MAX: usize = 64 << 10;
 /// The smallest usable number of slots when the address space is limited (`ulimit -v`).
 const SLOTS_MIN: usize = 16;
 
-/// The slots of one host, for all its engines. Cheap to clone.
+/// The memory slots of one host, for all its engines. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPool(Arc<Slots>);
 
@@ -47,19 +46,19 @@ struct Slots {
     reserved_bytes: usize,
     guard_bytes: usize,
     count: usize,
-    /// Slots from this one on were never used.
+    /// The index of the first slot that was never used.
     unused_from: AtomicUsize,
     free: FreeLists<Slot>,
     pagemap: Option<PageMap>,
 }
 
-// SAFETY: the base is an address that never changes; access to the range behind it is decided by `Slot`s, of which
+// SAFETY: the base is an address that never changes; access to the range behind it is governed by `Slot`s, of which
 // there is one per part.
 unsafe impl Send for Slots {}
-// SAFETY: as above; everything else in it is synchronised.
+// SAFETY: as above; all other fields are synchronised.
 unsafe impl Sync for Slots {}
 
-/// The right to one slot.
+/// Exclusive ownership of one slot.
 #[derive(Debug)]
 struct Slot {
     index: usize,
@@ -68,7 +67,7 @@ struct Slot {
 }
 
 impl MemoryPool {
-    /// Reserves address space for `count` memories, or as many as there is room for. Uses no memory.
+    /// Reserves address space for `count` memories, or for as many as fit. Allocates no memory.
     pub(crate) fn new(
         count: usize,
         reserved_bytes: usize,
@@ -81,7 +80,7 @@ impl MemoryPool {
         };
         if wipe == Wipe::Auto && pagemap.is_none() {
             tracing::info!(
-                "instances start slower: this kernel cannot be asked for touched pages (needs 6.7)"
+                "instances start slower: this kernel cannot report touched pages (needs 6.7)"
             );
         }
         let slot_bytes = reserved_bytes + guard_bytes;
@@ -104,7 +103,7 @@ impl MemoryPool {
         })))
     }
 
-    /// Memories that there is room for.
+    /// The number of slots.
     pub(crate) fn count(&self) -> usize {
         self.0.count
     }
@@ -115,14 +114,14 @@ impl MemoryPool {
             return Err(format!("a linear memory has at most {} bytes here", slots.reserved_bytes));
         }
         let slot = slots.take().ok_or("all linear memories of this host are in use")?;
-        // From here on dropping it gives the slot back.
+        // From here on, dropping `memory` releases the slot.
         let mut memory = PooledMemory { slots: slots.clone(), slot, bytes: minimum };
         memory.expose(minimum).map_err(|error| format!("no memory for an instance: {error}"))?;
         Ok(memory)
     }
 }
 
-/// Reserves address space without any memory behind it.
+/// Reserves address space without allocating memory.
 fn reserve(bytes: usize) -> io::Result<NonNull<c_void>> {
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let base = unsafe {
@@ -145,7 +144,7 @@ impl Slots {
         self.base.as_ptr().cast::<u8>().wrapping_add(offset)
     }
 
-    /// Makes all bytes of a slot zero again.
+    /// Zeroes all bytes of a slot.
     fn wipe(&self, slot: &mut Slot) {
         let (start, end) = (self.start(slot).addr(), self.start(slot).addr() + slot.accessible);
         let dropped_from = match self.overwrite(slot) {
@@ -157,12 +156,12 @@ impl Slots {
             }
         };
         if dropped_from < end && self.discard(slot, dropped_from - start, end - dropped_from).is_err() {
-            // The kernel refuses only locked memory; then the range is overwritten with zeros.
+            // The kernel rejects only locked memory; then the range is overwritten with zeros.
             self.zero(slot, dropped_from - start, end - dropped_from);
         }
     }
 
-    /// Overwrites the touched pages that are kept; returns the address up to which all is zero, or `None` if the
+    /// Overwrites the touched pages that are kept; returns the address up to which everything is zero, or `None` if the
     /// kernel does not support the request.
     fn overwrite(&self, slot: &Slot) -> Option<usize> {
         let start = self.start(slot).addr();
@@ -176,8 +175,8 @@ impl Slots {
 
     fn zero(&self, slot: &Slot, offset: usize, bytes: usize) {
         assert!(offset + bytes <= slot.accessible, "outside the slot");
-        // SAFETY: the range lies in the slot's accessible part (asserted), which belongs to `slot` alone:
-        // its instance is gone, and the next one gets it only after this.
+        // SAFETY: the range lies in the slot's accessible part (asserted), which belongs to `slot` alone: its instance
+        // has been dropped, and the slot is not free yet.
         unsafe { ptr::write_bytes(self.start(slot).wrapping_add(offset), 0, bytes) }
     }
 
@@ -188,7 +187,7 @@ impl Slots {
         Ok(unsafe { madvise(at, bytes, Advice::LinuxDontNeed) }?)
     }
 
-    /// Changes which part of a slot can be accessed.
+    /// Sets the size of a slot's accessible part.
     fn protect(&self, slot: &mut Slot, accessible: usize) -> io::Result<()> {
         let accessible = accessible.next_multiple_of(PAGE_BYTES).min(self.reserved_bytes);
         let (from, to, flags) = if accessible > slot.accessible {
@@ -209,13 +208,13 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         let bytes = self.count * (self.reserved_bytes + self.guard_bytes);
-        // SAFETY: every memory holds the slots, so none is left. An error leaves the reservation as it is.
+        // SAFETY: every memory holds a reference to the slots, so none exists any more. On an error the reservation
+        // stays.
         unsafe { munmap(self.base.as_ptr(), bytes) }.ok();
     }
 }
 
-// SAFETY: memories are zero (the invariant above), have the asked reservation and guard behind them
-// (checked), and never move.
+// SAFETY: memories are zero (the invariant above), have the requested reservation and guard (checked), and never move.
 unsafe impl MemoryCreator for MemoryPool {
     fn new_memory(
         &self,
@@ -231,7 +230,7 @@ unsafe impl MemoryCreator for MemoryPool {
         if reserved_size_in_bytes.is_some_and(|bytes| bytes > self.0.reserved_bytes)
             || guard_size_in_bytes > self.0.guard_bytes
         {
-            return Err("the engine asks for larger slots than there are".into());
+            return Err("the engine requests larger memories than the slots".into());
         }
         Ok(Box::new(self.memory(minimum)?))
     }
@@ -245,7 +244,7 @@ struct PooledMemory {
 }
 
 impl PooledMemory {
-    /// Makes exactly this much accessible: a slot may have had more.
+    /// Makes exactly this many bytes accessible: an earlier use of the slot may have had more.
     fn expose(&mut self, bytes: usize) -> io::Result<()> {
         self.slots.protect(&mut self.slot, bytes)
     }
@@ -260,8 +259,8 @@ impl Drop for PooledMemory {
     }
 }
 
-// SAFETY: the pointer is to the slot's start and stays; what `byte_size` says is accessible, and what lies
-// behind it up to the guard's end is not.
+// SAFETY: the pointer is the slot's start, which never changes; the range of `byte_size` is accessible, and the rest up
+// to the guard's end is not.
 unsafe impl LinearMemory for PooledMemory {
     fn byte_size(&self) -> usize {
         self.bytes
@@ -299,11 +298,11 @@ mod tests {
     }
 
     fn bytes(memory: &mut PooledMemory) -> &mut [u8] {
-        // SAFETY: that much is accessible, and borrowed from its only owner.
+        // SAFETY: the range is accessible, and borrowed from its only owner.
         unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), memory.bytes) }
     }
 
-    /// The next memory is zero, independent of what was written and of its alignment.
+    /// A new memory is zero for all patterns of earlier writes.
     #[test]
     fn a_memory_starts_with_zeros() {
         for wipe in [Wipe::Auto, Wipe::Plain] {
@@ -357,7 +356,7 @@ mod tests {
         let pool = pool(Wipe::Auto);
         let Some(pagemap) = &pool.0.pagemap else {
             eprintln!(
-                "SKIPPED touched_pages_are_found_and_the_page_of_zeros_is_not: this kernel cannot be asked for touched \
+                "SKIPPED touched_pages_are_found_and_the_page_of_zeros_is_not: this kernel cannot report touched \
                  pages (needs Linux 6.7)"
             );
             return;

@@ -1,12 +1,12 @@
-//! Asking the kernel which pages of a range exist (`PAGEMAP_SCAN`, since Linux 6.7).
+//! Queries the touched pages of a range from the kernel (`PAGEMAP_SCAN`, since Linux 6.7).
 
-#![expect(unsafe_code, reason = "an ioctl takes pointers; each use has its argument")]
+#![expect(unsafe_code, reason = "an ioctl takes pointers; each use has a SAFETY comment")]
 
 use std::{ffi::c_void, fs::File, io, ops::Range, ptr};
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
-/// Ranges that one question can bring back; what lies behind them is dropped as a whole.
+/// The number of ranges that one query can return; the remainder behind them is discarded as a whole.
 const RANGES_MAX: usize = 48;
 
 /// Categories of a page, as in the kernel's `include/uapi/linux/fs.h`.
@@ -14,7 +14,7 @@ const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
 
-/// This process's page map.
+/// The page map of this process.
 #[derive(Debug)]
 pub(super) struct PageMap(File);
 
@@ -48,7 +48,7 @@ struct PageRange {
 pub(super) struct Touched {
     ranges: [PageRange; RANGES_MAX],
     count: usize,
-    /// Up to where the kernel looked.
+    /// The end of the scanned range.
     pub(super) looked_until: usize,
 }
 
@@ -69,8 +69,8 @@ impl PageMap {
         Some(map)
     }
 
-    /// The pages of a range that may hold anything but zeros: present, swapped out, on their way from one
-    /// to the other or to another place, but not the kernel's page of zeros. At most `pages_max` of them.
+    /// The pages of a range that may hold anything but zeros: present, swapped out, or being moved or swapped, except
+    /// the kernel's zero page. At most `pages_max` of them.
     pub(super) fn touched(&self, start: usize, bytes: usize, pages_max: usize) -> io::Result<Touched> {
         let mut touched =
             Touched { ranges: [PageRange::default(); RANGES_MAX], count: 0, looked_until: start };

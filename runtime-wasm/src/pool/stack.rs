@@ -1,7 +1,7 @@
-//! Native stacks of calls. The content of a stack stays for the next call: compiled code cannot read what it did not
-//! write, and a guest's own stack is in its linear memory.
+//! Native stacks of calls. Stacks are not wiped between calls: compiled code cannot read stack memory that it has not
+//! written, and a guest's own stack is in its linear memory.
 
-#![expect(unsafe_code, reason = "stacks are raw mappings; each use has its argument")]
+#![expect(unsafe_code, reason = "stacks are raw mappings; each use has a SAFETY comment")]
 
 use std::{
     ffi::c_void,
@@ -18,7 +18,7 @@ use super::FreeLists;
 
 const PAGE_BYTES: usize = 4096;
 
-/// The stacks that are not in use, at most as many as instances ran at the same time.
+/// The free stacks; at most as many as the peak number of concurrent calls.
 #[derive(Clone, Debug)]
 pub(crate) struct StackPool(Arc<FreeLists<Mapping>>);
 
@@ -32,13 +32,13 @@ impl StackPool {
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<c_void>,
-    /// Without the guard.
+    /// Size without the guard page.
     bytes: usize,
 }
 
-// SAFETY: the holder of this value owns the mapping.
+// SAFETY: this value is the only owner of the mapping.
 unsafe impl Send for Mapping {}
-// SAFETY: nothing is done through a shared reference but computing addresses.
+// SAFETY: shared references are only used to compute addresses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -49,7 +49,7 @@ impl Mapping {
         let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes + PAGE_BYTES, access, flags) }?;
         let base = NonNull::new(base).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
         let mapping = Self { base, bytes };
-        // SAFETY: the first page of the mapping just made.
+        // SAFETY: the range is the first page of the new mapping.
         unsafe { mprotect(base.as_ptr(), PAGE_BYTES, MprotectFlags::empty()) }?;
         Ok(mapping)
     }
@@ -61,12 +61,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made in `new` with this size, and not shared. An error leaves it as it is.
+        // SAFETY: the mapping was created in `new` with this size, and is not shared. On an error it stays.
         unsafe { munmap(self.base.as_ptr(), self.bytes + PAGE_BYTES) }.ok();
     }
 }
 
-// SAFETY: stacks are of the asked size at least, page-aligned, guarded below, and used by one call at a time.
+// SAFETY: stacks have at least the requested size, are page-aligned, guarded below, and used by one call at a time.
 unsafe impl StackCreator for StackPool {
     fn new_stack(&self, size: usize, _: bool) -> wasmtime::Result<Box<dyn StackMemory>> {
         let pooled = self.0.take().filter(|mapping| mapping.bytes >= size);
@@ -80,7 +80,7 @@ unsafe impl StackCreator for StackPool {
 
 struct PooledStack {
     pool: StackPool,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     mapping: Option<Mapping>,
 }
 
@@ -98,7 +98,7 @@ impl Drop for PooledStack {
     }
 }
 
-// SAFETY: the addresses are those of the mapping, which lives as long as this.
+// SAFETY: the addresses are those of the mapping, which `self` owns.
 unsafe impl StackMemory for PooledStack {
     fn top(&self) -> *mut u8 {
         self.mapping().bottom().wrapping_add(self.mapping().bytes)

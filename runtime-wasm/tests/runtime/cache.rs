@@ -1,4 +1,4 @@
-//! Components on the disk and in memory.
+//! Components on disk and in memory.
 
 use crate::support::{text::handler, *};
 use mayfly_runtime::{CallError, FunctionHost as _};
@@ -34,7 +34,7 @@ async fn a_component_is_compiled_once_whoever_asks() {
     }
     assert_eq!(compiles(&fixture), 1.0);
     assert_eq!(loaded(&fixture), 1.0, "they share it");
-    // Another process finds it on the disk.
+    // Another process finds the compiled file on disk.
     let Fixture { folder, host, .. } = fixture;
     drop((functions, host));
     let fixture = Fixture::over(folder, small());
@@ -68,9 +68,9 @@ async fn damaged_and_foreign_files_are_compiled_again() {
     let cases = [Vec::new(), whole[..whole.len() / 2].to_vec(), flipped, b"\x7fELF, but not ours".to_vec()];
     for (count, damaged) in cases.into_iter().enumerate() {
         function.unload();
-        // Only when the guest, too, let go of it.
+        // The component stays until the guest also releases it.
         eventually("it is not in memory", || loaded(&fixture) == 0.0).await;
-        // A new file, as a restored backup would be; what is mapped elsewhere is never written into.
+        // A new file, like a restored backup: a mapped file is never written to.
         let aside = path.with_extension("new");
         std::fs::write(&aside, damaged).unwrap();
         std::fs::rename(&aside, &path).unwrap();
@@ -80,7 +80,7 @@ async fn damaged_and_foreign_files_are_compiled_again() {
     }
 }
 
-/// Large files are checked and mapped elsewhere: the outcomes are the same.
+/// Large files are checked and mapped on another thread, with the same results.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_components_are_mapped_and_damage_is_seen() {
     let fixture = Fixture::new();
@@ -106,7 +106,7 @@ async fn large_components_are_mapped_and_damage_is_seen() {
     assert_eq!(compiles(&fixture), 1.0);
 }
 
-/// Compiling it again may not work at once; that it is damaged is noted once all the same.
+/// Recompilation may not succeed at once; the damage is still logged only once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_is_met_once() {
     let fixture = Fixture::new();
@@ -135,7 +135,7 @@ async fn the_longest_unused_component_goes_first() {
         let component = fixture.upload(handler(&text)).await;
         functions.push(fixture.host.prepare(spec(name, component)));
     }
-    // Loaded only: a guest that was asked may hold its component for a moment after its answer.
+    // Only loaded, not called: a guest may hold its component briefly after its answer.
     for function in &functions {
         function.load().await.unwrap();
     }
@@ -159,7 +159,7 @@ async fn handles_follow_their_specs() {
     fixture.host.forget(&changed.revision);
     assert!(!two.is_loaded());
     eventually("it is not in memory", || loaded(&fixture) == 0.0).await;
-    // A component that was collected meanwhile.
+    // The component was garbage-collected meanwhile.
     fixture.artifacts.remove(&component).await.unwrap();
     let gone = call(&two, get("/")).await.err().unwrap();
     assert_eq!(gone, CallError::ComponentMissing(component));

@@ -1,4 +1,4 @@
-//! The host passes the suite of all pod runtimes.
+//! Runs the conformance suite of all pod runtimes on this host.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -15,14 +15,14 @@ use crate::support::{
     *,
 };
 
-/// The argument of the program that writes it to its stdout.
+/// The argument that the test program writes to its stdout.
 const ARGUMENT: &str = "two words";
 
 struct WasmFixture {
     fixture: Fixture,
     waits: Digest,
     ignores_stop: Digest,
-    /// A program that writes its arguments and exits as its environment says.
+    /// A program that writes its arguments and exits with the code from its environment.
     exits: Digest,
     pods: AtomicU8,
 }
@@ -83,7 +83,7 @@ impl RuntimeFixture for WasmFixture {
         Some("argument two words")
     }
 
-    /// A command is not told that it is to stop: it ends at once.
+    /// A command does not receive the stop request: it ends at once.
     fn has_grace(&self) -> bool {
         false
     }

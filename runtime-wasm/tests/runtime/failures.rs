@@ -1,5 +1,5 @@
-//! Guests that do not answer as they should: each ends with its own error, in its time, and leaves the
-//! others alone. The components are text, so that no toolchain is needed.
+//! Misbehaving guests: each ends with its own error, in time, without an effect on the others. The components are text,
+//! so that no toolchain is needed.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ async fn a_guest_that_answers_twice_has_answered_once() {
     eventually("the log tells", || fixture.log("f").contains("trapped")).await;
 }
 
-/// One thread, so that a guest that kept it would keep everyone.
+/// One thread: a guest that blocked it would block all others.
 #[tokio::test]
 async fn a_guest_that_spins_ends_at_its_deadline_and_keeps_nobody() {
     let fixture = Fixture::new();
@@ -70,7 +70,7 @@ async fn a_guest_that_spins_ends_at_its_deadline_and_keeps_nobody() {
     let other = fixture.upload(handler(ANSWERS)).await;
     let other = fixture.host.prepare(spec("other", other));
     other.load().await.unwrap();
-    // Far longer than ten answers take: if the guest kept the thread, it would end before the second one.
+    // Far longer than ten answers take: a guest that blocked the thread would end before the second answer.
     let long = spins.clone();
     let spinning =
         tokio::spawn(async move { call_within(&long, get("/"), Duration::from_secs(20)).await.map(drop) });
@@ -90,7 +90,7 @@ async fn a_guest_that_spins_ends_at_its_deadline_and_keeps_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_wants_more_memory_than_its_limit() {
     let fixture = Fixture::new();
-    // Memory 1 of the test component has one page; the limit is over both.
+    // Memory 1 of the test component has one page; the limit applies to both memories together.
     let module = r#"(memory 1)
         (func (export "handle") (param i32 i32)
           (loop $again (br_if $again (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
@@ -100,14 +100,14 @@ async fn a_guest_that_wants_more_memory_than_its_limit() {
     assert_eq!(error, CallError::OutOfMemory { limit_bytes: 8 << 20 });
     let peak = metric(&fixture.metrics(), "mayfly_wasm_memory_peak_bytes_sum");
     assert!((7e6..=8.4e6).contains(&peak), "it used what it may: {peak}");
-    // What it starts with counts, too.
+    // The initial memory counts, too.
     let module = r#"(memory 200) (func (export "handle") (param i32 i32))"#;
     let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = 8 << 20).await;
     let error = call(&function, get("/")).await.err().unwrap();
     assert_eq!(error, CallError::OutOfMemory { limit_bytes: 8 << 20 });
 }
 
-/// Not only linear memory is memory: 128 MiB of headers would be ten times as much as this guest may have.
+/// Memory outside linear memories counts, too: 128 MiB of headers are ten times this guest's limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_host_holds_for_a_guest_counts() {
     let fixture = Fixture::new();
@@ -223,8 +223,7 @@ async fn who_needs_one_slot_takes_one_and_from_who_was_idle_longest() {
     assert_eq!(fixture.instances(), 3.0, "those of b and c stay beside that of d");
 }
 
-/// Every slot is at work when the second call looks for one: the instance that ends then must not go to where
-/// nobody looks any more.
+/// All slots are in use when the second call needs one: the instance that ends then must not be kept idle unnoticed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_that_ends_gives_its_slot_to_who_waits() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config {
@@ -260,7 +259,7 @@ async fn an_instance_that_ends_gives_its_slot_to_who_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_is_reused_until_it_is_spent_or_fails() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { reuse_calls_max: 3, ..small() });
-    // Traps at the third call of one instance: `count` is reset only in a new one.
+    // Traps at the third call of one instance: `count` is zero only in a new instance.
     let module = r#"(global $count (mut i32) (i32.const 0))
         (func (export "handle") (param i32 i32)
           (global.set $count (i32.add (global.get $count) (i32.const 1)))
@@ -306,11 +305,11 @@ async fn components_that_cannot_run_are_told_so() {
     }
 }
 
-/// Each instance has room for its memories, independent of other instances.
+/// Each instance has room for its memories, independently of other instances.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_has_no_more_memories_than_its_place() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
-    // The test component has one besides.
+    // The test component has one more.
     let module = |memories: usize| format!("{} {SPINS}", "(memory 0) ".repeat(memories - 1));
     let function = fixture.function(handler(&module(5)), |_| {}).await;
     let error = call(&function, get("/")).await.err().unwrap();

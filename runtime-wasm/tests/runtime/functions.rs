@@ -1,4 +1,4 @@
-//! Functions of the examples, called as the gateway calls them.
+//! Functions of the examples, called in the same way as the gateway calls them.
 
 use std::time::{Duration, Instant};
 
@@ -75,14 +75,14 @@ async fn a_body_streams_both_ways() {
     let answer = call(&function, asked).await.unwrap();
     let mut body = answer.response.into_body();
     for piece in ["one", "two", "three"] {
-        // Each piece comes back before the next one is sent.
+        // Each piece is echoed before the next one is sent.
         sender.send(Ok(Frame::data(Bytes::from(piece)))).await.unwrap();
         let frame = body.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), piece);
     }
     drop(sender);
     assert!(body.frame().await.is_none());
-    // The first piece does not wait for the rest, which does not come before the function's time is over.
+    // The first piece is sent without waiting for the rest, which would arrive after the function's timeout.
     let mut body = call(&function, get("/?chunks=2&ms=3600000")).await.unwrap().response.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     assert_eq!(first, "chunk 1\n");
@@ -100,7 +100,7 @@ async fn counters_start_anew_unless_instances_are_reused() {
     for count in 1..=3 {
         assert_eq!(ask(&fresh, "/").await.1, "1\n");
         assert_eq!(ask(&reuse, "/").await.1, format!("{count}\n"));
-        // Back among the idle ones: else the next call has an instance of its own.
+        // Waits until the instance is idle again: otherwise the next call gets a new one.
         fixture.settled().await;
     }
     reuse.unload();
@@ -118,7 +118,7 @@ async fn what_a_guest_prints_is_in_its_log() {
     assert!(log.contains("stderr F plain line 1 on stderr"), "{log}");
 }
 
-/// Nothing of it goes with the next request's lines.
+/// None of an unfinished line's text appears in the lines of the next request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_without_an_end_is_its_requests_own() {
     let logger = guest!("logger");
@@ -142,7 +142,7 @@ async fn a_guest_that_ends_itself_is_told_so() {
     let fixture = Fixture::new();
     let function = fixture.function(panic, |_| {}).await;
     let error = call(&function, get("/?exit=3")).await.err().unwrap();
-    assert!(matches!(&error, CallError::Trapped(what) if what.contains("ended itself (exit)")), "{error}");
+    assert!(matches!(&error, CallError::Trapped(what) if what.contains("exited before it answered")), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +184,7 @@ async fn a_body_without_end_is_cut_at_its_limit() {
     assert!(bytes <= 10 << 20 && bytes > 9 << 20, "{bytes}");
     assert_eq!(failed.unwrap(), CallError::ResponseTooLarge { limit_bytes: 10 << 20 }.to_string());
     eventually("the guest is gone", || fixture.instances() == 0.0).await;
-    // A client that reads nothing, and goes.
+    // A client that disconnects without reading the body.
     let answer = call(&function, get("/")).await.unwrap();
     assert_eq!(fixture.instances(), 1.0);
     drop(answer);

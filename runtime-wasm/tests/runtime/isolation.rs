@@ -1,4 +1,4 @@
-//! What one function does to the processor is its own problem.
+//! A function that uses much processor time does not slow down others.
 
 use std::{
     sync::Arc,
@@ -14,13 +14,13 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Answers at once.
 const QUICK: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
-/// Never gives its thread back by itself.
+/// Never yields its thread.
 const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
-/// The same with single instructions that take long.
+/// The same with single long-running instructions.
 const FILLS: &str = r#"(memory 800)
     (func (export "handle") (param i32 i32)
       (loop $again (memory.fill (i32.const 0) (i32.const 1) (i32.const 50000000)) (br $again)))"#;
-/// Touches fresh memory as fast as it can, and ends.
+/// Touches new memory as fast as possible, then ends.
 const ALLOCATES: &str = r#"(memory 1)
     (func (export "handle") (param i32 i32) (local $at i32)
       (drop (memory.grow (i32.const 700)))
@@ -36,7 +36,8 @@ async fn function(fixture: &Fixture, name: &str, module: &str) -> Arc<dyn Hosted
     fixture.host.prepare(spec(name, component))
 }
 
-/// Calls beside four neighbours that are called over and over, until `time` is over: how many were answered.
+/// Calls a function next to four neighbours that are called in a loop, until `time` is over; returns the number of
+/// answers.
 async fn answers_beside(neighbour: &str, time: Duration) -> u32 {
     let fixture = Fixture::new();
     let victim = function(&fixture, "victim", QUICK).await;
@@ -57,7 +58,7 @@ async fn answers_beside(neighbour: &str, time: Duration) -> u32 {
     let started = Instant::now();
     let mut answers = 0;
     while started.elapsed() < time {
-        // The caller is a task beside the neighbours', as connections are.
+        // The caller is a task like the neighbours' callers, as connections are.
         let victim = victim.clone();
         tokio::spawn(async move { ask(&victim, "/").await }).await.unwrap();
         answers += 1;
@@ -67,8 +68,8 @@ async fn answers_beside(neighbour: &str, time: Duration) -> u32 {
     answers
 }
 
-/// With one serving thread each call would wait for the slices of all four neighbours, 5 ms or more each: there
-/// would be 50 answers a second at most. Alone there are some thousand.
+/// With one serving thread each call would wait for the slices of all four neighbours, at least 5 ms each, so there
+/// would be at most 50 answers a second. Without neighbours there are several thousand.
 #[tokio::test]
 async fn computing_neighbours_leave_the_serving_thread_to_others() {
     for neighbour in [SPINS, FILLS, ALLOCATES] {
@@ -80,7 +81,7 @@ async fn computing_neighbours_leave_the_serving_thread_to_others() {
 #[tokio::test]
 async fn a_bulk_instruction_is_interrupted_at_the_deadline() {
     let fixture = Fixture::with(Config { instances_max: Some(4), ..Config::default() });
-    // One instruction that takes a second or more, were it not in pieces: 2 GiB, in memory that is new.
+    // One instruction that would take a second or more if it were not split: 2 GiB of new memory.
     let fills = r#"(memory 32768)
         (func (export "handle") (param i32 i32)
           (memory.fill (i32.const 0) (i32.const 1) (i32.const 2147483647))
@@ -91,7 +92,7 @@ async fn a_bulk_instruction_is_interrupted_at_the_deadline() {
     let error = call_within(&function, get("/"), SECOND / 20).await.err();
     assert!(matches!(error, Some(CallError::TimedOut { .. })), "{error:?}");
     fixture.settled().await;
-    // The end of the instance is not awaited by its caller, but comes soon, too.
+    // The caller does not await the end of the instance, which must come soon as well.
     let took = started.elapsed();
     let memory = metric(&fixture.metrics(), "mayfly_wasm_memory_peak_bytes_sum");
     assert!(took < SECOND * 5, "{took:?} {memory}");
@@ -113,7 +114,7 @@ async fn one_slow_function_leaves_slots_to_others() {
     for _ in 0..20 {
         assert_eq!(ask(&quick, "/").await.0, 200);
     }
-    // Those that found no slot in time were told so.
+    // Calls that got no slot in time have failed with an error.
     let mut refused = 0;
     for call in calls {
         match call.await.unwrap() {
@@ -125,7 +126,7 @@ async fn one_slow_function_leaves_slots_to_others() {
     assert_eq!(refused, 24);
 }
 
-/// What a call in the pool answers is what it answers elsewhere: complete, with the errors after it.
+/// A call in the pool returns the same as on a serving thread: the complete body, followed by the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_calls_answer_like_short_ones() {
     let spins_first = |then: &str| {

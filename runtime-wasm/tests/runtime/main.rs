@@ -1,4 +1,5 @@
-//! The host as the gateway and the kubelet use it. One program: linking the engine takes longer than most tests.
+//! The host as the gateway and the kubelet use it. One test binary, because linking the engine takes longer than most
+//! tests.
 
 #[macro_use]
 #[path = "../support/mod.rs"]

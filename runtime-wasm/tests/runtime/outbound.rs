@@ -1,4 +1,4 @@
-//! Outbound HTTP of the proxy example, which asks for the URL in its query.
+//! Outbound HTTP of the proxy example, which takes the URL from its query.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use mayfly_runtime::HostedFunction;
 use mayfly_runtime_wasm::{Config, config::EgressConfig};
 
-/// An HTTP server on the loopback: `/redirect` leads elsewhere, `/hang` never answers.
+/// An HTTP server on a loopback address: `/redirect` redirects, `/hang` never answers.
 struct Upstream {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -97,19 +97,19 @@ async fn only_what_is_listed_is_reached() {
     assert_eq!(requests.load(Ordering::SeqCst), 5, "nothing else came through");
 }
 
-/// A name may be listed, and lead into the network all the same: the address decides.
+/// A listed name may resolve to a private address: the address decides.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listed_name_does_not_reach_private_addresses() {
     let component = guest!("proxy");
     let fixture = Fixture::new();
     let upstream = Upstream::start().await;
     let port = upstream.address.port();
-    // This machine's own name resolves to one of its own addresses.
+    // This host's own name resolves to one of its own addresses.
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_ascii_lowercase();
     let skipped = |reason: &str| {
         eprintln!("SKIPPED a_listed_name_does_not_reach_private_addresses: {name:?} {reason}");
     };
-    // That one is listed as an address is.
+    // A loopback name is listed like an address.
     if name == "localhost" {
         return skipped("is not a name of this machine alone");
     }

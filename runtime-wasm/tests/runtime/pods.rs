@@ -219,8 +219,8 @@ async fn a_program_takes_the_slot_of_an_idle_instance() {
     assert_eq!(run(&fixture, well, |_| {}).await, (0, "Completed".into(), String::new()));
 }
 
-/// A pod that serves, at an address of this test's own: a port that is let go for it to take cannot be taken by
-/// somebody else meanwhile, nor be answered by somebody else afterwards.
+/// A serving pod at an address of its own: after the test releases the port for the pod, no other process can take it,
+/// or answer there later.
 async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let of_process = (std::process::id() & 0x3fff) << 3;
@@ -234,7 +234,7 @@ async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr)
     (pod, free)
 }
 
-/// A connection that was served one answer, and is kept open.
+/// An open connection on which one response was received.
 async fn served(address: SocketAddr) -> tokio::net::TcpStream {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -254,7 +254,7 @@ async fn a_component_that_answers_serves_http_on_the_pods_address() {
     tokio::net::TcpStream::connect(address).await.expect_err("nobody listens any more");
 }
 
-/// More comes than sockets hold, from a client that looks for its answer when it has sent all.
+/// The request body exceeds the socket buffers, and the client reads only after it has sent all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pods_answer_arrives_though_nobody_reads_the_request() {
     const UPLOAD_BYTES: usize = 16 << 20;
@@ -280,7 +280,7 @@ async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
 }
 
-/// Whether it answers, or works on when it has: with the pod it ends.
+/// The guests of a pod end with it, before or after their answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_pod_does_ends_with_it() {
     let fixture = Fixture::new();
@@ -301,7 +301,7 @@ async fn what_a_pod_does_ends_with_it() {
     }
 }
 
-/// A client that takes nothing of its answer does not keep its place.
+/// A client that does not read its response is disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_does_not_read_is_let_go() {
     let component = guest!("flood");
@@ -341,7 +341,7 @@ async fn replicas_keep_their_revision_loaded() {
     fixture.host.remove_sandbox(&two.spec.id.pod).await.unwrap();
     assert!(!function.is_loaded());
     assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_components_loaded "), 0.0);
-    // One that the gateway does not know yet is loaded all the same.
+    // A revision that the gateway has not prepared yet is loaded as well.
     let unknown = Pod::new(&fixture, component, &[(wellknown::LABEL_REVISION, "g-00001")]).await;
     unknown.start().await.unwrap();
     assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_components_loaded "), 1.0);

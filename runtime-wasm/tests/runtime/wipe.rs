@@ -1,5 +1,5 @@
-//! No instance reads what another wrote. Each guest looks through all of its memory, its tables and its
-//! globals, traps if anything is not as at the start, and then fills all of it.
+//! No instance sees data of another. Each guest checks all of its memory, tables and globals, traps if anything differs
+//! from the initial state, and then fills all of it.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::support::{text::handler, *};
 use mayfly_runtime::{CallError, FunctionHost as _, HostedFunction};
 use mayfly_runtime_wasm::{Config, config::Wipe};
 
-/// `pages` at the start and as many as it gets later; `data` bytes of it come from the component. It
-/// returns without an answer when all was clean.
+/// `pages` initially, and as many as it can get later; `data` bytes of them are initialised by the component. Returns
+/// without an answer if everything had its initial state.
 fn filler(pages: u32, data: usize) -> Vec<u8> {
     let text = "d".repeat(data);
     handler(&format!(
@@ -60,7 +60,7 @@ fn filler(pages: u32, data: usize) -> Vec<u8> {
 
 async fn rounds(wipe: Wipe) {
     let fixture = Fixture::with(Config { wipe, instances_max: Some(6), ..Config::default() });
-    // Small and large, with and without contents of their own; limits below and above what slots keep.
+    // Small and large, with and without initial data; limits below and above the number of bytes that slots keep.
     let mut functions: Vec<Arc<dyn HostedFunction>> = Vec::new();
     for (index, (pages, data, limit)) in
         [(1u32, 0usize, 1u64 << 20), (20, 9000, 2 << 20), (3, 200_000, 5 << 20), (17, 3, 24 << 20)]
@@ -102,7 +102,7 @@ async fn nothing_is_left_for_the_next_instance_without_the_kernels_help() {
     rounds(Wipe::Plain).await;
 }
 
-/// The filler would notice: two rounds in one instance.
+/// Verifies that the filler detects changes: two rounds in one instance.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_filler_finds_what_it_left() {
     let fixture = Fixture::new();
@@ -113,7 +113,7 @@ async fn the_filler_finds_what_it_left() {
     assert!(matches!(call(&function, get("/")).await.err().unwrap(), CallError::Trapped(_)));
 }
 
-/// The same with a component as people build them.
+/// The same with a component built by a real toolchain.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_dirty_example_finds_nothing() {
     let dirty = guest!("dirty");

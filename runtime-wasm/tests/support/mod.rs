@@ -1,4 +1,4 @@
-//! A host over a temporary directory, and what tests do with it.
+//! A host over a temporary directory, and helpers for tests.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod text;
@@ -40,7 +40,7 @@ impl Fixture {
         Self::over(folder, config)
     }
 
-    /// A host over a directory that another host used before.
+    /// A host over a directory that an earlier host used.
     pub(crate) fn over(folder: tempfile::TempDir, config: Config) -> Self {
         let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
         let logs = LogWriter::start().unwrap();
@@ -59,7 +59,7 @@ impl Fixture {
         digest
     }
 
-    /// A function of this component, changed by `edit`.
+    /// Prepares a function of this component, with its spec changed by `edit`.
     pub(crate) async fn function(
         &self,
         component: Vec<u8>,
@@ -71,7 +71,7 @@ impl Fixture {
         self.host.prepare(spec)
     }
 
-    /// What a function wrote into its log.
+    /// The content of a function's log.
     pub(crate) fn log(&self, name: &str) -> String {
         self.logs.flush();
         let path = self.layout.revision("default", name, &format!("{name}-00001"));
@@ -83,7 +83,7 @@ impl Fixture {
         metric(&self.metrics(), "mayfly_wasm_instances ")
     }
 
-    /// Waits until no guest is at work: one may be for a moment after its answer is there.
+    /// Waits until no guest runs: one may still run briefly after its answer.
     pub(crate) async fn settled(&self) {
         let at_work = || {
             let metrics = self.metrics();
@@ -99,7 +99,7 @@ impl Fixture {
     }
 }
 
-/// A host that is small enough for many of them to live at once.
+/// A small host, so that many can exist at the same time.
 pub(crate) fn small() -> Config {
     Config { instances_max: Some(64), ..Config::default() }
 }
@@ -120,7 +120,7 @@ pub(crate) fn spec(name: &str, component: Digest) -> HostedSpec {
     }
 }
 
-/// An example's component; `None`, with a word about it, if the examples are not built.
+/// An example's component; `None`, with a printed message, if the examples are not built.
 pub(crate) fn guest(name: &str) -> Option<Vec<u8>> {
     let folder = std::env::var_os("MAYFLY_GUESTS")
         .map(PathBuf::from)
@@ -132,7 +132,7 @@ pub(crate) fn guest(name: &str) -> Option<Vec<u8>> {
     content
 }
 
-/// `let component = guest!("hello");`, or the end of the test.
+/// `let component = guest!("hello");`; returns from the test if the examples are not built.
 #[macro_export]
 macro_rules! guest {
     ($name:expr) => {
@@ -169,7 +169,7 @@ pub(crate) async fn call_within(
     function.call(request, tokio::time::Instant::now() + time).await
 }
 
-/// Status and text of the whole answer.
+/// Reads a whole response: its status and its body as text.
 pub(crate) async fn text(answer: Answer) -> (StatusCode, String) {
     let (head, body) = answer.response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
@@ -180,7 +180,7 @@ pub(crate) async fn ask(function: &Arc<dyn HostedFunction>, path: &str) -> (Stat
     text(call(function, get(path)).await.unwrap()).await
 }
 
-/// The one compiled file below a directory.
+/// The only compiled file below a directory.
 pub(crate) fn compiled(folder: &Path) -> PathBuf {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -196,7 +196,7 @@ pub(crate) fn compiled(folder: &Path) -> PathBuf {
     panic!("nothing was compiled");
 }
 
-/// Waits until something that happens elsewhere is so.
+/// Waits until a condition that another task or thread fulfils is true.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {

@@ -1,14 +1,14 @@
-// Components written as text, for what the examples' toolchain is not needed for.
+// Components written as text, for tests that do not need the examples' toolchain.
 
-/// A component of `wasi:http/incoming-handler@0.2` around a core module's `handle`, which gets the handles
-/// of the request and of the response-outparam. It may call `$answer` with the latter: 200, no body. `$fields` makes
-/// headers, and `$append` adds to them: at [`TEXT_AT`] are so many letters.
+/// A component of `wasi:http/incoming-handler@0.2` around a core module's `handle`, which gets the handles of the
+/// request and of the response-outparam. It may call `$answer` with the latter: status 200 without a body. `$fields`
+/// creates headers, and `$append` adds to them: there are letters for names and values at [`TEXT_AT`].
 pub(crate) fn handler(module: &str) -> Vec<u8> {
     let text = HANDLER.replace("MODULE", module).replace("TEXT", &"a".repeat(TEXT_AT));
     wat::parse_str(&text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Where the text of [`handler`] is, and how long, in bytes.
+/// The address of the text of [`handler`], and its length in bytes.
 pub(crate) const TEXT_AT: usize = 4096;
 
 const HANDLER: &str = r#"
@@ -94,7 +94,7 @@ const HANDLER: &str = r#"
   (export "wasi:http/incoming-handler@0.2.0" (instance $exported)))
 "#;
 
-/// A component of `wasi:cli/run@0.2` around a core module's `run`: 0 is well, 1 is not.
+/// A component of `wasi:cli/run@0.2` around a core module's `run`: 0 is success, 1 is failure.
 pub(crate) fn command(module: &str) -> Vec<u8> {
     let text = format!(
         r#"(component

@@ -2,7 +2,7 @@
 
 A handler is a function called `handle`. One that takes an event gets the decoded JSON of the request and returns a
 value that JSON can represent; one whose parameter is annotated with `Request` (or named `request`) gets the request
-and returns a `Response`, a string, bytes or a value for JSON. Both may be `async def`. Nothing needs this module:
+and returns a `Response`, a string, bytes or a value for JSON. Both may be `async def`. This module is optional:
 exceptions become error answers by themselves (the class's name is the error's type), settings are in `os.environ`,
 and `print` and `logging` write to the function's log.
 

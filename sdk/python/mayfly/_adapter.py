@@ -22,10 +22,10 @@ from wit_world.imports import types
 from . import _log, _wasi
 from ._http import Headers, Request, Response, encode
 
-# Where a traceback begins is not the user's code: this package, the event loop below an async handler.
+# The first frames of a traceback that are not the user's code: this package, the event loop below an async handler.
 ADAPTERS = (os.path.dirname(__file__), "/bundled/", "/python/asyncio/")
 
-# The handler, and whether it takes the request itself.
+# The handler, and whether it takes the request.
 _handler: Any = None
 _takes_request = False
 _started = False
@@ -46,7 +46,7 @@ def load(module: str, name: str) -> None:
 
 
 def takes_request(handler: Any) -> bool:
-    """Whether the handler's parameter is the request: by its annotation, else by its name."""
+    """Whether the handler's parameter is the request: by its annotation, or else by its name."""
     parameters = list(inspect.signature(handler).parameters.values())
     if not parameters:
         return False
@@ -57,16 +57,16 @@ def takes_request(handler: Any) -> bool:
 
 
 def _include_later_imports() -> None:
-    """Imports now what functions of the user's modules import when they are called: an instance has no files. Keeps
+    """Executes now the imports within functions of the user's modules, because an instance has no files. Keeps
     the sources, for the lines of tracebacks."""
     here = os.path.dirname(os.path.dirname(__file__))
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None) or ""
-        # Each folder of the python path is mounted at /N; the standard library is not there.
+        # Each folder of the python path is mounted at /N; the standard library is not.
         if not (file.endswith(".py") and file[1:2].isdigit()) or file.startswith(here):
             continue
         lines = linecache.getlines(file)
-        # Without a time of change, linecache does not look for the file again.
+        # Without a modification time, linecache does not check the file again.
         linecache.cache[file] = (len(lines), None, lines, file)
         source = "".join(lines)
         for node in ast.walk(ast.parse(source)):
@@ -79,12 +79,12 @@ def _include_later_imports() -> None:
                 try:
                     importlib.import_module(name)
                 except ImportError:
-                    # Optional, or of another platform: the import fails when it is reached, as it does elsewhere.
+                    # Optional, or of another platform: the import fails when it is executed, as it does elsewhere.
                     pass
 
 
 def _start() -> None:
-    """Brings the snapshot up to date, once per instance: it has the environment and the random state of the build."""
+    """Updates the snapshot's environment and random state, which are those of the build; once per instance."""
     global _started
     _started = True
     os.environ.clear()
@@ -138,7 +138,7 @@ def error(error_type: str, message: str, status: int, headers: Any = None) -> Re
 
 
 def failure(failed: BaseException) -> Response:
-    """The answer for an exception; its traceback goes to the log, without the frames of the adapter and the event loop."""
+    """The response for an exception; its traceback, without frames of the adapter and event loop, goes to the log."""
     frames = failed.__traceback__
     while frames is not None and frames.tb_next and frames.tb_frame.f_code.co_filename.startswith(ADAPTERS):
         frames = frames.tb_next
@@ -153,7 +153,7 @@ def failure(failed: BaseException) -> Response:
 
 
 class IncomingHandler(wit_world.exports.IncomingHandler):
-    """What the component exports."""
+    """The component's export."""
 
     def handle(self, request: types.IncomingRequest, response_out: types.ResponseOutparam) -> None:
         if not _started:
@@ -166,7 +166,7 @@ class IncomingHandler(wit_world.exports.IncomingHandler):
         try:
             _wasi.write(body, response.chunks())
         except Exception:
-            # The status is sent: dropping the body unfinished tells the client that it is not whole.
+            # The status is already sent: dropping the unfinished body tells the client that it is incomplete.
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -12,7 +12,7 @@ except ImportError:  # Outside of wasm: handlers under test.
 
 
 class Headers(Mapping[str, str]):
-    """Header fields by name, in any case. `list` gives every value of a field that is repeated."""
+    """Header fields by case-insensitive name. `list` gives every value of a field that is repeated."""
 
     def __init__(self, fields: Mapping[str, str] | Iterable[tuple[str, str]] | None = None) -> None:
         items = fields.items() if isinstance(fields, Mapping) else fields or ()
@@ -42,7 +42,7 @@ class Headers(Mapping[str, str]):
 class Request:
     """A request that the function answers.
 
-    `body` reads the body to its end; `chunks` gives it as it comes, once. `query` has the first value of each
+    `body` reads the body to its end; `chunks` yields it as it is received, once. `query` has the first value of each
     parameter, `query_list` every one.
     """
 
@@ -77,9 +77,9 @@ class Request:
 
 
 class Response:
-    """An answer: of this function, or of a server that `fetch` called.
+    """A response: of this function, or of a server that `fetch` called.
 
-    `body` may be bytes, text, or an iterable of bytes, which is sent as it comes.
+    `body` may be bytes, text, or an iterable of bytes, which is streamed.
     """
 
     def __init__(self, body: bytes | str | Iterable[bytes] = b"", status: int = 200, headers: Any = None) -> None:
@@ -92,7 +92,7 @@ class Response:
 
     @staticmethod
     def of_json(value: Any, status: int = 200, headers: Any = None) -> "Response":
-        """An answer whose body is this value as JSON."""
+        """A response with this value as its JSON body."""
         response = Response(encode(value), status, headers)
         if "content-type" not in response.headers:
             response.headers.fields.append(("content-type", "application/json"))
@@ -119,7 +119,7 @@ class Response:
 
 
 class HttpError(Exception):
-    """An outbound request without an answer. `error_type` says why: Denied (not in the function's `egress`),
+    """A failed outbound request. `error_type` is the reason: Denied (not in the function's `egress`),
     Unreachable, Timeout, Tls, Protocol."""
 
     status = 502
@@ -140,7 +140,7 @@ def fetch(url: str, method: str = "GET", headers: Any = None, body: bytes | str 
 
 
 def encode(value: Any) -> bytes:
-    """JSON in UTF-8. NaN and infinities are refused, as JSON has none."""
+    """JSON in UTF-8. NaN and infinities are rejected, because JSON has none."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 

@@ -1,7 +1,7 @@
-"""The standard `logging` module, written as one JSON object a line.
+"""The standard `logging` module, written as one JSON object per line.
 
 `debug` and `info` go to stdout, `warning` and above to stderr. The setting MAYFLY_LOG (debug, info, warn, error or off;
-info when not set) is the lowest level that is written.
+default info) sets the lowest level that is written.
 """
 
 import json
@@ -14,7 +14,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
           "off": logging.CRITICAL + 1}
 NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error",
          logging.CRITICAL: "error"}
-# Attributes that every record has: the others came by `extra=` and are fields of the line.
+# Attributes of every record; all others are from `extra=` and become fields of the line.
 STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 log = logging.getLogger("mayfly")

@@ -1,4 +1,4 @@
-"""wasi:http and wasi:clocks as the rest of this package needs them. Only importable inside a component."""
+"""wasi:http and wasi:clocks for the rest of this package. Only importable inside a component."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ from poll_loop import PollLoop
 from wit_world.imports import environment, monotonic_clock, outgoing_handler, types
 from wit_world.imports.streams import StreamError_Closed
 
-# What one call reads or writes at most: blocking-write-and-flush takes 4096 bytes.
+# The maximum size of one read or write: blocking-write-and-flush accepts 4096 bytes.
 READ_BYTES_MAX = 64 * 1024
 WRITE_BYTES_MAX = 4096
 
@@ -36,7 +36,7 @@ def fields_of(headers: Iterable[tuple[str, str]]) -> types.Fields:
 
 
 def read(consumed: types.IncomingBody) -> Iterator[bytes]:
-    """The chunks of a body as they come."""
+    """The chunks of a body, as they are received."""
     with consumed.stream() as stream:
         while True:
             try:
@@ -44,14 +44,14 @@ def read(consumed: types.IncomingBody) -> Iterator[bytes]:
             except Err as error:
                 if isinstance(error.value, StreamError_Closed):
                     break
-                raise ConnectionError("the body broke off: " + error.value.value.to_debug_string()) from None
+                raise ConnectionError("the body was aborted: " + error.value.value.to_debug_string()) from None
             if chunk:
                 yield chunk
     types.IncomingBody.finish(consumed)
 
 
 def write(body: types.OutgoingBody, chunks: Iterable[bytes]) -> None:
-    """Sends each chunk as it comes, and ends the body. Dropping an unfinished body breaks the message off."""
+    """Sends each chunk at once, and ends the body. Dropping an unfinished body aborts the message."""
     with body.write() as stream:
         for chunk in chunks:
             view = memoryview(chunk)
@@ -117,7 +117,7 @@ def variables() -> list[tuple[str, str]]:
 
 
 class _Timer:
-    """What the event loop wakes: it runs the callback unless that was cancelled."""
+    """A waker of the event loop: runs the callback unless it was cancelled."""
 
     def __init__(self, handle: asyncio.TimerHandle) -> None:
         self.handle = handle
@@ -128,7 +128,7 @@ class _Timer:
 
 
 class EventLoop(PollLoop):
-    """The tool chain's event loop, with timers."""
+    """The toolchain's event loop, with timers."""
 
     def time(self) -> float:
         return monotonic_clock.now() / 1e9

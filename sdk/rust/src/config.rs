@@ -1,21 +1,21 @@
-//! The function's settings: `spec.env` of its manifest, ConfigMap and Secret values
-//! included. They arrive as environment variables, so `std::env` works as well.
+//! The function's settings: `spec.env` of its manifest, including ConfigMap and Secret values. They are environment
+//! variables, so `std::env` works as well.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The value of a setting, when it is set.
+/// The value of a setting, if it is set.
 pub fn get(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The value of a setting the function cannot do without.
+/// The value of a required setting.
 pub fn require(name: &str) -> Result<String, ConfigError> {
     get(name).ok_or_else(|| ConfigError { name: name.to_owned(), problem: "is not set".to_owned() })
 }
 
-/// A setting as a number, an address or anything else that parses; `default` when it
-/// is not set. A value that does not parse is an error, never the default.
+/// A setting as a number, an address or any other type that can be parsed; `default` if it is not set. A value that
+/// cannot be parsed is an error, never the default.
 ///
 /// ```
 /// let retries: u32 = mayfly::config::parse_or("RETRIES", 3)?;
@@ -31,7 +31,7 @@ where
         .map_err(|error| ConfigError { name: name.to_owned(), problem: format!("is {text:?}: {error}") })
 }
 
-/// A setting that is missing or cannot be read.
+/// A setting that is missing or cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     name: String,
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_not_the_default() {
-        // PATH is set wherever cargo runs, and is no number.
+        // PATH is set wherever cargo runs, and is not a number.
         assert!(parse_or("PATH", 3).is_err());
     }
 }

@@ -3,14 +3,12 @@ use std::fmt;
 
 use crate::http::{HttpError, HttpErrorKind, Response};
 
-/// What a failed call answers with: a status outside 2xx and the JSON body
-/// `{"errorType": …, "errorMessage": …}`. Workflows match on the type (`Catch`,
-/// `Retry`), people read the message.
+/// The error of a failed call: a status outside 2xx and the JSON body `{"errorType": …, "errorMessage": …}`. Workflows
+/// match on the type (`Catch`, `Retry`), people read the message.
 ///
-/// Every `std::error::Error` converts into it (so `?` works), with the name of the
-/// Rust type as error type and status 500. Errors of [`http`](mod@crate::http) keep their
-/// kind as type and get the fitting status (an unreadable request is a 400, an upstream
-/// that cannot be reached a 502).
+/// Every `std::error::Error` converts into it (so `?` works), with the name of the Rust type as error type and status
+/// 500. Errors of [`http`](mod@crate::http) keep their kind as type and get a matching status (an invalid request is a
+/// 400, an unreachable upstream server a 502).
 ///
 /// A function's own error type may convert with statuses and types of its own choice:
 ///
@@ -38,39 +36,38 @@ impl Error {
         Error { error_type: error_type.into(), message: message.into(), status: 500 }
     }
 
-    /// The same error answered with another status. A status below 400 would read as
-    /// success and is kept out: it becomes 500.
+    /// The same error with another status. A status below 400 would mean success, so it becomes 500.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = if (400..=599).contains(&status) { status } else { 500 };
         self
     }
 
-    /// A request that cannot be understood: type `BadRequest`, status 400.
+    /// An invalid request: type `BadRequest`, status 400.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Error::new("BadRequest", message).with_status(400)
     }
 
-    /// Something that is not there: type `NotFound`, status 404.
+    /// A missing resource: type `NotFound`, status 404.
     pub fn not_found(message: impl Into<String>) -> Self {
         Error::new("NotFound", message).with_status(404)
     }
 
-    /// The `errorType` that the caller sees, and that workflows retry and catch by.
+    /// The `errorType` in the response, which workflows match in `Retry` and `Catch`.
     pub fn error_type(&self) -> &str {
         &self.error_type
     }
 
-    /// The `errorMessage` that the caller sees.
+    /// The `errorMessage` in the response.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The HTTP status it is answered with, 400 to 599.
+    /// The HTTP status of the response, 400 to 599.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// The answer that carries this error.
+    /// The response with this error.
     pub(crate) fn to_response(&self) -> Response {
         let body = serde_json::json!({"errorType": self.error_type, "errorMessage": self.message});
         Response::new(self.status).with_header("content-type", "application/json").with_body(body.to_string())
@@ -83,7 +80,7 @@ impl fmt::Display for Error {
     }
 }
 
-// `Error` itself is no `std::error::Error`: only so can this conversion exist.
+// `Error` itself does not implement `std::error::Error`, which would conflict with this conversion.
 impl<E: std::error::Error + 'static> From<E> for Error {
     fn from(error: E) -> Self {
         if let Some(http) = (&error as &dyn Any).downcast_ref::<HttpError>() {
@@ -114,7 +111,7 @@ fn short_type_name<T>() -> &'static str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The message with those of its causes, as a person wants to read them.
+/// The message, followed by those of its causes that add information.
 fn messages(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

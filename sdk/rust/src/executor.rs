@@ -1,8 +1,8 @@
 //! One future at a time, over WASI pollables.
 //!
 //! A component instance serves one request on one thread, so there is nothing to schedule: the executor polls the
-//! future, and when it is pending, waits until one of the awaited pollables is ready. Combinators (`futures::join!` and
-//! others) work, since each awaited pollable registers its own waker.
+//! future, and while it is pending, waits until one of the awaited pollables is ready. Combinators (`futures::join!`
+//! and others) work, because each awaited pollable registers its own waker.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -29,13 +29,12 @@ struct Wait {
     waker: Waker,
 }
 
-/// Runs a future to its end on this thread.
+/// Runs a future to completion on this thread.
 ///
 /// Handlers need not call this; tests on the host do.
 ///
 /// # Panics
-/// When the future waits for something that can never happen (not a WASI pollable,
-/// and nothing woke it).
+/// If the future waits for something that can never happen (it awaits no WASI pollable, and was not woken).
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let flag = Arc::new(Flag(AtomicBool::new(false)));
@@ -54,12 +53,12 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Runs a future beside the one given to [`block_on`], for as long as that one runs.
+/// Runs a future in parallel to the one given to [`block_on`], for as long as that one runs.
 pub(crate) fn spawn(task: impl Future<Output = ()> + 'static) {
     TASKS.with_borrow_mut(|tasks| tasks.push(Box::pin(task)));
 }
 
-/// Waits until the host says the pollable is ready.
+/// Waits until the pollable is ready.
 pub(crate) async fn ready(pollable: Pollable) {
     Ready { pollable: Rc::new(pollable), id: None }.await
 }
@@ -72,9 +71,9 @@ impl Wake for Flag {
     }
 }
 
-/// Polls the background tasks once; true when one of them came to its end.
+/// Polls the background tasks once; true if one of them completed.
 fn run_tasks(context: &mut Context<'_>) -> bool {
-    // Taken out while they run: a task may spawn another.
+    // Removed from the list while they run, because a task may spawn another.
     let mut running = TASKS.take();
     let before = running.len();
     running.retain_mut(|task| task.as_mut().poll(context).is_pending());
@@ -90,7 +89,7 @@ fn wait_for_one() {
     let waits: Vec<(Rc<Pollable>, Waker)> =
         WAITS.with_borrow(|waits| waits.iter().map(|w| (w.pollable.clone(), w.waker.clone())).collect());
     match waits.as_slice() {
-        [] => panic!("this future waits for something that is not there: only WASI can wake it"),
+        [] => panic!("this future can never complete: it awaits no WASI pollable"),
         [(pollable, waker)] => {
             pollable.block();
             waker.wake_by_ref();
@@ -145,7 +144,7 @@ impl Drop for Ready {
 mod tests {
     use super::*;
 
-    /// Pending once, waking itself first.
+    /// Is pending once, after waking itself.
     struct Yield(bool);
 
     impl Future for Yield {
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "waits for something that is not there")]
+    #[should_panic(expected = "can never complete")]
     fn a_future_that_nothing_wakes_is_reported() {
         block_on(std::future::pending::<()>());
     }

@@ -1,7 +1,7 @@
 //! Requests, responses, bodies, and the client for outbound requests.
 //!
-//! The same [`Request`] is what a handler receives and what it sends; the same
-//! [`Response`] is what it receives from elsewhere and what it answers with. So a proxy is
+//! The same [`Request`] is received by a handler and sent to other servers; the same [`Response`] is received from
+//! other servers and returned by a handler. So this is a proxy:
 //!
 //! ```no_run
 //! # use mayfly::{Request, Response};
@@ -11,8 +11,8 @@
 //! }
 //! ```
 //!
-//! and its body streams through without being held in memory. Outbound requests are
-//! denied unless the function's `egress` lists their destination.
+//! Its body is streamed without being held in memory. Outbound requests are denied unless the function's `egress` lists
+//! their destination.
 
 mod body;
 mod client;

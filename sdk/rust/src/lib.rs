@@ -43,14 +43,13 @@
 //! # assert_eq!(mayfly::block_on(price(order)).unwrap().total_cents, 500);
 //! ```
 //!
-//! Where things are: [`mod@http`] has requests, responses, bodies and the outbound client;
-//! [`config`] reads the function's settings; [`log`] writes structured lines; [`time`]
-//! sleeps; [`Error`] is what a failed call answers with.
+//! Contents: [`mod@http`] has requests, responses, bodies and the outbound client; [`config`] reads the function's
+//! settings; [`log`] writes structured lines; [`time`] sleeps; [`Error`] is the error of a failed call.
 //!
-//! What does not belong here: anything that needs Mayfly itself. This crate depends on
-//! WASI only, and never on the platform's crates.
+//! What does not belong here: anything that requires Mayfly itself. This crate depends only on WASI, never on the
+//! platform's crates.
 
-// Lets the examples above and the attributes' expansion name this crate as users do.
+// Lets the examples above and the expansion of the attributes refer to this crate by its public name.
 extern crate self as mayfly;
 
 pub mod config;

@@ -7,7 +7,7 @@
 //! mayfly::log::warn!(user = user, count = count; "mailbox nearly full");
 //! ```
 //!
-//! The setting `MAYFLY_LOG` (`debug`, `info`, `warn`, `error` or `off`; default `info`) is the lowest level that is
+//! The setting `MAYFLY_LOG` (`debug`, `info`, `warn`, `error` or `off`; default `info`) sets the lowest level that is
 //! written.
 
 use std::fmt::{self, Write as _};
@@ -66,7 +66,7 @@ pub fn write(level: Level, fields: &[(&str, &dyn fmt::Display)], message: fmt::A
         return;
     }
     let line = line(level, fields, message);
-    // A log that cannot be written must not fail the request.
+    // A failed write to the log must not fail the request.
     let _ = match level {
         Level::Debug | Level::Info => std::io::stdout().write_all(line.as_bytes()),
         Level::Warn | Level::Error => std::io::stderr().write_all(line.as_bytes()),
@@ -130,14 +130,14 @@ macro_rules! __log {
     };
 }
 
-/// For the author while developing; not written unless `MAYFLY_LOG=debug`.
+/// Logs details for debugging; only written with `MAYFLY_LOG=debug`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __debug {
     ($($arguments:tt)+) => { $crate::__log!(Debug, $($arguments)+) };
 }
 
-/// Logs an event.
+/// Logs a normal event.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __info {
@@ -151,7 +151,7 @@ macro_rules! __warn {
     ($($arguments:tt)+) => { $crate::__log!(Warn, $($arguments)+) };
 }
 
-/// Something failed.
+/// Logs a failure.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __error {

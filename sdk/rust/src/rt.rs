@@ -1,4 +1,4 @@
-//! The runtime of the attributes: from the component's export to the handler and back.
+//! The runtime of the attributes: connects the component's export to the handler.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -43,14 +43,14 @@ where
     flush();
 }
 
-/// Flushes output without a newline: no `main` returns here, and in a reused instance it would appear in the next
-/// request's log.
+/// Flushes output without a newline: there is no `main` whose return flushes it, and in a reused instance it would
+/// appear in the log of the next request.
 fn flush() {
     // An error of a closed log cannot be reported.
     let _ = std::io::stdout().flush();
 }
 
-/// One event: JSON in by POST, JSON or an error out.
+/// Handles one event: JSON in a POST request, JSON or an error in the response.
 async fn call<H, F, In, Out, E>(request: Request, handler: H) -> Response
 where
     H: FnOnce(In) -> F,
@@ -69,19 +69,19 @@ where
     }
 }
 
-/// No body at all is the event `null`.
+/// An empty body is the event `null`.
 async fn read_event<In: DeserializeOwned>(request: Request) -> Result<In, HttpError> {
     let body = request.bytes().await?;
     let text = if body.is_empty() { b"null" } else { body.as_slice() };
     serde_json::from_slice(text).map_err(|error| {
         HttpError::new(
             HttpErrorKind::InvalidBody,
-            format!("the event is not what this function takes: {error}"),
+            format!("the event does not match the type that this function expects: {error}"),
         )
     })
 }
 
-/// The answer for a handler that failed; the function's log hears of it too.
+/// The response for a failed handler; the error is also logged.
 pub(crate) fn failed(error: Error) -> Response {
     if error.status() >= 500 {
         crate::log::error!(errorType = error.error_type(); "{}", error.message());
@@ -92,7 +92,7 @@ pub(crate) fn failed(error: Error) -> Response {
 /// Sends the response.
 async fn answer(response: Response, out: ResponseOutparam) {
     let (status, mut headers, body) = response.into_parts();
-    // These have no body, and so no length.
+    // These have no body, and therefore no length.
     let bodiless = matches!(status, 100..=199 | 204 | 304);
     if let Some(length) = body.known_len().filter(|_| !bodiless) {
         headers.insert("content-length", length.to_string());
@@ -102,7 +102,7 @@ async fn answer(response: Response, out: ResponseOutparam) {
         Err(error) => return refuse(error, out).await,
     };
     if status != 200 && outgoing.set_status_code(status).is_err() {
-        let error = HttpError::new(HttpErrorKind::InvalidRequest, format!("{status} is no HTTP status"));
+        let error = HttpError::new(HttpErrorKind::InvalidRequest, format!("{status} is not an HTTP status"));
         return refuse(error, out).await;
     }
     if body.known_len() == Some(0) {
@@ -111,16 +111,16 @@ async fn answer(response: Response, out: ResponseOutparam) {
     let outgoing_body = outgoing.body().expect("the body of a response is taken once");
     ResponseOutparam::set(out, Ok(outgoing));
     if let Err(error) = body.send(outgoing_body).await {
-        // The head is out: all that is left is to break off, and to say why.
-        crate::log::warn!(errorType = error.error_type(); "the response broke off: {}", error.message());
+        // The head has been sent: abort the response, and log the error.
+        crate::log::warn!(errorType = error.error_type(); "the response was aborted: {}", error.message());
     }
 }
 
-/// A response that cannot be sent becomes a 500 that says why.
+/// Replaces a response that cannot be sent by a 500 with the reason.
 async fn refuse(error: HttpError, out: ResponseOutparam) {
-    crate::log::error!("the response cannot be sent: {error}");
+    crate::log::error!("cannot send the response: {error}");
     let response = crate::Error::new("InvalidResponse", error.to_string()).to_response();
-    // Its own status and headers can be sent: this goes no deeper.
+    // Its status and headers are valid, so there is no further recursion.
     Box::pin(answer(response, out)).await;
 }
 

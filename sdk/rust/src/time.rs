@@ -1,8 +1,8 @@
-//! Waiting.
+//! Sleeping.
 
 use std::time::Duration;
 
-/// Waits without keeping the host's thread busy.
+/// Waits without blocking the host's thread.
 pub async fn sleep(duration: Duration) {
     #[cfg(target_arch = "wasm32")]
     {

@@ -1,4 +1,4 @@
-//! The permitted signatures of handlers, and their answers.
+//! The permitted signatures of handlers, and their responses.
 
 use mayfly::http::{Body, HttpErrorKind, Method};
 use mayfly::{Error, IntoResponse, Json, Request, Response, block_on};
@@ -40,7 +40,7 @@ mod errors_of_ones_own {
     }
 }
 
-/// Attributes, visibility and a generic parameter type with a comma do not confuse the attribute.
+/// Attributes, visibility and a generic parameter type with a comma are accepted by the attribute.
 #[mayfly::http]
 #[allow(clippy::unused_async)]
 pub(crate) async fn echo(mut request: Request) -> Result<Response, Error> {

@@ -12,9 +12,9 @@ use tonic::{Request, Response, Status};
 
 use crate::{HostPathService, state::VolumeState};
 
-/// The size of a volume for which none was asked.
+/// The size of a volume whose request has none.
 const BYTES_DEFAULT: i64 = 1 << 20;
-/// More than that no volume has.
+/// The maximum size of a volume.
 const BYTES_MAX: i64 = 1 << 40;
 
 #[tonic::async_trait]

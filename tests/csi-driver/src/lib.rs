@@ -1,12 +1,11 @@
-//! A CSI driver whose volumes are folders of the host: the peer of Mayfly's own CSI code in tests.
+//! A CSI driver whose volumes are folders of the host, for tests of Mayfly's CSI code.
 //!
-//! **Belongs here:** the identity, controller and node services over one socket and the registration service over
-//! another ([`HostPathDriver`]); the state of the volumes, which outlives the driver ([`state`]); faults that tests ask
-//! for ([`Fault`]). The state machine is that of the public `csi-driver-host-path`: a volume is attached, staged,
-//! published and the way back, each step idempotent, and a step that is out of order is refused. It is written against
-//! the protocol only.
+//! **Belongs here:** the identity, controller and node services on one socket and the registration service on another
+//! ([`HostPathDriver`]); the state of the volumes, which outlives the driver ([`state`]); injected faults ([`Fault`]).
+//! The state machine is that of the public `csi-driver-host-path`: a volume is attached, staged, published and back;
+//! each step is idempotent, and a step out of order is rejected. It is written against the protocol only.
 //!
-//! **Does not belong here:** Kubernetes, Mayfly's kubelet and controllers. Not for data that matters.
+//! **Does not belong here:** Kubernetes, Mayfly's kubelet and controllers. Not for important data.
 
 mod controller;
 mod node;
@@ -42,14 +41,14 @@ use tower::Service as _;
 
 use state::VolumeStates;
 
-/// What a call does instead of its work, or after it.
+/// A fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Answers with this code, and does nothing.
+    /// Returns this code without doing anything.
     Refuse(Code),
-    /// Answers with success, and does nothing.
+    /// Returns success without doing anything.
     Lie,
-    /// Does its work, and never answers.
+    /// Does its work, but never returns.
     Hang,
 }
 
@@ -60,7 +59,7 @@ pub struct DriverConfig {
     pub node_id: String,
     /// The folder of volumes and of their states.
     pub folder: PathBuf,
-    /// The kubelet's folder: registration goes into it.
+    /// The kubelet's folder, which contains the registration socket.
     pub kubelet: PathBuf,
     /// Whether volumes have to be attached before they are staged.
     pub attach: bool,
@@ -130,7 +129,7 @@ impl HostPathDriver {
         Ok(Self { shared, sockets: [endpoint, registry], task })
     }
 
-    /// Makes every further call of this name fail, or succeed again.
+    /// Sets or clears the fault of all further calls of this name.
     pub fn set_fault(&self, call: &str, fault: Option<Fault>) {
         let mut faults = self.shared.faults.lock();
         match fault {
@@ -148,7 +147,7 @@ impl HostPathDriver {
         self.shared.volumes.lock().clone()
     }
 
-    /// What the kubelet told about the registration: an error, or an empty text.
+    /// The kubelet's result of the registration: an error, or an empty text.
     pub fn registered(&self) -> Option<String> {
         self.shared.registered.lock().clone()
     }
@@ -169,7 +168,7 @@ pub(crate) struct HostPathService {
 }
 
 impl HostPathService {
-    /// Does the work of a call, unless a test wants something else.
+    /// Does the work of a call, unless a fault is injected.
     pub(crate) async fn run<R: Default>(
         &self,
         call: &str,

@@ -20,7 +20,7 @@ use crate::{
     state::{VolumeState, VolumeStates},
 };
 
-/// The key by which the kubelet marks an inline volume.
+/// The key with which the kubelet marks an inline volume.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 fn refused(error: impl ToString) -> Status {

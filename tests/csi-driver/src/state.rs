@@ -1,4 +1,4 @@
-//! The states of the volumes, in a file that outlives the driver.
+//! The states of the volumes, stored in a file that outlives the driver.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ pub struct VolumeStates {
 pub struct VolumeState {
     pub name: String,
     pub bytes: i64,
-    /// Made by `NodePublishVolume` for one pod.
+    /// Whether `NodePublishVolume` created it for one pod.
     pub ephemeral: bool,
     /// The node that it is attached to.
     pub attached: Option<String>,
@@ -66,7 +66,7 @@ impl VolumeStates {
         self.volumes.get_mut(id).ok_or_else(|| Status::not_found(format!("there is no volume {id}")))
     }
 
-    /// Makes a volume, or returns the one that was made under this id.
+    /// Creates a volume, unless one with this id exists.
     pub(crate) fn create(&mut self, id: &str, volume: VolumeState) -> Result<(), Status> {
         let refused = |error: io::Error| Status::internal(error.to_string());
         fs::create_dir_all(self.data(id)).map_err(refused)?;

@@ -1,12 +1,12 @@
 //! Loads the Kubernetes API: long lists, many watchers, a large Deployment.
 //!
 //! ```text
-//! api_load --kubeconfig FILE --fill 10000                    makes ConfigMaps of 1 KiB up to this number
+//! api_load --kubeconfig FILE --fill 10000                    creates ConfigMaps of 1 KiB up to this number
 //! api_load --kubeconfig FILE --list whole --times 10         lists them: whole, paged or table
 //! api_load --kubeconfig FILE --watchers 1000 --events 200    watches them, and writes one after the other
 //! api_load --kubeconfig FILE --deployment 5000               a Deployment, until all replicas are available
 //! ```
-//! The last line is JSON with the figures of the action.
+//! The last line is JSON with the results of the action.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
 use std::{
@@ -26,7 +26,7 @@ use tokio::sync::{Barrier, mpsc};
 const OBJECTS: &str = "/api/v1/namespaces/default/configmaps";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 const VALUE_BYTES: usize = 1024;
-/// Clients that make the objects.
+/// The number of clients that create the objects.
 const WRITERS: usize = 64;
 /// The page size of kubectl.
 const PAGE: usize = 500;
@@ -101,7 +101,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Sends a request on a connection and reads the answer, which must be a success.
+/// Sends a request on a connection and reads the response, which must be a success.
 async fn send(
     api: &Api,
     connection: &mut SendRequest<Body>,
@@ -136,13 +136,13 @@ fn config_map(name: &str, value: usize) -> Value {
         "data": {"value": format!("{value:0>VALUE_BYTES$}")}})
 }
 
-/// Makes the objects that are missing up to a count: `load-00000000` and so on.
+/// Creates missing objects up to a count: `load-00000000` and so on.
 async fn fill(api: &Arc<Api>, count: usize) -> Result<Value> {
     let mut connection = api.connect().await?;
     let path = format!("{OBJECTS}?limit=1&labelSelector=load%3Dlist");
     let page: Value = serde_json::from_slice(&send(api, &mut connection, Method::GET, &path, None).await?)?;
     let shown = page["items"].as_array().map_or(0, Vec::len);
-    // The rest is counted by the server unless a selector keeps it from knowing.
+    // The server returns the number of remaining items, unless there is a selector.
     let known = match page["metadata"]["remainingItemCount"].as_u64() {
         Some(rest) => shown + usize::try_from(rest)?,
         None if page["metadata"]["continue"].as_str().is_none_or(str::is_empty) => shown,
@@ -174,7 +174,7 @@ async fn fill(api: &Arc<Api>, count: usize) -> Result<Value> {
     Ok(latencies.report("ms", MILLISECOND, report))
 }
 
-/// Lists the objects one time after the other on one connection.
+/// Lists the objects repeatedly on one connection.
 async fn list(api: &Api, listing: Listing, times: usize) -> Result<Value> {
     let mut connection = api.connect().await?;
     let (mut took, mut items, mut bytes) = (Vec::new(), 0, 0);
@@ -191,7 +191,7 @@ async fn list(api: &Api, listing: Listing, times: usize) -> Result<Value> {
             }
             let body = answer(&mut connection, &path, request.body(full(""))?).await?;
             bytes += body.len();
-            // Parsing is the client's work, and outside what is measured where one answer has all.
+            // A single response is parsed outside of the measured time.
             if matches!(listing, Listing::Whole) {
                 took.push(started.elapsed());
             }
@@ -213,22 +213,22 @@ async fn list(api: &Api, listing: Listing, times: usize) -> Result<Value> {
     Ok(Latencies::new(took).report("ms", MILLISECOND, report))
 }
 
-/// So many watches of the objects; one object is written after the other, each when all watchers have seen the one
-/// before. Measures from sending a write to each watcher's event, and how long a round takes.
+/// Watches the objects with many clients and writes objects in sequence, each after all watchers have received the
+/// previous event. Measures the time from a write to each watcher's event, and the duration of a round.
 async fn watch(api: &Arc<Api>, watchers: usize, events: usize) -> Result<Value> {
     let mut connection = api.connect().await?;
     let name = format!("watched-{}", std::process::id());
     send(api, &mut connection, Method::POST, OBJECTS, Some(&config_map(&name, 0))).await?;
     let begun = Instant::now();
     let ready = Arc::new(Barrier::new(watchers + 1));
-    // Bounded by one event of each watcher: the next write waits for them.
+    // One event per watcher suffices: the next write waits for them.
     let (sender, mut seen) = mpsc::channel::<Result<Instant>>(watchers);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..watchers {
         let (api, name, ready, sender) = (api.clone(), name.clone(), ready.clone(), sender.clone());
         tasks.spawn(async move {
             if let Err(error) = watcher(&api, &name, &ready, &sender).await {
-                // The measurement is over when nobody receives.
+                // Fails only when the measurement is over.
                 let _ = sender.send(Err(error)).await;
             }
         });
@@ -256,7 +256,7 @@ async fn watch(api: &Arc<Api>, watchers: usize, events: usize) -> Result<Value> 
     Ok(Latencies::new(at_watcher).report("ms", MILLISECOND, report))
 }
 
-/// Sends the time of each event but the first, which is the object as it was when the watch began.
+/// Sends the time of each event except the first one, which is the initial state of the object.
 async fn watcher(api: &Api, name: &str, ready: &Barrier, seen: &mpsc::Sender<Result<Instant>>) -> Result<()> {
     let mut connection = api.connect().await?;
     let path = format!("{OBJECTS}?watch=true&fieldSelector=metadata.name%3D{name}");
@@ -279,7 +279,7 @@ async fn watcher(api: &Api, name: &str, ready: &Barrier, seen: &mpsc::Sender<Res
     bail!("the server ended a watch")
 }
 
-/// Applies a Deployment; gives the times until all pods are bound and until all are available, and of its deletion.
+/// Applies a Deployment; returns the times until all pods are bound and until all are available, and of its deletion.
 async fn deployment(api: &Api, replicas: usize) -> Result<Value> {
     let name = format!("large-{}", std::process::id());
     let object = json!({"apiVersion": "apps/v1", "kind": "Deployment",
@@ -309,7 +309,7 @@ async fn deployment(api: &Api, replicas: usize) -> Result<Value> {
         "pods_per_s": replicas as f64 / available.as_secs_f64()}))
 }
 
-/// Reads until a condition holds; gives the time since `started`.
+/// Polls until a condition holds; returns the time since `started`.
 async fn until(
     api: &Api,
     connection: &mut SendRequest<Body>,

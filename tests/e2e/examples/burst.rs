@@ -1,8 +1,8 @@
-//! Very many requests at once to one address: every connection is open before the first request is sent.
+//! A large number of simultaneous requests to one address: all connections are open before the first request is sent.
 //!
 //! ```text
 //! burst --address HOST:PORT --path /fn/default/hello/ --requests 20000                   HTTP/1.1, a connection each
-//! burst --address HOST:PORT --path /fn/default/hello/ --requests 20000 --connections 100 HTTP/2, shared out
+//! burst --address HOST:PORT --path /fn/default/hello/ --requests 20000 --connections 100 HTTP/2, distributed
 //! ```
 //! The last line is JSON: `{"requests", "connections", "answered", "failures": {text: count}, "seconds",
 //! "p50_ms", "p99_ms", "max_ms"}`; latencies are from the start of the burst.
@@ -31,7 +31,7 @@ struct Options {
     address: SocketAddr,
     path: String,
     requests: usize,
-    /// `None`: one for each request, HTTP/1.1.
+    /// `None`: one per request, with HTTP/1.1.
     connections: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream> {
     Ok(tcp)
 }
 
-/// Waits for the start; then sends one request and reads its answer. Gives when that was.
+/// Waits for the start, sends one request and reads its response. Returns the time of its end.
 async fn call(sender: Sender, options: Arc<Options>, start: Arc<Barrier>) -> Result<Instant> {
     let request = Request::get(format!("http://{}{}", options.address, options.path));
     let request = request.header("host", options.address.to_string()).body(full(""))?;

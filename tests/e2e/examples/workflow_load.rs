@@ -1,4 +1,4 @@
-//! How many workflows a second are run from start to end, each client with a connection of its own.
+//! Measures the rate of workflows from start to end; each client has its own connection.
 //!
 //! ```text
 //! workflow_load --clients 64 --seconds 5 --machine ARN --mayfly HOST:PORT         StartExecution, which waits for the end
@@ -6,7 +6,7 @@
 //! workflow_load --clients 64 --count 100000 --machine ARN --start-only HOST:PORT  StartExecution alone
 //! workflow_load --clients 64 --seconds 5 --machine steps/three --restate HOST:PORT a handler of Restate's ingress
 //! ```
-//! `--input JSON` is what each run is given. Each client waits for its run before it starts the next one. The
+//! `--input JSON` is the input of each run. Each client waits for its run before it starts the next one. The
 //! last line is JSON: `{"clients", "finished", "per_s", "p50_us", "p99_us", "max_us"}`.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
@@ -29,7 +29,7 @@ use mayfly_e2e::{Body, Latencies, flags, full};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
-/// The longest wait for an answer of Mayfly, in the server's own header.
+/// The maximum wait for a response of Mayfly, sent in Mayfly's own header.
 const WAIT_SECONDS: u32 = 60;
 
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ enum Way {
 struct Options {
     clients: usize,
     seconds: f64,
-    /// Ends by the number of runs, not by time.
+    /// The number of runs after which the load ends, instead of after a time.
     count: Option<u64>,
     machine: String,
     input: String,
@@ -89,7 +89,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs workflows one after the other; gives how long each took.
+/// Runs workflows in sequence; returns the duration of each.
 async fn client(options: Arc<Options>, begin: Instant, taken: Arc<AtomicU64>) -> Result<Vec<Duration>> {
     let wait = if matches!(options.way, Way::StartOnly) { 0 } else { WAIT_SECONDS };
     let mut connection = Connection::open(options.address, wait).await?;
@@ -129,7 +129,7 @@ async fn client(options: Arc<Options>, begin: Instant, taken: Arc<AtomicU64>) ->
 struct Connection {
     sender: SendRequest<Body>,
     host: String,
-    /// The seconds for which an answer may wait for the end of the execution that it started.
+    /// The maximum number of seconds for which a response waits for the end of the started execution.
     wait: u32,
 }
 
@@ -143,7 +143,7 @@ impl Connection {
         Ok(Self { sender, host: address.to_string(), wait })
     }
 
-    /// An operation of the Step Functions API.
+    /// Calls an operation of the Step Functions API.
     async fn operation(&mut self, name: &str, body: impl Into<Bytes>) -> Result<Value> {
         let request = Request::post("/")
             .header("content-type", "application/x-amz-json-1.0")
@@ -153,7 +153,7 @@ impl Connection {
         serde_json::from_slice(&answer).context("an answer that is no JSON")
     }
 
-    /// Sends a request; its answer has to be a good one.
+    /// Sends a request; its response must be a success.
     async fn call(&mut self, request: http::request::Builder, body: impl Into<Bytes>) -> Result<Bytes> {
         let request = request.header("host", self.host.as_str()).body(full(body))?;
         self.sender.ready().await?;

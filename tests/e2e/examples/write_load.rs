@@ -1,10 +1,10 @@
-//! How many durable writes a second an API takes, each client with a connection of its own.
+//! Measures the rate of durable writes of an API; each client has its own connection.
 //!
 //! ```text
 //! write_load --clients 64 --seconds 5 --kubeconfig FILE        objects (ConfigMaps) of a Kubernetes API
 //! write_load --clients 64 --seconds 5 --etcd http://HOST:PORT  keys of etcd, over gRPC
 //! ```
-//! Each client waits for its write before it makes the next one, and cycles through objects of its own.
+//! Each client waits for its write before the next one, and cycles through its own objects.
 //! The last line is JSON: `{"clients", "value_bytes", "writes_per_s", "p50_us", "p99_us", "max_us"}`.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
@@ -24,7 +24,7 @@ use mayfly_e2e::{Api, Body, Latencies, flags, full};
 use serde_json::{Map, json};
 use tokio::net::TcpStream;
 
-/// As the store's own benchmark.
+/// The same size as in the store's own benchmark.
 const VALUE_BYTES: usize = 1024;
 const OBJECTS: usize = 100;
 
@@ -69,7 +69,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Writes until the end; gives how long each write took.
+/// Writes until `end`; returns the duration of each write.
 async fn write(target: Target, client: usize, end: Instant) -> Result<Vec<Duration>> {
     match target {
         Target::Api(kubeconfig) => api_client(kubeconfig, client, end).await,
@@ -77,7 +77,7 @@ async fn write(target: Target, client: usize, end: Instant) -> Result<Vec<Durati
     }
 }
 
-/// Creates its ConfigMaps, then replaces them without a resourceVersion: every write counts.
+/// Creates its ConfigMaps, then replaces them without a resourceVersion, so that every write succeeds.
 async fn api_client(kubeconfig: PathBuf, client: usize, end: Instant) -> Result<Vec<Duration>> {
     let api = Api::from_kubeconfig(&kubeconfig)?;
     let mut connection = api.connect().await?;
@@ -111,7 +111,7 @@ async fn api_client(kubeconfig: PathBuf, client: usize, end: Instant) -> Result<
     Ok(times)
 }
 
-/// Puts over gRPC, as etcd's own clients do.
+/// Sends Put requests over gRPC, like etcd's own clients.
 async fn etcd_client(address: SocketAddr, client: usize, end: Instant) -> Result<Vec<Duration>> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;

@@ -1,4 +1,4 @@
-//! The Kubernetes API over TLS, as any client sees it: the kubeconfig's address, authority and token.
+//! A client of the Kubernetes API over TLS, with the kubeconfig's address, certificate authority and token.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -30,7 +30,7 @@ pub struct Api {
 #[derive(Debug)]
 pub struct ApiAnswer {
     pub status: u16,
-    /// `null` when the body is no JSON.
+    /// `null` if the body is not JSON.
     pub body: Value,
     pub text: String,
 }
@@ -43,7 +43,7 @@ impl ApiAnswer {
 }
 
 impl Api {
-    /// Reads the kubeconfig that the server wrote. Its fields are found by name: one cluster, one user.
+    /// Reads the kubeconfig that the server wrote. Finds fields by name, which works for one cluster and one user.
     pub fn from_kubeconfig(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
         let field = |name: &str| {
@@ -67,20 +67,20 @@ impl Api {
         Ok(Self { address, token: field("token")?, tls: TlsConnector::from(Arc::new(config)) })
     }
 
-    /// The same server with another token.
+    /// A client of the same server with another token.
     #[must_use]
     pub fn with_token(mut self, token: &str) -> Self {
         self.token = token.to_owned();
         self
     }
 
-    /// A connection of one's own.
+    /// Opens a new connection.
     pub async fn connect(&self) -> Result<SendRequest<Body>> {
         let tcp = TcpStream::connect(self.address).await?;
         tcp.set_nodelay(true)?;
         let tls = self.tls.connect(ServerName::try_from(API_HOST)?, tcp).await.context("TLS to the API")?;
         let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;
-        // Ends when the sender, and a stream of another protocol, is dropped.
+        // Ends when the sender, or the upgraded stream, is dropped.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }
@@ -103,7 +103,7 @@ impl Api {
         self.call(Method::DELETE, path, "", full("")).await
     }
 
-    /// Sends a request on a connection of its own.
+    /// Sends a request on a new connection.
     pub async fn call(
         &self,
         method: Method,
@@ -122,7 +122,7 @@ impl Api {
         Ok(ApiAnswer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), text })
     }
 
-    /// Applies a Function's manifest, and takes fields over from other managers.
+    /// Applies a Function's manifest, and takes over fields from other managers.
     pub async fn apply_function(&self, manifest: &Value) -> Result<()> {
         let name = manifest["metadata"]["name"].as_str().context("a manifest without a name")?;
         let path = format!(
@@ -135,7 +135,7 @@ impl Api {
         Ok(())
     }
 
-    /// Uploads a component; gives its digest as manifests write it.
+    /// Uploads a component; returns its digest in the form of manifests.
     pub async fn upload(&self, content: Vec<u8>) -> Result<String> {
         let digest = digest_of(&content);
         let path = format!("/artifacts/{digest}");

@@ -1,4 +1,4 @@
-//! The commands of the binary, as a person runs them.
+//! Runs the commands of the binary, like a user.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ pub struct Cli {
 /// The result of a command.
 #[derive(Debug)]
 pub struct Finished {
-    /// `None` when a signal ended it.
+    /// `None` if a signal ended it.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -34,7 +34,7 @@ impl Cli {
         Self { data: data.into() }
     }
 
-    /// A command, not yet started. Nothing of the person's own environment reaches it.
+    /// A command, not yet started. It does not inherit settings of the user's environment.
     pub fn command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = std::process::Command::new(up::binary()?);
         command.args(arguments).arg("--data-dir").arg(&self.data);
@@ -44,7 +44,7 @@ impl Cli {
         Ok(command)
     }
 
-    /// Runs a command to its end.
+    /// Runs a command until it exits.
     pub async fn run(&self, arguments: &[&str]) -> Result<Finished> {
         let output = tokio::time::timeout(TIMEOUT, self.command(arguments)?.output());
         let output = output.await.with_context(|| format!("mayfly {arguments:?} did not end"))??;
@@ -55,7 +55,7 @@ impl Cli {
         })
     }
 
-    /// Runs a command that must succeed; gives its stdout.
+    /// Runs a command that must succeed; returns its stdout.
     pub async fn ok(&self, arguments: &[&str]) -> Result<String> {
         let finished = self.run(arguments).await?;
         if finished.code != Some(0) {
@@ -64,7 +64,7 @@ impl Cli {
         Ok(finished.stdout)
     }
 
-    /// Runs a command that must fail; gives its stderr.
+    /// Runs a command that must fail; returns its stderr.
     pub async fn fails(&self, arguments: &[&str]) -> Result<String> {
         let finished = self.run(arguments).await?;
         if finished.code == Some(0) {
@@ -89,7 +89,7 @@ impl Cli {
         let mut child = command.spawn()?;
         let mut pipe = child.stdin.take().context("no stdin")?;
         match pipe.write_all(stdin).await {
-            // It ended before it had read everything: its status tells.
+            // It exited before it had read everything: its exit status decides.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             written => written?,
         }
@@ -109,7 +109,7 @@ impl Cli {
     }
 }
 
-/// A person's own settings must not reach a test's server or commands.
+/// A user's own settings must not affect a test's server or commands.
 pub(crate) fn clear_environment(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         let ours = ["MAYFLY_BIN", "MAYFLY_GUESTS", "MAYFLY_E2E_LOG"].iter().any(|kept| name == *kept);

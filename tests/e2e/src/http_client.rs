@@ -1,4 +1,4 @@
-//! HTTP to functions, with bodies that stream both ways.
+//! An HTTP client for functions, with bodies that stream in both directions.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,17 +18,17 @@ use serde_json::Value;
 /// A request's body.
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// The timeout of an answer.
+/// The timeout of a response.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A client of one address.
+/// An HTTP client of one address.
 #[derive(Clone)]
 pub struct Http {
     address: SocketAddr,
     client: Client<HttpConnector, Body>,
 }
 
-/// An answer, read to its end.
+/// A complete response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -41,7 +41,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON; fails with the body.
+    /// The body as JSON; on failure the error contains the body.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body).with_context(|| format!("no JSON: {self:?}"))
     }
@@ -56,7 +56,7 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A body that comes piece by piece.
+/// A streamed body.
 pub fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Body {
     StreamBody::new(pieces.map(|piece| Ok(Frame::data(piece)))).boxed_unsync()
 }
@@ -91,7 +91,7 @@ impl Http {
         Request::builder().method(method).uri(format!("http://{}{path}", self.address))
     }
 
-    /// Sends a request and reads the answer to its end.
+    /// Sends a request and reads the whole response.
     pub async fn call(&self, request: http::request::Builder, body: Body) -> Result<Answer> {
         let response = self.open(request, body).await?;
         let (head, body) = response.into_parts();
@@ -100,7 +100,7 @@ impl Http {
         Ok(Answer { status: head.status, headers: head.headers, body })
     }
 
-    /// Sends a request; returns the answer as soon as its head has arrived.
+    /// Sends a request; returns the response as soon as its head has arrived.
     pub async fn open(&self, request: http::request::Builder, body: Body) -> Result<Response<Incoming>> {
         let request = request.body(body)?;
         let uri = request.uri().clone();

@@ -1,11 +1,11 @@
-//! What the end-to-end tests stand on: the real binary in a process of its own, driven by real clients.
+//! The library of the end-to-end tests: runs the real binary as a process, and real clients against it.
 //!
-//! Here belong: starting, killing and restarting `mayfly up` ([`Up`]), its commands ([`Cli`]), HTTP to
-//! functions ([`Http`]), TLS to the API ([`Api`]), the components of the examples ([`guest`]), waiting
-//! for a condition with a deadline ([`wait::until`]).
+//! What belongs here: starting, killing and restarting `mayfly up` ([`Up`]), its commands ([`Cli`]), HTTP to functions
+//! ([`Http`]), TLS to the API ([`Api`]), the components of the examples ([`guest`]), waiting for a condition with a
+//! timeout ([`wait::until`]).
 //!
-//! Not here: any crate of the platform. What a test sees is what a person outside sees.
-//! Start reading at [`Up`]; the tests are in `tests/e2e/`.
+//! What does not belong here: any crate of the platform. Tests use only the interfaces of users. Start reading at
+//! [`Up`]; the tests are in `tests/e2e/`.
 
 mod api;
 mod cli;
@@ -24,7 +24,7 @@ pub use load::{Latencies, flags};
 pub use manifests::{function, is_ready, ready_replicas};
 pub use up::{Start, Up, binary};
 
-/// The name of the test that this is written in.
+/// The name of the test that contains the macro call.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -34,7 +34,7 @@ macro_rules! test_name {
     }};
 }
 
-/// The component of an example; where it was not built, says that the test is skipped, and returns.
+/// The component of an example; if it was not built, reports the test as skipped, and returns.
 #[macro_export]
 macro_rules! guest_or_skip {
     ($name:expr) => {
@@ -48,7 +48,7 @@ macro_rules! guest_or_skip {
     };
 }
 
-/// Says that a test cannot run here. `cargo xtask test` counts these lines.
+/// Reports a test as skipped. `cargo xtask test` counts these lines.
 #[expect(clippy::print_stdout, reason = "the runner reads this line from the test's output")]
 pub fn skipped(test: &str, reason: &str) {
     println!("\nSKIPPED {test}: {reason}");

@@ -1,11 +1,11 @@
-//! The common part of the load generators in `examples/`: their flags, concurrent clients, the figures.
+//! The common part of the load generators in `examples/`: flags, concurrent clients, results.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-/// The program's arguments, each a flag with its value.
+/// The program's arguments as pairs of flag and value.
 pub fn flags() -> impl Iterator<Item = Result<(String, String)>> {
     let mut arguments = std::env::args().skip(1);
     std::iter::from_fn(move || {
@@ -24,7 +24,7 @@ impl Latencies {
         Self(times)
     }
 
-    /// Runs so many clients side by side, each of which gives how long its calls took; and how long all of it took.
+    /// Runs clients concurrently, each of which returns the durations of its calls; also returns the total duration.
     pub async fn of_clients<F>(clients: usize, client: impl Fn(usize) -> F) -> Result<(Self, Duration)>
     where
         F: Future<Output = Result<Vec<Duration>>> + Send + 'static,
@@ -47,7 +47,7 @@ impl Latencies {
         self.0.get((self.0.len() * percent / 100).min(self.0.len().saturating_sub(1))).copied()
     }
 
-    /// An object with `p50`, `p99` and `max` in a unit, added to what else there is to report.
+    /// An object with `p50`, `p99` and `max` in a unit, merged into the rest of the report.
     pub fn report(&self, unit: &str, of_one: Duration, mut report: Map<String, Value>) -> Value {
         for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
             let value = self.at(percent).map(|time| time.as_secs_f64() / of_one.as_secs_f64());

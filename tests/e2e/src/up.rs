@@ -1,4 +1,4 @@
-//! `mayfly up` in a process of its own.
+//! Runs `mayfly up` as a process.
 
 use std::{
     net::SocketAddr,
@@ -16,17 +16,17 @@ use tokio::time::Instant;
 
 use crate::{Api, Cli, Http, cli, function, guest, is_ready, wait};
 
-/// The timeout of a start: the machine may be compiling something else meanwhile.
+/// The timeout of a start: long, because the machine may be compiling.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The timeout of a graceful stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Lines of the log that are shown when a test fails.
+/// The number of log lines that are shown when a test fails.
 const LOG_LINES_SHOWN: usize = 60;
 
-/// A running server. Killed when dropped; its log's end is printed when the test is failing.
+/// A running server, killed on drop; if the test has failed, the end of its log is printed.
 pub struct Up {
     process: Child,
-    /// `None` when the test keeps the folder itself.
+    /// `None` if the test owns the folder.
     folder: Option<TempDir>,
     data: PathBuf,
     log: PathBuf,
@@ -42,14 +42,14 @@ pub struct Start {
 }
 
 impl Start {
-    /// In this data directory, which the caller keeps and removes.
+    /// Uses this data directory, which the caller owns and removes.
     #[must_use]
     pub fn in_folder(mut self, data: &Path) -> Self {
         self.data = Some(data.to_path_buf());
         self
     }
 
-    /// With more flags of `mayfly up`. The addresses are free ports of the loopback unless said here.
+    /// Adds flags of `mayfly up`. Without flags for them, addresses are free ports on a loopback address.
     #[must_use]
     pub fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|one| (*one).to_owned()));
@@ -74,7 +74,7 @@ impl Start {
         Ok(up)
     }
 
-    /// Starts a server that must end by itself; gives how, and what it printed.
+    /// Starts a server that must exit by itself; returns its exit status and output.
     pub async fn refused(self) -> Result<cli::Finished> {
         let (_folder, data) = self.place()?;
         let log = log_beside(&data).with_extension("refused");
@@ -90,7 +90,7 @@ impl Start {
             if Instant::now() > deadline {
                 process.kill()?;
                 process.wait()?;
-                bail!("the server started, though it should have refused to");
+                bail!("the server started, although the start should have failed");
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -113,7 +113,7 @@ impl Start {
                 up.args([flag, "127.0.0.1:0"]);
             }
         }
-        // Containers would be left on the host when a test kills its server.
+        // Without containers, because they would stay on the host when a test kills its server.
         if !self.arguments.iter().any(|said| said == "--containers") {
             up.args(["--containers", "off"]);
         }
@@ -126,27 +126,27 @@ impl Start {
 }
 
 impl Up {
-    /// A new server in a new folder.
+    /// Starts a server in a new folder.
     pub async fn start() -> Result<Self> {
         Start::default().ready().await
     }
 
-    /// HTTP to the functions.
+    /// A client of the functions.
     pub fn http(&self) -> Http {
         Http::new(self.address("http"))
     }
 
-    /// The Step Functions API.
+    /// A client of the Step Functions API.
     pub fn workflows(&self) -> Http {
         Http::new(self.address("workflows"))
     }
 
-    /// Health and metrics.
+    /// A client of health checks and metrics.
     pub fn admin(&self) -> Http {
         Http::new(self.address("admin"))
     }
 
-    /// The Kubernetes API, as the kubeconfig names it.
+    /// A client of the Kubernetes API, from the kubeconfig.
     pub fn api(&self) -> Result<Api> {
         Api::from_kubeconfig(&self.kubeconfig())
     }
@@ -164,7 +164,7 @@ impl Up {
         &self.data
     }
 
-    /// The process's id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -190,7 +190,7 @@ impl Up {
         Ok(kib << 10)
     }
 
-    /// Deploys an example under a name, with more flags of `mayfly deploy`; waits until it is ready.
+    /// Deploys an example under a name, with additional flags of `mayfly deploy`; waits until it is ready.
     pub async fn deploy(&self, example: &str, name: &str, flags: &[&str]) -> Result<()> {
         let component = guest(example).map_err(anyhow::Error::msg)?;
         let component = component.to_string_lossy();
@@ -198,7 +198,7 @@ impl Up {
         Ok(())
     }
 
-    /// Uploads an example without making a function of it; gives its digest as the API writes it.
+    /// Uploads an example without creating a function; returns its digest in the form of the API.
     pub async fn upload(&self, example: &str) -> Result<String> {
         let content = std::fs::read(guest(example).map_err(anyhow::Error::msg)?)?;
         self.api()?.upload(content).await
@@ -211,7 +211,7 @@ impl Up {
         Ok(())
     }
 
-    /// Waits until a function's object is as it should be; gives it.
+    /// Waits until a function's object fulfils a condition; returns it.
     pub async fn wait_until_function(
         &self,
         name: &str,
@@ -227,7 +227,7 @@ impl Up {
         .await
     }
 
-    /// Stops it politely; fails when that takes too long or does not end well.
+    /// Stops the server with SIGTERM; fails on a timeout or a non-zero exit.
     pub async fn stop(mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -251,7 +251,7 @@ impl Up {
         kill_process(id, signal).context("cannot send a signal")
     }
 
-    /// Kills it without warning; gives the folder that holds its data, when it was ours.
+    /// Kills the server with SIGKILL; returns its data folder, if the server owned it.
     pub fn kill(mut self) -> Result<Option<TempDir>> {
         self.process.kill()?;
         self.process.wait()?;
@@ -301,8 +301,7 @@ fn log_beside(data: &Path) -> PathBuf {
     data.with_extension("log")
 }
 
-/// The binary: `MAYFLY_BIN`, or the one of the target directory that these tests lie in. Built when it
-/// is not there.
+/// The binary: `MAYFLY_BIN`, or the one in the target directory of these tests, built if it is missing.
 pub fn binary() -> Result<PathBuf> {
     static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let found = BINARY.get_or_init(|| find_binary().map_err(|error| format!("{error:#}")));
@@ -329,10 +328,10 @@ pub(crate) fn target_directory() -> Result<PathBuf> {
     Ok(profile_directory()?.parent().context("no target directory")?.to_path_buf())
 }
 
-/// `target/debug`: this program lies in its `deps`.
+/// `target/debug`, whose `deps` contains this program.
 fn profile_directory() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let folder = own.parent().context("this program lies nowhere")?;
+    let folder = own.parent().context("this program has no parent folder")?;
     let folder =
         if folder.ends_with("deps") { folder.parent().context("no profile folder")? } else { folder };
     Ok(folder.to_path_buf())

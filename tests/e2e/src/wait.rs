@@ -1,11 +1,11 @@
-//! Waiting for what will be so, with a deadline.
+//! Waits for conditions, with a timeout.
 
 use std::{future::Future, time::Duration};
 
 use anyhow::{Result, anyhow};
 use tokio::time::Instant;
 
-/// The timeout of any condition: generous, as the machine may be busy with something else.
+/// The timeout of any condition: long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval between two checks of a condition.
 const POLL: Duration = Duration::from_millis(20);

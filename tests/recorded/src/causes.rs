@@ -1,14 +1,14 @@
-//! Groups the differences of a replay by what they have in common, so that the largest causes are seen first.
+//! Groups the differences of a replay by common text, with the most frequent causes first.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// Scenarios that are named for each cause.
+/// The number of example scenarios for each cause.
 const EXAMPLES: usize = 3;
-/// Characters of a difference by which it is grouped.
+/// The number of characters of a difference by which it is grouped.
 const CAUSE_CHARACTERS: usize = 90;
 
-/// A line for each cause of differences that count leniently, the most frequent first. `report` is what the replay wrote:
-/// a line for each exchange, and indented below it its differences.
+/// One line for each cause of lenient differences, the most frequent first. `report` is the output of the replay: a
+/// line for each exchange, followed by its indented differences.
 pub(super) fn by_cause(report: &str) -> String {
     let mut causes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut exchange = None;
@@ -18,7 +18,7 @@ pub(super) fn by_cause(report: &str) -> String {
         } else if !line.starts_with(' ') {
             exchange = None;
         } else if let Some(named) = exchange.take() {
-            // The first difference stands for the exchange.
+            // The exchange is grouped by its first difference.
             causes.entry(cause(line.trim())).or_default().push(named);
         }
     }
@@ -35,7 +35,7 @@ pub(super) fn by_cause(report: &str) -> String {
     text
 }
 
-/// A difference without what is particular to one exchange: numbers, and the end.
+/// A difference without the parts specific to one exchange: numbers, and the end.
 fn cause(difference: &str) -> String {
     let mut text = String::new();
     for character in difference.chars() {

@@ -1,4 +1,5 @@
-//! Compares an answer with the recorded one, strictly or leniently (the README of the recordings says what is set aside).
+//! Compares a response with the recorded one, strictly or leniently (the README of the recordings lists the ignored
+//! parts).
 
 use serde_json::{Map, Value};
 

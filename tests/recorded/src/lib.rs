@@ -1,12 +1,12 @@
 //! Replays exchanges recorded from kube-apiserver 1.28 (the folder `kubernetes/recorded` of the test data, whose README
 //! explains the form) against any server, and counts how many answers agree.
 //!
-//! Here belong: reading scenarios, binding placeholders, sending the requests in order, comparing the answers, the report.
-//! Not here: any server. A test implements [`ReplayTarget`] for its own and asserts its own floors. Start reading at
-//! [`run`].
+//! What belongs here: reading scenarios, binding placeholders, sending the requests in order, comparing the answers,
+//! the report. Not here: any server. A test implements [`ReplayTarget`] for its own and asserts its own floors. Start
+//! reading at [`run`].
 //!
-//! `MAYFLY_RECORDED_CASE` runs the scenarios whose id contains it; `MAYFLY_RECORDED_DIFFERENCES` names a file that gets
-//! every difference, and before them a line for each cause of those that count leniently.
+//! `MAYFLY_RECORDED_CASE` selects the scenarios whose id contains it; `MAYFLY_RECORDED_DIFFERENCES` is the path of a
+//! file that gets a line for each cause of lenient differences, followed by all differences.
 
 mod causes;
 mod compare;
@@ -26,17 +26,17 @@ use crate::{
 
 /// The server under test.
 pub trait ReplayTarget {
-    /// Whether controllers run, so that objects have to settle before some of the requests.
+    /// Whether controllers run, so that some requests must wait until objects settle.
     const CONTROLLERS: bool;
 
-    /// Answers a request. One without `Authorization` is the administrator's.
+    /// Sends a request, as the administrator unless it has `Authorization`.
     fn send(&self, request: Request<Bytes>) -> impl Future<Output = Response<Bytes>>;
 
-    /// Makes a namespace with its ServiceAccount `default` and its ConfigMap `kube-root-ca.crt`.
+    /// Creates a namespace with its ServiceAccount `default` and its ConfigMap `kube-root-ca.crt`.
     fn open_namespace(&self, name: &str) -> impl Future<Output = ()>;
 }
 
-/// How many exchanges of a replay agree.
+/// The number of exchanges of a replay that agree.
 #[derive(Default)]
 pub struct Count {
     pub all: usize,
@@ -70,12 +70,12 @@ impl std::fmt::Display for Count {
 /// Scenarios replayed at the same time: most of them wait for a watch to end.
 const SCENARIOS_AT_ONCE: usize = 8;
 
-/// Whether the environment chooses some of the scenarios, for which no floor holds.
+/// Whether the environment selects a part of the scenarios, to which minimum counts do not apply.
 pub fn is_partial() -> bool {
     std::env::var_os("MAYFLY_RECORDED_CASE").is_some()
 }
 
-/// Replays all scenarios, prints the counts of each file, and returns their sum; `None` where there is no test data.
+/// Replays all scenarios, prints the counts of each file, and returns their sum; `None` without test data.
 /// `replay_one` calls [`replay`] with a number that no other scenario has.
 #[expect(
     clippy::print_stdout,
@@ -192,14 +192,14 @@ fn names(scenario: &Value, field: &str) -> Vec<String> {
     list.filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// How long an answer may take: a watch of the recording ends by its own `timeoutSeconds`.
+/// The timeout of a response: a recorded watch ends by its own `timeoutSeconds`.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an object has to stay the same to be settled, and how long it is waited for.
+/// The time for which an object must be unchanged to count as settled, and the timeout for this.
 const SETTLED_AFTER: Duration = Duration::from_millis(500);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Waits until the objects that the exchange names stay the same.
+/// Waits until the objects of the exchange are settled.
 async fn settle<T: ReplayTarget>(target: &T, exchange: &Value, bound: &Bound) {
     let paths = names(exchange, "settle");
     let (mut last, mut same_for, mut waited) = (Vec::new(), Duration::ZERO, Duration::ZERO);
@@ -256,7 +256,7 @@ async fn send<T: ReplayTarget>(target: &T, exchange: &Value, bound: &Bound) -> R
     Received { status: parts.status.as_u16(), content_type, warnings, body }
 }
 
-/// Escapes what may not stand in a path or a query.
+/// Escapes the characters that are not allowed in a path or a query.
 fn escape(path: &str) -> String {
     let mut out = String::new();
     for character in path.chars() {

@@ -1,10 +1,10 @@
-//! Placeholders of the recordings, and what they are bound to within a scenario.
+//! Placeholders of the recordings, and their values within a scenario.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// What placeholders with numbers stand for.
+/// The values of placeholders with numbers.
 #[derive(Clone, Default)]
 pub(crate) struct Bound(pub(crate) BTreeMap<String, String>);
 
@@ -36,7 +36,7 @@ impl Bound {
         }
     }
 
-    /// Matches a text with placeholders; binds those that are new.
+    /// Matches a text with placeholders, and binds unbound ones.
     pub(crate) fn matches(&mut self, expected: &str, found: &str) -> bool {
         let mut trial = self.clone();
         if trial.step(expected, found) {
@@ -86,7 +86,7 @@ fn fits(kind: &str, character: char) -> bool {
     }
 }
 
-/// The first placeholder of a text.
+/// The range of the first placeholder of a text.
 fn placeholder(text: &str) -> Option<(usize, usize)> {
     const KINDS: [&str; 13] =
         ["ns", "uid", "rv", "time", "age", "rand", "ip", "port", "hash", "text", "token", "continue", "name"];

@@ -1,4 +1,4 @@
-//! The statements, one function each.
+//! The checks, one function each.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -1,9 +1,9 @@
-//! The statements that every implementation of [`Runtime`] has to fulfil, as one suite that is generic over it.
+//! The requirements on every implementation of [`Runtime`], as one suite that is generic over it.
 //!
-//! **Belongs here:** the behaviour that the kubelet relies on: idempotent calls, the states a container passes, the
-//! end of a container by its own exit and by force, the independence of pods, what is left after a removal.
+//! **Belongs here:** the behaviour that the kubelet relies on: idempotent calls, the states of a container, the end of
+//! a container by its own exit and by force, the independence of pods, the cleanup by a removal.
 //!
-//! **Does not belong here:** the behaviour of one kind of runtime (images, exec, limits): its own tests show that.
+//! **Does not belong here:** the behaviour of one kind of runtime (images, exec, limits): its own tests cover that.
 //!
 //! An implementation provides a [`RuntimeFixture`] and calls [`check_all`] in a test. Start reading at [`CHECKS`].
 
@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use mayfly_runtime::{ContainerSpec, Runtime, SandboxSpec};
 
-/// The time for which a check waits for a state that has to come. Pulls of images are not part of it.
+/// The timeout of a check for an expected state, without image pulls.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program of a container under test.
@@ -38,15 +38,15 @@ pub trait RuntimeFixture: Send + Sync {
     /// A pod whose only container, `main`, runs `program`. `name` is unique within the runtime and is the pod's UID.
     async fn pod(&self, name: &str, program: TestProgram) -> (SandboxSpec, ContainerSpec);
 
-    /// A line that a program which exits writes to its stdout; `None` where programs write nothing.
+    /// The line that an exiting program writes to its stdout; `None` if programs write nothing.
     fn log_line(&self) -> Option<&str>;
 
-    /// Whether a program has the time between the request to stop and its end: a runtime whose programs cannot be told
-    /// ends them at once.
+    /// Whether programs have a grace period: a runtime whose programs cannot receive the stop request ends them at
+    /// once.
     fn has_grace(&self) -> bool;
 }
 
-/// One statement.
+/// One check.
 pub struct Check {
     pub name: &'static str,
     pub run: for<'a> fn(&'a dyn RuntimeFixture) -> BoxFuture<'a, ()>,
@@ -58,7 +58,7 @@ macro_rules! checks {
     };
 }
 
-/// All statements. They are independent of each other: each makes its own pods and removes them.
+/// All checks. They are independent of each other: each creates and removes its own pods.
 pub const CHECKS: &[Check] = checks![
     a_sandbox_is_listed_until_it_is_removed,
     a_repeated_creation_keeps_the_sandbox,
@@ -81,10 +81,10 @@ pub const CHECKS: &[Check] = checks![
     the_output_is_in_the_log,
 ];
 
-/// Runs all checks, one after the other.
+/// Runs all checks in sequence.
 ///
 /// # Panics
-/// At the first statement that does not hold; the last printed line names it.
+/// At the first failed check; the last printed line is its name.
 #[expect(clippy::print_stdout, reason = "the test runner shows the output of a failed test")]
 pub async fn check_all(fixture: &dyn RuntimeFixture) {
     let class = fixture.runtime().class().to_owned();

@@ -87,7 +87,7 @@ impl<'a> TestPod<'a> {
         self.runtime.usage().iter().any(|(id, _)| id == self.id())
     }
 
-    /// The end of the container as it is known now.
+    /// The end of the container, if it is known.
     pub(crate) fn end_now(&self) -> Option<ContainerEnd> {
         match self.state()? {
             ContainerState::Waiting { .. } | ContainerState::Running { .. } => None,
@@ -98,7 +98,7 @@ impl<'a> TestPod<'a> {
         }
     }
 
-    /// Waits for the end of the container, woken by the runtime's announcements only.
+    /// Waits for the end of the container, woken only by the runtime's change notifications.
     pub(crate) async fn end(&self) -> ContainerEnd {
         let mut changes = self.runtime.changes();
         loop {

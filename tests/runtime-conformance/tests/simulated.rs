@@ -1,4 +1,4 @@
-//! The simulated runtime passes the suite.
+//! Runs the conformance suite on the simulated runtime.
 
 use async_trait::async_trait;
 use mayfly_api::ObjectKey;

@@ -1,9 +1,9 @@
-//! A private Slurm cluster of one node, for tests: `munged`, `slurmctld` and `slurmd` of the machine's own packages, with
+//! A private Slurm cluster of one node, for tests: `munged`, `slurmctld` and `slurmd` from the machine's packages, with
 //! a configuration, ports, keys and folders of their own.
 //!
-//! **Belongs here:** the start and the end of these processes, and their configuration.
+//! **Belongs here:** the start and the stop of these processes, and their configuration.
 //!
-//! **Does not belong here:** anything of Mayfly.
+//! **Does not belong here:** anything that depends on Mayfly.
 //!
 //! Needs root, because `slurmd` does. Start reading at [`SlurmCluster::start`].
 
@@ -21,15 +21,15 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// The time that the daemons have to answer.
+/// The timeout for the daemons' first answers.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The cores and the memory, in MiB, of the one node; more than the machine may have: Slurm is told to believe it.
+/// The number of cores and the memory, in MiB, of the node. Slurm is configured not to verify them.
 const CPUS: u32 = 4;
 const MEMORY_MIB: u32 = 2000;
 const MUNGE_KEY_BYTES: usize = 128;
-/// The folders where Debian has daemons.
+/// The folders in which Debian installs daemons.
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// The running cluster. Its processes end when it is dropped.
@@ -44,10 +44,10 @@ impl SlurmCluster {
     /// Starts a cluster with the partitions `main` (the default) and `short` (jobs of at most a minute).
     ///
     /// # Errors
-    /// Why a test that needs one cannot run on this machine.
+    /// The reason why this machine cannot run a cluster.
     ///
     /// # Panics
-    /// Where everything is installed, and the cluster does not start.
+    /// If everything is installed, but the cluster does not start.
     pub fn start() -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("not root, which slurmd needs".into());
@@ -58,7 +58,7 @@ impl SlurmCluster {
             }
         }
         let folder = tempfile::Builder::new().prefix("mayfly-slurm-").tempdir().expect("a temporary folder");
-        // munged refuses a folder that others may write, and the daemons' clients must reach theirs.
+        // munged rejects a folder that others can write to, and clients must be able to enter it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("the folder's mode");
         let mut cluster = Self { folder, munged: None, slurmctld: None, slurmd: None };
         cluster.write_configuration();
@@ -76,7 +76,7 @@ impl SlurmCluster {
         self.path("slurm.conf")
     }
 
-    /// A folder that the node of the cluster sees, too.
+    /// A folder that is shared with the node of the cluster.
     pub fn shared(&self) -> PathBuf {
         self.path("shared")
     }
@@ -98,7 +98,7 @@ impl SlurmCluster {
         names.lines().map(str::to_owned).collect()
     }
 
-    /// Ends the controller; its state stays on the disk.
+    /// Stops the controller; its state stays on disk.
     pub fn stop_controller(&mut self) {
         stop(&mut self.slurmctld);
     }
@@ -170,7 +170,7 @@ impl SlurmCluster {
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
         let options = [
             "--foreground".to_owned(),
-            // The temporary folder may lie in one that others can write.
+            // A parent of the temporary folder may be writable by others.
             "--force".to_owned(),
             option("socket", "run/munge.socket"),
             option("key-file", "munge.key"),
@@ -237,7 +237,7 @@ impl Drop for SlurmCluster {
     }
 }
 
-/// Ends a daemon: with a signal, and by force where it does not follow.
+/// Stops a daemon: with SIGTERM, and with SIGKILL if it does not end.
 fn stop(daemon: &mut Option<Child>) {
     let Some(mut daemon) = daemon.take() else { return };
     if let Some(id) = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw) {
@@ -259,7 +259,7 @@ fn find(program: &str) -> Option<PathBuf> {
     FOLDERS.iter().map(|folder| Path::new(folder).join(program)).find(|path| path.exists())
 }
 
-/// Ports of this machine that nobody listens on.
+/// Unused ports of this machine.
 fn free_ports() -> [u16; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("its address").port())

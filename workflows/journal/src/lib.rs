@@ -1,16 +1,16 @@
 //! The journal of workflow executions.
 //!
-//! **Belongs here:** the trait [`Journal`], its implementations on SQLite and in memory, the rows they keep.
+//! **Belongs here:** the trait [`Journal`], its implementations on SQLite and in memory, and their rows.
 //!
 //! **Does not belong here:** the effect of a record on an execution (`mayfly-workflows-machine`), residency and timers
 //! (`mayfly-workflows-engine`).
 //!
-//! The journal holds the inputs of executions: starts, outcomes of effects, timers that fired, stops. States,
-//! transitions and histories follow from them and are never written. A write is a [`Batch`]; batches of all executions
-//! that arrive while the disk is busy become one transaction with one fsync (group commit), and each batch's `done` is
+//! The journal stores the inputs of executions: starts, outcomes of effects, fired timers, stops. States, transitions
+//! and histories are derived from them and are never written. A write is a [`Batch`]; batches of all executions that
+//! arrive while the disk is busy become one transaction with one fsync (group commit), and each batch's `done` is
 //! called only after it.
 //!
-//! [`SqliteJournal`] is durable; [`MemoryJournal`] serves offline tests of workflows. Both pass the same conformance
+//! [`SqliteJournal`] is durable; [`MemoryJournal`] is for offline tests of workflows. Both pass the same conformance
 //! tests.
 
 use mayfly_workflows_language::execution::ContentDigest;
@@ -34,14 +34,14 @@ pub use row::{
 };
 pub use sqlite::SqliteJournal;
 
-/// The maximum number of batches that wait for the disk before starts are refused. All other changes are accepted:
-/// they belong to the open executions, whose number is bounded.
+/// The maximum number of queued batches before starts are refused. All other changes are accepted: they belong to open
+/// executions, whose number is bounded.
 const QUEUE_BATCHES_MAX: usize = 65_536;
 
 /// The journal could not read or write.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum JournalError {
-    /// The database said no.
+    /// The database returned an error.
     #[error("{0}")]
     Database(String),
     /// A row cannot be decoded.
@@ -52,23 +52,23 @@ pub enum JournalError {
         /// The reason.
         reason: String,
     },
-    /// More waits for the disk than it keeps up with.
-    #[error("too many starts wait for the disk: start the execution again in a moment")]
+    /// The queue of writes is full.
+    #[error("too many starts wait for the disk: retry the start shortly")]
     Full,
     /// The journal is closed.
     #[error("the journal is closed")]
     Closed,
 }
 
-/// Why nothing is written.
+/// Why writes fail.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum WriteFault {
-    /// It is tried again until it works; starts are refused meanwhile.
-    #[error("the workflow journal cannot be written and tries again: {0}")]
+    /// The write is retried until it succeeds; starts are refused meanwhile.
+    #[error("cannot write the workflow journal, retrying: {0}")]
     Retrying(JournalError),
     /// The journal accepts no more writes. Only a restart of the process helps: everything acknowledged is durable,
     /// and executions continue from it.
-    #[error("the workflow journal failed and takes no more writes; start Mayfly again: {0}")]
+    #[error("the workflow journal failed and accepts no more writes, restart Mayfly: {0}")]
     Failed(JournalError),
 }
 
@@ -78,13 +78,13 @@ impl From<rusqlite::Error> for JournalError {
     }
 }
 
-/// Called once, on the journal's thread, after the batch is on disk or lost.
-/// It must not block: it hands work on.
+/// Called once, on the journal's thread, after the batch is on disk or lost. It must not block; it passes work to other
+/// threads.
 pub type Done = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 
 /// Changes that become durable together.
 pub struct Batch {
-    /// In order.
+    /// The changes, in order.
     pub changes: Vec<JournalChange>,
     /// Called with the outcome of the write.
     pub done: Done,
@@ -96,8 +96,8 @@ impl Batch {
         self.changes.iter().any(|change| matches!(change, JournalChange::Start(_)))
     }
 
-    /// Whether the batch starts an execution for a client, which can be refused. A map run's child cannot: its parent
-    /// counts on it, and waits.
+    /// Whether the batch starts an execution for a client, so that it can be refused. The start of a map run's child
+    /// cannot be refused: its parent depends on it, and waits.
     fn may_be_refused(&self) -> bool {
         self.changes
             .iter()
@@ -107,12 +107,12 @@ impl Batch {
 
 /// A journal. A read sees every batch whose `done` has been called.
 pub trait Journal: Send + Sync {
-    /// Queues a batch and never waits: a start is refused while the queue is full. After an error
-    /// that does not pass the journal refuses all later ones (nothing may be
-    /// acknowledged behind a gap); only a start whose ARN is taken fails alone.
+    /// Queues a batch without blocking. A start is refused while the queue is full. After a permanent error the journal
+    /// refuses all later batches (nothing may be acknowledged behind a gap); only a start whose ARN already exists
+    /// fails alone.
     fn write(&self, batch: Batch) -> Result<(), JournalError>;
 
-    /// The highest execution number in use, 0 when there is none.
+    /// The highest execution number in use, 0 if there is none.
     fn last_execution(&self) -> Result<u64, JournalError>;
 
     /// An execution's row by number.
@@ -128,7 +128,7 @@ pub trait Journal: Send + Sync {
     /// has ended.
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
 
-    /// The number and the ARN of those of these executions that have not ended.
+    /// The numbers and ARNs of the given executions that have not ended.
     fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
         let mut arns = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -137,7 +137,7 @@ pub trait Journal: Send + Sync {
         Ok(arns)
     }
 
-    /// The rows, checkpoints and later records of those of these executions that have not ended.
+    /// The rows, checkpoints and later records of the given executions that have not ended.
     fn open_with_records(&self, ids: &[u64]) -> Result<Vec<StoredExecution>, JournalError> {
         let mut executions = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -149,10 +149,10 @@ pub trait Journal: Send + Sync {
         Ok(executions)
     }
 
-    /// A payload stored by content.
+    /// A payload stored by its digest.
     fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError>;
 
-    /// A state machine stored by content.
+    /// A state machine stored by its digest.
     fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError>;
 
     /// Executions of one owner, newest first.
@@ -161,22 +161,22 @@ pub trait Journal: Send + Sync {
     /// Numbers of the executions that have not ended, oldest first.
     fn open_executions(&self) -> Result<Vec<u64>, JournalError>;
 
-    /// Executions that ended before a moment, oldest first; children of a map run not before
-    /// the execution that has the run.
+    /// Executions that ended before a time, oldest first; children of a map run are not listed before the execution
+    /// that has the run is gone.
     fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError>;
 
-    /// The error that prevents writes, if there is one.
+    /// The error that prevents writes, if any.
     fn health(&self) -> Result<(), WriteFault> {
         Ok(())
     }
 
-    /// The ARN of an open execution that names this artifact (`sha256:…`): in its definition, its input, or in
-    /// anything that came to it from outside.
+    /// The ARN of an open execution that references this artifact (`sha256:…`): in its definition, its input, or in any
+    /// recorded event.
     fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError>;
 
     /// The execution that a map run belongs to.
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;
 
-    /// Writes the queued batches and stops. Later writes are refused.
+    /// Writes the queued batches and stops. Later writes fail.
     fn close(&self);
 }

@@ -1,4 +1,4 @@
-//! A journal that lasts as long as its process.
+//! A journal in memory, lost with its process.
 
 use mayfly_workflows_language::execution::ContentDigest;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,14 +14,14 @@ use super::{
 };
 use mayfly_workflows_language::execution::RunStatus;
 
-/// In memory: for testing workflows offline, and for the engine's own tests.
+/// A journal for offline tests of workflows, and for the engine's own tests.
 pub struct MemoryJournal {
     tables: Mutex<Tables>,
-    /// Calls `done` on a thread of its own, as every journal does.
+    /// Calls `done` on a separate thread, like every journal.
     told: Arc<Acknowledgements>,
 }
 
-/// Acknowledgements that wait to be given, in the order of the writes.
+/// The queue of acknowledgements, in the order of the writes.
 #[derive(Default)]
 struct Acknowledgements {
     queue: Mutex<Queue>,
@@ -31,7 +31,7 @@ struct Acknowledgements {
 #[derive(Default)]
 struct Queue {
     waiting: Vec<(Done, Result<(), JournalError>)>,
-    /// The journal is gone: what waits is the last.
+    /// The journal was dropped: no further acknowledgements follow the queued ones.
     over: bool,
 }
 
@@ -130,7 +130,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Whether anything of an execution names the artifact.
+    /// Whether the artifact is referenced anywhere in an execution.
     fn names(&self, row: &ExecutionRow, artifact: &ContentDigest) -> bool {
         let names = |text: &[u8]| artifacts_in(text).any(|found| found == *artifact);
         let records = self.records.get(&row.id).map(Vec::as_slice).unwrap_or_default();
@@ -164,7 +164,7 @@ impl Journal for MemoryJournal {
         }
         let execution = batch.changes.iter().find_map(execution_of);
         let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change, execution));
-        // Still under the lock: acknowledged in the order of the writes.
+        // Pushed while the lock is held, so that acknowledgements have the order of the writes.
         self.told.queue.lock().waiting.push((batch.done, outcome));
         self.told.filled.notify_one();
         Ok(())

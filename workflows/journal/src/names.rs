@@ -1,8 +1,8 @@
-//! The artifacts that executions reference, recorded with the write that references them.
+//! The artifacts that executions reference, recorded in the same write as the reference.
 //!
-//! An execution's state follows from its definition, its input and its records. An artifact that none of them
-//! references cannot be used by it; a referenced one must be kept, however long the execution sleeps. To find the
-//! references only a few rows are read.
+//! An execution's state is derived from its definition, its input and its records. It cannot use an artifact that none
+//! of them references; a referenced one must be kept, however long the execution sleeps. Finding the references reads
+//! only a few rows.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -10,11 +10,11 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use super::read::signed;
 use super::{ExecutionRow, JournalError};
 
-/// The characters before an artifact's digest, up to the colon.
+/// The prefix of an artifact's digest, up to the colon.
 const ALGORITHM: &[u8] = b"sha256";
 const HEX_BYTES: usize = 64;
 
-/// The artifacts that a text names; one that is named twice comes twice.
+/// The artifacts that a text references, with duplicates.
 pub fn artifacts_in(text: &[u8]) -> impl Iterator<Item = ContentDigest> + '_ {
     let colons = text.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
     colons.filter_map(|at| {
@@ -36,7 +36,7 @@ pub(super) fn note(db: &Connection, execution: u64, text: &[u8]) -> rusqlite::Re
 pub(super) fn note_start(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
     match &row.input {
         Payload::Here(text) => note(db, row.id, text.as_bytes()),
-        // Recorded with the part, which comes in the same batch.
+        // Recorded with the part, which is in the same batch.
         Payload::Part { .. } => Ok(()),
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]
     Ok(())
 }
 
-/// The ARN of an open execution that names the artifact in its data or its definition.
+/// The ARN of an open execution that references the artifact in its data or its definition.
 pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
     let artifact = &artifact.0[..];
     let mut itself = db.prepare_cached(
@@ -59,7 +59,7 @@ pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Optio
     if let Some(arn) = itself.query_row([artifact], |row| row.get(0)).optional()? {
         return Ok(Some(arn));
     }
-    // Definitions that name artifacts are few: else all that is open would be looked through for nothing.
+    // Few definitions reference artifacts; the check avoids a scan of all open executions.
     let mut machines = db.prepare_cached("SELECT 1 FROM artifacts_of_machines WHERE artifact = ?1")?;
     if !machines.exists([artifact])? {
         return Ok(None);

@@ -1,14 +1,14 @@
-//! Payloads: small ones are stored in their row, large ones once, by their digest.
+//! Payloads: small ones are stored in their row, large ones once by their digest.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
 use super::{Journal, JournalChange, JournalError};
 
-/// Texts of at least this many bytes are stored by content: below it, the
-/// digest and its row would cost more than they save.
+/// Texts of at least this many bytes are stored by their digest: below it, the digest and its row would take more space
+/// than they save.
 pub const PART_BYTES_MIN: usize = 1024;
 
-/// The form of a payload to write: a large text moves into `changes` as a part.
+/// Prepares a payload for writing: a large text is moved into `changes` as a part.
 pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     match payload {
         Payload::Here(text) if text.len() >= PART_BYTES_MIN => {
@@ -20,10 +20,10 @@ pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     }
 }
 
-/// The form of a payload to use: a part is read back.
+/// Loads a payload: a part is replaced by its text.
 ///
 /// # Errors
-/// When the journal cannot be read, or the part is not in it.
+/// The journal cannot be read, or it lacks the part.
 pub fn loaded(payload: Payload, journal: &dyn Journal) -> Result<Payload, JournalError> {
     match payload {
         Payload::Here(_) => Ok(payload),

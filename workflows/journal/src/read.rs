@@ -1,4 +1,4 @@
-//! Reading rows back from SQLite.
+//! Reads rows from SQLite.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
@@ -63,7 +63,7 @@ fn unsigned(number: i64) -> rusqlite::Result<u64> {
     u64::try_from(number).map_err(damaged)
 }
 
-/// SQLite's integers are signed; our numbers never come near that.
+/// SQLite's integers are signed; our numbers stay far below the limit.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -98,7 +98,7 @@ pub(super) fn checkpoint(db: &Connection, id: u64) -> Result<Option<(u64, Vec<u8
     Ok(statement.query_row([signed(id)], |row| Ok((unsigned(row.get(0)?)?, row.get(1)?))).optional()?)
 }
 
-/// In one transaction: each read outside of one locks the log anew.
+/// In one transaction: separate reads would each lock the log.
 pub(super) fn open_arns(db: &Connection, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
     let transaction = db.unchecked_transaction()?;
     let mut statement =
@@ -158,7 +158,7 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     };
     sql.push_str(condition);
     values.extend(arn.map(|arn| arn.clone().into()));
-    // As text, not as a parameter: only then the index of open executions can serve.
+    // A literal, not a parameter: otherwise SQLite cannot use the partial index of open executions.
     if query.status == Some(RunStatus::Running) {
         sql.push_str(" AND status = 'RUNNING'");
     } else if let Some(status) = query.status {

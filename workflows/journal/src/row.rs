@@ -6,18 +6,16 @@ use serde::{Deserialize, Serialize};
 use mayfly_workflows_language::execution::RunStatus;
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
-/// One execution, as it is listed and described.
+/// One execution, with the data of list and describe requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecutionRow {
-    /// The id, which rises in order of starts.
+    /// The id, which increases in the order of starts.
     pub id: u64,
-    /// Its ARN.
     pub arn: String,
-    /// Its name.
     pub name: String,
     /// The unqualified ARN of its state machine.
     pub machine_arn: String,
-    /// The state machine's content.
+    /// The digest of the state machine.
     pub machine: ContentDigest,
     /// The version that was started.
     pub version_arn: Option<String>,
@@ -25,9 +23,9 @@ pub struct ExecutionRow {
     pub alias_arn: Option<String>,
     /// The map run it is a child of.
     pub map_run_arn: Option<String>,
-    /// The data with which the machine begins: see [`Birth`].
+    /// Constant data of the execution: see [`Birth`].
     pub birth: Birth,
-    /// The input, as it was written.
+    /// The input, as the client sent it.
     pub input: Payload,
     /// Milliseconds since the epoch.
     pub start_ms: i64,
@@ -36,43 +34,42 @@ pub struct ExecutionRow {
 }
 
 impl ExecutionRow {
-    /// Whether it has not ended.
+    /// Whether the execution has not ended.
     pub fn is_open(&self) -> bool {
         self.outcome.status == RunStatus::Running
     }
 }
 
-/// Everything an open execution is recomputed from, but for its payloads and its state machine.
+/// The data from which an open execution is recomputed, except payloads and the state machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredExecution {
-    /// Its row.
     pub row: ExecutionRow,
-    /// Its newest checkpoint and the sequence number of the record before it.
+    /// The newest checkpoint, and the sequence number of the record before it.
     pub checkpoint: Option<(u64, Vec<u8>)>,
     /// The records after the checkpoint, in order.
     pub records: Vec<RecordRow>,
 }
 
-/// The constant data of an execution beside its input.
+/// The constant data of an execution apart from its input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Birth {
-    /// Seeds everything random in it, task tokens too.
+    /// The seed of all random values of the execution, including task tokens.
     pub seed: [u8; 16],
     /// `X-Amzn-Trace-Id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_header: Option<String>,
-    /// Evaluations of the first step that the wall clock ended. Absent where no record says which: an execution
-    /// without JSONata, or one of an earlier version, which is computed again as it was then.
+    /// Evaluations of the first step that were stopped by their time limit. `None` if this was not recorded: for an
+    /// execution without JSONata, or one of an earlier version, which is recomputed as that version did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Vec<Verdict>>,
-    /// The parent's number and the place of this child in its map run.
+    /// The parent's number and the index of this child in its map run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ChildOf>,
-    /// The task that started it and waits for its end (`states:startExecution.sync`).
+    /// The task that started the execution and waits for its end (`states:startExecution.sync`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_by: Option<WaitedBy>,
-    /// Which edition of the machine's rules it runs by (`machine::EDITION`): an execution of an earlier
-    /// version, which noted none, is computed again as it was then.
+    /// The edition of the machine's rules (`machine::EDITION`). An execution of an earlier version has none, and is
+    /// recomputed as that version did.
     #[serde(default)]
     pub edition: u32,
 }
@@ -82,7 +79,7 @@ pub struct Birth {
 pub struct WaitedBy {
     /// The id of the execution that the task belongs to.
     pub execution: u64,
-    /// The task, as that execution's machine numbers its effects.
+    /// The task's effect number in that execution.
     pub effect: u32,
 }
 
@@ -91,11 +88,11 @@ pub struct WaitedBy {
 pub struct ChildOf {
     /// The parent execution's number.
     pub execution: u64,
-    /// The map run, as the parent's machine numbers it.
+    /// The map run's number in the parent.
     pub run: u32,
-    /// Which child.
+    /// The index of the child.
     pub index: u32,
-    /// The number of its items.
+    /// The number of items of the child.
     pub items: u64,
 }
 
@@ -104,9 +101,9 @@ pub struct ChildOf {
 pub struct OutcomeRow {
     /// The status.
     pub status: RunStatus,
-    /// When it ended.
+    /// The end, in milliseconds since the epoch.
     pub stop_ms: Option<i64>,
-    /// Its output.
+    /// The output.
     pub output: Option<Payload>,
     /// The error's name.
     pub error: Option<String>,
@@ -114,12 +111,12 @@ pub struct OutcomeRow {
     pub cause: Option<String>,
     /// The number of redrives.
     pub redrive_count: u32,
-    /// When it was last redriven.
+    /// The last redrive, in milliseconds since the epoch.
     pub redrive_ms: Option<i64>,
 }
 
 impl OutcomeRow {
-    /// Just started.
+    /// The outcome of an execution that has just started.
     pub fn running() -> Self {
         Self {
             status: RunStatus::Running,
@@ -133,12 +130,12 @@ impl OutcomeRow {
     }
 }
 
-/// One thing that came from outside.
+/// One recorded event from outside.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordRow {
     /// 1, 2, 3… within the execution.
     pub seq: u64,
-    /// When it came.
+    /// The time of the event, in milliseconds since the epoch.
     pub at_ms: i64,
     /// The event, as `machine::Event` is encoded.
     pub body: Vec<u8>,
@@ -149,13 +146,13 @@ pub struct RecordRow {
 pub enum ExecutionOwner {
     /// All executions except the children of map runs.
     Everyone,
-    /// A state machine's.
+    /// The executions of a state machine.
     Machine(String),
-    /// A version's.
+    /// The executions of a version.
     Version(String),
-    /// An alias's.
+    /// The executions of an alias.
     Alias(String),
-    /// A map run's.
+    /// The children of a map run.
     MapRun(String),
 }
 
@@ -164,66 +161,66 @@ pub enum ExecutionOwner {
 pub struct ListRows {
     /// The owner of the executions.
     pub owner: ExecutionOwner,
-    /// Only with this status.
+    /// If set, only executions with this status.
     pub status: Option<RunStatus>,
-    /// Only redriven, or never redriven.
+    /// If set, only redriven executions, or only those never redriven.
     pub redriven: Option<bool>,
-    /// Only with a smaller number.
+    /// If set, only executions with a smaller number.
     pub before: Option<u64>,
-    /// At most so many.
+    /// The maximum number of executions.
     pub limit: usize,
 }
 
-/// One change.
+/// A change to the journal.
 #[derive(Debug, Clone)]
 pub enum JournalChange {
-    /// A state machine, once per content.
+    /// A state machine, stored once per digest.
     Machine {
-        /// Of the body.
+        /// The digest of the body.
         digest: ContentDigest,
-        /// JSON.
+        /// JSON text.
         body: std::sync::Arc<[u8]>,
     },
-    /// A payload, once per content.
+    /// A payload, stored once per digest.
     Part {
-        /// Of the text.
+        /// The digest of the text.
         digest: ContentDigest,
         /// JSON text.
         text: std::sync::Arc<str>,
     },
     /// A new execution.
     Start(Box<ExecutionRow>),
-    /// Something that happened to an execution.
+    /// An event of an execution.
     Record {
-        /// Which.
+        /// The execution's number.
         execution: u64,
         /// The record.
         row: RecordRow,
     },
-    /// An execution ended or was taken up again.
+    /// An execution ended or was redriven.
     Outcome {
-        /// Which.
+        /// The execution's number.
         execution: u64,
         /// The new outcome.
         row: Box<OutcomeRow>,
     },
-    /// The state of an execution after one of its records, in place of the one before.
+    /// The state of an execution after one of its records; replaces the previous checkpoint.
     Checkpoint {
-        /// Which.
+        /// The execution's number.
         execution: u64,
-        /// After which record.
+        /// The sequence number of that record.
         seq: u64,
         /// The encoded state machine.
         body: Vec<u8>,
     },
-    /// Forget an ended execution and everything that only it has.
+    /// Removes an ended execution, with the data that no other one references.
     Remove {
-        /// Which.
+        /// The execution's number.
         execution: u64,
     },
     /// A map run began.
     MapRun {
-        /// Its ARN.
+        /// The map run's ARN.
         arn: String,
         /// The execution it belongs to.
         execution: u64,

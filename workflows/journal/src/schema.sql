@@ -27,9 +27,8 @@ CREATE INDEX executions_of_alias   ON executions (alias_arn, id)   WHERE alias_a
 CREATE INDEX executions_of_map_run ON executions (map_run_arn, id) WHERE map_run_arn IS NOT NULL;
 CREATE INDEX executions_open       ON executions (id)              WHERE status = 'RUNNING';
 
--- What happened to an execution, from outside. Rows lie in the order in which they came, whoever they belong
--- to, so that a group of them fills whole pages; in a table ordered by execution a row of more than a quarter
--- page would take a page of its own.
+-- The external events of executions. Rows are in order of arrival across all executions, so that a group of them
+-- fills whole pages; in a table ordered by execution, a row larger than a quarter page would take a page of its own.
 CREATE TABLE records (
     id        INTEGER PRIMARY KEY,
     execution INTEGER NOT NULL,
@@ -39,16 +38,16 @@ CREATE TABLE records (
 );
 CREATE UNIQUE INDEX records_of_execution ON records (execution, seq);
 
--- The state of an open execution after one of its records: resuming begins there.
+-- The state of an open execution after one of its records, from which it is resumed.
 CREATE TABLE checkpoints (execution INTEGER PRIMARY KEY, seq INTEGER NOT NULL, body BLOB NOT NULL);
 
--- Payloads and state machines, once per content.
+-- Payloads and state machines, stored once per digest.
 CREATE TABLE parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
 
 CREATE TABLE map_runs (arn TEXT PRIMARY KEY, execution INTEGER NOT NULL);
 
--- Which executions have which payloads: a payload goes with the last of them.
+-- The payloads of executions: a payload is deleted with the last execution that has it.
 CREATE TABLE part_uses (
     execution INTEGER NOT NULL,
     digest    BLOB NOT NULL,
@@ -59,7 +58,7 @@ CREATE INDEX map_runs_of_execution ON map_runs (execution);
 CREATE INDEX executions_ended ON executions (stop_ms) WHERE stop_ms IS NOT NULL;
 CREATE INDEX executions_by_definition ON executions (machine);
 
--- Which artifacts what is written names (`sha256:…` in its text): they stay while it may be needed.
+-- The artifacts that executions reference (`sha256:…` in their data): they are kept while they may be needed.
 CREATE TABLE artifacts_of_executions (
     artifact  BLOB NOT NULL,
     execution INTEGER NOT NULL,

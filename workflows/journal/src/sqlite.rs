@@ -1,5 +1,5 @@
-//! The journal in SQLite: a file of its own, WAL, `synchronous=FULL`, one
-//! writer thread with group commit, a few reading connections.
+//! The journal in SQLite: a database file in WAL mode with `synchronous=FULL`, one writer thread with group commit, and
+//! a few reading connections.
 
 use mayfly_workflows_language::execution::ContentDigest;
 use std::collections::HashSet;
@@ -20,34 +20,34 @@ use super::{
     WriteFault,
 };
 
-/// Batches in one transaction: bounds how long the first of them waits.
+/// Batches in one transaction: bounds the wait of the first one.
 const GROUP_BATCHES_MAX: usize = 4_096;
-/// The time for which a group gathers batches, as a multiple of a commit's duration: executions whose steps were just
+/// The time for which a group collects batches, as a multiple of a commit's duration: executions whose steps were just
 /// written tend to write the next ones soon, and under load this halves the number of commits. (The store gathers for
 /// less, since its writers wait for each write.)
 const GATHER_SHARE: u32 = 1;
-/// The longest a group waits for more batches.
+/// The maximum time for which a group waits for more batches.
 const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause before a write to a full disk is repeated.
 const STALL_RETRY: Duration = Duration::from_millis(250);
-/// The number of attempts to reopen a file that cannot be read as a journal.
+/// The maximum number of attempts to reopen a file that cannot be read as a journal.
 const REOPEN_TRIES_MAX: u32 = 20;
-/// Of the journal's file.
+/// The format of the journal's file.
 pub(super) const FORMAT: DatabaseFormat = DatabaseFormat {
     // "MayJ", Mayfly's journal.
     application_id: 0x4d61_794a,
     version: 2,
     schema: include_str!("schema.sql"),
-    // The newest table that builds without an application id created.
+    // The newest table of versions that set no application id.
     early_table: Some("artifacts_of_executions"),
     without: " to start without its executions",
 };
 const SETTINGS: WriterSettings = WriterSettings {
-    // A group touches new rows: the ends of the tables.
+    // A group mostly writes new rows, at the ends of the tables.
     cache_kib: 4 << 10,
-    // A page that is changed often is copied once for each log, and writers wait meanwhile.
+    // A frequently changed page is copied once per log, while writers wait.
     log_bytes_max: 64 << 20,
-    // A journal may have gigabytes; what is read of it is checked when it is decoded.
+    // A journal may have gigabytes; rows are checked when they are decoded.
     quick_check: false,
 };
 /// Reading connections kept open.
@@ -71,7 +71,7 @@ struct WriterState {
 #[derive(Default)]
 struct Queue {
     batches: Vec<Batch>,
-    /// The number of batches for which the writer is woken.
+    /// The number of queued batches at which the writer is woken.
     wanted: usize,
     closed: bool,
     /// The disk is full or unavailable: queued batches wait, new starts are refused.
@@ -80,7 +80,7 @@ struct Queue {
 }
 
 impl WriterState {
-    /// The injected error of the next write.
+    /// The injected errors of the next writes.
     fn injected(&self) -> Option<rusqlite::Error> {
         #[cfg(test)]
         return self.faults.lock().pop_front();
@@ -90,7 +90,7 @@ impl WriterState {
 }
 
 impl SqliteJournal {
-    /// Lets the next writes fail with these.
+    /// Makes the next writes fail with these errors.
     #[cfg(test)]
     pub fn inject(&self, faults: impl IntoIterator<Item = rusqlite::ffi::ErrorCode>) {
         let failure =
@@ -101,7 +101,7 @@ impl SqliteJournal {
     /// Opens or creates the file.
     ///
     /// # Errors
-    /// The file must not or cannot be opened; it is left as it is.
+    /// The file must not or cannot be opened; it is not changed.
     pub fn open(path: &Path) -> Result<Self, DatabaseError> {
         let opened = FORMAT.open(path, SETTINGS)?;
         let (db, log) = opened.accept().map_err(|error| FORMAT.failed(path, error))?;
@@ -135,7 +135,7 @@ impl SqliteJournal {
         };
         let answer = question(&db);
         let mut readers = self.readers.lock();
-        // One that failed may be broken: the next question opens another.
+        // A connection that failed may be broken: the next read opens another.
         if answer.is_ok() && readers.len() < READERS_MAX {
             readers.push(db);
         }
@@ -151,7 +151,7 @@ struct Writer {
 }
 
 impl WriterState {
-    /// The next group, an empty one to try whether writing works again; `None` when the journal is closed and
+    /// The next group, which is empty for a probe of whether writing works again; `None` when the journal is closed and
     /// nothing is left to write.
     fn next_group(&self, gathering: &GroupCommitPolicy) -> Option<Vec<Batch>> {
         let mut queue = self.queue.lock();
@@ -189,7 +189,7 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
         gathering.done(group.len(), shared.queue.lock().batches.len());
         match outcome {
             Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
-            // One batch cannot be written: it must not fail the others of its group.
+            // A batch that cannot be written must not fail the others of its group.
             Err(error) if is_conflict(&error) => {
                 for batch in group {
                     writer.write_alone(batch, shared);
@@ -198,15 +198,15 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
             Err(error) => fail(shared, error.into(), group),
         }
         if let Err(error) = writer.log.fold_if_due(&writer.db) {
-            // Frames that the data file could not take stay in the log; the next group tries again.
-            tracing::warn!(%error, "the journal's log could not be folded into its data file");
+            // Frames that were not copied into the data file stay in the log; the next group tries again.
+            tracing::warn!(%error, "cannot checkpoint the journal's write-ahead log into its data file");
         }
     }
 }
 
-/// Ends writing: all waiting batches and later calls of `health` get the error.
+/// Stops writing: all queued batches and later calls of `health` get the error.
 fn fail(shared: &WriterState, error: JournalError, mut waiting: Vec<Batch>) {
-    tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
+    tracing::error!(%error, "the workflow journal failed; it accepts no more writes until a restart");
     {
         let mut queue = shared.queue.lock();
         queue.failed = Some(error.clone());
@@ -219,9 +219,9 @@ fn fail(shared: &WriterState, error: JournalError, mut waiting: Vec<Batch>) {
 }
 
 impl Writer {
-    /// Commits a group, or checks whether a commit would succeed if the group is empty. A transient error is waited
-    /// for, with a new connection if the old one may be broken. On a full disk the starts are removed from the group
-    /// and refused: they have not begun, and their callers can repeat them.
+    /// Commits a group; for an empty group, checks whether a commit would succeed. On a transient error it retries,
+    /// with a new connection if the old one may be broken. On a full disk the starts are removed from the group and
+    /// refused: they have not begun, and their callers can repeat them.
     fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &WriterState) -> rusqlite::Result<()> {
         let mut tries = 0;
         loop {
@@ -249,7 +249,7 @@ impl Writer {
             if gives_up || shared.queue.lock().closed {
                 return Err(error);
             }
-            tracing::error!(%error, "the workflow journal cannot be written; trying again");
+            tracing::error!(%error, "cannot write the workflow journal; retrying");
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
             let error = JournalError::from(error);
             shared.queue.lock().stalled = Some(error.clone());
@@ -263,15 +263,15 @@ impl Writer {
             if kind == Recovery::Reopen {
                 match DatabaseFormat::reconnect(&self.path, &mut self.log, SETTINGS) {
                     Ok(db) => self.db = db,
-                    Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
+                    Err(error) => tracing::error!(%error, "cannot reopen the workflow journal"),
                 }
             }
         }
     }
 
-    /// Writes one batch of a group in which one was refused.
+    /// Writes one batch of a group that contains a batch with a conflict.
     fn write_alone(&mut self, batch: Batch, shared: &WriterState) {
-        // One before it may have been the end.
+        // An earlier batch of the group may have failed permanently.
         let failed = shared.queue.lock().failed.clone();
         if let Some(error) = failed {
             (batch.done)(Err(error));
@@ -282,7 +282,7 @@ impl Writer {
         let outcome = self.commit_patiently(&mut batches, shared);
         match outcome {
             Ok(()) => batches.into_iter().for_each(|batch| (batch.done)(Ok(()))),
-            // Nothing comes after a start that was refused, so there is no gap.
+            // No changes of its execution follow a refused start, so there is no gap.
             Err(error) if is_conflict(&error) && is_start => {
                 let error = JournalError::from(error);
                 batches.into_iter().for_each(|batch| (batch.done)(Err(error.clone())));
@@ -292,16 +292,16 @@ impl Writer {
     }
 }
 
-/// Whether an error can pass.
+/// Whether and how a write can succeed after an error.
 ///
-/// A sync that failed may pass, though the kernel forgets which pages it could not write: SQLite goes back to where
-/// the group began, and the next try writes the same frames anew at the same place. What lies before them was synced
-/// with its own group. (The store is stricter and stops: nothing waits there that a client could not send again.)
+/// A failed sync may be transient, although the kernel forgets which pages it could not write: SQLite rolls back to the
+/// beginning of the group, and the next attempt writes the same frames again at the same offset. The frames before them
+/// were synced with their own group. (The store is stricter and stops: its clients can repeat all pending writes.)
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recovery {
-    /// Passes when disk space or a lock is freed.
+    /// The write succeeds once disk space or a lock is freed.
     Transient,
-    /// May pass with a new connection, or after the file is repaired.
+    /// The write may succeed with a new connection, or after the file is repaired.
     Reopen,
     /// The same write fails again.
     Permanent,
@@ -314,7 +314,7 @@ impl Recovery {
             NotADatabase, OutOfMemory, PermissionDenied, ReadOnly, SystemIoFailure,
         };
         match error.sqlite_error_code() {
-            // Opened again it would be another, empty file.
+            // Reopening would create another, empty file.
             Some(ReadOnly) if is_moved(error) => Self::Permanent,
             Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Transient,
             Some(
@@ -331,12 +331,12 @@ impl Recovery {
     }
 }
 
-/// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
+/// Removes the starts from a group, with the changes that follow one of them: their execution would not exist.
 fn refuse_starts(group: &mut Vec<Batch>, shared: &WriterState, error: &JournalError) {
     let mut refused = HashSet::new();
     for batch in group.extract_if(.., |batch| batch.may_be_refused()) {
         refused.extend(batch.changes.iter().find_map(write::execution_of));
-        // After this call nothing follows for the batch.
+        // This is the batch's only callback.
         (batch.done)(Err(error.clone()));
     }
     let mut behind = |batch: &mut Batch| {

@@ -1,4 +1,4 @@
-//! The conformance suite of journals.
+//! The conformance suite of all journals.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use std::sync::{Arc, mpsc};
@@ -9,7 +9,7 @@ use mayfly_workflows_language::execution::RunStatus;
 
 mod faults;
 
-/// Far longer than anything here takes.
+/// A timeout far above the duration of any test.
 const LONG: Duration = Duration::from_secs(20);
 
 fn row(id: u64, machine: &str) -> ExecutionRow {
@@ -91,7 +91,7 @@ fn conformance(journal: &dyn Journal) {
     assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
 }
 
-/// Open executions are read together: those that have ended or never began are left out.
+/// Open executions are read together: those that have ended or do not exist are omitted.
 fn open_executions_together(journal: &dyn Journal) {
     let record = |seq| {
         let row = RecordRow { seq, at_ms: 5, body: format!("record {seq}").into_bytes() };
@@ -110,7 +110,7 @@ fn open_executions_together(journal: &dyn Journal) {
     assert_eq!(read, [none, some]);
 }
 
-/// The text of an artifact's digest, and the digest.
+/// An artifact's digest as text, and the digest.
 fn artifact(name: &str) -> (String, ContentDigest) {
     let digest = ContentDigest::of(name.as_bytes());
     (format!("{{\"file\":\"sha256:{digest:?}\"}}"), digest)
@@ -162,12 +162,12 @@ fn checkpoints(journal: &dyn Journal) {
     assert_eq!(journal.checkpoint(4).expect("read"), None, "an ended execution needs none");
 }
 
-/// The second has ended at 9 and has a map run, the fourth at 50.
+/// The second execution has ended at 9 and has a map run, the fourth has ended at 50.
 fn removals(journal: &dyn Journal, output: &Payload) {
     assert_eq!(journal.ended_before(9, 10).expect("read"), [] as [u64; 0]);
     assert_eq!(journal.ended_before(51, 10).expect("read"), [2, 4]);
     assert_eq!(journal.ended_before(51, 1).expect("read"), [2]);
-    // The first has the same payload as the second, and runs; the sixth is a child of the third's map run.
+    // The first one runs and has the same payload as the second; the sixth is a child of the third's map run.
     let mut changes = Vec::new();
     let shared = stored(&Payload::from("x".repeat(PART_BYTES_MIN).as_str()), &mut changes);
     assert_eq!(&shared, output);
@@ -225,7 +225,7 @@ fn what_was_acknowledged_is_there_after_opening_again() {
     let path = folder.path().join("journal.db");
     let first = SqliteJournal::open(&path).expect("opens");
     write(&first, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
-    // Never closed: the second opens the file beside it, as after a kill.
+    // Never closed: the second journal opens the same file, as after a kill.
     let second = SqliteJournal::open(&path).expect("opens");
     assert_eq!(second.open_executions().expect("read"), [1]);
 }
@@ -279,7 +279,7 @@ fn a_payload_goes_with_the_last_that_has_it() {
     assert!(journal.part(&digests[0]).expect("read").is_none());
 }
 
-/// Writes more batches than may wait, while the callback waits for the writer.
+/// Writes more batches than the queue may hold, while a callback blocks the writer.
 fn nobody_waits(journal: Arc<dyn Journal>) {
     let cell = Arc::new(parking_lot::Mutex::new(()));
     let held = cell.lock();
@@ -321,7 +321,7 @@ fn who_writes_never_waits_for_who_is_told() {
     nobody_waits(Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("opens")));
 }
 
-/// One that was taken up again after it was found to be old stays.
+/// An execution that was redriven after it was listed as old is kept.
 fn what_runs_is_kept(journal: &dyn Journal) {
     write(journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
     write(journal, vec![JournalChange::Remove { execution: 1 }]).expect("written");

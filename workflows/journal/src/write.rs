@@ -1,4 +1,4 @@
-//! Changes into SQLite.
+//! Writes changes to SQLite.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
@@ -21,7 +21,7 @@ pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     written
 }
 
-/// Writes a value that the file has already, to find out whether it can be written.
+/// Writes a value that is already in the file, to check whether it is writable.
 pub(super) fn attempt(db: &Connection) -> rusqlite::Result<()> {
     db.pragma_update(None, "user_version", FORMAT.version)
 }
@@ -36,7 +36,7 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The execution of a batch: a batch is about one execution.
+/// The execution of a batch; all changes of a batch belong to one execution.
 pub(super) fn execution_of(change: &JournalChange) -> Option<u64> {
     match change {
         JournalChange::Start(row) => Some(row.id),
@@ -47,8 +47,8 @@ pub(super) fn execution_of(change: &JournalChange) -> Option<u64> {
     }
 }
 
-/// Deletes an execution, unless it was redriven meanwhile; payloads without another reference go with it, and its
-/// state machine. SQLite uses the room again.
+/// Deletes an execution, unless it was redriven meanwhile, with its state machine and those payloads that nothing else
+/// references. SQLite reuses the space.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
     let ended = "SELECT machine FROM executions WHERE id = ?1 AND status <> 'RUNNING'";

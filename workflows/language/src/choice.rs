@@ -1,8 +1,8 @@
 //! Choice rules of JSONPath states, compiled once.
 //!
-//! A comparison of values of the wrong type is false. A `Variable` that points at nothing is an error, save for
-//! `IsPresent`. [`timestamp`](mod@timestamp) reads the timestamps, [`wildcard`](mod@wildcard) the patterns of
-//! `StringMatches`. JSONata conditions are [`condition`].
+//! A comparison with a value of the wrong type is false. A `Variable` whose path has no result is an error, except for
+//! `IsPresent`. [`timestamp`](mod@timestamp) parses timestamps, [`wildcard`](mod@wildcard) the patterns of
+//! `StringMatches`. JSONata conditions are evaluated by [`condition`].
 
 mod compile;
 pub mod timestamp;
@@ -75,7 +75,7 @@ enum Operand {
 }
 
 impl ChoiceTest {
-    /// Compiles a rule from its JSON; `Next`, `Comment`, `Assign` and `Output` in it are left alone.
+    /// Compiles a rule from its JSON; `Next`, `Comment`, `Assign` and `Output` in it are ignored.
     pub fn compile(value: &Value) -> Result<Self, Vec<Problem>> {
         compile::rule(value)
     }
@@ -83,7 +83,7 @@ impl ChoiceTest {
     /// Whether the rule matches.
     ///
     /// # Errors
-    /// `States.Runtime` when a path points at nothing.
+    /// `States.Runtime` if a path has no result.
     pub fn matches(&self, scope: &EvaluationScope<'_>) -> Result<bool, StateError> {
         match self {
             Self::Not(rule) => rule.matches(scope).map(|answer| !answer),
@@ -107,7 +107,7 @@ impl ChoiceTest {
         }
     }
 
-    /// Tells the variables the rule mentions.
+    /// Calls `tell` with each variable that the rule references.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         match self {
             Self::Not(rule) => rule.variables(tell),
@@ -177,7 +177,7 @@ impl Accepts {
 }
 
 impl ComparisonType {
-    /// The order of two values; `None` if either is not of this type.
+    /// The order of two values; `None` if either has another type.
     fn compare(self, left: &Value, right: &Value) -> Option<Ordering> {
         match self {
             Self::String => Some(compare_texts(left.as_str()?, right.as_str()?)),
@@ -190,7 +190,7 @@ impl ComparisonType {
     }
 }
 
-/// Java's order: by UTF-16 unit.
+/// Compares as Java does: by UTF-16 code units.
 fn compare_texts(left: &str, right: &str) -> Ordering {
     if left.is_ascii() && right.is_ascii() {
         left.cmp(right)
@@ -199,13 +199,12 @@ fn compare_texts(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// The path of a field of the rule at `index`: `Choices[0]/Output`; of the state itself when no rule matched.
+/// The path of a field of the rule at `index`, such as `Choices[0]/Output`; of the state itself if no rule matched.
 pub fn field_of(index: Option<usize>, field: &str) -> String {
     index.map_or_else(|| field.to_owned(), |index| format!("Choices[{index}]/{field}"))
 }
 
-/// The value of a JSONata condition, which must be true or false. `field` is its place, such as
-/// `Choices[0]/Condition`.
+/// Evaluates a JSONata condition to a boolean. `field` is its path, such as `Choices[0]/Condition`.
 pub fn condition(
     expression: &Expression,
     scope: &EvaluationScope<'_>,

@@ -33,7 +33,7 @@ pub struct EvaluationScope<'a> {
 }
 
 impl<'a> EvaluationScope<'a> {
-    /// The same surroundings around another input.
+    /// The same scope with another input.
     #[must_use]
     pub fn with_input<'b>(&self, input: &'b Value) -> EvaluationScope<'b>
     where
@@ -42,7 +42,7 @@ impl<'a> EvaluationScope<'a> {
         EvaluationScope { input, ..*self }
     }
 
-    /// The same surroundings with the state's result.
+    /// The same scope with the state's result.
     #[must_use]
     pub fn with_result<'b>(&self, result: &'b Value) -> EvaluationScope<'b>
     where
@@ -51,7 +51,7 @@ impl<'a> EvaluationScope<'a> {
         EvaluationScope { result: Some(result), ..*self }
     }
 
-    /// The same surroundings with the error a catcher caught.
+    /// The same scope with the error that a catcher caught.
     #[must_use]
     pub fn with_error_output<'b>(&self, error_output: &'b Value) -> EvaluationScope<'b>
     where
@@ -61,7 +61,7 @@ impl<'a> EvaluationScope<'a> {
     }
 }
 
-/// The context object: there already, or built when something reads it.
+/// The context object: either a value, or built at its first use.
 #[derive(Clone, Copy)]
 pub enum Context<'a> {
     Ready(&'a Value),

@@ -1,9 +1,9 @@
-//! The compiled model of a state machine, which the engine's machine interprets.
+//! The compiled model of a state machine, interpreted by `mayfly-workflows-machine`.
 //!
 //! Every part of a definition exists once, in the form in which it is used: paths, templates, expressions and choice
 //! rules are compiled, transitions are ids, defaults are filled in. Flows and states are in one arena per machine, so
-//! an execution stores its position as a number; a [`StateMachine`] never changes after [`crate::parse::compile`] and
-//! is shared as an `Arc`.
+//! an execution stores its position as a number. A [`StateMachine`] is immutable after [`crate::parse::compile`], and
+//! shared as an `Arc`.
 
 mod integrations;
 mod parameters;
@@ -26,7 +26,7 @@ pub use state::{
     State, StateKind, TaskState, Text, TimestampField, Transition, WaitState,
 };
 
-/// The most that fields in seconds take, as AWS documents it.
+/// The maximum value of fields in seconds, as AWS documents it.
 pub const SECONDS_MAX: u64 = 99_999_999;
 
 /// STANDARD or EXPRESS: the type of a state machine, and of the executions of a distributed Map.
@@ -35,13 +35,13 @@ pub enum StateMachineType {
     /// Every step is journalled; executions survive a crash and have a history.
     #[serde(rename = "STANDARD", alias = "Standard")]
     Standard,
-    /// Executions run in memory, five minutes at most, and leave their result only.
+    /// Executions run in memory for at most five minutes, and only their result is kept.
     #[serde(rename = "EXPRESS", alias = "Express")]
     Express,
 }
 
 impl StateMachineType {
-    /// The word of the API.
+    /// The API's name of the type.
     pub fn as_str(self) -> &'static str {
         match self {
             StateMachineType::Standard => "STANDARD",
@@ -49,14 +49,14 @@ impl StateMachineType {
         }
     }
 
-    /// The type of a word of the API, in any case; `None` for other words.
+    /// Parses the API's name of a type, ignoring case.
     pub fn from_word(word: &str) -> Option<Self> {
         let types = [StateMachineType::Standard, StateMachineType::Express];
         types.into_iter().find(|it| it.as_str().eq_ignore_ascii_case(word))
     }
 }
 
-/// The language a state's expressions are written in.
+/// The language of a state's expressions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QueryLanguage {
     #[serde(rename = "JSONPath")]
@@ -74,11 +74,11 @@ impl fmt::Display for QueryLanguage {
     }
 }
 
-/// A state's place in its machine.
+/// A state's index in its machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StateId(pub u32);
 
-/// A flow's place in its machine.
+/// A flow's index in its machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowId(pub u32);
 
@@ -86,7 +86,7 @@ pub struct FlowId(pub u32);
 #[derive(Debug, Clone)]
 pub struct StateMachine {
     pub comment: Option<Arc<str>>,
-    /// `Version`, the version of the language the author names.
+    /// `Version`, the language version that the author specified.
     pub version: Option<Arc<str>>,
     pub query_language: QueryLanguage,
     /// The timeout of an execution, in seconds.
@@ -97,24 +97,22 @@ pub struct StateMachine {
     by_name: HashMap<Arc<str>, StateId>,
 }
 
-/// States that run one after the other: the machine itself, a branch of a
-/// Parallel state, the processor of a Map state.
+/// States that run in sequence: the machine itself, a branch of a Parallel state, the processor of a Map state.
 #[derive(Debug, Clone)]
 pub struct Flow {
     pub id: FlowId,
     pub start_at: StateId,
-    /// In the order of the text.
+    /// In the order of the definition.
     pub states: Vec<StateId>,
-    /// The Parallel or Map state it belongs to; none for the machine itself.
+    /// The Parallel or Map state of the flow; `None` for the machine itself.
     pub parent: Option<StateId>,
     pub comment: Option<Arc<str>>,
-    /// The flow's own text, compact JSON: the definition of the child executions
-    /// of a distributed Map.
+    /// The flow's source as compact JSON: the definition of the child executions of a distributed Map.
     pub definition: Arc<str>,
 }
 
 impl StateMachine {
-    /// `flows` and `states` lie at their ids; the first flow is the machine's own.
+    /// `flows` and `states` are indexed by their ids; the first flow is the machine's own.
     pub(crate) fn new(
         head: Head,
         machine_type: StateMachineType,
@@ -134,29 +132,29 @@ impl StateMachine {
         }
     }
 
-    /// The flow an execution starts in.
+    /// The flow in which an execution starts.
     pub fn root(&self) -> FlowId {
         FlowId(0)
     }
 
     /// # Panics
-    /// When the id is of another machine.
+    /// If the id belongs to another machine.
     pub fn flow(&self, id: FlowId) -> &Flow {
         &self.flows[id.0 as usize]
     }
 
     /// # Panics
-    /// When the id is of another machine.
+    /// If the id belongs to another machine.
     pub fn state(&self, id: StateId) -> &State {
         &self.states[id.0 as usize]
     }
 
-    /// Names are unique in the whole machine, nested flows included.
+    /// The state of this name. Names are unique in the whole machine, including nested flows.
     pub fn state_named(&self, name: &str) -> Option<&State> {
         self.by_name.get(name).map(|id| self.state(*id))
     }
 
-    /// Every state, nested ones too, in the order of the text.
+    /// All states, including nested ones, in the order of the definition.
     pub fn states(&self) -> &[State] {
         &self.states
     }
@@ -166,7 +164,7 @@ impl StateMachine {
     }
 }
 
-/// The properties of a machine besides its states.
+/// The properties of a machine apart from its states.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     pub(crate) comment: Option<Arc<str>>,

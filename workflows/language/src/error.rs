@@ -1,26 +1,26 @@
-//! Errors about a state's data: an error of the States family while running, a problem while compiling.
+//! Errors about a state's data: errors at run time, with names such as `States.Runtime`, and problems at compile time.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// A state failed: the name one can Retry and Catch on, and AWS's sentence about it.
+/// The failure of a state: an error name for Retry and Catch, and AWS's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateError {
     /// The error's name, such as `States.Runtime`.
     pub error: Cow<'static, str>,
-    /// AWS's wording, without the prefix "An error occurred while executing the state …", which names the event
-    /// and is the engine's to add.
+    /// AWS's message, without the prefix "An error occurred while executing the state …", which contains the number of
+    /// an event and is added by the engine.
     pub cause: String,
-    /// The field a JSONata expression stands in, such as `Output/total`; only those failures have an
+    /// The path of the field with the JSONata expression, such as `Output/total`. Only failures with a location have an
     /// `EvaluationFailed` event.
     pub location: Option<String>,
 }
 
-/// Names of errors that AWS gives out itself.
+/// Names of errors that AWS itself raises.
 pub mod names {
     pub const RUNTIME: &str = "States.Runtime";
     pub const PARAMETER_PATH_FAILURE: &str = "States.ParameterPathFailure";
-    /// The name that AWS uses where its documentation says `States.ResultPathMatchFailure`.
+    /// The name that AWS uses instead of the documented `States.ResultPathMatchFailure`.
     pub const REFERENCE_PATH_CONFLICT: &str = "States.ReferencePathConflict";
     pub const INTRINSIC_FAILURE: &str = "States.IntrinsicFailure";
     pub const QUERY_EVALUATION_ERROR: &str = "States.QueryEvaluationError";
@@ -56,23 +56,23 @@ impl std::error::Error for StateError {}
 /// A part of a definition that cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// JSON pointer below the field that was being compiled; empty for the field itself.
+    /// JSON pointer relative to the compiled field; empty for the field itself.
     pub location: String,
-    /// One sentence.
+    /// The message, one sentence.
     pub message: String,
-    /// The kind of the mistake.
+    /// The kind of the problem.
     pub fault: Fault,
 }
 
-/// The kinds of mistakes that have codes of their own.
+/// The kinds of problems with codes of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
-    /// A field that is not as it should be.
+    /// An invalid field.
     #[default]
     Schema,
-    /// A JSONata expression that cannot be read.
+    /// A JSONata expression that cannot be parsed.
     InvalidJsonata,
-    /// A JSONata expression that asks for what a workflow does not have.
+    /// A JSONata expression that uses a feature that workflows lack.
     UnsupportedJsonata,
 }
 
@@ -82,26 +82,26 @@ impl Problem {
         Self::at(String::new(), message)
     }
 
-    /// A problem at a place below the field.
+    /// A problem at a location below the field.
     pub fn at(location: impl Into<String>, message: impl Into<String>) -> Self {
         Self { location: location.into(), message: message.into(), fault: Fault::Schema }
     }
 
-    /// The same problem as one of another kind.
+    /// The same problem with another kind.
     #[must_use]
     pub fn with(mut self, fault: Fault) -> Self {
         self.fault = fault;
         self
     }
 
-    /// The same problem seen from the object around it: `/step` goes before its place.
+    /// Prefixes the location with `/step`, for a problem inside an object.
     #[must_use]
     pub fn under(mut self, step: &str) -> Self {
         self.location.insert_str(0, &format!("/{step}"));
         self
     }
 
-    /// The same problem seen from the array around it: `[at]` goes before its place.
+    /// Prefixes the location with `[at]`, for a problem inside an array.
     #[must_use]
     pub fn within(mut self, at: usize) -> Self {
         self.location.insert_str(0, &format!("[{at}]"));

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 /// The status of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RunStatus {
-    /// Not ended.
+    /// Has not ended.
     Running,
     /// Ended with an output.
     Succeeded,
@@ -18,12 +18,12 @@ pub enum RunStatus {
     TimedOut,
     /// Stopped from outside.
     Aborted,
-    /// A map run's child that waits for its parent's redrive to reach it.
+    /// A child of a map run that waits until the redrive of its parent reaches it.
     PendingRedrive,
 }
 
 impl RunStatus {
-    /// The API's spelling.
+    /// The API's name of the status.
     pub fn as_str(self) -> &'static str {
         match self {
             RunStatus::Running => "RUNNING",
@@ -50,17 +50,17 @@ impl RunStatus {
     }
 }
 
-/// SHA-256 of a content.
+/// The SHA-256 digest of some content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentDigest(pub [u8; 32]);
 
 impl ContentDigest {
-    /// Of these bytes.
+    /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         ContentDigest(Sha256::digest(bytes).into())
     }
 
-    /// Its first half as a UUID: as random as the content, and the same for the same one.
+    /// The first half as a UUID; the same for the same content.
     pub fn uuid(&self) -> uuid::Uuid {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&self.0[..16]);
@@ -89,14 +89,14 @@ impl<'de> Deserialize<'de> for ContentDigest {
     }
 }
 
-/// JSON text, here or elsewhere.
+/// JSON text, inline or stored elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {
-    /// The text itself.
+    /// The text, inline.
     Here(Arc<str>),
-    /// Stored by content.
+    /// Stored by its digest.
     Part {
-        /// Of the text.
+        /// The digest of the text.
         part: ContentDigest,
     },
 }
@@ -144,7 +144,7 @@ impl From<Arc<str>> for Payload {
 }
 
 impl Payload {
-    /// The text, when it is here. Payloads of live machines always are.
+    /// The text, if it is inline. Payloads of live machines always are.
     pub fn text(&self) -> Option<&Arc<str>> {
         match self {
             Payload::Here(text) => Some(text),

@@ -1,4 +1,4 @@
-//! Intrinsic functions, `States.Format('{}', $.name)`: parsed once, nested as deep as AWS allows.
+//! Intrinsic functions, `States.Format('{}', $.name)`: parsed once, nested up to AWS's limit.
 //!
 //! [`functions`](mod@functions) implements each of them.
 
@@ -22,7 +22,7 @@ pub const NESTING_MAX: usize = 10;
 /// A compiled call.
 #[derive(Clone, Debug)]
 pub struct Intrinsic {
-    /// The call as it is written, which AWS quotes in its errors.
+    /// The call as written, which AWS quotes in its errors.
     source: Arc<str>,
     function: IntrinsicFunction,
     arguments: Arc<[Argument]>,
@@ -33,7 +33,7 @@ pub(crate) enum Argument {
     Path(Path),
     Call(Intrinsic),
     Constant(Value),
-    /// A quoted string: what it says, and how it is written, where `\{` differs from `{`.
+    /// A quoted string: its value, and its source, in which `\{` differs from `{`.
     Text {
         text: Value,
         written: Arc<str>,
@@ -62,17 +62,17 @@ impl Intrinsic {
         if cursor.is_at_end() { Ok(call) } else { Err(cursor.problem("Unexpected text after the call")) }
     }
 
-    /// True for a text that begins as a call does.
+    /// True if the text begins like a call.
     pub fn is_call(text: &str) -> bool {
         text.starts_with("States.")
     }
 
-    /// The call as it is written.
+    /// The call as written.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Tells the variables its arguments start at.
+    /// Calls `tell` with each variable that the arguments reference.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         for argument in self.arguments.iter() {
             match argument {
@@ -86,7 +86,7 @@ impl Intrinsic {
     /// The value of the call.
     ///
     /// # Errors
-    /// `States.Runtime` when a path points at nothing, `States.IntrinsicFailure` when the function refuses.
+    /// `States.Runtime` if a path has no result, `States.IntrinsicFailure` if the function fails.
     pub fn evaluate(&self, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
         self.value(scope).map_err(|failure| {
             let cause = format!("The function '{}' had the following error: {}", self.source, failure.what);
@@ -103,7 +103,7 @@ impl Intrinsic {
         self.function.apply(&arguments, scope.ambient)
     }
 
-    /// `States.Format`: each `{}` is the next argument; `\{`, `\}`, `\'` and `\\` stand for the character alone.
+    /// `States.Format`: each `{}` is the next argument; `\{`, `\}`, `\'` and `\\` are escapes of the character.
     fn format(&self, scope: &EvaluationScope<'_>) -> Result<Value, IntrinsicError> {
         let Some((template, rest)) = self.arguments.split_first() else {
             return Err(IntrinsicError::new("Invalid number of arguments for States.Format"));
@@ -171,7 +171,7 @@ fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
     let from = cursor.at;
     let name = cursor.take_while(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '_');
     let Some(function) = IntrinsicFunction::named(name) else {
-        return Err(cursor.problem(&format!("'{name}' is no intrinsic function")));
+        return Err(cursor.problem(&format!("'{name}' is not an intrinsic function")));
     };
     cursor.skip_space();
     if !cursor.eat('(') {

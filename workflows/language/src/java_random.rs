@@ -1,7 +1,7 @@
-//! Java's generator of random numbers. Step Functions runs on Java (its messages are those of Jackson and Jayway), so a
-//! seed gives there what Java's generator gives.
+//! Java's random number generator. Step Functions runs on Java (its messages are those of Jackson and Jayway), so
+//! seeded results must equal Java's.
 
-/// `java.util.Random`, so that a seed gives what it gives in Java.
+/// `java.util.Random`, with the same results for the same seed.
 pub(crate) struct JavaRandom(i64);
 
 impl JavaRandom {
@@ -15,7 +15,7 @@ impl JavaRandom {
         (self.0 >> (48 - bits)) as i32
     }
 
-    /// From 0 up to, and without, `bound`, which is positive.
+    /// A number from 0 (inclusive) to `bound` (exclusive), which must be positive.
     #[expect(clippy::cast_possible_truncation, reason = "a product of 62 bits shifted by 31")]
     pub(crate) fn next_int(&mut self, bound: i32) -> i32 {
         if bound & (bound - 1) == 0 {
@@ -34,7 +34,7 @@ impl JavaRandom {
         (i64::from(self.next(32)) << 32).wrapping_add(i64::from(self.next(32)))
     }
 
-    /// From 0 up to, and without, 1.
+    /// A number from 0 (inclusive) to 1 (exclusive).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub(crate) fn next_double(&mut self) -> f64 {
         let bits = (i64::from(self.next(26)) << 27) + i64::from(self.next(27));
@@ -46,7 +46,7 @@ impl JavaRandom {
 mod tests {
     use super::*;
 
-    /// The numbers that a JDK prints.
+    /// Numbers printed by a JDK.
     #[test]
     fn a_seed_gives_what_it_gives_in_java() {
         assert_eq!(JavaRandom::new(42).next_int(10), 0);

@@ -1,13 +1,13 @@
-//! JSONata as AWS has it, round the crate `jsonata-core`.
+//! JSONata with AWS's changes, based on the crate `jsonata-core`.
 //!
 //! An [`Expression`] is compiled once and evaluated with an [`EvaluationScope`]. AWS's changes: no `$eval`; `$partition`,
-//! `$range`, `$hash`, `$random`, `$uuid` and `$parse` are added; `$states` holds the state's data; `$` and `$$` mean
-//! nothing at the top; a result that is undefined, a function or a regular expression is an error.
+//! `$range`, `$hash`, `$random`, `$uuid` and `$parse` are added; `$states` holds the state's data; `$` and `$$` are
+//! undefined at the top level; a result that is undefined, a function or a regular expression is an error.
 //!
-//! The crate has neither fuel nor a memory limit, so this module has them: [`guard`](mod@guard) rewrites what could
-//! grow without end, [`functions`](mod@functions) replaces what cannot be bounded from outside, [`pool`](mod@pool)
-//! runs what could take long on threads of its own and gives up on them, and [`fast`](mod@fast) answers plain paths
-//! and arithmetic at once, without either.
+//! The crate has neither a fuel nor a memory limit, so this module adds them: [`guard`](mod@guard) rewrites operations
+//! with unbounded growth, [`functions`](mod@functions) replaces functions that cannot be bounded from outside,
+//! [`pool`](mod@pool) runs possibly long evaluations on its own threads and abandons them at a time limit, and
+//! [`fast`](mod@fast) evaluates plain paths and arithmetic directly.
 
 mod analysis;
 mod convert;
@@ -39,15 +39,15 @@ pub struct Expression {
     program: Arc<JsonataProgram>,
 }
 
-/// A compiled expression.
+/// The compiled form of an expression.
 pub(crate) struct JsonataProgram {
-    /// With its guards.
+    /// The syntax tree, with guards.
     ast: AstNode,
     guards: Guards,
     uses: Uses,
-    /// The plain form, where there is one.
+    /// The plain form, if the expression has one.
     fast: Option<Fast>,
-    /// Cheap enough to be tried on the caller's thread.
+    /// Whether the expression is cheap enough to be tried on the caller's thread.
     is_light: bool,
 }
 
@@ -63,18 +63,18 @@ impl JsonataProgram {
     }
 }
 
-/// A string of a JSONata template.
+/// Classification of a string in a JSONata template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delimited<'a> {
-    /// A string that stands for itself.
+    /// A literal string.
     No,
     /// The text between `{%` and `%}`.
     Expression(&'a str),
-    /// It begins or ends as an expression does, and is none.
+    /// The string has only one of the delimiters.
     Broken(Problem),
 }
 
-/// Tells whether a string is an expression: it begins with `{%` and ends with `%}`, without spaces outside.
+/// Classifies a string: an expression begins with `{%` and ends with `%}`, without spaces outside.
 pub fn delimited(text: &str) -> Delimited<'_> {
     match (text.strip_prefix("{%"), text.ends_with("%}")) {
         (Some(rest), true) if rest.len() >= 2 => Delimited::Expression(rest[..rest.len() - 2].trim()),
@@ -86,7 +86,7 @@ pub fn delimited(text: &str) -> Delimited<'_> {
 }
 
 impl Expression {
-    /// Compiles an expression, with or without its `{% … %}`.
+    /// Compiles an expression, with or without `{% … %}`.
     pub fn compile(text: &str) -> Result<Self, Problem> {
         let source = match delimited(text) {
             Delimited::Expression(source) => source,
@@ -102,7 +102,8 @@ impl Expression {
         if let Some(problem) = &program.uses.problem {
             return Err(Problem::here(problem.clone()).with(Fault::UnsupportedJsonata));
         }
-        // The guide on JSONata in Step Functions: `$eval` is not there; `$parse` reads JSON. The sentence is ours.
+        // The guide on JSONata in Step Functions says that `$eval` is unavailable and that `$parse` reads JSON. The
+        // message is Mayfly's own.
         if program.uses.functions.contains("eval") {
             let told = "The function '$eval' is not supported; '$parse' reads JSON.";
             return Err(Problem::here(told).with(Fault::UnsupportedJsonata));
@@ -121,7 +122,7 @@ impl Expression {
         };
         match expression.program.uses.members.iter().find(|member| !is_there(member)) {
             None => Ok(expression),
-            // AWS's sentence, as it is known for `$states.errorOutput` (sst/sst#6110).
+            // AWS's message, known for `$states.errorOutput` (sst/sst#6110).
             Some(member) => Err(Problem::here(format!("Field '$states.{member}' does not exist."))
                 .with(Fault::UnsupportedJsonata)),
         }
@@ -132,18 +133,18 @@ impl Expression {
         &self.source
     }
 
-    /// True when an evaluation never waits for another thread, or hardly ever: plain paths, arithmetic, functions
-    /// that are linear in their operands. Others may keep their caller waiting for up to [`MILLIS_MAX`] and a grace.
+    /// Whether an evaluation rarely or never waits for another thread: plain paths, arithmetic, functions that are
+    /// linear in their operands. Other expressions may block the caller for up to [`MILLIS_MAX`] plus a grace period.
     pub fn is_light(&self) -> bool {
         self.program.fast.is_some() || self.program.is_light
     }
 
-    /// Tells the variables it reads and does not define itself; `$states` is none of them.
+    /// Calls `tell` with each free variable of the expression, except `$states`.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         self.program.uses.variables.iter().for_each(|name| tell(name));
     }
 
-    /// The expression's value. `field` is where it stands, such as `Output/total`.
+    /// The expression's value. `field` is its path, such as `Output/total`.
     ///
     /// # Errors
     /// `States.QueryEvaluationError`, with the field as its location.
@@ -151,7 +152,7 @@ impl Expression {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.query_error(field, "returned nothing (undefined).")),
-            // LocalStack's sentence for `Items`, which leaves out the "specified" of all the others.
+            // LocalStack's message for `Items`, which lacks the word "specified" of all other fields.
             Err(what) if what == convert::UNSUPPORTED => {
                 let source = &self.source;
                 let cause = format!(
@@ -159,7 +160,7 @@ impl Expression {
                 );
                 Err(StateError::query(field, cause))
             }
-            // AWS has a colon before what has no code of JSONata's (floci-io/floci#2736).
+            // AWS inserts a colon if the error has no JSONata code (floci-io/floci#2736).
             Err(what) => {
                 let separator = if without_code(&what) == what { ": " } else { ". " };
                 Err(self.query_error(field, &format!("threw an error during evaluation{separator}{what}")))
@@ -167,7 +168,7 @@ impl Expression {
         }
     }
 
-    /// The error for a value of a type the field does not take; `expected` such as `number`.
+    /// The error for a value of a type that the field does not accept; `expected` is such as `number`.
     pub fn unexpected_type(&self, field: &str, expected: &str, value: &Value) -> StateError {
         self.query_error(
             field,
@@ -187,21 +188,21 @@ impl Expression {
     }
 }
 
-/// The parts of `$states` that are not there everywhere.
+/// The optional members of `$states` that a field may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// In `Output` and `Assign` of states that have a result.
+    /// `$states.result`: in `Output` and `Assign` of states with a result.
     pub result: bool,
-    /// In those of a catcher.
+    /// `$states.errorOutput`: in `Output` and `Assign` of a catcher.
     pub error_output: bool,
 }
 
 impl Available {
-    /// For fields whose available parts are unknown.
+    /// For fields whose available members are unknown.
     pub const ALL: Self = Self { result: true, error_output: true };
 }
 
-/// `S0207: Unexpected end of expression` without its code.
+/// `S0207: Unexpected end of expression` , without its code.
 fn without_code(message: &str) -> &str {
     match message.split_once(": ") {
         Some((code, text))

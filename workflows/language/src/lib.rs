@@ -1,18 +1,13 @@
-//! The Amazon States Language: everything that can be said about a workflow
-//! before anything is done.
+//! The Amazon States Language: all analysis of a workflow before it runs, and the evaluation of its data.
 //!
-//! What belongs here: JSON values that keep their order, AWS's dialects of
-//! JSONPath and JSONata, intrinsic functions, payload templates, choice rules,
-//! the compiled model of a state machine, its parser and its validation with
-//! AWS's wording; graphs of tasks, which become definitions ([`tasks`]).
-//! Everything is compiled once; nothing is parsed at run time.
-//! What does not belong here: time, randomness (both come in from outside),
-//! tasks, journals, HTTP. No IO of any kind.
+//! What belongs here: JSON values that keep their order, AWS's dialects of JSONPath and JSONata, intrinsic functions,
+//! payload templates, choice rules, the compiled model of a state machine, its parser and its validation with AWS's
+//! messages; graphs of tasks, which are compiled to definitions ([`tasks`]). Everything is compiled once; nothing is
+//! parsed at run time. What does not belong here: clocks and randomness (both are passed in), tasks, journals, HTTP. No
+//! IO of any kind.
 //!
-//! Start reading at [`definition`], the compiled model, and [`parse`], which
-//! makes it from text and collects every [`validate::Diagnostic`]; the data
-//! that flows through states begins at [`value`] and is put together in
-//! [`dataflow`].
+//! Start reading at [`definition`], the compiled model, and [`parse`], which creates it from text and collects every
+//! [`validate::Diagnostic`]. The data of states is based on [`value`]; its processing is in [`dataflow`].
 
 pub mod choice;
 pub mod dataflow;

@@ -1,7 +1,7 @@
 //! The compiler from text to the model; it reports every problem that it finds.
 //!
-//! [`compile`] is CreateStateMachine's treatment of a definition: the model, or a [`Rejection`] whose message is AWS's
-//! `InvalidDefinition`. [`compile_state`] takes one state alone, as TestState does.
+//! [`compile`] validates like CreateStateMachine: it returns the model, or a [`Rejection`] whose message is AWS's
+//! `InvalidDefinition`. [`compile_state`] compiles a single state, for TestState.
 //!
 //! The compiler reads the text once ([`flow`], one file per group of states) and builds the model while it checks the
 //! fields, so that the checks and the model cannot disagree. Transitions between states are checked afterwards, and
@@ -27,20 +27,19 @@ use crate::value::{JsonErrorKind, Value};
 
 pub(crate) use flow::{Compiler, FlowDraft};
 
-/// AWS's limit on a definition's text, in bytes. The API refuses longer ones
-/// before they are read.
+/// AWS's limit on the size of a definition, in bytes. The API rejects longer ones before they are parsed.
 pub const DEFINITION_BYTES_MAX: usize = 1_048_576;
-/// A state's name, in characters.
+/// The maximum length of a state's name, in characters.
 pub const STATE_NAME_CHARS_MAX: usize = 80;
 /// The maximum nesting of Parallel and Map states.
 pub const FLOW_DEPTH_MAX: usize = 50;
 /// The maximum nesting of JSON in a definition: enough for the deepest flows.
 const JSON_DEPTH_MAX: usize = 400;
 
-/// A definition that was refused.
+/// The rejection of a definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// At least one is an error; warnings are left out.
+    /// At least one error; no warnings.
     pub diagnostics: Vec<Diagnostic>,
     definition: Arc<str>,
 }
@@ -50,7 +49,7 @@ impl Rejection {
     pub fn message(&self) -> String {
         let mut errors = self.diagnostics.iter();
         if let Some(label) = errors.clone().find(|error| error.code == DiagnosticCode::InvalidLabelName) {
-            // Labels are read by a part of the service that answers with its own exception.
+            // Labels are parsed by a part of the service that has its own exception.
             let quoted = python_repr(&label.message);
             return format!("Error=ValueError Args=[{quoted}] in definition '{}'.", self.definition);
         }
@@ -74,26 +73,25 @@ impl fmt::Display for Rejection {
 
 impl std::error::Error for Rejection {}
 
-/// Compiles a definition, or says everything that is wrong with it.
+/// Compiles a definition, or returns all of its errors.
 pub fn compile(text: &str, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     let (machine, report) = read(text, machine_type);
     finish(machine, report, text)
 }
 
-/// The same for a definition that was accepted once: what only later versions refuse is not looked for.
+/// Like [`compile`], for a definition that was accepted earlier: checks that only later versions have are skipped.
 pub fn compile_accepted(text: &str, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     let (machine, report) = read_as(text, machine_type, true);
     finish(machine, report, text)
 }
 
-/// The same for a definition that is a value already, as a `Workflow` object holds it.
+/// Like [`compile`], for a definition that is already parsed JSON, as in a `Workflow` object.
 pub fn compile_value(definition: &Value, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     compile(&definition.to_text(), machine_type)
 }
 
-/// Compiles one state that stands alone, as TestState takes it: the machine's only
-/// state, named `name` (the API gives none; any will do). Targets of transitions are
-/// not looked for.
+/// Compiles a single state, for TestState: it is the only state of the machine, with the name `name` (the API has none;
+/// any will do). Targets of transitions are not checked.
 pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> {
     let mut report = ProblemReport::default();
     let machine = match document(text, &mut report) {
@@ -127,8 +125,7 @@ fn finish(
     }
 }
 
-/// Reads a definition as far as it can be read. The machine is whole only when the
-/// report has no errors.
+/// Compiles as much of a definition as possible. The machine is complete only if the report has no errors.
 pub(crate) fn read(text: &str, machine_type: StateMachineType) -> (Option<StateMachine>, ProblemReport) {
     read_as(text, machine_type, false)
 }
@@ -167,7 +164,7 @@ pub(crate) fn missing_targets(text: &str, machine_type: StateMachineType) -> Pro
     report
 }
 
-/// The text as a JSON object.
+/// Parses the text as a JSON object.
 fn document(text: &str, report: &mut ProblemReport) -> Option<Value> {
     let invalid =
         |report: &mut ProblemReport, code: DiagnosticCode, message: String, location: Option<String>| {
@@ -199,7 +196,7 @@ fn not_an_object(report: &mut ProblemReport) -> Option<Value> {
     None
 }
 
-/// A text as Python's `repr` shows it.
+/// Python's `repr` of a text.
 fn python_repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut quoted = String::from(quote);
@@ -222,7 +219,7 @@ fn python_repr(text: &str) -> String {
     quoted
 }
 
-/// Whether Python prints the character unescaped: no control characters, no space but the common one.
+/// Whether Python prints the character unescaped: no control characters, no space except U+0020.
 fn is_printable(letter: char) -> bool {
     letter == ' '
         || !(letter.is_control()

@@ -1,11 +1,11 @@
 //! AWS's dialect of JSONPath, compiled once.
 //!
-//! The dialect is Jayway's, not RFC 9535's. A *definite* path (names and single indexes) yields the value it points
-//! at, and pointing at nothing is an error; any other path yields an array, empty when there is nothing. A path
-//! starts at the input (`$`), at the context object (`$$`) or at a variable (`$name`).
+//! The dialect is Jayway's, not RFC 9535's. A *definite* path (names and single indexes) yields one value, and fails if
+//! there is none; any other path yields an array, which may be empty. A path starts at the input (`$`), at the context
+//! object (`$$`) or at a variable (`$name`).
 //!
 //! [`Path`] reads, [`ReferencePath`] reads and writes (`ResultPath`). [`parse`](mod@parse) is the grammar,
-//! [`filter`](mod@filter) the part in `[?(…)]`, [`evaluate`](mod@evaluate) the walk.
+//! [`filter`](mod@filter) the part in `[?(…)]`, [`evaluate`](mod@evaluate) the evaluation.
 
 pub(crate) mod evaluate;
 mod filter;
@@ -24,7 +24,7 @@ use crate::value::Value;
 use filter::Filter;
 use function::PathFunction;
 
-/// A path of more characters than this is refused: far beyond what a person writes.
+/// The maximum length of a path in characters, far above that of handwritten paths.
 pub const PATH_CHARS_MAX: usize = 8192;
 
 /// A compiled path.
@@ -36,7 +36,7 @@ pub struct Path {
     definite: bool,
 }
 
-/// The value of `$` at the beginning of a path.
+/// The start of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Root {
     /// `$`
@@ -60,18 +60,18 @@ pub(crate) enum PathSegment {
         to: Option<i64>,
     },
     Filter(Filter),
-    /// `..` and the step that is tried at every container.
+    /// `..` and the step that is applied to every container.
     Descend(Box<PathSegment>),
     /// `.length()` and other functions.
     Function(PathFunction),
 }
 
-/// A path that points at nothing, in Jayway's words.
+/// A path without a result, with Jayway's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathError {
-    /// The path as it is written.
+    /// The path as written.
     pub path: Arc<str>,
-    /// Such as `No results for path: $['a']`.
+    /// The message, such as `No results for path: $['a']`.
     pub detail: String,
 }
 
@@ -84,12 +84,12 @@ impl fmt::Display for PathError {
 impl std::error::Error for PathError {}
 
 impl Path {
-    /// Compiles a path; the problem says what is wrong with it.
+    /// Compiles a path.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         parse::path(text)
     }
 
-    /// The path as it is written.
+    /// The path as written.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -98,7 +98,7 @@ impl Path {
         &self.root
     }
 
-    /// True when the path can point at one place only; otherwise its value is always an array.
+    /// True if the path has at most one result; otherwise its value is an array.
     pub fn is_definite(&self) -> bool {
         self.definite
     }
@@ -108,17 +108,17 @@ impl Path {
         self.steps.is_empty()
     }
 
-    /// Tells the variable the path starts at, if it does.
+    /// Calls `tell` with the variable at which the path starts, if any.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         if let Root::Variable(name) = &self.root {
             tell(name);
         }
     }
 
-    /// The value the path points at.
+    /// The value of the path.
     ///
     /// # Errors
-    /// A definite path that points at nothing, a variable that is not there.
+    /// A definite path has no result, or a variable does not exist.
     pub fn evaluate(&self, scope: &EvaluationScope<'_>) -> Result<Value, PathError> {
         match &self.root {
             Root::Input => self.evaluate_on(scope.input),
@@ -130,7 +130,7 @@ impl Path {
         }
     }
 
-    /// The searched value, as the messages show it: the context object for `$$`, the input otherwise.
+    /// The root value of the path, as shown in messages: the context object for `$$`, otherwise the input.
     pub(crate) fn searched(&self, scope: &EvaluationScope<'_>) -> String {
         match &self.root {
             Root::Context => scope.context.get().to_text(),
@@ -138,8 +138,8 @@ impl Path {
         }
     }
 
-    /// Whether there is something where the path points: `IsPresent`. An item past the end of an array is not, though
-    /// reading it gives null.
+    /// Whether the path has a result (`IsPresent`). An index past the end of an array has none, although reading it
+    /// yields null.
     pub fn is_present(&self, scope: &EvaluationScope<'_>) -> bool {
         let root = match &self.root {
             Root::Input => scope.input.clone(),
@@ -152,7 +152,7 @@ impl Path {
         evaluate::is_present(self, &root)
     }
 
-    /// The value the path points at, `$` being `root`.
+    /// The value of the path, with `root` as `$`.
     pub fn evaluate_on(&self, root: &Value) -> Result<Value, PathError> {
         evaluate::value(self, root)
     }
@@ -162,7 +162,7 @@ impl Path {
     }
 }
 
-/// As Jayway prints a path: `$['a'][0]`.
+/// Jayway's format of a path: `$['a'][0]`.
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("$")?;

@@ -9,14 +9,13 @@
 //! **Data.** A task's input is `{"input": …, "tasks": {"extract": …}}`: the input of the execution, and the output of
 //! each task in `dependencies` under its name. The output of the execution is an object of the outputs of the tasks
 //! that no other task depends on.
-//!
-//! **Order.** Independent tasks run at the same time. A graph that is series-parallel is compiled exactly: each task
-//! starts as soon as its own dependencies have ended. For the parts that are not, see [`graph`].
+//! **Order.** Independent tasks run in parallel. A series-parallel graph is compiled exactly: each task starts as soon
+//! as its own dependencies have ended. For the parts that are not series-parallel, see [`graph`].
 //!
 //! The compiled definition uses JSONPath for the states that this module adds; a task's own state may use JSONata. Its
 //! other fields are not checked here: the definition is checked like any other.
 //!
-//! [`document`] reads and checks the tasks, [`graph`] arranges them, [`states`] writes the definition. Pure.
+//! [`document`] parses and checks the tasks, [`graph`] arranges them, [`states`] generates the definition. Pure.
 
 mod document;
 mod graph;
@@ -28,11 +27,11 @@ use crate::error::Problem;
 use crate::parse::DEFINITION_BYTES_MAX;
 use crate::value::Value;
 
-/// The most tasks of one workflow. A task leaves five events or more in the history, which has 25,000 at most, and a
-/// Retry or a Map repeats them.
+/// The maximum number of tasks of one workflow. A task adds at least five events to the history, whose limit is 25,000,
+/// and a Retry or a Map repeats them.
 pub const TASKS_MAX: usize = 500;
 
-/// Whether a document is a graph of tasks and not a definition in the Amazon States Language.
+/// Whether a document is a graph of tasks, as opposed to a definition in the Amazon States Language.
 pub fn is_tasks(document: &Value) -> bool {
     document.get("tasks").is_some()
 }
@@ -49,8 +48,8 @@ pub fn definition_text(tasks: &serde_json::Value) -> Result<String, Vec<Problem>
 /// Compiles `{"tasks": {…}, "comment": …, "timeoutSeconds": …}` to a definition in the Amazon States Language.
 ///
 /// # Errors
-/// All problems that are found, each with its place as a JSON pointer, such as `/tasks/load/dependencies[0]`. A
-/// definition that is returned may still have problems within the states of the tasks.
+/// All problems, each with its location as a JSON pointer, such as `/tasks/load/dependencies[0]`. A returned definition
+/// may still have problems within the states of the tasks.
 pub fn compile(document: &Value) -> Result<Value, Vec<Problem>> {
     let document = document::TasksDocument::parse(document)?;
     let arranged = graph::arrange(&document.tasks)?;

@@ -34,7 +34,7 @@ enum Form {
 }
 
 impl Template {
-    /// Compiles a template; every problem in it is found.
+    /// Compiles a template; returns all of its problems.
     pub fn compile(value: &Value, language: QueryLanguage) -> Result<Self, Vec<Problem>> {
         Self::compile_for(value, language, Available::ALL)
     }
@@ -60,7 +60,7 @@ impl Template {
         if problems.is_empty() { Ok(Self { form }) } else { Err(problems) }
     }
 
-    /// Compiles one path or intrinsic call, as `CausePath` holds it.
+    /// Compiles one path or intrinsic call, as in `CausePath`.
     pub fn compile_text(text: &str) -> Result<Self, Problem> {
         Ok(Self { form: Form::Text(Arc::new(PathExpression::parse(text)?)) })
     }
@@ -68,7 +68,7 @@ impl Template {
     /// The template's value. `field` names the definition's field, such as `Output`, for JSONata's errors.
     ///
     /// # Errors
-    /// What a path, a call or an expression in it fails with; `States.DataLimitExceeded` when the value nests too deep.
+    /// The errors of its paths, calls and expressions; `States.DataLimitExceeded` if the value is nested too deeply.
     pub fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         let value = match &self.form {
             Form::Payload(node) => node.evaluate(scope)?,
@@ -78,7 +78,7 @@ impl Template {
         within_depth(value)
     }
 
-    /// The expression that the whole template is, if it is one.
+    /// The expression, if the whole template is one.
     pub fn expression(&self) -> Option<&crate::jsonata::Expression> {
         match &self.form {
             Form::Jsonata(node) => node.expression(),
@@ -86,7 +86,7 @@ impl Template {
         }
     }
 
-    /// True when evaluating never waits for another thread, or hardly ever; see
+    /// True if an evaluation rarely or never waits for another thread; see
     /// [`Expression::is_light`](crate::jsonata::Expression::is_light).
     pub fn is_light(&self) -> bool {
         match &self.form {
@@ -95,7 +95,7 @@ impl Template {
         }
     }
 
-    /// Tells the variables the template mentions, each as often as it does.
+    /// Calls `tell` with each variable that the template references, including duplicates.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         match &self.form {
             Form::Payload(node) => node.variables(tell),
@@ -113,7 +113,7 @@ pub enum PathExpression {
 }
 
 impl PathExpression {
-    /// Compiles `$…` or `States.…`.
+    /// Compiles a path `$…` or a call `States.…`.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         if Intrinsic::is_call(text) {
             return Intrinsic::parse(text).map(Self::Intrinsic);
@@ -121,7 +121,7 @@ impl PathExpression {
         Path::parse(text).map(Self::Path)
     }
 
-    /// The value; `field` is the key it stands at, such as `value.$` or `CausePath`.
+    /// The value; `field` is its key, such as `value.$` or `CausePath`.
     pub fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         match self {
             Self::Intrinsic(call) => call.evaluate(scope),
@@ -136,7 +136,7 @@ impl PathExpression {
         }
     }
 
-    /// Tells the variables it starts at.
+    /// Calls `tell` with each variable that it references.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         match self {
             Self::Path(path) => path.variables(tell),
@@ -145,8 +145,8 @@ impl PathExpression {
     }
 }
 
-/// The value, if it nests no deeper than one that is read from text: a loop that wraps its data again and again must
-/// end with an error, not with a stack overflow.
+/// The value, unless it is nested more deeply than parsed text may be: a loop that repeatedly wraps its data must fail
+/// with an error, not with a stack overflow.
 pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
     if value.is_within_depth(crate::value::DEPTH_MAX) {
         return Ok(value);
@@ -155,7 +155,7 @@ pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
     Err(StateError::new(crate::error::names::DATA_LIMIT_EXCEEDED, cause))
 }
 
-/// AWS's sentence for a path in a field that points at nothing.
+/// AWS's message about a field whose path has no result.
 fn not_found(path: &Path, field: &str, scope: &EvaluationScope<'_>) -> StateError {
     StateError::runtime(format!(
         "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",

@@ -1,8 +1,8 @@
-//! Diagnostics: errors and warnings about a definition, in AWS's form.
+//! Diagnostics: errors and warnings about a definition, in AWS's format.
 //!
-//! [`check`] answers ValidateStateMachineDefinition. The compiler in [`crate::parse`] finds errors of fields, [`graph`]
-//! errors of transitions, [`scopes`] variables assigned twice, [`lint`] warnings. All problems of a kind are found at
-//! once. Codes are AWS's; messages are AWS's where they are known and in the same style where they are not.
+//! [`check`] implements ValidateStateMachineDefinition. The compiler in [`crate::parse`] finds errors of fields,
+//! [`graph`] errors of transitions, [`scopes`] variables that are assigned twice, [`lint`] warnings. All problems of a
+//! kind are reported together. Codes are AWS's; messages are AWS's if they are known, otherwise in the same style.
 
 pub(crate) mod graph;
 pub(crate) mod lint;
@@ -19,7 +19,7 @@ use crate::parse;
 /// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Severity {
-    /// A machine cannot be created with it.
+    /// Prevents the creation of the machine.
     #[serde(rename = "ERROR")]
     Error,
     #[serde(rename = "WARNING")]
@@ -41,14 +41,14 @@ pub enum DiagnosticCode {
     ReservedVariableName,
     MissingTransitionTarget,
     TooDeeplyNested,
-    /// A JSONata expression that cannot be read; the message is the parser's, without its code (measured on AWS:
+    /// A JSONata expression that cannot be parsed; the message is the parser's, without its code (measured on AWS:
     /// floci-io/floci#2745).
     InvalidJsonataExpression,
-    /// A JSONata expression that asks for what a workflow does not have (floci-io/floci#2670).
+    /// A JSONata expression that uses a feature that workflows lack (floci-io/floci#2670).
     UnsupportedJsonataExpression,
     /// Warning: a field that looks like a path or an intrinsic function lacks `.$`.
     NoDollar,
-    /// Warning: a value looks like a path, the field's name does not end with `Path`.
+    /// Warning: a value looks like a path, but the field's name does not end with `Path`.
     NoPath,
     /// Warning: a path in the `Result` of a Pass state, which is never evaluated.
     PassResultIsStatic,
@@ -56,7 +56,7 @@ pub enum DiagnosticCode {
     UnsupportedIntegration,
     /// Warning, Mayfly's own: a Choice without `Default` can fail.
     MissingDefault,
-    /// Warning, Mayfly's own: states that lead only to each other.
+    /// Warning, Mayfly's own: states with transitions only to each other.
     EndlessLoop,
 }
 
@@ -92,16 +92,16 @@ pub struct Diagnostic {
     pub severity: Severity,
     pub code: DiagnosticCode,
     pub message: String,
-    /// `/States/<name>/<field>`; `/` for the definition itself; the place in the text for a JSON error; none when no
-    /// place can be named.
+    /// `/States/<name>/<field>`; `/` for the definition itself; the position in the text for a JSON error; `None` if
+    /// there is no location.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// The resource that [`DiagnosticCode::UnsupportedIntegration`] speaks of.
+    /// The resource, for [`DiagnosticCode::UnsupportedIntegration`].
     #[serde(skip)]
     pub integration: Option<String>,
 }
 
-/// As in the message of `InvalidDefinition`.
+/// Formats the diagnostic as in the message of `InvalidDefinition`.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let location = self.location.as_deref().unwrap_or("null");
@@ -109,10 +109,10 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// The most problems kept of one definition; AWS answers at most 100.
+/// The maximum number of problems that are kept for one definition; AWS returns at most 100.
 const DIAGNOSTICS_MAX: usize = 1_000;
 
-/// Problems as they are found.
+/// Collects problems.
 #[derive(Debug, Default)]
 pub(crate) struct ProblemReport {
     diagnostics: Vec<Diagnostic>,
@@ -145,18 +145,18 @@ impl ProblemReport {
     }
 
     fn push(&mut self, found: Diagnostic) {
-        // A field may be read for two purposes; its problem is reported once.
+        // A field may be read twice; its problem is reported once.
         if self.diagnostics.len() < DIAGNOSTICS_MAX && !self.diagnostics.contains(&found) {
             self.diagnostics.push(found);
         }
     }
 
-    /// A field that is not as it should be: `SCHEMA_VALIDATION_FAILED`.
+    /// Reports an invalid field: `SCHEMA_VALIDATION_FAILED`.
     pub(crate) fn schema(&mut self, location: &str, message: impl Into<String>) {
         self.error(DiagnosticCode::SchemaValidationFailed, location, message);
     }
 
-    /// A part of a field that could not be compiled; `place` is where it is.
+    /// Reports a part of a field that could not be compiled; `place` is the field's path.
     pub(crate) fn problem(&mut self, place: &str, problem: Problem) {
         let code = match problem.fault {
             Fault::Schema => DiagnosticCode::SchemaValidationFailed,
@@ -183,11 +183,11 @@ impl ProblemReport {
     }
 }
 
-/// Everything that is wrong or doubtful about a definition, errors first.
-/// Answers ValidateStateMachineDefinition: `FAIL` when there is an error.
+/// Returns all errors and warnings of a definition, errors first, for ValidateStateMachineDefinition: `FAIL` if there
+/// is an error.
 ///
-/// `is_reached` says of an integration's resource, as it is written, whether its service is pointed at an endpoint
-/// where the definition is to run: such a task is not doubtful.
+/// `is_reached` tells for an integration's resource, as written, whether its service has a configured endpoint: then
+/// there is no warning.
 pub fn check(
     text: &str,
     machine_type: StateMachineType,
@@ -200,8 +200,8 @@ pub fn check(
     diagnostics
 }
 
-/// The transitions to states that do not exist, of a definition with errors, for tools that show all problems at once:
-/// AWS, and so [`check`], looks at transitions only when all fields are valid.
+/// The transitions to states that do not exist, also for a definition with other errors, for tools that show all
+/// problems at once: AWS, and so [`check`], examines transitions only if all fields are valid.
 pub fn missing_targets(text: &str, machine_type: StateMachineType) -> Vec<Diagnostic> {
     parse::missing_targets(text, machine_type).into_diagnostics()
 }

@@ -1,10 +1,10 @@
 //! JSON values that keep the order of their keys and share their parts.
 //!
-//! A [`Value`] is an immutable tree: cloning it is a reference count, changing a part copies only the path to it.
-//! Numbers keep their text (`1.0` is not `1`) and print as Jackson, the JSON library of the AWS service, prints them:
+//! A [`Value`] is an immutable tree: cloning it increments a reference count, and changing a part copies only the path
+//! to it. Numbers keep their type (`1.0` is not `1`) and print as in Jackson, the JSON library of the AWS service:
 //! integers of any size exactly, others as the shortest decimal of the nearest double.
 //!
-//! [`parse`](mod@parse) reads text, [`print`](mod@print) writes it; [`Map`] is an object, [`Number`] a number.
+//! [`parse`](mod@parse) parses text, [`print`](mod@print) writes it; [`Map`] is an object, [`Number`] a number.
 
 mod map;
 mod number;
@@ -31,12 +31,12 @@ pub enum Value {
 }
 
 impl Value {
-    /// An empty object, which AWS uses wherever a path is null.
+    /// An empty object, which AWS uses for null paths.
     pub fn empty_object() -> Self {
         Self::Object(Arc::new(Map::new()))
     }
 
-    /// An object of the given entries, in their order; a later duplicate wins.
+    /// An object of the given entries, in their order; the last duplicate wins.
     pub fn object<K: Into<Arc<str>>>(entries: impl IntoIterator<Item = (K, Value)>) -> Self {
         Self::Object(Arc::new(entries.into_iter().map(|(key, value)| (key.into(), value)).collect()))
     }
@@ -46,12 +46,12 @@ impl Value {
         Self::String(text.into())
     }
 
-    /// The member of an object; `None` for a missing key and for anything that is no object.
+    /// The member of an object; `None` for a missing key and for values that are not objects.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.as_object()?.get(key)
     }
 
-    /// The element of an array; `None` past the end and for anything that is no array.
+    /// The element of an array; `None` past the end and for values that are not arrays.
     pub fn index(&self, position: usize) -> Option<&Value> {
         self.as_array()?.get(position)
     }
@@ -91,7 +91,7 @@ impl Value {
         }
     }
 
-    /// The number as a whole one: integers that fit; not `1.0`.
+    /// The number as an integer, if it is one and fits; not `1.0`.
     pub fn as_i64(&self) -> Option<i64> {
         match self {
             Self::Number(Number::Int(whole)) => Some(*whole),
@@ -136,7 +136,7 @@ impl Value {
         }
     }
 
-    /// True when both are the very same shared part, or equal.
+    /// True if both are the same shared part, or equal.
     fn same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Null, Self::Null) => true,
@@ -149,7 +149,7 @@ impl Value {
         }
     }
 
-    /// The greatest number of containers inside each other: 0 for a scalar, 1 for `[]`.
+    /// The nesting depth of containers: 0 for a scalar, 1 for `[]`.
     pub fn depth(&self) -> usize {
         match self {
             Self::Array(items) => 1 + items.iter().map(Value::depth).max().unwrap_or(0),
@@ -158,7 +158,7 @@ impl Value {
         }
     }
 
-    /// True when containers nest at most `limit` deep; never looks deeper than that.
+    /// True if containers are nested at most `limit` deep; stops at that depth.
     pub fn is_within_depth(&self, limit: usize) -> bool {
         match self {
             Self::Array(items) => limit > 0 && items.iter().all(|item| item.is_within_depth(limit - 1)),
@@ -205,7 +205,7 @@ impl From<usize> for Value {
     }
 }
 
-/// A double; JSON has no infinities, so those and NaN become null.
+/// A double; JSON has no infinities or NaN, which become null.
 impl From<f64> for Value {
     fn from(double: f64) -> Self {
         if double.is_finite() { Self::Number(Number::Float(double)) } else { Self::Null }

@@ -1,4 +1,4 @@
-//! Arbitrary text at every border of the data side: nothing may panic, and what is printed must be read again.
+//! Arbitrary text as paths, templates and values: nothing may panic, and printed values must parse again.
 
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{Ambient, Context, EvaluationScope, Variables};
@@ -28,7 +28,7 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Paths, from their parts.
+/// Paths composed of their parts.
 fn paths() -> impl Strategy<Value = String> {
     let step = prop::sample::select(vec![
         ".a",
@@ -133,7 +133,7 @@ proptest! {
         for language in [QueryLanguage::JsonPath, QueryLanguage::Jsonata] {
             if let Ok(template) = Template::compile(&value, language) {
                 let made = with_scope(&input, |scope| template.evaluate(scope, "Output"));
-                // Nothing in it is a path or an expression: it stands for itself.
+                // It contains no path or expression, so it is a literal.
                 prop_assert_eq!(made.ok(), Some(value.clone()));
             }
         }

@@ -1,5 +1,4 @@
-//! The parser under bad input: for any text it answers soon, without a panic,
-//! and `compile` and `check` say the same.
+//! The parser under bad input: for any text it returns soon and without a panic, and `compile` and `check` agree.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use mayfly_workflows_language::validate::{Severity, check};
 use mayfly_workflows_language::value::{Map, Value};
 use proptest::prelude::*;
 
-/// What any one text may take, on a slow machine without optimisation.
+/// The maximum time for one text, on a slow machine without optimisation.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn answer(text: &str) {
@@ -33,7 +32,7 @@ fn answer(text: &str) {
     assert!(begun.elapsed() < PATIENCE, "{:?} for {} bytes", begun.elapsed(), text.len());
 }
 
-/// Definitions with everything in them, to be broken.
+/// Definitions that use all features, which the tests then modify.
 const SOUND: &[&str] = &[
     r#"{"Comment":"c","StartAt":"T","TimeoutSeconds":9,"States":{
         "T":{"Type":"Task","Resource":"arn:aws:states:::lambda:invoke.waitForTaskToken","HeartbeatSecondsPath":"$.h",
@@ -69,7 +68,7 @@ const SOUND: &[&str] = &[
         "F":{"Type":"Fail","Error":"{% $v %}","Cause":"plain"}}}"#,
 ];
 
-/// Strings the parser has rules about.
+/// Strings that the parser has rules for.
 fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => proptest::sample::select(WORDS).prop_map(str::to_string),
@@ -153,7 +152,7 @@ fn json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// `value` with its `at`th part (in the order of the text) replaced.
+/// Replaces the `at`th part of `value` (in text order).
 fn replaced(value: &Value, at: &mut usize, by: &Value) -> Value {
     if *at == 0 {
         *at = usize::MAX;

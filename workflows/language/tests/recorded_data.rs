@@ -1,7 +1,7 @@
-//! The recorded executions that need no engine: machines of Pass, Choice, Succeed and Fail states alone, walked with
-//! the functions of `dataflow` and compared with what AWS answered, outputs, error names and causes.
+//! The recorded executions that need no engine: machines with only Pass, Choice, Succeed and Fail states, executed with
+//! the functions of `dataflow` and compared with AWS's results: outputs, error names and causes.
 //!
-//! The recordings are test data and not part of the project; where they are not there, the test says so and is done.
+//! The recordings are test data and not part of the project; without them the test prints a message and returns.
 
 mod common;
 
@@ -21,7 +21,7 @@ enum End {
     Failure { error: String, cause: String },
 }
 
-/// How many executions are compared at least, so that the test cannot become empty.
+/// The minimum number of compared executions, so that the test cannot become empty.
 const EXECUTIONS_AT_LEAST: usize = 60;
 
 fn is_pure(machine: &StateMachine) -> bool {
@@ -33,7 +33,7 @@ fn is_pure(machine: &StateMachine) -> bool {
     })
 }
 
-/// Walks the machine over its input.
+/// Runs the machine with its input.
 fn walk(machine: &StateMachine, input: Value) -> End {
     let execution_input = input.clone();
     let mut state = machine.state(machine.flow(machine.root()).start_at);
@@ -138,7 +138,7 @@ fn leave(state: &State, scope: &EvaluationScope<'_>) -> Result<StateExit, StateE
     Ok(StateExit::Goes(output, assigned, transition))
 }
 
-/// How AWS said it ended; texts of JSON scalars and arrays are left as texts in the recordings.
+/// The recorded end of an execution; texts of JSON scalars and arrays are left as texts in the recordings.
 fn recorded_end(response: &Value) -> Option<End> {
     let event = response.get("events")?.as_array()?.last()?;
     if let Some(details) = event.get("executionSucceededEventDetails") {
@@ -151,7 +151,7 @@ fn recorded_end(response: &Value) -> Option<End> {
     Some(End::Failure { error: text("error"), cause: text("cause") })
 }
 
-/// Equal, save for what the recordings hide: inputs quoted in causes, ARNs, random ids.
+/// Whether the ends are equal, apart from parts that the recordings mask: inputs quoted in causes, ARNs, random ids.
 fn agrees(ours: &End, recorded: &End) -> bool {
     match (ours, recorded) {
         (End::Failure { error, cause }, End::Failure { error: recorded_error, cause: recorded_cause }) => {
@@ -161,7 +161,7 @@ fn agrees(ours: &End, recorded: &End) -> bool {
                     rest = &rest[at + part.len()..];
                     true
                 }
-                // The whole cause is hidden.
+                // The whole cause is masked.
                 None => part.is_empty(),
             });
             error == recorded_error && shown

@@ -1,6 +1,6 @@
-//! Every definition in the recordings: what AWS accepted is accepted, what it
-//! refused is refused with the same text, its diagnostics and its lists of variable
-//! references are ours. Skipped, by name, where the test data is not there.
+//! Every definition in the recordings: definitions that AWS accepted are accepted, others are rejected with the same
+//! message, and diagnostics and lists of variable references are equal. Skipped with a message if there is no test
+//! data.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn cases() -> Vec<(String, Value)> {
     files.iter().map(|file| (file.display().to_string(), read(file))).collect()
 }
 
-/// Every text in a recording that `InvalidDefinition` came with.
+/// All messages of `InvalidDefinition` in a recording.
 fn refusals(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
@@ -59,7 +59,7 @@ fn what_aws_accepted_is_accepted_and_what_it_refused_is_refused_in_its_words() {
     for (name, case) in cases() {
         let mut expected = Vec::new();
         refusals(&case, &mut expected);
-        // The API's own words, before the definition is looked at.
+        // The API's own message, raised before the definition is parsed.
         expected.retain(|message| !message.starts_with("TestState API"));
         let mut got = Vec::new();
         for call in case.get("calls").and_then(Value::as_array).unwrap_or_default() {
@@ -136,7 +136,7 @@ fn variable_references_are_aws_s() {
     eprintln!("recorded descriptions: {agree} agree in their variable references");
 }
 
-/// Tells every description of a state machine, with its definition.
+/// Calls `tell` with every description of a state machine, and its definition.
 fn described(value: &Value, tell: &mut dyn FnMut(&Value, &Value)) {
     match value {
         Value::Object(map) => {

@@ -1,5 +1,5 @@
-//! The asl-validator project's definitions: what is called valid is accepted, what
-//! is called invalid refused. Skipped, by name, where the test data is not there.
+//! The definitions of the asl-validator project: valid ones are accepted, invalid ones rejected. Skipped with a message
+//! if there is no test data.
 
 mod common;
 
@@ -10,8 +10,8 @@ use mayfly_workflows_language::parse::compile;
 
 use common::testdata;
 
-/// Definitions that asl-validator refuses for the blanks inside `{% … %}`. The States Language only forbids blanks
-/// outside the delimiters, and definitions without inner blanks are deployed on AWS.
+/// Definitions that asl-validator rejects because of missing blanks inside `{% … %}`. The States Language only forbids
+/// blanks outside the delimiters, and definitions without inner blanks are deployed on AWS.
 const VALID_ON_AWS: [&str; 2] =
     ["invalid-jsonata-surround-syntax-no-spaces.json", "invalid-json-surround-syntax-extra-spaces.json"];
 

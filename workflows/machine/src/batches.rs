@@ -1,4 +1,4 @@
-//! ItemBatcher: items in groups, a child's input each.
+//! ItemBatcher: groups items into batches, each the input of a child.
 
 use mayfly_workflows_language::value::Value;
 

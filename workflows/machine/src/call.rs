@@ -9,46 +9,46 @@ use serde::{Deserialize, Serialize};
 
 use mayfly_workflows_language::execution::RunStatus;
 
-/// One thing to do, after its cause is journalled.
+/// An action, to be executed after its cause is journalled.
 #[derive(Debug, Clone)]
 pub enum Action {
-    /// Carry out an effect and report its outcome under its number.
+    /// Perform an effect, and report its outcome under its number.
     Effect {
-        /// The machine's number for it.
+        /// The number of the effect.
         n: EffectId,
         /// The call.
         call: Call,
     },
-    /// No state waits for this effect any more.
+    /// Cancel an effect: no state waits for it any more.
     Forget {
         /// The effect.
         n: EffectId,
     },
-    /// Wake the machine.
+    /// Set a timer, which reports [`super::Event::Timer`].
     SetTimer {
-        /// The machine's number for it.
+        /// The number of the timer.
         n: TimerId,
-        /// When.
+        /// The due time, in milliseconds since the epoch.
         at_ms: i64,
     },
-    /// Do not.
+    /// Cancel a timer.
     ClearTimer {
         /// The timer.
         n: TimerId,
     },
-    /// Start a child of a map run; starting it twice is starting it once.
+    /// Start a child of a map run; a repeated start has no effect.
     StartChild(Box<ChildStart>),
-    /// Stops a child of a map run, or an execution whose end a task waited for.
+    /// Stop a child of a map run, or an execution that a task waited for.
     StopChild {
-        /// The child's ARN.
+        /// The execution's ARN.
         arn: Arc<str>,
     },
-    /// A map run began: make it findable by its ARN.
+    /// A map run began: register its ARN.
     RegisterRun {
         /// The map run's ARN.
         arn: Arc<str>,
     },
-    /// Apply [`super::Event::Continue`] when others had their turn.
+    /// Apply [`super::Event::Continue`] after other executions had a turn.
     Continue,
     /// The execution ended.
     End,
@@ -57,9 +57,9 @@ pub enum Action {
 /// The result of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExecutionOutcome {
-    /// Never running.
+    /// The final status.
     pub status: RunStatus,
-    /// JSON text.
+    /// The output, as JSON text.
     #[serde(with = "super::checkpoint::maybe_shared")]
     pub output: Option<Arc<str>>,
     /// The error's name.
@@ -73,9 +73,9 @@ pub struct ExecutionOutcome {
 /// A child execution of a map run.
 #[derive(Debug, Clone)]
 pub struct ChildStart {
-    /// The map run, as the machine numbers it.
+    /// The map run's number in this execution.
     pub run: MapRunId,
-    /// Which child.
+    /// The index of the child.
     pub index: u32,
     /// The child's ARN.
     pub arn: Arc<str>,
@@ -87,18 +87,18 @@ pub struct ChildStart {
     pub flow: FlowId,
     /// Express executions are not journalled.
     pub express: bool,
-    /// Its input.
+    /// The child's input.
     pub input: Value,
-    /// The number of its items.
+    /// The number of items in the input.
     pub items: u64,
-    /// It may have ended before: then it is taken up again.
+    /// Whether the child may have ended before: then it is redriven.
     pub redrive: bool,
 }
 
 /// An effect.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Call {
-    /// A Task state's work.
+    /// Perform the work of a Task state.
     Task(Box<TaskCall>),
     /// Read a distributed Map's items.
     ReadItems {
@@ -107,7 +107,7 @@ pub enum Call {
         /// The reader's arguments.
         #[serde(with = "super::checkpoint::exact")]
         arguments: Value,
-        /// `MaxItems`, when there is a limit.
+        /// `MaxItems`, if there is a limit.
         max_items: Option<u64>,
     },
     /// Write a distributed Map's results.
@@ -120,29 +120,29 @@ pub enum Call {
         /// The map run.
         #[serde(with = "super::checkpoint::shared")]
         run_arn: Arc<str>,
-        /// The children, as they ended.
+        /// The results of the children.
         #[serde(with = "super::checkpoint::results")]
         results: Arc<Vec<ChildResult>>,
     },
 }
 
-/// A Task state's work.
+/// The work of a Task state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
 pub struct TaskCall {
-    /// The resource that performs it.
+    /// The resource that performs the work.
     pub resource: Resource,
-    /// The resource as it is written.
+    /// The resource as written in the definition.
     pub arn: Arc<str>,
     /// The arguments.
     pub arguments: Value,
-    /// The party that reports the task's end, if it is not the called service.
+    /// The token with which a party other than the called service may report the task's end.
     pub token: Arc<str>,
-    /// The service's answer when it accepted the task, if it has.
+    /// The service's response when it accepted the task, if it has.
     pub submitted: Option<Value>,
 }
 
-/// A child of a map run that ended, for the result files.
+/// An ended child of a map run, for the result files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChildResult {
     /// The child's ARN.
@@ -150,7 +150,7 @@ pub struct ChildResult {
     pub arn: Arc<str>,
     /// The result of the execution.
     pub outcome: ExecutionOutcome,
-    /// Its input.
+    /// The child's input.
     #[serde(with = "super::checkpoint::shared")]
     pub input: Arc<str>,
     /// When it was started.

@@ -1,6 +1,6 @@
-//! The encoded state of a machine, so that resuming need not replay all records.
+//! The encoded state of a machine, so that resuming does not replay all records.
 //!
-//! Values are stored as their own text: the spelling of a number is part of it, and other forms of JSON lose it.
+//! Values are stored as text, because other representations lose the spelling of numbers.
 
 use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::call::{ExecutionOutcome, TaskCall};
 use super::state::{Facts, FailureSnapshot, Machine, MapRunState, Thread, Timer};
 
-/// Raised when the form changes: a checkpoint of another form is not read, and
-/// the execution is computed from its records.
+/// Incremented when the format changes: a checkpoint of another format is ignored, and the execution is recomputed from
+/// its records.
 const FORM: u32 = 1;
 
 #[derive(Serialize)]
@@ -44,23 +44,23 @@ struct State {
     redrive_ms: Option<i64>,
     #[serde(default)]
     redrive_tokens: VecDeque<(String, i64)>,
-    // Builds between two renames wrote `failed_snapshot`.
+    // Some development builds wrote `failed_snapshot`.
     #[serde(rename = "failed_in", alias = "failed_snapshot")]
     failed_snapshot: Option<FailureSnapshot>,
 }
 
 impl Machine {
-    /// The state after the last event.
+    /// Encodes the state after the last event.
     pub fn checkpoint(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(&Written { form: FORM, machine: self })
     }
 
-    /// The machine as it was; `None` when the checkpoint cannot be read, with the reason in the log.
+    /// Decodes the machine; `None` if the checkpoint cannot be read, with the reason in the log.
     pub fn from_checkpoint(facts: Arc<Facts>, definition: Arc<StateMachine>, body: &[u8]) -> Option<Self> {
         let read: Read = match serde_json::from_slice(body) {
             Ok(read) => read,
             Err(error) => {
-                tracing::warn!(execution = %facts.arn, %error, "a checkpoint cannot be read; its records are");
+                tracing::warn!(execution = %facts.arn, %error, "cannot read a checkpoint; replaying all records");
                 return None;
             }
         };
@@ -84,7 +84,7 @@ impl Machine {
     }
 }
 
-/// A task's work; its resource is read again from its ARN.
+/// A task's work; its resource is parsed from its ARN.
 #[derive(Serialize, Deserialize)]
 pub(super) struct StoredCall {
     arn: String,
@@ -106,13 +106,13 @@ impl TryFrom<StoredCall> for TaskCall {
 
     fn try_from(stored: StoredCall) -> Result<Self, String> {
         let StoredCall { arn, arguments, token, submitted } = stored;
-        let resource = Resource::parse(&arn).map_err(|_| format!("{arn} is no resource"))?;
+        let resource = Resource::parse(&arn).map_err(|_| format!("{arn} is not a resource"))?;
         let submitted = submitted.map(|text| text.0);
         Ok(Self { resource, arn: arn.into(), arguments: arguments.0, token: token.into(), submitted })
     }
 }
 
-/// A value as its text.
+/// Serialises a value as its text.
 struct Text(Value);
 
 impl Serialize for Text {
@@ -127,7 +127,7 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// A text that is shared.
+/// Serialises a shared text.
 pub(super) mod shared {
     use std::sync::Arc;
 
@@ -147,7 +147,7 @@ pub(super) mod shared {
     }
 }
 
-/// The same, where there may be none.
+/// Serialises an optional shared text.
 pub(super) mod maybe_shared {
     use std::sync::Arc;
 
@@ -167,7 +167,7 @@ pub(super) mod maybe_shared {
     }
 }
 
-/// The results of a map run's children.
+/// Serialises the results of a map run's children.
 pub(super) mod results {
     use std::sync::Arc;
 
@@ -189,7 +189,7 @@ pub(super) mod results {
     }
 }
 
-/// A value.
+/// Serialises a value.
 pub(super) mod exact {
     use mayfly_workflows_language::value::Value;
     use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
@@ -209,7 +209,7 @@ pub(super) mod exact {
     }
 }
 
-/// Values of which some are not there yet.
+/// Serialises values of which some are missing.
 pub(super) mod options {
     use mayfly_workflows_language::value::Value;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -231,7 +231,7 @@ pub(super) mod options {
     }
 }
 
-/// Shared values.
+/// Serialises shared values.
 pub(super) mod all {
     use std::sync::Arc;
 
@@ -255,7 +255,7 @@ pub(super) mod all {
     }
 }
 
-/// A state to enter, with its input.
+/// Serialises a state to enter, with its input.
 pub(super) mod next {
     use mayfly_workflows_language::definition::StateId;
     use mayfly_workflows_language::value::Value;
@@ -278,7 +278,7 @@ pub(super) mod next {
     }
 }
 
-/// Variables, from the outermost scope inwards.
+/// Serialises variables, from the outermost scope inwards.
 pub(super) mod variables {
     use mayfly_workflows_language::dataflow::Variables;
     use mayfly_workflows_language::value::Value;

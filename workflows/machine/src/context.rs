@@ -11,15 +11,15 @@ use super::state::{Facts, Item};
 /// The fields that a state adds to the context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StateContext<'a> {
-    /// Its name.
+    /// The state's name.
     pub name: &'a Arc<str>,
-    /// When it was entered.
+    /// The time of entry, in milliseconds since the epoch.
     pub entered_ms: i64,
     /// The number of retries; `None` for states without retriers.
     pub retries: Option<u32>,
-    /// The innermost iteration around it.
+    /// The innermost enclosing iteration.
     pub item: Option<&'a Item>,
-    /// Its task token.
+    /// The state's task token.
     pub token: Option<&'a Arc<str>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn context_object(
     Value::object(all)
 }
 
-/// `2026-01-31T12:00:00.000Z`, as AWS writes times into data.
+/// `2026-01-31T12:00:00.000Z`, AWS's format of times in data.
 pub fn time_text(at_ms: i64) -> String {
     match Timestamp::from_millisecond(at_ms) {
         Ok(at) => at.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string(),

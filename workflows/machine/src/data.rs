@@ -1,4 +1,4 @@
-//! The data of a state: the language's stages, in the surroundings of a thread.
+//! The data of a state: applies the language's stages in the scope of a thread.
 
 use super::ids::ThreadId;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::state::Item;
 use super::turn::{StateOutput, Turn};
 
 impl Turn<'_> {
-    /// Evaluates something in the surroundings of a thread's state.
+    /// Runs an evaluation in the scope of a thread's state.
     pub(super) fn evaluate<T>(
         &self,
         number: ThreadId,
@@ -68,7 +68,7 @@ impl Turn<'_> {
         })
     }
 
-    /// The input as the state was entered with it.
+    /// The state's raw input.
     pub(super) fn raw_input(&self, number: ThreadId) -> Value {
         self.active(number).map(|active| active.input.clone()).unwrap_or_default()
     }
@@ -84,7 +84,7 @@ impl Turn<'_> {
         }
     }
 
-    /// After `Parameters` or `Arguments`.
+    /// The value of `Parameters` or `Arguments`.
     pub(super) fn arguments(
         &self,
         number: ThreadId,
@@ -144,7 +144,7 @@ impl Turn<'_> {
                 Ok(StateOutput { output, assigned })
             }
             DataFlow::Jsonata { output, .. } => {
-                // Pass, Wait, Choice and Succeed have no result: only the input can be read.
+                // Pass, Wait, Choice and Succeed have no result: only the input is available.
                 let has_result =
                     matches!(state.kind, StateKind::Task(_) | StateKind::Parallel(_) | StateKind::Map(_));
                 self.evaluate(number, state, &raw, |scope| {
@@ -182,7 +182,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether a rule of a Choice matches.
+    /// Whether a rule of a Choice state matches.
     pub(super) fn matches(
         &self,
         number: ThreadId,
@@ -199,7 +199,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Computes a Choice's output and assigned variables: the rule's, or the state's when no rule matched.
+    /// Computes a Choice's output and assigned variables: from the rule, or from the state if no rule matched.
     pub(super) fn finish_choice(
         &self,
         number: ThreadId,
@@ -286,7 +286,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The items of a Map that reads no file.
+    /// The items of a Map without an `ItemReader`.
     pub(super) fn map_items(
         &mut self,
         number: ThreadId,
@@ -296,12 +296,12 @@ impl Turn<'_> {
     ) -> Result<Arc<Vec<Value>>, StateError> {
         let source = self.evaluate(number, state, effective, |scope| quantity::map_source(scope, map))?;
         let items = quantity::items_in(state, map, source, self.m.facts.edition);
-        // AWS writes MapStateFailed for items that are no array, although the Map has started nothing.
+        // AWS records MapStateFailed for items that are not an array, although no iteration has started.
         self.parts_failed |= items.is_err();
         items
     }
 
-    /// `MaxConcurrency` and its path; 0 is no limit.
+    /// `MaxConcurrency` and its path; 0 means no limit.
     pub(super) fn max_concurrency(
         &self,
         number: ThreadId,
@@ -312,7 +312,7 @@ impl Turn<'_> {
         self.count(number, state, effective, &map.max_concurrency, "MaxConcurrency")
     }
 
-    /// A count of a Map.
+    /// A numeric field of a Map.
     pub(super) fn count(
         &self,
         number: ThreadId,
@@ -341,7 +341,7 @@ pub(super) fn select_item(
     turn.evaluate_with(number, state, input, None, Some(item), |scope| selector.evaluate(scope, field))
 }
 
-/// Any template of a Map's reader, batcher or writer.
+/// Evaluates a template of a Map's reader, batcher or writer.
 pub(super) fn template(
     turn: &Turn<'_>,
     number: ThreadId,

@@ -45,8 +45,8 @@ impl Turn<'_> {
 
     pub(super) fn time_out(&mut self) {
         self.snapshot_failure();
-        // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
-        // floci-io/floci#2782). An express execution has no other place to say it.
+        // The event has the error name, DescribeExecution does not, and the event has no predecessor (measured on AWS:
+        // floci-io/floci#2782). For an express execution the event is the only place for it.
         self.emit(0, "ExecutionTimedOut", || {
             Some(EventDetails::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
         });
@@ -81,8 +81,7 @@ impl Turn<'_> {
         self.out.actions.push(Action::End);
     }
 
-    /// Takes back everything that a thread's state has under way, the threads
-    /// below it included.
+    /// Cancels all effects and timers of a thread's state, including those of threads below it.
     pub(super) fn cancel_state(&mut self, number: ThreadId) {
         let Some(active) = self.active_mut(number) else { return };
         match std::mem::replace(&mut active.phase, Phase::Entered) {
@@ -106,8 +105,8 @@ impl Turn<'_> {
     }
 
     /// Stops the execution that a task (`states:startExecution.sync`) waits for: AWS calls StopExecution when the task
-    /// is aborted (developer guide, "Run a Job (.sync)"). That a task which timed out has its execution stopped too is
-    /// as with Mayfly's own `job:run`; the guide does not say.
+    /// is aborted (developer guide, "Run a Job (.sync)"). The guide does not say whether this applies to a task that
+    /// timed out; Mayfly stops the execution then as well, like that of its own `job:run`.
     pub(super) fn stop_awaited(&mut self, call: &Call) {
         if let Call::Task(call) = call
             && let Resource::StartExecution { pattern: IntegrationPattern::Sync, .. } = call.resource
@@ -118,9 +117,9 @@ impl Turn<'_> {
         }
     }
 
-    /// Records the abort of everything that runs beside a part that failed: its innermost states first. None of these
-    /// events leads to another. (That such events exist, with nothing in them but an iteration's index, is in the API
-    /// reference; their order is in no recording.)
+    /// Records the abort of everything that runs in parallel to a failed part, innermost states first. These events do
+    /// not follow each other. (The API reference shows that such events exist, with only an iteration's index in them;
+    /// no recording shows their order.)
     fn tell_aborted_below(&mut self, number: ThreadId) {
         if std::mem::take(&mut self.parts_to_tell) {
             for number in self.threads_below(number) {

@@ -1,4 +1,4 @@
-//! The members that the SDK adds to an answer of an AWS service: the request's id, its headers.
+//! The members that the SDK adds to a response of an AWS service: request id and headers.
 
 use super::ids::EffectId;
 use std::cmp::Ordering;
@@ -8,7 +8,7 @@ use mayfly_workflows_language::value::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-/// The version of a function that has none.
+/// The version of a function without versions.
 pub const LATEST: &str = "$LATEST";
 const EXECUTED_VERSION: &str = "X-Amz-Executed-Version";
 const TRACE_ID: &str = "X-Amzn-Trace-Id";
@@ -16,13 +16,13 @@ const REQUEST_ID: &str = "x-amzn-RequestId";
 const LENGTH: &str = "Content-Length";
 const DATE: &str = "Date";
 
-/// `RequestId` and the headers around an answer of `bytes` bytes.
+/// The inputs of the metadata of a response with a body of `bytes` bytes.
 pub struct Envelope<'a> {
     pub request_id: &'a str,
     pub bytes: usize,
     pub at_ms: i64,
     pub content_type: &'a str,
-    /// Headers of this service: name, value.
+    /// Additional headers of this service: name, value.
     pub extra: &'a [(&'a str, &'a str)],
 }
 
@@ -39,7 +39,7 @@ impl Envelope<'_> {
         [("SdkHttpMetadata", metadata), ("SdkResponseMetadata", response)]
     }
 
-    /// The headers as lists in the order of the answer, and plain in theirs.
+    /// The headers as lists in the order of the response, and as strings in alphabetical order.
     fn headers(&self) -> (Map, Map) {
         let (date, length) = (http_date(self.at_ms), self.bytes.to_string());
         let shared = |(name, value): (&str, &str)| (Arc::<str>::from(name), Value::from(value));
@@ -59,18 +59,19 @@ impl Envelope<'_> {
         for (name, value) in &headers {
             all.insert(name.clone(), Value::from(vec![value.clone()]));
         }
-        // `HttpHeaders` is a case-insensitive map, shown in its order (test-start-execution-sync).
+        // `HttpHeaders` is a case-insensitive sorted map (test-start-execution-sync).
         headers.sort_by(|(a, _), (b, _)| without_case(a, b));
         (all, headers.into_iter().collect())
     }
 }
 
-/// What `lambda:invoke` gives for a function's answer: `text`, JSON or a plain string.
+/// The result of `lambda:invoke` for a function's response `text`, which is JSON or a plain string.
 ///
-/// `version` is empty when nothing was executed yet (`InvocationType: Event`): then no version is told, and `status` is
-/// the answer's own. (An answer of an earlier version of Mayfly names a version and 200 in any case.)
+/// `version` is empty if nothing was executed yet (`InvocationType: Event`): then the result has no version, and
+/// `status` is that of the response. (Records of an earlier version of Mayfly always have a version and the status
+/// 200.)
 ///
-/// Every step of a workflow may make one of these, so what is the same in all of them is made once and shared.
+/// Many steps of a workflow create such a result, so the constant parts are built once and shared.
 pub fn of_function(text: &str, status: u16, version: &str, at_ms: i64, request_id: Uuid) -> Value {
     static COMMON: LazyLock<Common> = LazyLock::new(Common::new);
     let common = &*COMMON;
@@ -116,7 +117,7 @@ pub fn of_function(text: &str, status: u16, version: &str, at_ms: i64, request_i
     ]))
 }
 
-/// The parts that the envelopes of all functions' results share, and the positions of the others.
+/// The constant parts of all functions' results, and the positions of the other parts.
 struct Common {
     all: Map,
     plain: Map,
@@ -148,7 +149,7 @@ impl Common {
     }
 }
 
-/// The request id of an effect: as random as the execution's seed, and equal whenever it is computed.
+/// The request id of an effect: derived from the execution's seed, and equal in every replay.
 pub(super) fn request_id(seed: &[u8; 16], effect: EffectId) -> Uuid {
     let mut hash = Sha256::new();
     hash.update(b"mayfly request");
@@ -224,7 +225,7 @@ mod tests {
             assert_eq!(metadata[headers].get(EXECUTED_VERSION), None);
             assert!(metadata[headers].get(TRACE_ID).is_some());
         }
-        // Records of an earlier version keep their meaning.
+        // Records of an earlier version have the same result as before.
         let before = of_function("null", 202, LATEST, 0, id).to_serde();
         assert_eq!(
             (&before["SdkHttpMetadata"]["HttpStatusCode"], &before["ExecutedVersion"]),

@@ -10,9 +10,9 @@ use super::state::{ParentSlot, Phase};
 use super::turn::{Turn, iteration};
 use crate::history::EventDetails;
 
-/// An error on its way, or a state's own mistake that still needs its sentence.
+/// An error that is being handled, or an error of the state's data whose message is still incomplete.
 pub(super) enum ErrorSource {
-    /// Retriers and catchers see it as it is.
+    /// An error that retriers and catchers get unchanged.
     Failed(RaisedError),
     /// An error of the state's data.
     Data(StateError),
@@ -31,7 +31,7 @@ impl From<RaisedError> for ErrorSource {
 }
 
 impl Turn<'_> {
-    /// A state failed: its data, its task, its branches.
+    /// Handles the failure of a state: of its data, its task or its branches.
     pub(super) fn source(&mut self, number: ThreadId, state: &State, source: ErrorSource) {
         if self.active(number).is_none() {
             return;
@@ -43,7 +43,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A state's source with its sentence, told by an event where it is an expression's.
+    /// Converts to the final error, and records the event of a failed expression.
     pub(super) fn told_failure(
         &mut self,
         number: ThreadId,
@@ -57,7 +57,7 @@ impl Turn<'_> {
         failure
     }
 
-    /// A state's source with its sentence, and the expression's place if it is one's.
+    /// Converts to the final error, with the path of the expression if one failed.
     pub(super) fn sentence(
         &self,
         number: ThreadId,
@@ -73,7 +73,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The event of an expression that failed; where no expression is at fault there is no place.
+    /// Records the event of a failed expression; there is none without a location.
     fn evaluation_failed(&mut self, number: ThreadId, state: &State, failure: &RaisedError, location: &str) {
         let cursor = self.cursor(number);
         let id = self.emit(cursor, "EvaluationFailed", || {
@@ -100,8 +100,9 @@ impl Turn<'_> {
         }
     }
 
-    /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
-    /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
+    /// Whether an enclosing state has a retrier or catcher for this error. If none has, `States.Runtime` ends the
+    /// execution where it occurs, without failure events of the enclosing states (measured on AWS:
+    /// floci-io/floci#2868).
     fn is_awaited_around(&self, number: ThreadId, failure: &RaisedError) -> bool {
         let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
         while let Some(place) = around {
@@ -119,7 +120,7 @@ impl Turn<'_> {
         false
     }
 
-    /// A branch or an iteration failed, and with it the state around it.
+    /// Handles a failed branch or iteration, with which the enclosing state fails.
     fn part_failed(
         &mut self,
         parent: ThreadId,

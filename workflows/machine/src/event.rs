@@ -1,4 +1,4 @@
-//! Events from outside. Each is written to the journal before it takes effect.
+//! External events. Each is written to the journal before it is applied.
 
 use super::ids::{EffectId, MapRunId, TimerId};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_language::execution::RunStatus;
 
-/// One thing that happened to an execution.
+/// An event of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t")]
 pub enum Event {
@@ -16,22 +16,21 @@ pub enum Event {
     /// A timer is due.
     #[serde(rename = "timer")]
     Timer {
-        /// The machine's number for it.
+        /// The number of the timer.
         n: TimerId,
     },
-    /// An effect that had to be looked at first can be carried out (an
-    /// activity exists).
+    /// An effect that had to be checked first can be performed (the activity exists).
     #[serde(rename = "accepted")]
     Accepted {
         /// The effect.
         n: EffectId,
     },
-    /// It cannot: a runtime error of the state.
+    /// The effect cannot be performed, which is a runtime error of the state.
     #[serde(rename = "refused")]
     Refused {
         /// The effect.
         n: EffectId,
-        /// AWS's sentence, without the state's name.
+        /// AWS's message, without the state's name.
         cause: String,
     },
     /// A worker took the task.
@@ -42,12 +41,12 @@ pub enum Event {
         /// The worker's name.
         worker: Option<String>,
     },
-    /// The service took the task; its end is reported later.
+    /// The service accepted the task; its end is reported later.
     #[serde(rename = "submitted")]
     Submitted {
         /// The effect.
         n: EffectId,
-        /// The service's answer.
+        /// The service's response.
         output: Payload,
     },
     /// The effect has a result.
@@ -55,20 +54,20 @@ pub enum Event {
     Succeeded {
         /// The effect.
         n: EffectId,
-        /// JSON text.
+        /// The result, as JSON text.
         output: Payload,
     },
-    /// A function answered a `lambda:invoke`. What the service puts around an answer follows from the execution's
-    /// seed and from when it came, and is not written.
+    /// A function responded to a `lambda:invoke`. The envelope of the response is derived from the execution's seed and
+    /// the time of the event, and is not stored.
     #[serde(rename = "answer")]
     Answered {
         /// The effect.
         n: EffectId,
-        /// The function's answer.
+        /// The function's response.
         output: Payload,
         /// The call's HTTP status.
         status: u16,
-        /// The version that answered; none is `$LATEST`.
+        /// The version that responded; `None` is `$LATEST`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<String>,
     },
@@ -87,18 +86,18 @@ pub enum Event {
     Child {
         /// The map run.
         run: MapRunId,
-        /// Which child.
+        /// The index of the child.
         index: u32,
         /// The final status.
         status: RunStatus,
-        /// Its output.
+        /// The child's output.
         output: Option<Payload>,
-        /// Its error's name.
+        /// The name of the child's error.
         error: Option<String>,
-        /// Its error's cause.
+        /// The cause of the child's error.
         cause: Option<String>,
     },
-    /// Map run settings were changed from outside.
+    /// A client changed the settings of a map run.
     #[serde(rename = "update_run")]
     UpdateRun {
         /// The map run.
@@ -121,17 +120,17 @@ pub enum Event {
         /// The error's cause.
         cause: Option<String>,
     },
-    /// A request to redrive what failed.
+    /// A request to redrive the failed states.
     #[serde(rename = "redrive")]
     Redrive {
-        /// Names the request, so that it can be said again.
+        /// The client's token of the request, which makes it idempotent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<String>,
     },
 }
 
 impl Event {
-    /// The payload inside, if there is one: what moves into a part of its own.
+    /// The payload of the event, if it has one, which may be stored as a part.
     pub fn payload_mut(&mut self) -> Option<&mut Payload> {
         match self {
             Event::Submitted { output, .. }

@@ -11,14 +11,14 @@ use super::retry::{self, RetryDecision};
 use super::state::{Phase, Wakes};
 use super::turn::Turn;
 
-/// An error on its way to retriers and catchers.
+/// An error, as retriers and catchers get it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RaisedError {
     /// The error's name.
     pub error: Option<Arc<str>>,
     /// The error's cause.
     pub cause: Option<Arc<str>>,
-    /// The heartbeat was missed: the error is `States.Timeout`, and its own name matches too.
+    /// Whether a heartbeat was missed: the error is `States.Timeout`, and `States.HeartbeatTimeout` matches as well.
     pub missed_heartbeat: bool,
 }
 
@@ -33,7 +33,7 @@ impl RaisedError {
         Self { error, cause, missed_heartbeat: false }
     }
 
-    /// Whether the error ends the execution in any state, unless a catcher names it (`States.Runtime`).
+    /// Whether the error ends the execution unless a catcher lists it by name (`States.Runtime`).
     pub(super) fn is_runtime(&self) -> bool {
         self.error.as_deref() == Some(mayfly_workflows_language::error::names::RUNTIME)
     }
@@ -50,8 +50,7 @@ impl RaisedError {
     }
 }
 
-/// AWS's sentence about an error of a state's data: which state, and the
-/// event in which it was entered.
+/// AWS's message about an error of a state's data, with the state's name and the number of the event of its entry.
 pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> RaisedError {
     let cause = format!(
         "An error occurred while executing the state '{name}' (entered at the event id #{entered}). {}",
@@ -61,7 +60,7 @@ pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> RaisedEr
 }
 
 impl Turn<'_> {
-    /// Applies the state's retriers to a failure; returns `true` when one matches.
+    /// Applies the state's retriers to a failure; returns `true` if one matches.
     pub(super) fn retried(&mut self, number: ThreadId, state: &State, failure: &RaisedError) -> bool {
         if state.retry.is_empty() {
             return false;
@@ -82,7 +81,7 @@ impl Turn<'_> {
         true
     }
 
-    /// Applies the state's catchers to a failure; returns `true` when one matches.
+    /// Applies the state's catchers to a failure; returns `true` if one matches.
     pub(super) fn caught(&mut self, number: ThreadId, state: &State, failure: &RaisedError) -> bool {
         let mut catchers = state.catch.iter().enumerate();
         let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
@@ -106,8 +105,8 @@ impl Turn<'_> {
         true
     }
 
-    /// Writes the event by which a Parallel or Map fails, where AWS has one: when a branch or an iteration failed, or
-    /// when the items of the Map are no array.
+    /// Records the failure event of a Parallel or Map, which AWS has if a branch or an iteration failed, or if the
+    /// items of the Map are not an array.
     fn state_failed(&mut self, number: ThreadId, state: &State) {
         let kind = match &state.kind {
             StateKind::Parallel(_) => "ParallelStateFailed",

@@ -1,5 +1,5 @@
-//! The numbers that a machine gives, each a type of its own: an execution counts threads, effects, timers and map runs
-//! in one sequence.
+//! The numbers that a machine assigns, each with its own type: an execution counts threads, effects, timers and map
+//! runs in one sequence.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +19,11 @@ macro_rules! id {
 }
 
 id! {
-    /// A flow that runs: of the definition, a branch or an iteration.
+    /// A running flow: the definition's, a branch or an iteration.
     ThreadId
 }
 id! {
-    /// A call that is under way outside of the machine.
+    /// A call in progress outside of the machine.
     EffectId
 }
 id! {

@@ -7,9 +7,9 @@
 //! actions out).
 //!
 //! [`Machine`] is the state of one execution. [`Machine::apply`] takes an [`Event`] from outside and returns the
-//! [`Action`]s that follow; for one event it runs through as many states as it can. It has no clock, no randomness and
-//! no IO: the same events at the same times give the same state, the same actions and the same history. So an execution
-//! is resumed after a crash, and its history is computed on request.
+//! resulting [`Action`]s; one event may run through many states. The machine has no clock, no randomness and no IO: the
+//! same events at the same times give the same state, the same actions and the same history. This is the basis for
+//! resuming an execution after a crash and for computing its history on request.
 //!
 //! ```text
 //!              ┌────────────── enter ◄─────────────┐
@@ -24,8 +24,8 @@
 //!   Retry: wait, try again · Catch: leave by the catcher · else the flow fails
 //! ```
 //!
-//! Threads are the flows that run at the same time: the root, branches, iterations. A thread's `cursor` is the event
-//! that its next event follows. Start reading at [`turn`].
+//! Threads are the concurrent flows: the root, branches, iterations. A thread's `cursor` is the number of the event
+//! that precedes its next event. Start reading at [`turn`].
 
 mod batches;
 mod call;

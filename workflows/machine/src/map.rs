@@ -1,4 +1,4 @@
-//! Map: a thread per item when inline; see [`super::map_run`] when distributed.
+//! Map: a thread per item in inline mode; see [`super::map_run`] for distributed mode.
 
 use super::ids::ThreadId;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Starts as many iterations as may run; ends the state when there are none.
+    /// Starts as many iterations as permitted; ends the state if there are none.
     fn start_iterations(
         &mut self,
         number: ThreadId,
@@ -121,7 +121,7 @@ impl Turn<'_> {
         phase.outputs[place.slot as usize] = Some(output);
         phase.running -= 1;
         phase.cursor = succeeded;
-        // The next iteration follows the state that freed its place.
+        // The next iteration follows the one that freed its slot.
         if let Err(source) = self.start_iterations(number, state, map, cursor) {
             self.source(number, state, source);
         }

@@ -4,7 +4,7 @@ use super::state::MapRunState;
 use mayfly_workflows_language::execution::RunStatus;
 
 impl MapRunState {
-    /// Items in children that ended so, and such children.
+    /// The number of items of children with this status, and the number of these children.
     fn ended_as(&self, status: RunStatus) -> (u64, u64) {
         let so = self
             .children
@@ -30,7 +30,7 @@ impl MapRunState {
         too_many || too_large || (self.tolerated_count.is_none() && self.tolerated_percentage.is_none())
     }
 
-    /// Items in all.
+    /// The total number of items.
     pub fn items(&self) -> u64 {
         self.children.iter().map(|child| child.items).sum()
     }
@@ -67,23 +67,23 @@ impl MapRunState {
 /// Numbers of a run's items or children by status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MapRunCounts {
-    /// Not started.
+    /// Not started yet.
     pub pending: u64,
-    /// Under way.
+    /// Running.
     pub running: u64,
-    /// Ended well.
+    /// Succeeded.
     pub succeeded: u64,
     /// Failed.
     pub failed: u64,
-    /// Ran out of time.
+    /// Timed out.
     pub timed_out: u64,
-    /// Stopped.
+    /// Aborted.
     pub aborted: u64,
-    /// All of them.
+    /// The total.
     pub total: u64,
     /// Written by the result writer.
     pub results_written: u64,
-    /// Failed for good.
+    /// Failed, and cannot be redriven.
     pub failures_not_redrivable: u64,
     /// Waiting for a redrive to reach them.
     pub pending_redrive: u64,

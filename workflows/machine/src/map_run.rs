@@ -1,4 +1,4 @@
-//! Distributed Map: a map run whose children are executions of their own.
+//! Distributed Map: a map run with child executions.
 
 use super::ids::{EffectId, MapRunId, ThreadId};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Turn<'_> {
         let max_items =
             reader.max_items.as_ref().map(|max| self.count(number, state, effective, max, "MaxItems"));
         let max_items = match max_items.transpose() {
-            // A path that gives no such number is the run's failure, as a file that cannot be read is.
+            // An invalid number at a path fails the run, like an unreadable file.
             Err(error) if self.m.facts.edition > 2 && matches!(state.data, DataFlow::JsonPath { .. }) => {
                 self.run_failed(number, RaisedError::new(&error.error, error.cause));
                 return Ok(());
@@ -136,7 +136,7 @@ impl Turn<'_> {
         self.out.actions.push(Action::Effect { n: effect, call });
     }
 
-    /// Makes the children's inputs and starts the first of them.
+    /// Creates the children's inputs and starts the first children.
     fn begin_children(
         &mut self,
         number: ThreadId,
@@ -181,7 +181,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// `ItemBatcher`: groups by count and by size, whichever is met first.
+    /// `ItemBatcher`: groups by count and by size, whichever limit is reached first.
     fn batches(
         &mut self,
         number: ThreadId,
@@ -207,7 +207,7 @@ impl Turn<'_> {
         Ok(batched(items, batch_input.as_ref(), count_max, bytes_max))
     }
 
-    /// Starts as many children as may run; completes the run when all have ended.
+    /// Starts as many children as permitted; completes the run if all have ended.
     fn start_children(&mut self, number: ThreadId, run_number: MapRunId) {
         let at_ms = self.at_ms;
         let limit_all = self.m.facts.limits.map_run_children_max;
@@ -305,8 +305,8 @@ impl Turn<'_> {
         let is_first = number == ROOT && active.entered == 2;
         active.phase = Phase::Entered;
         self.emit(succeeded, "MapStateSucceeded", || None);
-        // As recorded: the exit of a Map that the execution begins with follows
-        // the end of its run, the exit of a later one follows its run's start.
+        // As recorded on AWS: the exit of a Map that is the first state follows the end of its run, the exit of any
+        // other Map follows its run's start.
         if is_first {
             self.set_cursor(number, succeeded);
         }
@@ -345,7 +345,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Cancels the work of a run whose Map state does not wait for it any more.
+    /// Cancels a run whose Map state does not wait for it any more.
     pub(super) fn cancel_run(&mut self, phase: &RunPhase) {
         if let Some((effect, _)) = &phase.effect
             && self.m.effects.remove(effect).is_some()
@@ -355,7 +355,7 @@ impl Turn<'_> {
         self.stop_run(phase.run, RunStatus::Aborted);
     }
 
-    /// Items were read, or results written.
+    /// Handles the success of reading items or writing results.
     pub(super) fn run_effect_succeeded(&mut self, number: ThreadId, state: &State, text: &Arc<str>) {
         let StateKind::Map(map) = &state.kind else { return };
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
@@ -380,7 +380,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Items could not be read, or results not written.
+    /// Handles the failure of reading items or writing results.
     pub(super) fn run_effect_failed(&mut self, number: ThreadId, failure: RaisedError) {
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         if let Some((effect, _)) = phase.effect.take() {
@@ -389,7 +389,7 @@ impl Turn<'_> {
         self.run_failed(number, failure);
     }
 
-    /// Settings of a run changed from outside.
+    /// Applies a client's change of a run's settings.
     pub(super) fn update_run(
         &mut self,
         run_number: MapRunId,
@@ -466,7 +466,7 @@ impl MapRunState {
         }))
     }
 
-    /// Whether the run is open and still counts this child's end.
+    /// Whether the run is open and this child has not ended yet.
     pub fn waits_for(&self, index: u32) -> bool {
         let child = self.children.get(index as usize);
         self.status == RunStatus::Running && child.is_some_and(|child| child.result.is_none())
@@ -475,11 +475,11 @@ impl MapRunState {
     /// Whether all children before this one have ended.
     pub fn comes_first(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
-        // The children before it mostly have no result either: the search for one that has not ended is short.
+        // Most children before it have no result either, so the search for one without is short.
         before.iter().rev().all(|child| child.result.is_some())
     }
 
-    /// Children that were started and have not ended.
+    /// The children that were started and have not ended.
     pub(super) fn children_under_way(&self, run: MapRunId) -> Vec<Action> {
         let started = self.children[..self.next].iter().enumerate();
         started

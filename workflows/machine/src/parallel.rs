@@ -1,4 +1,4 @@
-//! Parallel: a thread per branch, the outputs in the order of the branches.
+//! Parallel: a thread per branch, with the outputs in the order of the branches.
 
 use super::ids::ThreadId;
 use mayfly_workflows_language::definition::{ParallelState, State};
@@ -55,7 +55,7 @@ impl Turn<'_> {
         let result = Value::from_iter(std::mem::take(outputs).into_iter().flatten());
         active.phase = Phase::Entered;
         self.emit(cursor, "ParallelStateSucceeded", || None);
-        // The exit follows the last branch, as AWS numbers it.
+        // The exit event follows that of the last branch, as on AWS.
         self.set_cursor(number, cursor);
         self.leave_with_result(number, state, result);
     }
@@ -68,7 +68,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The same with a result that is known not to be too large.
+    /// The same, without a check of the result's size.
     pub(super) fn leave_with_checked(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.finish(number, state, result) {
             Ok(left) => self.leave(number, state, left, &state.next),

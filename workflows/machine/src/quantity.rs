@@ -1,8 +1,8 @@
-//! Numbers, times and items of a state, literal or from its data, with AWS's messages for invalid ones. TestState uses
+//! Numbers, times and items of a state, literal or from its data, with AWS's error messages. TestState uses
 //! the same functions.
 //!
-//! A JSONata result of a wrong type or out of range is `States.QueryEvaluationError`, as the guide says; a value at a
-//! path is `States.Runtime`.
+//! A JSONata result of a wrong type or out of range is `States.QueryEvaluationError`, as the guide says; an invalid
+//! value at a path is `States.Runtime`.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use super::state::TaskSeconds;
 /// The bounds of an expression's result, which may be negative.
 const SECONDS_MAX: i64 = definition::SECONDS_MAX.cast_signed();
 
-/// The whole number that a JSONata expression gave, which may write it as `3.0`.
+/// Converts a JSONata result to an integer; `3.0` is valid.
 ///
-/// This sentence and the one about the range are those that gabrielmoreira/tiny-asl-machine, which is checked
-/// against AWS, has for `TimeoutSeconds`.
+/// This message and the one about the range are those of gabrielmoreira/tiny-asl-machine, which is verified against
+/// AWS, for `TimeoutSeconds`.
 fn whole(expression: &Expression, field: &str, value: &Value) -> Result<i64, StateError> {
     if let Some(whole) = value.as_i64() {
         return Ok(whole);
@@ -48,7 +48,7 @@ fn evaluated_seconds(
     bounds: &RangeInclusive<i64>,
 ) -> Result<u64, StateError> {
     let seconds = whole(expression, field, &expression.evaluate(scope, field)?)?;
-    // No edition took more than the most.
+    // All editions have the same upper bound.
     let in_range =
         u64::try_from(seconds).ok().filter(|_| bounds.contains(&seconds) && seconds <= SECONDS_MAX);
     in_range.ok_or_else(|| {
@@ -58,7 +58,7 @@ fn evaluated_seconds(
     })
 }
 
-/// A number of seconds that stands at a path, at most AWS's most; that sentence is ours.
+/// Checks that a number of seconds from a path is at most AWS's maximum; the message is Mayfly's own.
 fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u64, StateError> {
     u64::try_from(seconds).ok().filter(|_| seconds <= most).ok_or_else(|| {
         StateError::runtime(format!(
@@ -67,14 +67,14 @@ fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u6
     })
 }
 
-/// The value of a `…Path` field. The error of a path without a result is that of `InputPath`, not a template's (as in
-/// LocalStack for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
+/// The value of a `…Path` field. The error of a path without a result is that of `InputPath`, not that of a template
+/// (as in LocalStack for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
 fn at(scope: &EvaluationScope<'_>, path: &Path) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
 }
 
-/// The value of a Wait's path, which AWS has a sentence of its own for where it leads nowhere (LocalStack's for
-/// `SecondsPath`, and that of other emulators for `TimestampPath`, are the same).
+/// The value of a Wait's path, for which AWS has its own message if there is no result (LocalStack's for `SecondsPath`,
+/// and that of other emulators for `TimestampPath`, are equal).
 fn waited_at(scope: &EvaluationScope<'_>, path: &Path, field: &str) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|_| {
         let source = path.source();
@@ -82,7 +82,7 @@ fn waited_at(scope: &EvaluationScope<'_>, path: &Path, field: &str) -> Result<Va
     })
 }
 
-/// A value in a sentence: strings without their quotes.
+/// A value in a message: strings without quotes.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_text(), str::to_owned)
 }
@@ -142,10 +142,10 @@ pub fn wait_timestamp(scope: &EvaluationScope<'_>, field: &TimestampField) -> Re
     }
 }
 
-/// `TimeoutSeconds` and `HeartbeatSeconds`, which is the smaller of them: AWS says so of the written ones, and what
-/// only comes out when the task runs is held to the same.
+/// `TimeoutSeconds` and `HeartbeatSeconds`, of which the latter must be smaller: AWS checks this for literals, and
+/// values computed at run time are checked likewise.
 ///
-/// Before edition 1 only the sign of what came out was looked at.
+/// Before edition 1 only the sign of computed values was checked.
 pub(super) fn task_limits(
     scope: &EvaluationScope<'_>,
     task: &TaskState,
@@ -209,7 +209,7 @@ pub fn credentials(scope: &EvaluationScope<'_>, task: &TaskState) -> Result<Opti
     template.map(|template| template.evaluate(scope, "Credentials")).transpose()
 }
 
-/// The source of the items of a Map without a file, before it is checked to be a list.
+/// The unchecked value of the items of a Map without an `ItemReader`.
 pub fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<Value, StateError> {
     match &map.items {
         Items::Whole => Ok(scope.input.clone()),
@@ -218,10 +218,11 @@ pub fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<Value, 
     }
 }
 
-/// The items in what [`map_source`] gave. An object has one item per member in a Distributed Map; in Inline mode "the Map
-/// state accepts only a JSON array" (the guide's page on that mode; someone's run on AWS says it of JSONata too).
+/// The items in the value of [`map_source`]. An object has one item per member in a Distributed Map; in Inline mode
+/// "the Map state accepts only a JSON array" (the guide's page on that mode; a user's report about AWS confirms it for
+/// JSONata).
 ///
-/// Before edition 2 it was JSONata's `Items` that might be an object, whichever the mode.
+/// Before edition 2 JSONata's `Items` could be an object in either mode.
 pub fn items_in(
     state: &State,
     map: &MapState,
@@ -244,7 +245,7 @@ pub fn items_in(
             Some(expression) => expression.unexpected_type("Items", "array", &other),
             None => StateError::query("Items", "The Items field must be an array."),
         }),
-        // LocalStack's sentence; how a type is named is as in the one above.
+        // LocalStack's message; type names as in the message above.
         (other, Items::Whole) if edition > 1 && matches!(state.data, DataFlow::Jsonata { .. }) => {
             let cause = format!("Map state input must be an array but was: {}", other.type_name());
             Err(StateError::query("", cause))
@@ -256,13 +257,13 @@ pub fn items_in(
     }
 }
 
-/// A count of a Map: literal, `…Path` or JSONata.
+/// A numeric field of a Map: literal, `…Path` or JSONata.
 pub fn count(scope: &EvaluationScope<'_>, quantity: &Quantity<u64>, field: &str) -> Result<u64, StateError> {
     match quantity {
         Quantity::Value(count) => Ok(*count),
         Quantity::Path(path) => {
             let value = at(scope, path)?;
-            // A number's text will do, as in Java (floci-io/floci#3731).
+            // A number as text is valid, as in Java (floci-io/floci#3731).
             let count = value.as_i64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
             let Some(count) = count else {
                 return Err(StateError::runtime(format!(
@@ -283,7 +284,7 @@ pub fn count(scope: &EvaluationScope<'_>, quantity: &Quantity<u64>, field: &str)
     }
 }
 
-/// AWS's error and sentence for a count below zero at a path; that for `MaxConcurrency` is LocalStack's.
+/// AWS's error and message for a negative number at a path; that for `MaxConcurrency` is LocalStack's.
 fn negative(field: &str, count: i64) -> (&'static str, String) {
     match field {
         "MaxConcurrency" => {
@@ -305,7 +306,7 @@ pub fn percentage(scope: &EvaluationScope<'_>, quantity: &Quantity<f64>) -> Resu
         Quantity::Value(percentage) => Ok(*percentage),
         Quantity::Path(path) => {
             let value = at(scope, path)?;
-            // A number's text will do here too.
+            // A number as text is valid here, too.
             let share = value.as_f64().or_else(|| value.as_str()?.parse().ok());
             let share = share.ok_or_else(|| {
                 StateError::runtime(format!(

@@ -1,16 +1,16 @@
-//! Redrive: an execution that failed continues from the states that failed.
+//! Redrive: a failed execution continues from its failed states.
 
 use super::ids::ThreadId;
 use super::state::{FailureSnapshot, Machine, Phase, Wakes};
 use super::turn::{Turn, milliseconds};
 use crate::history::EventDetails;
 
-/// Requests that can be said again, as AWS has it: the last ten, for a quarter of an hour.
+/// The number of redrive requests that are idempotent; on AWS these are the last ten within 15 minutes.
 const TOKENS_KEPT: usize = 10;
 const TOKEN_VALID_MS: i64 = 15 * 60 * 1000;
 
 impl Turn<'_> {
-    /// Keeps the current state, in case this failure ends the execution.
+    /// Saves the current state, in case this failure ends the execution.
     pub(super) fn snapshot_failure(&mut self) {
         if self.m.failed_snapshot.is_none() && !self.m.facts.express {
             self.m.failed_snapshot = Some(FailureSnapshot { threads: self.m.threads.clone() });
@@ -18,7 +18,7 @@ impl Turn<'_> {
     }
 
     /// Continues a failed, timed out or stopped execution: states that had not succeeded run again with their input;
-    /// the results of others stay. Retry counts begin again.
+    /// the results of the others are kept. Retry counts are reset.
     pub(super) fn redrive(&mut self, token: Option<String>) {
         let Some(snapshot) = self.m.failed_snapshot.take() else { return };
         if let Some(token) = token {
@@ -68,12 +68,12 @@ impl Turn<'_> {
 }
 
 impl Machine {
-    /// Whether a redrive has a failed state to start from.
+    /// Whether there is a failed state from which a redrive can start.
     pub fn can_redrive(&self) -> bool {
         self.outcome.is_some() && self.failed_snapshot.is_some()
     }
 
-    /// When this request redrove it, if it did and was not too long before `now_ms`.
+    /// The time of the redrive by an earlier request with the same token, if recent enough at `now_ms`.
     pub fn redriven_by(&self, token: &str, now_ms: i64) -> Option<i64> {
         let named = self.redrive_tokens.iter().rev().find(|(named, _)| named == token);
         named.map(|(_, at_ms)| *at_ms).filter(|at_ms| now_ms - at_ms <= TOKEN_VALID_MS)

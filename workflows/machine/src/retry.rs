@@ -1,4 +1,4 @@
-//! Which retrier takes an error, and for how long it waits. Pure.
+//! Selects the retrier for an error, and its wait time. Pure.
 
 use mayfly_workflows_language::definition::{Jitter, Retrier};
 
@@ -7,22 +7,22 @@ use mayfly_workflows_language::definition::{Jitter, Retrier};
 pub(crate) enum RetryDecision {
     /// Try again after the wait.
     Retry {
-        /// Which retrier.
+        /// The index of the retrier.
         retrier: usize,
         /// The pause in milliseconds.
         wait_ms: i64,
     },
-    /// None of them takes it, or the one that does has used up its attempts.
+    /// No retrier matches, or the matching one has used up its attempts.
     GiveUp,
 }
 
-/// The name of a missed heartbeat for retriers and catchers.
+/// The error name that retriers and catchers may use for a missed heartbeat.
 pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
 
 /// Whether a list of `ErrorEquals` matches an error.
 ///
-/// `States.ALL` matches every error except the two that AWS excludes from it;
-/// `States.TaskFailed` takes everything but timeouts.
+/// `States.ALL` matches every error except the two that AWS excludes from it; `States.TaskFailed` matches everything
+/// except timeouts.
 pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool {
     let error = error.unwrap_or_default();
     error_equals.iter().any(|name| match &**name {
@@ -37,8 +37,8 @@ pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool 
     })
 }
 
-/// Looks at the retriers in order. `attempts` counts how often each was used
-/// in this visit of the state; `takes` says whether a list of `ErrorEquals` takes the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
+/// Finds the first matching retrier. `attempts` counts the uses of each in this visit of the state; `takes` tells
+/// whether a list of `ErrorEquals` matches the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
 pub(crate) fn decide(
     retriers: &[Retrier],
     attempts: &[u32],
@@ -63,7 +63,7 @@ pub(crate) fn decide(
     RetryDecision::Retry { retrier: index, wait_ms }
 }
 
-/// The wait before attempt number `used + 1`, jitter left out.
+/// The wait before attempt number `used + 1`, without jitter.
 #[expect(clippy::cast_precision_loss, reason = "seconds are small")]
 pub fn interval_seconds(retrier: &Retrier, used: u32) -> f64 {
     let grown =

@@ -54,7 +54,7 @@ impl Turn<'_> {
             }
         }
         let Some(default) = &choice.default else {
-            // AWS's own name for it, not `States.NoChoiceMatched` (measured: floci-io/floci#3167).
+            // AWS's actual error name, not `States.NoChoiceMatched` (measured: floci-io/floci#3167).
             return Err(ErrorSource::Data(StateError::runtime(
                 "Failed to transition out of the state. The state does not point to a next state.",
             )));
@@ -87,7 +87,7 @@ impl Turn<'_> {
             WaitState::Seconds(seconds) => {
                 let ask = |scope: &EvaluationScope<'_>| quantity::wait_seconds(scope, seconds, edition);
                 let seconds = self.evaluate(number, state, &effective, ask)?;
-                // Before edition 4 a Wait ended after a year at the latest.
+                // Before edition 4 a Wait lasted at most a year.
                 let most = if edition > 3 { u64::MAX } else { EXECUTION_SECONDS_MAX };
                 self.at_ms.saturating_add(milliseconds(seconds.min(most)))
             }
@@ -124,7 +124,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The output of states that have no result of their own (Wait, Succeed).
+    /// The output of states without a result (Wait, Succeed).
     fn finish_unchanged(
         &mut self,
         number: ThreadId,

@@ -16,75 +16,72 @@ use mayfly_workflows_language::execution::RunStatus;
 /// The constant facts of an execution.
 #[derive(Debug)]
 pub struct Facts {
-    /// The journal's number.
+    /// The execution's number in the journal.
     pub execution: u64,
-    /// Its ARN.
     pub arn: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
-    /// The role it runs as.
+    /// The ARN of the execution role.
     pub role_arn: Arc<str>,
-    /// Its state machine's ARN, unqualified.
+    /// The unqualified ARN of the state machine.
     pub machine_arn: Arc<str>,
-    /// Its state machine's name.
+    /// The name of the state machine.
     pub machine_name: Arc<str>,
     /// Express executions are not journalled.
     pub express: bool,
-    /// The version it was started as, if it was.
+    /// The version that was started, if any.
     pub version_arn: Option<Arc<str>>,
-    /// The alias it was started through, if it was.
+    /// The alias that was started, if any.
     pub alias_arn: Option<Arc<str>>,
-    /// The input as it was written.
+    /// The input, as the client sent it.
     pub input_text: Arc<str>,
-    /// The same, parsed.
+    /// The parsed input.
     pub input: Value,
-    /// When it started.
+    /// The start, in milliseconds since the epoch.
     pub start_ms: i64,
-    /// Seeds everything random.
+    /// The seed of all random values.
     pub seed: [u8; 16],
-    /// `aws`.
+    /// The AWS partition, such as `aws`.
     pub partition: Arc<str>,
-    /// `us-east-1`.
+    /// The AWS region, such as `us-east-1`.
     pub region: Arc<str>,
-    /// Twelve digits.
+    /// The AWS account: twelve digits.
     pub account: Arc<str>,
     /// The flow to run: the whole machine, or a Map's processor.
     pub flow: FlowId,
-    /// The map run it is a child of.
+    /// The ARN of the map run, for a child.
     pub map_run_arn: Option<Arc<str>>,
-    /// The edition of the rules it runs by, at most [`EDITION`].
+    /// The edition of the rules of this execution, at most [`EDITION`].
     pub edition: u32,
-    /// Its bounds.
     pub limits: ExecutionLimits,
 }
 
-/// The edition of the rules that new executions run by. A rule that would change how the records of a running
-/// execution are read belongs to a new edition, and holds from there on.
+/// The edition of the rules of new executions. A change of a rule that affects how the records of running executions
+/// are replayed requires a new edition.
 ///
-/// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a catcher's expression
-/// that fails has its event.
-/// 2: an error output has an error and a cause, be they empty; an Inline Map takes lists alone, a Distributed one objects
-/// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
-/// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
-/// `MaxItemsPath` that gives no number of items fails the map run.
-/// 4: a standard execution whose next timer would be due after a year times out then; a timestamp of a Wait counts in
-/// whole seconds.
+/// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a failed expression of
+/// a catcher has its event.
+/// 2: an error output always has an error and a cause, possibly empty; an Inline Map accepts only arrays, a Distributed
+/// Map also objects in JSONPath; a JSONata Map whose input is not an array fails like an expression.
+/// 3: a missed heartbeat is reported as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
+/// `MaxItemsPath` with an invalid number fails the map run.
+/// 4: a standard execution whose next timer would be due after a year times out then; a timestamp of a Wait has whole
+/// seconds.
 pub const EDITION: u32 = 4;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutionLimits {
-    /// Bytes of an input, an output or a result as JSON text: AWS's 256 KiB.
+    /// The maximum size of an input, an output or a result as JSON text, in bytes: AWS's 256 KiB.
     pub payload_bytes_max: usize,
     /// The number of events at which an execution fails, as on AWS (25,000); `None`: no limit.
     pub history_events_max: Option<u64>,
-    /// States run through before others have a turn.
+    /// The number of states that run before other executions get a turn.
     pub fused_states_max: u32,
     /// Concurrent iterations of an inline Map without `MaxConcurrency`: AWS's 40.
     pub inline_iterations_max: u64,
     /// Concurrent children of a map run: AWS's 10,000.
     pub map_run_children_max: u64,
-    /// Seconds that an express execution may take: AWS's five minutes.
+    /// The maximum duration of an express execution in seconds: AWS's five minutes.
     pub express_seconds_max: u64,
 }
 
@@ -101,7 +98,7 @@ impl Default for ExecutionLimits {
     }
 }
 
-/// One execution.
+/// The state of one execution.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     #[serde(skip)]
@@ -113,13 +110,13 @@ pub struct Machine {
     pub(super) next_number: u32,
     pub(super) threads: BTreeMap<ThreadId, Thread>,
     pub(super) timers: BTreeMap<TimerId, Timer>,
-    /// Effects under way and the thread that waits for each.
+    /// The effects in progress, with the thread that waits for each.
     pub(super) effects: BTreeMap<EffectId, ThreadId>,
     pub(super) runs: BTreeMap<MapRunId, MapRunState>,
     pub(super) ready: VecDeque<ThreadId>,
     pub(super) redrive_count: u32,
     pub(super) redrive_ms: Option<i64>,
-    /// The last redrives that were named, and when they were, oldest first.
+    /// The tokens and times of the last redrives, oldest first.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) redrive_tokens: VecDeque<(String, i64)>,
     /// The state that a redrive resumes; `failed_in` in stored checkpoints.
@@ -133,15 +130,15 @@ pub(super) struct FailureSnapshot {
     pub(super) threads: BTreeMap<ThreadId, Thread>,
 }
 
-/// A flow that runs.
+/// A running flow.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Thread {
     pub(super) parent: Option<ParentSlot>,
-    /// The event that its next event follows.
+    /// The number of the event that precedes its next event.
     pub(super) cursor: u64,
     #[serde(with = "super::checkpoint::variables")]
     pub(super) variables: Variables,
-    /// The innermost iteration it is part of.
+    /// The innermost enclosing iteration.
     pub(super) item: Option<Item>,
     pub(super) active: Option<Active>,
     /// The state to enter, with its input.
@@ -159,14 +156,14 @@ pub(super) struct ParentSlot {
 /// `$$.Map.Item`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Item {
-    /// From 0.
+    /// Counted from 0.
     pub index: u64,
-    /// The item itself.
+    /// The item.
     #[serde(with = "super::checkpoint::exact")]
     pub value: Value,
 }
 
-/// The state a thread is in.
+/// The current state of a thread.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Active {
     pub(super) state: StateId,
@@ -181,10 +178,10 @@ pub(super) struct Active {
     pub(super) phase: Phase,
 }
 
-/// The event that a state waits for.
+/// What a state waits for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// Nothing: it is being run.
+    /// Nothing: the state is being executed.
     Entered,
     /// A Wait state's timer.
     Wait { timer: TimerId },
@@ -192,14 +189,14 @@ pub(super) enum Phase {
     Backoff { timer: TimerId },
     /// A Task's effect.
     Task(Box<TaskPhase>),
-    /// Its branches.
+    /// The branches of a Parallel.
     Parallel {
         #[serde(with = "super::checkpoint::options")]
         outputs: Vec<Option<Value>>,
     },
-    /// Its iterations.
+    /// The iterations of an inline Map.
     Map(Box<MapPhase>),
-    /// Its children, or the reading of its items or the writing of its results.
+    /// The children of a distributed Map, or the reading of its items or the writing of its results.
     Run(Box<RunPhase>),
 }
 
@@ -210,15 +207,15 @@ pub(super) struct TaskPhase {
     pub(super) timeout: Option<TimerId>,
     pub(super) heartbeat: Option<(TimerId, u64)>,
     pub(super) seconds: TaskSeconds,
-    /// It can be carried out: always, but for activities.
+    /// Whether the task can be performed; always true except for activities.
     pub(super) accepted: bool,
-    /// Taken by a worker: it is not handed out again.
+    /// Whether a worker has taken the task, so that it is not handed out again.
     pub(super) taken: bool,
 }
 
 impl TaskPhase {
-    /// Nothing of ours is under way: a worker or the holder of a token has it,
-    /// or it waits in an activity's line.
+    /// Whether the engine performs nothing for the task: a worker or the holder of a token has it, or it waits in an
+    /// activity's queue.
     fn waits_outside(&self) -> bool {
         let is_activity =
             matches!(&self.call, Call::Task(task) if matches!(task.resource, Resource::Activity(_)));
@@ -226,7 +223,7 @@ impl TaskPhase {
     }
 }
 
-/// The two limits of a task, as they came out.
+/// The evaluated time limits of a task.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct TaskSeconds {
     pub(super) timeout: Option<u64>,
@@ -237,7 +234,7 @@ pub(super) struct TaskSeconds {
 pub(super) struct MapPhase {
     #[serde(with = "super::checkpoint::all")]
     pub(super) items: Arc<Vec<Value>>,
-    /// The item selector's `$`.
+    /// The value of `$` in the item selector.
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) next: usize,
@@ -245,7 +242,7 @@ pub(super) struct MapPhase {
     pub(super) concurrency: u64,
     #[serde(with = "super::checkpoint::options")]
     pub(super) outputs: Vec<Option<Value>>,
-    /// The newest MapIterationSucceeded.
+    /// The number of the newest MapIterationSucceeded event.
     pub(super) cursor: u64,
 }
 
@@ -254,33 +251,32 @@ pub(super) struct RunPhase {
     pub(super) run: MapRunId,
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
-    /// The effect of reading or writing.
+    /// The effect that reads items or writes results.
     pub(super) effect: Option<(EffectId, Call)>,
 }
 
-/// One map run: of a distributed Map.
+/// A map run of a distributed Map.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MapRunState {
-    /// Its ARN.
     #[serde(with = "super::checkpoint::shared")]
     pub arn: Arc<str>,
-    /// The Map state.
+    /// The Map state of the run.
     pub state: StateId,
     /// The run's status.
     pub status: RunStatus,
-    /// When it started.
+    /// The start, in milliseconds since the epoch.
     pub start_ms: i64,
-    /// When it ended.
+    /// The end, in milliseconds since the epoch.
     pub stop_ms: Option<i64>,
     /// The largest number of concurrent children; 0 for no limit.
     pub max_concurrency: u64,
-    /// Items that may fail, if a number was given.
+    /// The number of items that may fail, if given.
     pub tolerated_count: Option<u64>,
-    /// Part of the items that may fail, 0 to 100, if one was given.
+    /// The percentage of items that may fail, 0 to 100, if given.
     pub tolerated_percentage: Option<f64>,
     /// The number of redrives.
     pub redrive_count: u32,
-    /// When it was last redriven.
+    /// The last redrive, in milliseconds since the epoch.
     pub redrive_ms: Option<i64>,
     pub(super) children: Vec<Child>,
     pub(super) next: usize,
@@ -323,15 +319,15 @@ pub(super) enum Wakes {
 /// The result of one [`Machine::apply`].
 #[derive(Debug, Default)]
 pub struct Output {
-    /// To be done, in order.
+    /// The actions to execute, in order.
     pub actions: Vec<Action>,
     /// The history's events, if a history was requested.
     pub history: Option<Vec<HistoryEvent>>,
-    /// States entered.
+    /// The number of entered states.
     pub transitions: u64,
-    /// Evaluations that the wall clock ended.
+    /// The evaluations that were stopped by their time limit.
     pub verdicts: Vec<Verdict>,
-    /// Set when an event is applied again: the evaluations that it ended the first time.
+    /// Set when an event is replayed: the evaluations that were stopped in the first run.
     pub again: Option<Vec<Verdict>>,
 }
 
@@ -366,7 +362,7 @@ impl Machine {
         &self.definition
     }
 
-    /// The result, once it has ended.
+    /// The result, if the execution has ended.
     pub fn outcome(&self) -> Option<&ExecutionOutcome> {
         self.outcome.as_ref()
     }
@@ -376,7 +372,7 @@ impl Machine {
         (self.redrive_count, self.redrive_ms)
     }
 
-    /// Its map runs, oldest first.
+    /// The map runs of the execution, oldest first.
     pub fn map_runs(&self) -> impl Iterator<Item = (MapRunId, &MapRunState)> {
         self.runs.iter().map(|(number, run)| (*number, run))
     }
@@ -412,7 +408,7 @@ impl Machine {
         self.outcome.is_none() && self.ready.is_empty() && self.threads.values().all(waits)
     }
 
-    /// When the next of its timers is due.
+    /// The due time of its next timer.
     pub fn next_timer_ms(&self) -> Option<i64> {
         self.timers.values().map(|timer| timer.at_ms).min()
     }
@@ -422,9 +418,8 @@ impl Machine {
         self.timers.contains_key(&n)
     }
 
-    /// Everything under way, to be done again after a crash: effects that
-    /// no worker has taken, timers, children. Heartbeats are not journalled, so a
-    /// worker has its whole time again.
+    /// The actions for everything in progress, to be repeated after a crash: effects that no worker has taken, timers,
+    /// children. Heartbeats are not journalled, so a worker gets its full heartbeat interval again.
     pub fn resume(&self, now_ms: i64) -> Vec<Action> {
         let mut actions = Vec::new();
         for (n, timer) in &self.timers {

@@ -1,4 +1,4 @@
-//! Task: an effect, its limits, and what comes of it.
+//! Task: an effect, its time limits, and its outcome.
 
 use super::ids::{EffectId, ThreadId};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Turn<'_> {
                 taken: false,
             }));
         }
-        // The engine checks that an activity exists, before anything is scheduled.
+        // The engine checks that an activity exists before its task is scheduled.
         if !is_activity {
             self.scheduled(number, task, &arguments, seconds, credentials.as_ref());
             self.start_timeout(number, seconds);
@@ -90,8 +90,8 @@ impl Turn<'_> {
         }
     }
 
-    /// The error of a task whose heartbeat stayed away. The guide has a name of its own for it in the list of errors
-    /// (retriers and catchers may use it), and says that such a task "fails with a `States.Timeout` error name".
+    /// The error of a task that missed a heartbeat. The guide lists `States.HeartbeatTimeout` as an error name (for
+    /// retriers and catchers), and says that such a task "fails with a `States.Timeout` error name".
     pub(super) fn missed_heartbeat(&self) -> RaisedError {
         match self.m.facts.edition {
             0..3 => RaisedError::named(HEARTBEAT_TIMEOUT),
@@ -99,7 +99,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The events of a task that is on its way.
+    /// Records the events of a scheduled task.
     fn scheduled(
         &mut self,
         number: ThreadId,
@@ -191,7 +191,7 @@ impl Turn<'_> {
         let at_ms = self.at_ms;
         let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         task.taken = true;
-        // A worker's heartbeats count from when it took the task.
+        // The heartbeat interval begins when the worker takes the task.
         let (seconds, heartbeat) = (task.seconds, task.heartbeat);
         match heartbeat {
             None => self.start_heartbeat(number, seconds),
@@ -265,7 +265,7 @@ impl Turn<'_> {
         self.task_succeeded((number, effect), state, task, result, || told.to_text().into());
     }
 
-    /// A task's result; `text` is its form in the history.
+    /// Handles a task's result; `text` returns its form in the history.
     fn task_succeeded(
         &mut self,
         (number, effect): (ThreadId, EffectId),
@@ -349,7 +349,7 @@ impl Turn<'_> {
         self.source(number, state, ErrorSource::Failed(failure));
     }
 
-    /// Takes back the timers and the effect of a task that has its outcome.
+    /// Cancels the timers and the effect of a task that has its outcome.
     fn end_task(&mut self, number: ThreadId, effect: EffectId) {
         self.m.effects.remove(&effect);
         let Some(active) = self.active_mut(number) else { return };
@@ -367,8 +367,8 @@ impl Turn<'_> {
     }
 }
 
-/// Can the integration be called with what came out? The sentence is AWS's for `Parameters`, as people quote it; that
-/// `Arguments` have the same is a guess.
+/// Whether the integration can be called with the evaluated arguments. The message is AWS's for `Parameters`, as users
+/// quote it; it is assumed to be the same for `Arguments`.
 fn startable(state: &State, task: &TaskState, arguments: &Value) -> Result<(), StateError> {
     let Some(shape) = task.resource.parameters() else { return Ok(()) };
     let problems = shape.problems(arguments);
@@ -387,13 +387,13 @@ fn event_names(task: &TaskState) -> (String, String) {
     task.resource.event_names().unwrap_or_else(|| ("unknown".to_owned(), task.arn.to_string()))
 }
 
-/// `resource` and `resourceType`, which every task event ends with.
+/// `resource` and `resourceType`, the last fields of every task event.
 fn with_resource(details: EventDetails, task: &TaskState) -> EventDetails {
     let (kind, name) = event_names(task);
     details.text("resource", name).text("resourceType", kind)
 }
 
-/// `{"RoleArn": …}` as events spell it.
+/// `{"RoleArn": …}` in the spelling of events.
 fn role_of(credentials: &Value) -> Value {
     match credentials.get("RoleArn") {
         Some(role) => Value::object([("roleArn", role.clone())]),

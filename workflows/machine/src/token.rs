@@ -1,11 +1,11 @@
-//! Task tokens: which execution, which effect, and a proof that we gave it out.
+//! Task tokens: the execution, the effect, and an authentication code.
 
 use super::ids::EffectId;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-/// A task token, taken apart.
+/// A parsed task token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     /// The execution's number.
@@ -31,7 +31,7 @@ impl Token {
         Self { execution, effect, proof }
     }
 
-    /// Reads a token; `None` when it cannot be one of ours.
+    /// Parses a token; `None` if it has another format.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = STANDARD.decode(text).ok()?;
         let bytes: [u8; 37] = bytes.try_into().ok()?;
@@ -45,7 +45,7 @@ impl Token {
         })
     }
 
-    /// The text that is given out.
+    /// The text of the token, as given to clients.
     pub fn to_text(self) -> String {
         let mut bytes = vec![VERSION];
         bytes.extend(self.execution.to_be_bytes());

@@ -1,4 +1,4 @@
-//! One event applied: the machine runs until everything waits.
+//! Applies one event: the machine runs until all threads wait.
 
 use super::ids::{ThreadId, TimerId};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::failure::RaisedError;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
 use crate::history::{DetailField, EventDetails, HistoryEvent};
 
-/// The longest duration of a standard execution: AWS's year.
+/// The maximum duration of a standard execution: one year, as on AWS.
 pub(super) const EXECUTION_SECONDS_MAX: u64 = 31_536_000;
 
 /// The root thread's number.
@@ -27,15 +27,15 @@ pub(super) struct Turn<'a> {
     pub(super) ambient: Ambient,
     pub(super) out: &'a mut Output,
     pub(super) queue: VecDeque<ThreadId>,
-    /// A Parallel or Map is failing because of one of its parts.
+    /// Whether a Parallel or Map fails because of one of its parts.
     pub(super) parts_failed: bool,
-    /// Whether the parts beside a failed one have to report that they were aborted.
+    /// Whether the parts in parallel to a failed one have to record that they were aborted.
     pub(super) parts_to_tell: bool,
 }
 
 impl Machine {
-    /// Applies one event that came at `at_ms`. `seq` is its place in the
-    /// journal and part of the seed of everything random.
+    /// Applies one event, which occurred at `at_ms`. `seq` is its sequence number in the journal, and part of the seed
+    /// of all random values.
     pub fn apply(&mut self, at_ms: i64, seq: u64, event: Event, out: &mut Output) {
         if self.outcome.is_some() && !matches!(event, Event::Redrive { .. }) {
             return;
@@ -121,7 +121,7 @@ impl Turn<'_> {
                     .maybe("stateMachineVersionArn", facts.version_arn.as_deref()),
             )
         });
-        // A map run's child has the definition of its parent, and not its time.
+        // A map run's child has its parent's definition, but not its timeout.
         let own = definition.timeout_seconds.filter(|_| facts.map_run_arn.is_none());
         let express = facts.express.then_some(facts.limits.express_seconds_max);
         if let Some(seconds) = own.into_iter().chain(express).min() {
@@ -190,7 +190,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Runs a thread's present state, entering it first when it has just come to it.
+    /// Runs a thread's current state, after entering it if it is new.
     fn step(&mut self, number: ThreadId) {
         let definition = self.m.definition.clone();
         let Some(thread) = self.m.threads.get_mut(&number) else { return };
@@ -293,7 +293,8 @@ impl Turn<'_> {
         }
     }
 
-    /// A timer; one that would be due after the execution's year times the execution out at its end instead.
+    /// Sets a timer; if it would be due after the execution's maximum duration, the execution times out at that point
+    /// instead.
     pub(super) fn set_timer(&mut self, at_ms: i64, wakes: Wakes) -> TimerId {
         let facts = &self.m.facts;
         let begin_ms = self.m.redrive_ms.unwrap_or(facts.start_ms);
@@ -314,14 +315,14 @@ impl Turn<'_> {
         }
     }
 
-    /// A fresh number for a thread, an effect, a timer or a map run.
+    /// Allocates a number for a thread, an effect, a timer or a map run.
     pub(super) fn number(&mut self) -> u32 {
         let n = self.m.next_number;
         self.m.next_number += 1;
         n
     }
 
-    /// Numbers an event, and records it when a recorder is attached.
+    /// Numbers an event, and records it if there is a recorder.
     pub(super) fn emit(
         &mut self,
         previous: u64,
@@ -360,13 +361,13 @@ impl Turn<'_> {
         }
     }
 
-    /// AWS's bound on what goes from state to state.
+    /// Checks AWS's limit on the size of a state's result.
     pub(super) fn check_size(&self, state: &State, value: &Value) -> Result<(), ErrorSource> {
         if value.text_len() <= self.m.facts.limits.payload_bytes_max {
             return Ok(());
         }
         let who = match &state.kind {
-            // A service is named by what it is, a function or an activity by its ARN.
+            // The message names a service by its type, a function or an activity by its ARN.
             StateKind::Task(task) => {
                 task.resource.event_names().map_or_else(|| task.arn.clone(), |(kind, _)| kind.into())
             }
@@ -388,13 +389,13 @@ impl Turn<'_> {
     }
 }
 
-/// A state's output and the variables it assigned.
+/// A state's output and its assigned variables.
 pub(super) struct StateOutput {
     pub(super) output: Value,
     pub(super) assigned: Map,
 }
 
-/// Seconds as milliseconds, bounded far past any limit.
+/// Converts seconds to milliseconds, bounded far above any limit.
 pub(super) fn milliseconds(seconds: u64) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX / 2000).min(i64::MAX / 2000) * 1000
 }
@@ -406,13 +407,13 @@ pub(super) fn failure_details(member: &'static str, failure: &RaisedError) -> Ev
         .maybe("error", failure.error.as_deref())
 }
 
-/// `index` and `name` of an iteration.
+/// The details of an iteration: `index` and `name`.
 pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> EventDetails {
     EventDetails::new(member).number("index", index.into()).text("name", state.name.clone())
 }
 
-/// AWS shows the execution's input to a Map that selects its items as it was written, and to every other first state
-/// without blanks.
+/// AWS shows the execution's input as the client sent it to a Map with an item selector, and without whitespace to
+/// every other first state.
 fn keeps_input_text(kind: &StateKind) -> bool {
     matches!(kind, StateKind::Map(map) if map.item_selector.is_some())
 }

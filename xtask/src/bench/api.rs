@@ -1,5 +1,5 @@
-//! The Kubernetes API: durable writes beside etcd, long lists and the memory of their objects, many watchers, a large
-//! Deployment on simulated nodes.
+//! The Kubernetes API: durable writes compared with etcd, long lists and the memory of their objects, many watchers, a
+//! large Deployment on simulated nodes.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
 
 pub(super) const PARTS: &[&str] = &["writes", "lists", "watches", "deployment"];
 
-/// For the server's connections to 1,000 watchers, and theirs: the API takes an eighth of its open files.
+/// The server's connections to 1,000 watchers and the clients' ends; the API uses at most an eighth of its open files.
 const OPEN_FILES: usize = 28_000;
-/// Nodes of the large Deployment.
+/// The number of nodes of the large Deployment.
 const NODES: &str = "500";
-/// The time after a load at which memory is read: what answers needed is released by then.
+/// The pause between a load and the reading of memory: buffers of responses are released by then.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -63,7 +63,7 @@ impl Bench<'_> {
         turns::figure(&mut load).with_context(|| server.log_tail())
     }
 
-    /// Lists of many objects of 1 KiB, and the server's memory with them.
+    /// Lists of many objects of 1 KiB, and the server's memory usage.
     fn lists(&self) -> Result<Value> {
         println!("\nLists: ConfigMaps of 1 KiB, one client");
         let counts: &[usize] = if self.quick { &[10_000] } else { &[10_000, 100_000] };
@@ -80,7 +80,7 @@ impl Bench<'_> {
                 let figure = self.load(&server, &["--list", listing, "--times", "10"])?;
                 anyhow::ensure!(
                     figure["items"].as_u64() >= u64::try_from(*count).ok(),
-                    "a list is short: {figure}"
+                    "a list is incomplete: {figure}"
                 );
                 table.row(&[
                     count.to_string(),
@@ -100,7 +100,7 @@ impl Bench<'_> {
         Ok(json!({"residentBytesBefore": before, "lists": figures}))
     }
 
-    /// One object that many watch.
+    /// One object with many watchers.
     fn watches(&self) -> Result<Value> {
         println!("\nWatches: one object, a connection for each watcher");
         let events = if self.quick { "20" } else { "200" };
@@ -123,7 +123,7 @@ impl Bench<'_> {
         Ok(Value::Array(figures))
     }
 
-    /// From the request that makes a Deployment to all of its replicas being available, and back.
+    /// From the creation of a Deployment until all of its replicas are available, and back to zero.
     fn deployment(&self) -> Result<Value> {
         let replicas = if self.quick { "500" } else { "5000" };
         println!("\nA Deployment of {replicas} pods on {NODES} simulated nodes");

@@ -1,4 +1,4 @@
-//! The request path: throughput beside the peer, first requests, idle functions, a burst.
+//! The request path: throughput compared with the peer, first requests, idle functions, a burst.
 
 use std::{
     collections::BTreeMap,
@@ -31,21 +31,21 @@ use crate::{
 pub(super) const PARTS: &[&str] = &["throughput", "cold", "idle", "burst"];
 
 const CONNECTIONS: &[u32] = &[1, 16, 64, 256];
-/// Requests an instance of the peer may answer, where instances are reused.
+/// The number of requests that an instance of the peer may answer if instances are reused.
 const PEER_REUSE: u32 = 128;
-/// Functions that sleep, and are each asked once.
+/// The number of sleeping functions that are called once each.
 const COLD_FUNCTIONS: usize = 1_000;
 const IDLE_FUNCTIONS: usize = 10_000;
-/// The number of idle functions that are woken to measure the time.
+/// The number of idle functions whose wake-up is measured.
 const IDLE_WOKEN: usize = 500;
 const BURST_REQUESTS: usize = 20_000;
 /// Connections of the burst over HTTP/2: each carries 200 requests at the same time.
 const BURST_CONNECTIONS: usize = 100;
-/// Open files that each end of the burst needs for everything else.
+/// Open files that each end of the burst needs for other purposes.
 const OPEN_FILES_KEPT: usize = 2_000;
-/// Manifests that are applied at once.
+/// The number of manifests that are applied together.
 const BATCH: usize = 500;
-/// The time in which many functions must become ready.
+/// The timeout for many functions to become ready.
 const SETTLE: Duration = Duration::from_secs(600);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -84,7 +84,7 @@ impl Bench<'_> {
         ServerProcess::start(self.scope, self.binary, &[])
     }
 
-    /// Uploads hello; gives its digest.
+    /// Uploads hello; returns its digest.
     fn upload(&self, server: &ServerProcess) -> Result<String> {
         server.cli(&["deploy", &self.hello.to_string_lossy(), "--name", "hello"])?;
         let function = server.get("function", "hello")?;
@@ -123,7 +123,7 @@ impl Bench<'_> {
         Ok(json!({"peer": peer::version(&wasmtime), "tool": "wrk -t 1", "cells": figures}))
     }
 
-    /// The targets take turns, so that a machine's moods are everyone's.
+    /// The targets take turns, so that changes in the machine's load affect all of them.
     fn rounds(&self, targets: &[Target]) -> Result<BTreeMap<(u32, &'static str, &'static str), Vec<Load>>> {
         let (rounds, duration) = if self.quick { (1, 2) } else { (3, 5) };
         let duration = Duration::from_secs(duration);
@@ -190,8 +190,8 @@ impl Bench<'_> {
         }))
     }
 
-    /// A connection needs an open file at each end: where there are not enough for all requests, fewer are
-    /// sent over HTTP/1.1. Over HTTP/2 all of them are.
+    /// A connection needs an open file at each end: with HTTP/1.1, fewer requests are sent if the limit is too low.
+    /// With HTTP/2 all of them are sent.
     fn burst(&self, generators: &Path, open_files: usize) -> Result<Value> {
         let each = BURST_REQUESTS.min(open_files.saturating_sub(OPEN_FILES_KEPT));
         let mut figures = Vec::new();
@@ -246,7 +246,7 @@ impl Bench<'_> {
     }
 }
 
-/// One thing that is loaded.
+/// One target of the load.
 struct Target {
     isolation: &'static str,
     who: &'static str,
@@ -306,7 +306,7 @@ fn report_throughput(runs: &BTreeMap<(u32, &'static str, &'static str), Vec<Load
     Value::Array(cells)
 }
 
-/// Asks each function once; gives the milliseconds of each.
+/// Calls each function once; returns the duration of each call in milliseconds.
 fn first_requests(address: SocketAddr, order: Vec<usize>) -> Result<Vec<f64>> {
     let mut connection = Connection::open(address)?;
     let mut times = Vec::with_capacity(order.len());
@@ -320,7 +320,7 @@ fn first_requests(address: SocketAddr, order: Vec<usize>) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// The numbers below `count` in an order that is random enough and the same in each run.
+/// The numbers below `count` in a pseudo-random order that is the same in each run.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -349,7 +349,7 @@ fn described(times: &[f64]) -> String {
     format!("p50 {p50}, p99 {p99}, slowest {max}")
 }
 
-/// Looks at a process's memory until it is asked for the peak.
+/// Samples a process's memory until the peak is requested.
 struct Watched {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     thread: std::thread::JoinHandle<u64>,

@@ -1,5 +1,5 @@
-//! The limiting library of containers that share a GPU, on simulated GPUs: how exact shares of time are, and what a
-//! launch and an allocation cost with it.
+//! The limiting library for containers that share a GPU, on simulated GPUs: the accuracy of shares of time, and the
+//! overhead of a launch and of an allocation.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Time of a realistic kernel, beside which the cost of a launch is shown.
+/// The duration of a realistic kernel, to which the overhead of a launch is related.
 const KERNEL_US: f64 = 20.0;
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {

@@ -1,4 +1,4 @@
-//! An HTTP server for an image: answers each request with `hello`, on kept-alive connections, a thread for each.
+//! An HTTP server for an image: answers each request with `hello`, on keep-alive connections, with a thread for each.
 //! A program of its own: the benchmark compiles it.
 
 use std::{

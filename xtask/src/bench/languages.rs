@@ -1,5 +1,5 @@
-//! The same small handler in Rust, JavaScript and Python: build, deployment, first and later calls, memory; beside
-//! `wasmtime serve` and `jco serve` of the same component, where they are there.
+//! The same small handler in Rust, JavaScript and Python: build, deployment, first and later calls, memory; compared
+//! with `wasmtime serve` and `jco serve` of the same component, if they are available.
 
 use std::{
     fs,
@@ -30,11 +30,11 @@ use crate::{
 };
 
 const CONNECTIONS: [u32; 2] = [1, 64];
-/// The numbers of functions for which memory is read.
+/// The numbers of functions for which memory is measured.
 const FUNCTIONS: [usize; 3] = [1, 10, 100];
-/// A first build fetches a tool chain; compiling interpreters a hundred times over would take longer than this.
+/// A first build downloads a toolchain; compiling the interpreter a hundred times would take longer than this.
 const SETTLE: Duration = Duration::from_secs(600);
-/// The time after a change at which memory is read.
+/// The pause between a change and the reading of memory.
 const IDLE: Duration = Duration::from_secs(2);
 const JAVASCRIPT: &str = "export function fetch(request) {\n  return new Response(\"hello\\n\");\n}\n";
 const PYTHON: &str = "import mayfly\n\n\ndef handle(request):\n    return mayfly.Response(\"hello\\n\")\n";
@@ -65,7 +65,7 @@ struct Bench<'b> {
     cells: Table,
 }
 
-/// jco of npm, in the folder of the tools. `None` where it cannot be had.
+/// jco of npm, in the folder of the tools. `None` if it cannot be installed.
 fn jco(quick: bool) -> Option<PathBuf> {
     let folder = tools::folder().ok()?.join("jco");
     let program = folder.join("node_modules/.bin/jco");
@@ -146,7 +146,7 @@ impl Bench<'_> {
             "residentBytesBefore": before, "memory": memory, "warm": warm}))
     }
 
-    /// Builds a script; gives the component.
+    /// Builds a script; returns the component.
     fn build(&self, file: &str, source: &str) -> Result<PathBuf> {
         let script = self.scope.temporary_folder("script")?.join(file);
         fs::write(&script, source).context("cannot write a script")?;
@@ -155,8 +155,8 @@ impl Bench<'_> {
         Ok(path.into())
     }
 
-    /// Deploys more and more functions of one component and calls each once; gives the server's memory, and the
-    /// times of first calls in milliseconds.
+    /// Deploys an increasing number of functions of one component and calls each once; returns the server's memory, and
+    /// the times of first calls in milliseconds.
     fn memory(&self, server: &ServerProcess, digest: &str) -> Result<(Vec<Value>, Vec<f64>)> {
         let (mut rows, mut first_calls, mut known) = (Vec::new(), Vec::new(), 0);
         for count in FUNCTIONS {

@@ -1,4 +1,4 @@
-//! The load tool: `wrk`, one thread, as many connections as asked.
+//! The load tool: `wrk`, with one thread and the given number of connections.
 
 use std::{net::SocketAddr, process::Command, time::Duration};
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::{command, tools};
 
-/// The figures of one run of the tool. Latencies in milliseconds.
+/// The results of one run of the tool. Latencies in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Load {
     pub(super) per_second: f64,
     pub(super) p50: f64,
     pub(super) p99: f64,
-    /// Answers that were no 2xx or 3xx, and broken connections.
+    /// Responses outside 2xx and 3xx, and failed connections.
     pub(super) errors: u64,
 }
 
@@ -35,14 +35,14 @@ pub(super) fn ensure() -> Result<()> {
     bail!("wrk, the load tool, is missing: `apt-get install wrk` as root")
 }
 
-/// Asks for one path, over and over.
+/// Requests one path in a loop.
 pub(super) fn run(address: SocketAddr, path: &str, connections: u32, duration: Duration) -> Result<Load> {
     let mut wrk = Command::new("wrk");
     wrk.args(["--latency", "--timeout", "30s", "-t", "1"]);
     wrk.args(["-c", &connections.to_string(), "-d", &format!("{}s", duration.as_secs())]);
     wrk.arg(format!("http://{address}{path}"));
     let text = command::output(&mut wrk)?;
-    parse(&text).with_context(|| format!("wrk printed something else:\n{text}"))
+    parse(&text).with_context(|| format!("unexpected output of wrk:\n{text}"))
 }
 
 fn parse(text: &str) -> Option<Load> {

@@ -1,4 +1,4 @@
-//! A function beside neighbours that misbehave: what is left of its throughput and its latency.
+//! Throughput and latency of a function next to misbehaving neighbours.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -28,15 +28,15 @@ use crate::{
 
 pub(super) const PARTS: &[&str] = &["fresh", "reuse", "api"];
 
-/// Connections of the victim.
+/// The number of connections to the victim.
 const CONNECTIONS: u32 = 8;
-/// A neighbour's requests end after this long.
+/// The timeout of a neighbour's requests.
 const TIMEOUT: &str = "2s";
 const SETTLE: Duration = Duration::from_secs(60);
-/// Requests of the API that are timed beside each neighbour.
+/// The number of API requests that are timed for each neighbour.
 const API_REQUESTS: usize = 200;
 
-/// A neighbour: its example, and what it is asked for.
+/// A neighbour: its example, and the query of its requests.
 struct Neighbour {
     name: &'static str,
     example: &'static str,
@@ -75,7 +75,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     Ok(Value::Object(figures))
 }
 
-/// Accepts connections into its queue and answers none of them.
+/// Accepts connections into its backlog, and answers none of them.
 fn silent_upstream() -> Result<TcpListener> {
     TcpListener::bind("127.0.0.1:0").context("no free port")
 }
@@ -97,11 +97,11 @@ struct Bench<'b> {
     binary: PathBuf,
     guests: PathBuf,
     neighbours: Vec<Neighbour>,
-    /// Of each measurement.
+    /// The duration of each measurement.
     duration: Duration,
 }
 
-/// Requests of a neighbour that are under way all the time, until this is dropped.
+/// Keeps requests to a neighbour in progress until it is dropped.
 struct Pressure<'b> {
     scope: &'b Cleanup,
     id: u32,
@@ -123,7 +123,7 @@ impl Bench<'_> {
         wrk.args(["-t", "1", "-d", "1h", "--timeout", "60s", "-c", &connections.to_string()]);
         wrk.arg(format!("http://{address}{path}")).stdout(Stdio::null()).stderr(Stdio::null());
         let id = self.scope.spawn(&mut wrk)?;
-        // The first requests of each of its connections are the ones that meet an unknown function.
+        // The first requests reach a function that is not loaded yet; wait until it is.
         std::thread::sleep(Duration::from_millis(500));
         Ok(Pressure { scope: self.scope, id })
     }
@@ -169,7 +169,7 @@ impl Bench<'_> {
         Ok(report.print())
     }
 
-    /// A server for each component, as `wasmtime serve` has one only.
+    /// One server per component, because `wasmtime serve` has only one.
     fn wasmtime(&self, wasmtime: &Path, cores: u32) -> Result<Value> {
         println!("\n`wasmtime serve` (fresh), hello beside a server for the neighbour");
         let victim = peer::start(self.scope, wasmtime, &self.guest("hello"), None)?;
@@ -189,7 +189,7 @@ impl Bench<'_> {
         Ok(report.print())
     }
 
-    /// Requests of the Step Functions API, one after the other.
+    /// Sequential requests of the Step Functions API.
     fn api(&self, cores: u32) -> Result<Value> {
         println!("\nThe Step Functions API (ListStateMachines), one connection, beside neighbours");
         let server = self.server("fresh")?;
@@ -217,7 +217,7 @@ impl Bench<'_> {
     }
 }
 
-/// Milliseconds of each request.
+/// The duration of each request in milliseconds.
 fn api_times(address: SocketAddr) -> Result<Vec<f64>> {
     let mut connection = Connection::open(address)?;
     let headers = [
@@ -234,7 +234,7 @@ fn api_times(address: SocketAddr) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// The victim's figures alone, and beside its neighbours.
+/// The victim's results alone, and next to each neighbour.
 struct Report {
     alone: Load,
     table: Table,

@@ -1,4 +1,4 @@
-//! Services and names: rules in the kernel with many Services, the name server's answers, functions that are containers.
+//! Networking: kernel rules with many Services, DNS queries, functions that are containers.
 
 use std::{
     process::Command,
@@ -28,9 +28,9 @@ use crate::{
 pub(super) const PARTS: &[&str] = &["services", "names", "functions"];
 
 const IMAGE: &str = "docker.io/library/hello:bench";
-/// The time in which something must settle.
+/// The timeout of each condition.
 const SETTLE: Duration = Duration::from_secs(60);
-/// Connections of the warm requests.
+/// The number of connections of the warm requests.
 const CONNECTIONS: u32 = 16;
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -99,7 +99,8 @@ fn report_names(figures: Value) -> Value {
     figures
 }
 
-/// A function of an image from zero beside the start of a pod of the same image, and warm beside one of wasm.
+/// A cold start of a container function compared with the start of a pod of the same image, and warm requests compared
+/// with a wasm function.
 fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
     let rounds = if options.quick { 5 } else { 20 };
     let duration = Duration::from_secs(if options.quick { 3 } else { 10 });
@@ -115,7 +116,7 @@ fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
     server.cli(&["deploy", &guests.join("hello.wasm").to_string_lossy(), "--name", "hello"])?;
     server.wait_until_functions_ready(2, SETTLE)?;
     let mut watch = PodWatch::start(&server)?;
-    // The first pod starts what is started once: containerd, the bridge.
+    // The first pod starts containerd and creates the bridge.
     watch.round(&server, &[pods::pod("warm", IMAGE, &["/bin/hello"])])?;
     let (mut from_zero, mut pod_start) = (Vec::new(), Vec::new());
     for round in 0..rounds {

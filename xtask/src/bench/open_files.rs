@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// Raises the limit to `wanted` files, or to the highest that is allowed, by starting this program again with it. Gives
+/// Raises the limit to `wanted` files, or to the highest permitted value, by restarting this program with it. Returns
 /// the limit.
 pub(super) fn raise(wanted: usize) -> Result<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -18,6 +18,6 @@ pub(super) fn raise(wanted: usize) -> Result<usize> {
     let mut again = Command::new("sh");
     again.args(["-c", &format!("ulimit -S -n {wanted} && exec \"$@\""), "sh"]);
     again.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
-    let status = again.status().context("cannot start again with more open files")?;
+    let status = again.status().context("cannot restart with more open files")?;
     std::process::exit(status.code().unwrap_or(1))
 }

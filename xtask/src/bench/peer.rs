@@ -1,4 +1,4 @@
-//! The peer: `wasmtime serve`, of the same wasmtime line that Mayfly embeds.
+//! The peer: `wasmtime serve`, of the same wasmtime release series that Mayfly embeds.
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -19,15 +19,15 @@ use crate::{
 };
 
 const VERSION: &str = "^48";
-/// The features that `serve` needs to run at its full speed. Profiling and debugging hooks, which cost time in each
-/// call, are left out, so that the peer is not slowed by its build.
+/// The features that `serve` needs for full speed. Hooks for profiling and debugging, which cost time in each call, are
+/// excluded, so that the build does not slow down the peer.
 const FEATURES: &str = "run,serve,compile,component-model,component-model-async,pooling-allocator,\
                         parallel-compilation,threads,gc,gc-drc,gc-null,addr2line,demangle,logging";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Builds it when it is not there.
+/// Builds it if it is missing.
 pub(super) fn ensure() -> Result<PathBuf> {
-    // One of another line would be another peer.
+    // Another release series would be another peer.
     let found = tools::find("wasmtime").filter(|found| {
         command::output(Command::new(found).arg("--version"))
             .is_ok_and(|said| said.starts_with("wasmtime 48."))
@@ -43,7 +43,7 @@ pub(super) fn ensure() -> Result<PathBuf> {
         "wasmtime-cli",
         &["--version", VERSION, "--no-default-features", "--features", FEATURES],
     )?;
-    tools::find("wasmtime").context("cargo installed wasmtime-cli, but there is no wasmtime")
+    tools::find("wasmtime").context("cargo installed wasmtime-cli, but wasmtime is missing")
 }
 
 pub(super) fn version(wasmtime: &Path) -> String {
@@ -55,7 +55,7 @@ pub(super) struct PeerServer {
     pub(super) address: SocketAddr,
 }
 
-/// Starts `wasmtime serve` with pooling; `reuse` is how many requests an instance may answer.
+/// Starts `wasmtime serve` with pooling; `reuse` is the number of requests that an instance may answer.
 pub(super) fn start(
     scope: &Cleanup,
     wasmtime: &Path,
@@ -83,8 +83,8 @@ fn serve(wasmtime: &Path, component: &Path, address: SocketAddr, reuse: Option<u
     serve
 }
 
-/// The cost of a first request with the peer: a process for it, from its start to the answer, in milliseconds. The
-/// component was compiled before.
+/// The duration of a first request to the peer, from the start of its process to the response, in milliseconds. The
+/// component is already compiled.
 pub(super) fn cold_starts(
     scope: &Cleanup,
     wasmtime: &Path,
@@ -126,7 +126,7 @@ pub(super) fn cold_starts(
     Ok(times)
 }
 
-/// The peer takes no port 0.
+/// The peer does not support port 0.
 pub(super) fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?)

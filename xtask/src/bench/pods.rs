@@ -1,5 +1,5 @@
-//! Pods of an image: from being bound to running, one at a time and fifty at once, beside `ctr run` of the same image
-//! on the same containerd; the round trip of an exec. Needs root, containerd, kubectl, ctr and a static busybox.
+//! Pods of an image: from bound to running, one at a time and fifty together, compared with `ctr run` of the same image
+//! on the same containerd; the duration of an exec. Needs root, containerd, kubectl, ctr and a static busybox.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Pods that are made at once.
+/// The number of pods that are created together.
 const AT_ONCE: usize = 50;
 /// The timeout of a round.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(120);
@@ -36,7 +36,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     server.cli(&["image", "import", &archive.to_string_lossy()])?;
     let mut watch = PodWatch::start(&server)?;
     let kubectl = |arguments: &[&str]| server.kubectl(arguments);
-    // The first pod starts what is started once: containerd, the bridge.
+    // The first pod starts containerd and creates the bridge.
     watch.round(&server, &[sleeping("warm")])?;
     let mut alone = Vec::new();
     let (mut ctr_run, mut exec, mut ctr_exec) = (Vec::new(), Vec::new(), Vec::new());
@@ -83,7 +83,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-/// A `kubectl get --watch`, whose lines are stamped when they come.
+/// A `kubectl get --watch` whose lines get a timestamp on arrival.
 pub(super) struct PodWatch {
     kubectl: Child,
     lines: mpsc::Receiver<(Instant, String)>,
@@ -100,7 +100,7 @@ impl PodWatch {
             .spawn()
             .context("cannot start kubectl")?;
         let output = BufReader::new(kubectl.stdout.take().context("kubectl has no output")?);
-        // Bounded by the pods of one round, each of which changes a few times.
+        // The bound covers the pods of one round, each of which changes a few times.
         let (sender, lines) = mpsc::sync_channel(64 * AT_ONCE);
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
@@ -112,7 +112,7 @@ impl PodWatch {
         Ok(Self { kubectl, lines })
     }
 
-    /// Makes pods in one request each and waits until all run; gives the times from bound to running, in
+    /// Creates pods in one request each and waits until all run; returns the times from bound to running, in
     /// milliseconds.
     pub(super) fn round(&mut self, server: &ServerProcess, pods: &[Value]) -> Result<Vec<f64>> {
         let names: Vec<&str> = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
@@ -149,7 +149,7 @@ impl PodWatch {
 
 impl Drop for PodWatch {
     fn drop(&mut self) {
-        // It may have ended with the server.
+        // kubectl may have ended with the server.
         let _ = self.kubectl.kill();
         let _ = self.kubectl.wait();
     }

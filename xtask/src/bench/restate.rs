@@ -12,14 +12,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{cleanup::Cleanup, command, http::Connection, server::wait_for, tools};
 
-/// The package that npm installs once.
+/// The npm packages, which are installed once.
 const SERVER: &str = "@restatedev/restate-server@1.7";
 const SDK: &str = "@restatedev/restate-sdk@1.17";
 const SERVICES: &str = include_str!("restate_services.mjs");
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Restate {
-    /// The server's process; the handlers' is another.
+    /// The process id of the server; the handlers have another process.
     pub(super) id: u32,
     handlers: u32,
     pub(super) ingress: SocketAddr,
@@ -27,7 +27,7 @@ pub(super) struct Restate {
 }
 
 impl Restate {
-    /// Installs it when it is not there, starts it in a new folder, and registers the handlers.
+    /// Installs it if it is missing, starts it in a new folder, and registers the handlers.
     pub(super) fn start(scope: &Cleanup) -> Result<Self> {
         let folder = install()?;
         let server = program(&folder)?;
@@ -62,7 +62,7 @@ impl Restate {
     }
 }
 
-/// Puts the packages into our folder of tools.
+/// Installs the packages into the folder of tools.
 fn install() -> Result<PathBuf> {
     let folder = tools::folder()?.join("restate");
     if program(&folder).is_ok() && folder.join("node_modules/@restatedev/restate-sdk").is_dir() {
@@ -79,7 +79,7 @@ fn install() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The server's own binary: npm's wrapper would be one process more.
+/// The server's binary without npm's wrapper, which would be an additional process.
 fn program(folder: &Path) -> Result<PathBuf> {
     let packages = folder.join("node_modules/@restatedev");
     let entries = std::fs::read_dir(&packages).with_context(|| format!("no {}", packages.display()))?;
@@ -100,7 +100,7 @@ fn listening(scope: &Cleanup, id: u32, who: &str, address: SocketAddr) -> Result
     })
 }
 
-/// Tells the server where its handlers are; it takes that once it has become its own cluster.
+/// Registers the handlers, which the server accepts once its cluster is initialised.
 fn register(scope: &Cleanup, id: u32, admin: SocketAddr, handlers: SocketAddr) -> Result<()> {
     let body = format!("{{\"uri\":\"http://127.0.0.1:{}\"}}", handlers.port());
     wait_for("Restate taking its handlers", START_TIMEOUT, || {

@@ -1,4 +1,4 @@
-// Restate's SDK wants node 22 for this alone.
+// The only feature of node 22 that Restate's SDK needs.
 Promise.withResolvers ??= () => {
   let resolve, reject;
   const promise = new Promise((yes, no) => { resolve = yes; reject = no; });
@@ -6,7 +6,7 @@ Promise.withResolvers ??= () => {
 };
 const restate = await import("@restatedev/restate-sdk");
 
-/** A handler of so many durable steps. */
+/** A handler with `count` durable steps. */
 const steps = (count) => async (ctx, input) => {
   let value = input;
   for (let at = 0; at < count; at++) {

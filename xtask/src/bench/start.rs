@@ -1,4 +1,4 @@
-//! The time from starting the process to being ready, and its memory while it is idle.
+//! The time from the start of the process until it is ready, and its idle memory.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The time after being ready at which memory is read: allocations of the start are released by then.
+/// The pause between readiness and the reading of memory: allocations of the start are released by then.
 const IDLE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {

@@ -1,4 +1,5 @@
-//! Sides that take turns: the same load on each, round by round, so that a machine's moods are everyone's.
+//! Runs the same load on several systems in turns, round by round, so that changes in the machine's load affect all of
+//! them.
 
 use std::process::Command;
 
@@ -7,13 +8,13 @@ use serde_json::{Value, json};
 
 use crate::{command, table::median};
 
-/// One side of a comparison, and the program that loads it with so many clients.
+/// One system of a comparison, and the program that loads it with a number of clients.
 pub(super) struct Side {
     pub(super) name: String,
     pub(super) load: Box<dyn Fn(u32) -> Command>,
 }
 
-/// The figures of one side with this many clients, one for each round.
+/// The results of one system with a number of clients, one for each round.
 pub(super) struct Cell {
     pub(super) side: String,
     pub(super) clients: u32,
@@ -31,7 +32,7 @@ impl Cell {
     }
 }
 
-/// Every side with every number of clients, `rounds` times. The last line that a load prints is its figure.
+/// Runs every system with every number of clients, `rounds` times. The last line of a load's output is its result.
 pub(super) fn take(sides: &[Side], clients: &[u32], rounds: usize) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for clients in clients {
@@ -49,7 +50,7 @@ pub(super) fn take(sides: &[Side], clients: &[u32], rounds: usize) -> Result<Vec
     Ok(cells)
 }
 
-/// Runs a load; gives its figure.
+/// Runs a load; returns its result.
 pub(super) fn figure(load: &mut Command) -> Result<Value> {
     let text = command::output(load)?;
     let line = text.lines().last().unwrap_or_default();

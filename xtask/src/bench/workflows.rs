@@ -1,5 +1,5 @@
-//! Durable workflows beside Restate, and what else an engine is asked for: express transitions, a wide Map,
-//! executions that wait.
+//! Durable workflows compared with Restate, and other loads of an engine: express transitions, a wide Map, waiting
+//! executions.
 
 mod timers;
 
@@ -37,12 +37,12 @@ const STEPS: &[(usize, &str)] = &[(1, "one"), (3, "three"), (9, "nine")];
 /// The number of clients at which the cost of a step is measured.
 const COST_CLIENTS: u32 = 64;
 const COST_STEPS: (usize, &str) = (3, "three");
-/// States of the express machine, each of them a transition.
+/// The number of states of the express machine, each of which is a transition.
 const EXPRESS_STATES: usize = 100;
 const MAP_ITEMS: usize = 10_000;
 const WAITING: usize = 100_000;
 const READY: Duration = Duration::from_secs(60);
-/// The input of every function; the answer of a step is the next one's input.
+/// The input of every function; the response of a step is the input of the next one.
 const INPUT: &str = r#"{"name":"Ada"}"#;
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -81,14 +81,14 @@ struct Bench<'b> {
 }
 
 impl Bench<'_> {
-    /// A server with the function that is every step's work.
+    /// A server with the function that every step calls.
     fn start(&self) -> Result<ServerProcess> {
         let server = ServerProcess::start(self.scope, &self.binary, &[])?;
         server.cli(&["deploy", &self.greet.to_string_lossy(), "--name", "upload"])?;
         let function = server.get("function", "upload")?;
         let component =
             function["spec"]["source"]["component"].as_str().context("upload names no component")?;
-        // Restate's handlers live in one process for all calls, so instances are reused for the comparison.
+        // Restate's handlers are one process for all calls, so instances are reused here, too.
         let spec = json!({
             "isolation": "reuse",
             "limits": {"concurrency": 1000},
@@ -106,7 +106,7 @@ impl Bench<'_> {
         load
     }
 
-    /// So many steps, started to finished, beside Restate.
+    /// Workflows with a number of steps, from start to end, compared with Restate.
     fn steps(&self) -> Result<Value> {
         println!("\nDurable steps, from the start to the end of a workflow");
         let server = self.start()?;
@@ -156,7 +156,7 @@ impl Bench<'_> {
         sides
     }
 
-    /// The cost of a step in disk and memory, for each side.
+    /// The cost of a step in disk and memory, for each system.
     fn costs(&self, server: &ServerProcess, peer: Option<&Restate>) -> Result<Value> {
         let (count, name) = COST_STEPS;
         let machine = create(server.workflows, "cost", "STANDARD", &steps_of(count))?;
@@ -241,7 +241,7 @@ impl Bench<'_> {
         Ok(Value::Object(figures))
     }
 
-    /// Executions that wait for an hour: they cost a row and a timer.
+    /// Executions that wait for an hour: each costs a row and a timer.
     fn waiting(&self) -> Result<Value> {
         println!("\n{WAITING} executions that wait");
         let server = self.start()?;
@@ -310,7 +310,7 @@ fn print_steps(count: usize, cells: &[Cell]) {
     println!("\n{}", table.text());
 }
 
-/// A workflow of this many calls of the function, each with the answer of the one before.
+/// A workflow with this number of calls of the function, each with the response of the previous one.
 fn steps_of(count: usize) -> Value {
     let mut states = Map::new();
     for at in 1..=count {
@@ -336,7 +336,7 @@ fn task(payload: Value, last: bool) -> Value {
     task
 }
 
-/// Every other state decides, the others pass on.
+/// Choice and Pass states alternate.
 fn express_machine() -> Value {
     let mut states = Map::new();
     for at in 1..EXPRESS_STATES {
@@ -352,7 +352,7 @@ fn express_machine() -> Value {
     json!({"StartAt": "S1", "States": states})
 }
 
-/// Makes a state machine; gives its ARN.
+/// Creates a state machine; returns its ARN.
 fn create(address: SocketAddr, name: &str, kind: &str, definition: &Value) -> Result<String> {
     let answer = call(
         address,
@@ -379,15 +379,15 @@ fn call(address: SocketAddr, operation: &str, params: &Value) -> Result<Value> {
         [("content-type", "application/x-amz-json-1.0"), ("x-amz-target", &*target), ("x-mayfly-wait", "60")];
     let answer = Connection::open(address)?.call("POST", "/", &headers, params.to_string().as_bytes())?;
     ensure!(answer.status == 200, "{operation} answered {}: {}", answer.status, answer.text());
-    serde_json::from_slice(&answer.body).with_context(|| format!("{operation} answered no JSON"))
+    serde_json::from_slice(&answer.body).with_context(|| format!("the response of {operation} is not JSON"))
 }
 
-/// Bytes that a process had written to disks.
+/// Bytes that a process has written to disks.
 fn written_bytes(id: u32) -> Result<u64> {
     let path = format!("/proc/{id}/io");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
-    line.context("no write_bytes")?.trim().parse().context("write_bytes is no number")
+    line.context("no write_bytes")?.trim().parse().context("write_bytes is not a number")
 }
 
 /// Counts a process's fsyncs with `perf`, if it is installed and permitted.
@@ -404,7 +404,7 @@ impl Syncs {
         stat.stderr(std::process::Stdio::piped()).spawn().ok().map(Self)
     }
 
-    /// The count since the start; `None` when perf could not tell.
+    /// The count since the start; `None` if perf failed.
     fn stop(self) -> Option<u64> {
         command::quietly(Command::new("kill").args(["-INT", &self.0.id().to_string()])).ok()?;
         let said = self.0.wait_with_output().ok()?;

@@ -25,7 +25,7 @@ use crate::{
 const CLIENTS: &[u32] = &[1, 64];
 const ETCD_START_TIMEOUT: Duration = Duration::from_secs(30);
 const ETCD: &str = "etcd, over gRPC";
-/// Filesystems that are memory: a sync costs nothing there, and nothing is durable.
+/// Filesystems in memory: a sync costs nothing, and nothing is durable.
 const IN_MEMORY: &[&str] = &["tmpfs", "ramfs"];
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
@@ -71,17 +71,17 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     }))
 }
 
-/// The ratio of one side's writes to etcd's with as many clients.
+/// The ratio of one system's writes to etcd's with the same number of clients.
 struct Beside {
     side: String,
     clients: u32,
-    /// In each turn: the machine was as busy for both.
+    /// The ratio of each turn, in which the machine's load was the same for both.
     turns: Vec<f64>,
     median: f64,
 }
 
 impl Beside {
-    /// `None` for etcd itself, and where there is none.
+    /// `None` for etcd itself, and if etcd was not measured.
     fn etcd(cell: &Cell, cells: &[Cell]) -> Option<Self> {
         let etcd = cells.iter().find(|other| other.side == ETCD && other.clients == cell.clients)?;
         if cell.side == ETCD {
@@ -106,7 +106,7 @@ impl Beside {
     }
 }
 
-/// Writes a second of each turn, in their order.
+/// The writes per second of each turn, in order.
 fn rates(cell: &Cell) -> Vec<f64> {
     let figures = cell.json();
     let turns = figures["runs"].as_array().into_iter().flatten();
@@ -117,23 +117,23 @@ fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
 }
 
-/// The filesystem that all sides write to. One in memory is refused: the figures would not be of durable writes.
+/// The filesystem that all sides write to. One in memory is an error, because the writes would not be durable.
 fn disk() -> Result<String> {
     let folder = std::env::temp_dir();
-    let place = folder.canonicalize().with_context(|| format!("there is no {}", folder.display()))?;
+    let place = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let kind = filesystem_of(&mounts, &place).unwrap_or("unknown").to_owned();
     if IN_MEMORY.contains(&&*kind) {
         bail!(
-            "{} is in memory ({kind}), where no write is durable: name a folder on a disk with TMPDIR=folder",
+            "{} is in memory ({kind}), where no write is durable: set TMPDIR to a folder on a disk",
             place.display()
         );
     }
     Ok(kind)
 }
 
-/// The type of the filesystem that a path is on, from lines of `device folder type options`: of those folders that it
-/// is in, the innermost; of those that are mounted over each other, the last.
+/// The type of the filesystem of a path, from lines of `device folder type options`: that of the innermost mount point
+/// above the path, and of several mounts on one folder the last.
 fn filesystem_of<'m>(mounts: &'m str, path: &Path) -> Option<&'m str> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -163,7 +163,7 @@ fn api(examples: &Path, server: &ServerProcess, seconds: u32) -> Side {
     Side { name: "mayfly, through the API".into(), load: Box::new(command) }
 }
 
-/// The same load, on etcd. Its own data directory on the same disk, its own defaults.
+/// The same load on etcd, with its data directory on the same disk and its default settings.
 fn etcd(scope: &Cleanup, examples: &Path, seconds: u32) -> Result<Side> {
     if tools::find("etcd").is_none() {
         anyhow::ensure!(
@@ -229,7 +229,7 @@ mod tests {
             ("/home/somebody", Some("ext4")),
             ("/tmp", Some("tmpfs")),
             ("/tmp/mayfly", Some("tmpfs")),
-            // A name that begins the same.
+            // A name with the same prefix.
             ("/tmpfile", Some("ext4")),
             ("/tmp/disk/mayfly", Some("tmpfs")),
             ("nowhere", None),

@@ -1,4 +1,4 @@
-//! Containers on a server of their own: an image from the built-in registry, a Deployment behind a Service and an
+//! Containers on a separate server: an image from the built-in registry, a Deployment behind a Service and an
 //! Ingress with TLS, an exec, a rolling update under load, a function that is half wasm and half container, a Job with
 //! files. Needs root.
 
@@ -28,13 +28,13 @@ use crate::{
 };
 
 const PROGRAMS: [&str; 8] = ["kubectl", "containerd", "runc", "nft", "ip", "skopeo", "openssl", "curl"];
-/// The image as pods name it: whatever the port of the registry is.
+/// The image's name in pods, which does not depend on the registry's port.
 const IMAGE: &str = "registry.mayfly.internal/demo/busybox:1";
 const HOST: &str = "shop.example.com";
-/// Calls over which a split is counted.
+/// The number of calls for which a traffic split is counted.
 const SPLIT_CALLS: usize = 100;
 
-/// The reason why there can be no containers here.
+/// The reason why this machine cannot run containers.
 pub(super) fn missing() -> Option<String> {
     if !tools::is_root() {
         return Some("not root".into());
@@ -49,7 +49,7 @@ pub(super) fn missing() -> Option<String> {
 pub(super) fn run(scope: &Cleanup, binary: &Path, guests: &Path) -> Result<()> {
     let server =
         ServerProcess::start(scope, binary, &["--containers", "on", "--https-listen", "127.0.0.1:0"])?;
-    // Containers outlive the server: they are removed through it.
+    // Containers outlive the server, so they are removed while it runs.
     let mut remove = Command::new("kubectl");
     remove.arg("--kubeconfig").arg(server.kubeconfig()).args(["delete", "--all", "--wait", "--timeout=60s"]);
     remove.arg("functions,deployments,replicasets,jobs,pods");
@@ -62,7 +62,7 @@ pub(super) fn run(scope: &Cleanup, binary: &Path, guests: &Path) -> Result<()> {
     })
 }
 
-/// Pods that answer with a version.
+/// Pods that respond with a version.
 fn web(version: &str) -> Value {
     let labels = json!({"app": "web"});
     let script =
@@ -70,7 +70,7 @@ fn web(version: &str) -> Value {
     let container = json!({"name": "web", "image": IMAGE, "command": ["/bin/sh", "-c", script],
         "env": [{"name": "VERSION", "value": version}],
         "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
-        // A pod serves on until every proxy knows that it ends.
+        // A pod keeps serving until every proxy has removed it.
         "lifecycle": {"preStop": {"sleep": {"seconds": 2}}}});
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {
         "replicas": 2, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
@@ -86,7 +86,7 @@ fn ingress() -> Value {
         "rules": [{"host": HOST, "http": {"paths": paths}}]}})
 }
 
-/// A Job that counts the lines of an input and leaves a file.
+/// A Job that counts the lines of an input and writes a file.
 fn job() -> Value {
     let script = "wc -l < /mayfly/in/text > /mayfly/out/lines; mkdir -p /mayfly/out/artifacts; \
         busybox sort /mayfly/in/text > /mayfly/out/artifacts/sorted.txt";
@@ -97,7 +97,7 @@ fn job() -> Value {
             "spec": {"restartPolicy": "Never", "containers": [container]}}}})
 }
 
-/// A client that asks without a pause, until it is stopped.
+/// A client that sends requests without pause until it is stopped.
 struct Load {
     answered: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -119,7 +119,7 @@ impl Load {
         Self { answered, stop, client }
     }
 
-    /// Ends the client; gives the number of its answers.
+    /// Stops the client; returns the number of responses.
     ///
     /// # Errors
     /// The first request that failed.
@@ -127,7 +127,7 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
         let count = self.answered.load(Ordering::Relaxed);
         let ended = self.client.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
-        ended.with_context(|| format!("a request failed, after {count} that did not"))?;
+        ended.with_context(|| format!("a request failed, after {count} successful ones"))?;
         Ok(count)
     }
 }
@@ -143,7 +143,7 @@ impl Demo<'_> {
         self.files_of_a_job(folder)
     }
 
-    /// Shows a kubectl command, runs it and shows what it printed.
+    /// Prints a kubectl command, runs it and prints its output.
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let words = arguments.iter().map(|word| match word.rsplit('/').next() {
             Some(file) if word.starts_with('/') => file.to_owned(),
@@ -183,7 +183,7 @@ impl Demo<'_> {
         let ip = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
         let port =
             service["spec"]["ports"][0]["nodePort"].as_u64().context("the Service has no node port")?;
-        // Node ports are not served on the loopback addresses: this one is the node's on the bridge of its pods.
+        // Node ports do not work on loopback addresses; this is the node's address on the bridge of its pods.
         let routes = self.server.kubectl(&["exec", "deployment/web", "--", "busybox", "ip", "route"])?;
         let node = routes.split("via ").nth(1).and_then(|rest| rest.split(' ').next());
         let node = node.with_context(|| format!("a pod has no default route: {routes}"))?;
@@ -249,7 +249,7 @@ impl Demo<'_> {
         let load = Load::start(service);
         self.kubectl(&["set", "env", "deployment/web", "VERSION=2"])?;
         self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-        wait_for("the pods of version 1 being gone", SETTLE, || {
+        wait_for("the removal of the pods of version 1", SETTLE, || {
             let pods = self.server.kubectl(&["get", "pods", "-l", "app=web", "-o", "name"])?;
             Ok((pods.lines().count() == 2).then_some(()))
         })?;

@@ -1,7 +1,7 @@
-//! Type names that are defined more than once: one concept has one word, and one word one concept.
+//! Finds type names that are defined more than once: each concept has one name, and each name one concept.
 //!
 //! Only names that other modules can use are counted (`pub`, `pub(crate)`, …), and no tests: a private type is read
-//! beside its uses.
+//! next to its uses.
 
 use std::{
     collections::BTreeMap,
@@ -12,12 +12,12 @@ use anyhow::{Context, Result};
 
 use super::rust_files;
 
-/// Conventions of the workspace: each crate or plan has its own.
+/// Names that each crate or plan may define, by convention.
 const CONVENTIONS: &[&str] = &["Config", "Error", "Step"];
 /// Folders whose types are not part of the platform.
 const OUTSIDE: &[&str] = &["sdk", "examples", "tests", "benches"];
 
-/// A message for each name that is defined more than once and is no convention.
+/// A message for each name that is defined more than once and is not a convention.
 pub(super) fn duplicates(root: &Path) -> Result<Vec<String>> {
     let mut files: Vec<PathBuf> = Vec::new();
     rust_files(root, &mut files)?;
@@ -45,7 +45,7 @@ fn messages(defined: &BTreeMap<String, Vec<String>>) -> Vec<String> {
     duplicates.map(message).collect()
 }
 
-/// The names of the structs, enums and traits that a file's other modules can use.
+/// The names of the structs, enums and traits that are visible outside a file's module.
 fn definitions(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim_start().strip_prefix("pub")?;

@@ -1,7 +1,7 @@
-//! Dependencies that no source of their crate names: they cost every build, and say of a crate what is not so.
+//! Finds dependencies that no source file of their crate names: they slow down every build, and are misleading.
 //!
-//! Sources are looked through as text, so a name in a comment counts. The compiler's own lint
-//! (`unused_crate_dependencies`) would see that, and asks each test and example to name what the library uses.
+//! Sources are searched as text, so a name in a comment counts. The compiler's own lint (`unused_crate_dependencies`)
+//! is stricter, but requires each test and example to name the dependencies of the library.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::rust_files;
 
-/// Packages whose code has another name than `-` read as `_` gives.
+/// Packages whose crate name is not their package name with `_` for `-`.
 const OTHERWISE_NAMED: &[(&str, &str)] = &[("md-5", "md5"), ("mayfly-sdk", "mayfly")];
 
 /// The dependencies that are listed and not used, for each member of `cargo metadata`.
@@ -27,7 +27,7 @@ pub(super) fn unused(metadata: &Value) -> Result<Vec<String>> {
         let listed = package["dependencies"].as_array().into_iter().flatten();
         found.extend(unnamed(listed, &sources).into_iter().map(|(dependency, code)| {
             format!(
-                "{name} depends on {dependency}, and no source of it says {code}: take it off its Cargo.toml"
+                "{name} depends on {dependency}, but no source file names {code}: remove it from its Cargo.toml"
             )
         }));
     }
@@ -39,7 +39,7 @@ fn folder(package: &Value) -> Result<&Path> {
     manifest.parent().context("a manifest without a folder")
 }
 
-/// All Rust text of a crate, without that of crates in its folder.
+/// All Rust sources of a crate, without those of crates in its folder.
 fn sources(folder: &Path, crates: &[&Path]) -> Result<String> {
     let mut files: Vec<PathBuf> = Vec::new();
     rust_files(folder, &mut files)?;
@@ -51,7 +51,7 @@ fn sources(folder: &Path, crates: &[&Path]) -> Result<String> {
     Ok(text)
 }
 
-/// The dependencies that the sources do not name, and what they would be named.
+/// The dependencies that the sources do not name, with their crate names.
 fn unnamed<'a>(listed: impl Iterator<Item = &'a Value>, sources: &str) -> BTreeSet<(&'a str, String)> {
     let names = listed.filter_map(|dependency| dependency["rename"].as_str().or(dependency["name"].as_str()));
     let coded = names.map(|name| (name, code_name(name)));
@@ -63,7 +63,7 @@ fn code_name(package: &str) -> String {
     otherwise.map_or_else(|| package.replace('-', "_"), |(_, code)| (*code).to_owned())
 }
 
-/// Whether the text has this as a whole word.
+/// Whether the text contains this as a whole word.
 fn says(text: &str, word: &str) -> bool {
     let goes_on = |character: char| character.is_alphanumeric() || character == '_';
     let whole = |at: usize| !text[..at].ends_with(goes_on) && !text[at + word.len()..].starts_with(goes_on);

@@ -1,8 +1,8 @@
-//! Counting tests from what their runners print.
+//! Counts tests from the output of their runners.
 
 use anyhow::{Context, Result};
 
-/// The start of the line by which a test reports that it could not run here, with or without its name.
+/// The prefix of the line with which a test reports that it was skipped, with or without its name.
 const SKIPPED: &str = "SKIPPED ";
 const SKIPPED_NAMELESS: &str = "skipped: ";
 
@@ -10,9 +10,9 @@ const SKIPPED_NAMELESS: &str = "skipped: ";
 pub(crate) struct Count {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
-    /// `<name>: <reason>` of tests that skipped themselves.
+    /// `<name>: <reason>` of skipped tests.
     pub(crate) skips: Vec<String>,
-    /// Names of tests that failed.
+    /// The names of failed tests.
     pub(crate) failures: Vec<String>,
 }
 
@@ -24,8 +24,8 @@ impl Count {
         self.failures.extend(other.failures);
     }
 
-    /// Adds what a JUnit report of cargo-nextest says. A test case is an element; one that failed has a
-    /// `failure` or `error` in it, and what a passing one printed is in its `system-out`.
+    /// Adds a JUnit report of cargo-nextest. A test case is an element; a failed one contains a `failure` or `error`,
+    /// and the output of a passing one is in its `system-out`.
     pub(crate) fn add_junit(&mut self, xml: &str) -> Result<()> {
         let mut cases = xml.split("<testcase ");
         cases.next().context("the test report is empty")?;
@@ -33,7 +33,7 @@ impl Count {
             let end = case.find("</testcase>").or_else(|| case.find("/>")).unwrap_or(case.len());
             let case = &case[..end];
             let name = attribute(case, "name").unwrap_or_default();
-            // A failure counts once all its retries failed; those that passed later are `flakyFailure`.
+            // `failure` means that all retries failed; attempts before a pass are `flakyFailure`.
             if case.contains("<failure") || case.contains("<error") {
                 self.failed += 1;
                 let suite = attribute(case, "classname").unwrap_or_default();
@@ -81,15 +81,15 @@ fn unescape(text: &str) -> String {
 #[derive(Default)]
 pub(crate) struct CargoTestOutput {
     pub(crate) count: Count,
-    /// Between `successes:` and the next heading: what passing tests printed.
+    /// Whether the line is between `successes:` and the next heading, in the output of passing tests.
     in_successes: bool,
     skips_of_this_binary: usize,
-    /// Whose output comes now.
+    /// The test whose output follows.
     test: String,
 }
 
 impl CargoTestOutput {
-    /// Takes a line in; gives it back when a person should see it.
+    /// Parses a line; returns it if it should be printed.
     pub(crate) fn take<'l>(&mut self, line: &'l str) -> Option<&'l str> {
         if line == "successes:" {
             self.in_successes = true;
@@ -113,7 +113,7 @@ impl CargoTestOutput {
             let passed = number_before(rest, " passed");
             self.count.passed += passed.saturating_sub(std::mem::take(&mut self.skips_of_this_binary));
             self.count.failed += number_before(rest, " failed");
-            // Binaries without a test are many and say nothing.
+            // Hides the many binaries without tests.
             return (passed > 0 || !rest.contains(" 0 failed")).then_some(line);
         }
         if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {

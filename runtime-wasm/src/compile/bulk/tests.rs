@@ -1,11 +1,11 @@
-//! The rewritten module does what the original does.
+//! Tests that the rewritten module does the same as the original.
 
 use wasmtime::{Engine, Instance, Memory, Module, Store, TypedFunc};
 
 use super::*;
 
 const MIB: u32 = 1 << 20;
-/// Of each memory, in bytes.
+/// The size of each memory.
 const MEMORY_BYTES: u32 = 4 * MIB;
 
 /// A function for each instruction, over two memories of which one may have 64-bit addresses.
@@ -51,7 +51,7 @@ impl Tried {
         self.instance.get_memory(&mut self.store, name).unwrap()
     }
 
-    /// Calls a function; tells whether it trapped, and what memory `a` holds.
+    /// Calls a function; returns whether it trapped, and the content of memory `a`.
     fn call(&mut self, name: &str, arguments: (u32, u32, u32)) -> (bool, Vec<u8>) {
         let function: TypedFunc<(u32, u32, u32), ()> =
             self.instance.get_typed_func(&mut self.store, name).unwrap();
@@ -61,7 +61,7 @@ impl Tried {
     }
 }
 
-/// The rewritten module, and the original beside it.
+/// The rewritten module and the original.
 fn both(text: &str) -> [Tried; 2] {
     let original = wat::parse_str(text).unwrap();
     let rewritten = module(&original).unwrap();
@@ -69,7 +69,7 @@ fn both(text: &str) -> [Tried; 2] {
     [original, rewritten].map(|module| Tried::new(&module))
 }
 
-/// Bytes that differ from their neighbours.
+/// Fills memory so that neighbouring bytes differ.
 fn pattern(memory: &mut [u8]) {
     for (at, byte) in memory.iter_mut().enumerate() {
         *byte = at.wrapping_mul(2_654_435_761).to_le_bytes()[2];
@@ -94,7 +94,7 @@ fn every_instruction_does_what_it_did() {
         ("fill", (0, 6, MEMORY_BYTES)),
         ("fill", (MEMORY_BYTES, 6, 0)),
         ("copy_b", (100, 7, 5 * piece + 3)),
-        // Overlapping, in either direction, and onto itself.
+        // Overlapping ranges in both directions, and identical ranges.
         ("copy", (100, 200, 5 * piece + 3)),
         ("copy", (200, 100, 5 * piece + 3)),
         ("copy", (100, 100, 3 * piece)),
@@ -154,7 +154,7 @@ fn short_constant_lengths_stay_as_they_are() {
         module(&original).unwrap() == original
     };
     assert!(with(PIECE_BYTES) && !with(PIECE_BYTES + 1) && !with(u32::MAX));
-    // Nothing is put into a module that has no such instruction.
+    // A module without such an instruction gets no helpers.
     let plain = wat::parse_str("(module (memory 1) (func (export \"f\")))").unwrap();
     assert_eq!(module(&plain).unwrap(), plain);
 }

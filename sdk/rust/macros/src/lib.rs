@@ -1,8 +1,7 @@
 //! The attributes of `mayfly-sdk`.
 //!
-//! They leave the function as it is and add the component's export beside it.
-//! Written on `proc_macro` alone: a function's first build should not compile
-//! a Rust parser.
+//! They do not change the function, and add the component's export next to it. Written with `proc_macro` only, so that
+//! a function's first build does not compile a Rust parser.
 
 use proc_macro::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 
@@ -15,8 +14,8 @@ pub fn http(options: TokenStream, item: TokenStream) -> TokenStream {
     expand("http", "serve", options, item)
 }
 
-/// Makes an `async fn(In) -> Result<Out, E>` the component's handler for events:
-/// JSON comes in by POST, the result goes out as JSON.
+/// Makes an `async fn(In) -> Result<Out, E>` the component's handler for events: the event is JSON in a POST request,
+/// the result is returned as JSON.
 #[proc_macro_attribute]
 pub fn event(options: TokenStream, item: TokenStream) -> TokenStream {
     expand("event", "serve_event", options, item)
@@ -30,7 +29,7 @@ fn expand(attribute: &str, serve: &str, options: TokenStream, item: TokenStream)
         Ok(handler) => handler,
         Err((span, message)) => return refuse(span, &message),
     };
-    // A handler without parameters ignores what it is called with.
+    // A handler without parameters ignores its argument.
     let call = if handler.has_parameter { "__handler" } else { "|_| __handler()" };
     let glue: TokenStream = format!(
         r#"
@@ -47,7 +46,7 @@ fn expand(attribute: &str, serve: &str, options: TokenStream, item: TokenStream)
             }}
             ::mayfly::__rt::export!(Export with_types_in ::mayfly::__rt::wasip2);
         }};
-        // Elsewhere (unit tests on the host) the function is only a function.
+        // On other targets (unit tests on the host) the function is only a function.
         #[cfg(not(target_arch = "wasm32"))]
         const _: () = {{ let _ = __handler; }};
         "#
@@ -92,8 +91,7 @@ impl Handler {
     }
 
     fn with_parameters(attribute: &str, name: Ident, list: &Group) -> Result<Handler, (Span, String)> {
-        // Commas inside `(…)` and `[…]` are in groups of their own; those
-        // inside `<…>` are not, so depth is counted.
+        // Commas inside `(…)` and `[…]` are in separate groups; those inside `<…>` are not, so the depth is counted.
         let (mut depth, mut parameters, mut open) = (0i32, 0, false);
         for token in list.stream() {
             if let TokenTree::Punct(mark) = &token {
@@ -123,8 +121,8 @@ impl Handler {
     }
 }
 
-/// Puts the function's own name, with its span, where the glue says `__handler`,
-/// so that a wrong signature is reported at the function.
+/// Replaces `__handler` in the generated code by the function's own name with its span, so that a wrong signature is
+/// reported at the function.
 fn rename(glue: TokenStream, name: &Ident) -> TokenStream {
     glue.into_iter()
         .map(|token| match token {

@@ -32,14 +32,13 @@ type Write = Box<dyn FnOnce(BodyWriter) -> WriteFuture>;
 type WriteFuture = Pin<Box<dyn Future<Output = Result<BodyWriter, crate::Error>>>>;
 
 impl Body {
-    /// No body at all.
+    /// No body.
     pub fn empty() -> Self {
         Body(Content::Bytes(Vec::new()))
     }
 
-    /// A body that is written piece by piece while it is being sent. The closure runs
-    /// after the handler has returned and the head is on its way. An error breaks the
-    /// response off, so that its reader notices.
+    /// A body that is written in chunks while it is being sent. The closure runs after the handler has returned and the
+    /// head has been sent. An error aborts the response, so that its reader detects it.
     ///
     /// ```
     /// # use mayfly::http::Body;
@@ -63,7 +62,7 @@ impl Body {
         })))
     }
 
-    /// The next piece, or `None` at the end.
+    /// The next chunk, or `None` at the end.
     pub async fn chunk(&mut self) -> Result<Option<Vec<u8>>, HttpError> {
         match &mut self.0 {
             Content::Bytes(bytes) if bytes.is_empty() => Ok(None),
@@ -82,7 +81,7 @@ impl Body {
         self.bytes_up_to(BODY_BYTES_MAX).await
     }
 
-    /// The whole body, unless it is longer than `bytes_max`.
+    /// The whole body, up to `bytes_max` bytes.
     pub async fn bytes_up_to(mut self, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
         let mut whole = self.chunk().await?.unwrap_or_default();
         while whole.len() <= bytes_max {
@@ -100,7 +99,7 @@ impl Body {
             .map_err(|_| HttpError::new(HttpErrorKind::InvalidBody, "the body is not UTF-8 text"))
     }
 
-    /// The whole body, read as JSON.
+    /// The whole body, parsed as JSON.
     pub async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
         serde_json::from_slice(&self.bytes().await?).map_err(|error| {
             HttpError::new(HttpErrorKind::InvalidBody, format!("the body is not the JSON expected: {error}"))
@@ -115,13 +114,12 @@ impl Body {
         }
     }
 
-    /// Sends it all and ends the message. When this fails the message stays open-ended,
-    /// and the host breaks it off.
+    /// Sends the whole body and ends the message. On failure the message stays unfinished, and the host aborts it.
     pub(crate) async fn send(self, body: OutgoingBody) -> Result<(), crate::Error> {
         let stream = body.write().expect("the stream of a body is taken once");
         let mut writer = BodyWriter(Sink::Wasi(stream));
         match self.0 {
-            // The common case, in one call to the host. Nothing is left to do meanwhile.
+            // The common case: one call to the host.
             Content::Bytes(bytes) if bytes.len() <= BLOCKING_WRITE_BYTES_MAX => {
                 writer.write_blocking(&bytes)?
             }
@@ -144,7 +142,7 @@ impl Body {
     }
 }
 
-/// Runs a written body into memory: what a test on the host reads.
+/// Collects a streamed body in memory, for tests on the host.
 async fn collect(content: Content) -> Result<Vec<u8>, HttpError> {
     let Content::Written(write) = content else { return Ok(Vec::new()) };
     match write(BodyWriter(Sink::Memory(Vec::new()))).await {
@@ -193,7 +191,7 @@ impl fmt::Debug for Body {
     }
 }
 
-/// A body on its way in. Fields drop in order, the stream before the body it belongs to.
+/// An incoming body. Fields drop in order: the stream before the body that it belongs to.
 pub(crate) struct Incoming {
     stream: InputStream,
     _body: IncomingBody,
@@ -226,8 +224,8 @@ enum Sink {
 }
 
 impl BodyWriter {
-    /// Sends bytes on their way, as fast as the reader takes them. When the reader has
-    /// gone, fails with [`HttpErrorKind::Closed`].
+    /// Sends bytes as fast as the reader accepts them. Fails with [`HttpErrorKind::Closed`] if the reader has closed
+    /// the body.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), HttpError> {
         let stream = match &mut self.0 {
             Sink::Wasi(stream) => stream,
@@ -262,7 +260,7 @@ impl BodyWriter {
         }
     }
 
-    /// Passes a whole body on, inside the host: its bytes do not enter the function.
+    /// Forwards a whole body within the host: its bytes are not copied into the function.
     async fn splice(&mut self, incoming: Incoming) -> Result<(), HttpError> {
         let Sink::Wasi(stream) = &self.0 else { unreachable!("only sent to the host") };
         loop {

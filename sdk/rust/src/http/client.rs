@@ -31,7 +31,7 @@ async fn exchange(request: Request) -> Result<Response, HttpError> {
     let options = request.timeout().map(|timeout| {
         let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let options = RequestOptions::new();
-        // A host that does not take a timeout keeps its own.
+        // A host that does not support a timeout keeps its own.
         let _ = options.set_connect_timeout(Some(nanos));
         let _ = options.set_first_byte_timeout(Some(nanos));
         let _ = options.set_between_bytes_timeout(Some(nanos));
@@ -42,7 +42,7 @@ async fn exchange(request: Request) -> Result<Response, HttpError> {
     let scheme = if url.encrypted { Scheme::Https } else { Scheme::Http };
 
     let (mut headers, body) = request.into_parts();
-    headers.remove("host"); // the authority says it
+    headers.remove("host"); // the authority has it
     if let Some(length @ 1..) = body.known_len() {
         headers.insert("content-length", length.to_string());
     }
@@ -55,7 +55,7 @@ async fn exchange(request: Request) -> Result<Response, HttpError> {
 
     let outgoing_body = outgoing.body().expect("the body of a request is taken once");
     let pending = outgoing_handler::handle(outgoing, options).map_err(|code| HttpError::from_code(&code))?;
-    // A failed upload shows in the response, or in its absence.
+    // A failed upload shows up in the response, or as its failure.
     executor::spawn(async move {
         let _ = body.send(outgoing_body).await;
     });
@@ -89,12 +89,12 @@ impl<'a> Url<'a> {
         let encrypted = match scheme.to_ascii_lowercase().as_str() {
             "https" => true,
             "http" => false,
-            _ => return Err(invalid("only http and https are spoken")),
+            _ => return Err(invalid("only http and https are supported")),
         };
         let rest = rest.split('#').next().unwrap_or(rest);
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         if authority.is_empty() {
-            return Err(invalid("it names no host"));
+            return Err(invalid("the host is missing"));
         }
         let path_with_query = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Url { encrypted, authority, path_with_query })

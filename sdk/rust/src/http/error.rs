@@ -14,28 +14,28 @@ pub struct HttpError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpErrorKind {
-    /// The platform does not let this function send there; list it under `egress`.
+    /// The platform denies this destination to the function; list it under `egress`.
     Denied,
-    /// It took longer than allowed.
+    /// A timeout expired.
     Timeout,
     /// The name is unknown or the address does not answer.
     Unreachable,
-    /// No encrypted connection could be agreed on.
+    /// The TLS handshake failed.
     Tls,
-    /// The other side does not speak HTTP correctly, or broke off.
+    /// The peer violated HTTP, or closed the connection early.
     Protocol,
-    /// The request itself is not sendable: its URL, method or headers.
+    /// The request is invalid: its URL, method or headers.
     InvalidRequest,
-    /// A body is not what it was read as.
+    /// A body does not have the expected format.
     InvalidBody,
-    /// A body is larger than the reader allowed.
+    /// A body is larger than the reader permitted.
     TooLarge,
-    /// The reader of the body has closed it.
+    /// The reader has closed the body.
     Closed,
 }
 
 impl HttpErrorKind {
-    /// The name, as it stands in `errorType`.
+    /// The name in `errorType`.
     pub fn name(self) -> &'static str {
         match self {
             HttpErrorKind::Denied => "Denied",
@@ -54,7 +54,7 @@ impl HttpErrorKind {
         match self {
             HttpErrorKind::Denied => "the destination is denied",
             HttpErrorKind::Timeout => "it took too long",
-            HttpErrorKind::Unreachable => "nobody answers there",
+            HttpErrorKind::Unreachable => "the destination does not answer",
             HttpErrorKind::Tls => "no encrypted connection could be made",
             HttpErrorKind::Protocol => "the exchange broke off",
             HttpErrorKind::InvalidRequest => "the request cannot be sent",
@@ -70,7 +70,7 @@ impl HttpError {
         HttpError { kind, message: message.into() }
     }
 
-    /// The kind of the error, for decisions.
+    /// The kind of the error.
     pub fn kind(&self) -> HttpErrorKind {
         self.kind
     }
@@ -115,7 +115,7 @@ impl HttpError {
         HttpError::new(kind, format!("{} ({code})", kind.says()))
     }
 
-    /// The same error with the operation that failed.
+    /// The same error, with the failed operation in its message.
     pub(crate) fn while_doing(self, what: &str) -> Self {
         HttpError { message: format!("{what}: {}", self.message), ..self }
     }

@@ -2,14 +2,14 @@ use wasip2::http::types::{Fields, HeaderError};
 
 use super::{HttpError, HttpErrorKind};
 
-/// Headers in the order they came, names in lower case. A name may occur several times.
+/// Headers in order of arrival, with names in lower case. A name may occur several times.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers {
     entries: Vec<(String, Vec<u8>)>,
 }
 
-/// Headers that belong to one connection and are the host's business; they are left out
-/// of what is sent, so that a response received can be answered with as it is.
+/// Headers of a single connection, which the host handles; they are removed from outgoing messages, so that a received
+/// response can be returned unchanged.
 const HOP_BY_HOP: [&str; 9] = [
     "connection",
     "keep-alive",
@@ -47,17 +47,17 @@ impl Headers {
         self.append(name, value);
     }
 
-    /// Adds a value and keeps the present ones.
+    /// Adds a value, and keeps the existing ones.
     pub fn append(&mut self, name: &str, value: impl Into<Vec<u8>>) {
         self.entries.push((name.to_ascii_lowercase(), value.into()));
     }
 
-    /// Takes a header away with all its values.
+    /// Removes a header with all its values.
     pub fn remove(&mut self, name: &str) {
         self.entries.retain(|(n, _)| !n.eq_ignore_ascii_case(name));
     }
 
-    /// Every name, in lower case, with each of its values, in the order in which they came.
+    /// All names in lower case, with their values, in order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
@@ -67,7 +67,7 @@ impl Headers {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no headers.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -78,14 +78,14 @@ impl Headers {
         Headers { entries }
     }
 
-    /// For sending: without what belongs to a connection.
+    /// The headers for sending, without those of a single connection.
     pub(crate) fn into_wasi(mut self) -> Result<Fields, HttpError> {
         self.entries.retain(|(name, _)| !HOP_BY_HOP.contains(&name.as_str()));
         Fields::from_list(&self.entries).map_err(|error| {
             let problem = match error {
-                HeaderError::InvalidSyntax => "a name or value is not valid in HTTP",
+                HeaderError::InvalidSyntax => "a name or value is invalid in HTTP",
                 HeaderError::Forbidden => "one of them may only be set by the host",
-                _ => "the host does not take them",
+                _ => "the host rejects them",
             };
             let names: Vec<&str> = self.iter().map(|(name, _)| name).collect();
             HttpError::new(HttpErrorKind::InvalidRequest, format!("headers {}: {problem}", names.join(", ")))

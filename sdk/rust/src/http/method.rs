@@ -26,12 +26,12 @@ pub enum Method {
     Trace,
     /// `PATCH`.
     Patch,
-    /// Any other, as it was sent.
+    /// Any other method, as sent.
     Other(String),
 }
 
 impl Method {
-    /// As it stands in a request, such as `GET`.
+    /// The method's name in a request, such as `GET`.
     pub fn as_str(&self) -> &str {
         match self {
             Method::Get => "GET",

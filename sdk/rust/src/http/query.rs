@@ -1,4 +1,4 @@
-//! Reading a query string.
+//! Parses query strings.
 
 /// The first value of a parameter, decoded. A parameter without `=` has an empty value.
 pub(crate) fn find(query: &str, name: &str) -> Option<String> {
@@ -8,7 +8,7 @@ pub(crate) fn find(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// `+` is a space, `%41` a byte; what is not valid stays as it is written.
+/// `+` is a space, `%41` a byte; invalid sequences are kept unchanged.
 fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());

@@ -9,10 +9,9 @@ use wasip2::http::types::IncomingRequest;
 use super::body::Incoming;
 use super::{Body, Content, Headers, HttpError, Method, Response, query};
 
-/// A request: the one a handler is called with, or one to [`send`](Request::send).
+/// A request: received by a handler, or to be sent with [`send`](Request::send).
 ///
-/// Of a request that came in, each part is fetched from the host when first asked for:
-/// a handler that looks at nothing pays for nothing.
+/// Each part of a received request is fetched from the host at its first use, so unused parts cost nothing.
 #[derive(Default)]
 pub struct Request {
     method: OnceCell<Method>,
@@ -20,12 +19,12 @@ pub struct Request {
     headers: OnceCell<Headers>,
     body: Option<Body>,
     timeout: Option<Duration>,
-    /// The incoming request of which the parts are taken.
+    /// The received request, from which parts are taken.
     source: Option<IncomingRequest>,
 }
 
 impl Request {
-    /// A request to send: `target` is a whole URL. (For a handler's test, a path will do.)
+    /// A request to send: `target` is a complete URL. (A path suffices for tests of handlers.)
     pub fn new(method: Method, target: impl Into<String>) -> Self {
         Request { method: method.into(), target: target.into().into(), ..Request::default() }
     }
@@ -44,7 +43,7 @@ impl Request {
         Request { source: Some(source), ..Request::default() }
     }
 
-    /// The method: GET unless it was set.
+    /// The method; GET by default.
     pub fn method(&self) -> &Method {
         self.method.get_or_init(|| match &self.source {
             Some(source) => Method::from_wasi(source.method()),
@@ -52,7 +51,7 @@ impl Request {
         })
     }
 
-    /// The request target: path and query of a request that came in, the URL of one to send.
+    /// The request target: path and query of a received request, the URL of one to send.
     pub fn target(&self) -> &str {
         self.target.get_or_init(|| {
             let target = self.source.as_ref().and_then(IncomingRequest::path_with_query);
@@ -65,7 +64,7 @@ impl Request {
         let target = self.target();
         let bare = target.split(['?', '#']).next().unwrap_or(target);
         match bare.split_once("://") {
-            // Of a URL: what follows the host.
+            // For a URL: the part after the host.
             Some((_, rest)) if !bare.starts_with('/') => rest.find('/').map_or("/", |slash| &rest[slash..]),
             _ => bare,
         }
@@ -76,7 +75,7 @@ impl Request {
         query::find(self.query_string()?, name)
     }
 
-    /// All after the `?`, as it was sent.
+    /// The part after the `?`, as sent.
     pub fn query_string(&self) -> Option<&str> {
         self.target().split('#').next()?.split_once('?').map(|(_, query)| query)
     }
@@ -89,7 +88,7 @@ impl Request {
         })
     }
 
-    /// The headers, to change before the request is sent.
+    /// Mutable access to the headers, before the request is sent.
     pub fn headers_mut(&mut self) -> &mut Headers {
         self.headers();
         self.headers.get_mut().expect("just set")
@@ -115,7 +114,7 @@ impl Request {
     /// Sets a JSON body and its content type.
     ///
     /// # Panics
-    /// If the value has no JSON form: a map whose keys are no strings, or an error of a hand-written `Serialize`.
+    /// If the value cannot be serialised: a map whose keys are not strings, or an error of a custom `Serialize`.
     pub fn with_json(self, value: &impl Serialize) -> Self {
         let json = serde_json::to_vec(value).expect("a value with a JSON form");
         self.with_header("content-type", "application/json").with_body(json)
@@ -128,7 +127,7 @@ impl Request {
         self
     }
 
-    /// The body, to read in chunks.
+    /// The body, for reading in chunks.
     pub fn body_mut(&mut self) -> &mut Body {
         let source = &self.source;
         self.body.get_or_insert_with(|| match source.as_ref().and_then(|source| source.consume().ok()) {
@@ -137,7 +136,7 @@ impl Request {
         })
     }
 
-    /// The body alone, to read or to pass on.
+    /// The body, for reading or forwarding.
     pub fn into_body(mut self) -> Body {
         std::mem::take(self.body_mut())
     }
@@ -147,19 +146,18 @@ impl Request {
         self.into_body().bytes().await
     }
 
-    /// The whole body as text, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX); what is not UTF-8 is
+    /// The whole body as text, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX); text that is not UTF-8 is
     /// [`InvalidBody`](super::HttpErrorKind::InvalidBody).
     pub async fn text(self) -> Result<String, HttpError> {
         self.into_body().text().await
     }
 
-    /// The whole body, read as JSON; errors as for [`text`](Self::text).
+    /// The whole body, parsed as JSON; errors as for [`text`](Self::text).
     pub async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
         self.into_body().json().await
     }
 
-    /// Sends it and waits for the head of the response; its body can then be read, or
-    /// passed on.
+    /// Sends the request and waits for the head of the response; its body can then be read or forwarded.
     pub async fn send(self) -> Result<Response, HttpError> {
         super::client::send(self).await
     }

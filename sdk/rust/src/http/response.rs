@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Body, BodyWriter, Headers, HttpError, HttpErrorKind};
 
-/// A response: what a handler answers with, or what an outbound request brought.
+/// A response: returned by a handler, or received for an outbound request.
 #[derive(Debug, Default)]
 pub struct Response {
     status: u16,
@@ -24,12 +24,12 @@ impl Response {
         Response::new(200).with_header("content-type", "text/plain; charset=utf-8").with_body(text.into())
     }
 
-    /// 200 with a JSON body. A value that has no JSON form answers 500.
+    /// 200 with a JSON body. A value that cannot be serialised results in status 500.
     pub fn json(value: &impl Serialize) -> Self {
         Json(value).into_response()
     }
 
-    /// 200 with a body written piece by piece; see [`Body::stream`].
+    /// 200 with a body written in chunks; see [`Body::stream`].
     pub fn stream<F>(write: F) -> Self
     where
         F: AsyncFnOnce(&mut BodyWriter) -> Result<(), crate::Error> + 'static,
@@ -37,7 +37,7 @@ impl Response {
         Response::new(200).with_body(Body::stream(write))
     }
 
-    /// Sets the status, such as 201. One that is no HTTP status (100 to 999) is answered as 500.
+    /// Sets the status, such as 201. An invalid status (outside 100 to 999) is sent as 500.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = status;
         self
@@ -70,7 +70,7 @@ impl Response {
         &self.headers
     }
 
-    /// The headers, to change before the response is sent.
+    /// Mutable access to the headers, before the response is sent.
     pub fn headers_mut(&mut self) -> &mut Headers {
         &mut self.headers
     }
@@ -80,12 +80,12 @@ impl Response {
         self.headers.get(name)
     }
 
-    /// The body, to read in chunks.
+    /// The body, for reading in chunks.
     pub fn body_mut(&mut self) -> &mut Body {
         &mut self.body
     }
 
-    /// The body alone, to read or to pass on.
+    /// The body, for reading or forwarding.
     pub fn into_body(self) -> Body {
         self.body
     }
@@ -95,13 +95,13 @@ impl Response {
         self.body.bytes().await
     }
 
-    /// The whole body as text. What another server sent wrongly is its error, not the
-    /// caller's: [`HttpErrorKind::Protocol`].
+    /// The whole body as text. Invalid data from another server is that server's error, not the caller's:
+    /// [`HttpErrorKind::Protocol`].
     pub async fn into_text(self) -> Result<String, HttpError> {
         self.body.text().await.map_err(upstream)
     }
 
-    /// The whole body, read as JSON; errors as for [`into_text`](Self::into_text).
+    /// The whole body, parsed as JSON; errors as for [`into_text`](Self::into_text).
     pub async fn into_json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
         self.body.json().await.map_err(upstream)
     }
@@ -124,7 +124,7 @@ fn upstream(error: HttpError) -> HttpError {
 
 /// A value that a handler can return.
 pub trait IntoResponse {
-    /// The response that this value stands for.
+    /// Converts the value to a response.
     fn into_response(self) -> Response;
 }
 

@@ -1,8 +1,8 @@
-//! Hostile and careless neighbours: what they do with the processor, the instance slots and the compiler, others
-//! hardly notice.
+//! Hostile and careless neighbours: their use of the processor, the instance slots and the compiler hardly affects
+//! others.
 //!
-//! The bounds are far from what is reached on an idle machine (`cargo xtask bench neighbours` measures that), and far
-//! from what happens without isolation, so that the tests hold on a machine that is busy with other tests.
+//! The bounds are far from the values on an idle machine (which `cargo xtask bench neighbours` measures), and far from
+//! those without isolation, so that the tests pass on a machine that is busy with other tests.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -11,12 +11,12 @@ use mayfly_e2e::{Http, Up, guest_or_skip, wait};
 use serde_json::json;
 use tokio::{task::JoinHandle, time::Instant};
 
-/// Connections of the victim's callers.
+/// The number of connections of the victim's callers.
 const CLIENTS: usize = 8;
 const MEASURED_FOR: Duration = Duration::from_secs(3);
 
-/// A program's place: `wasi:http/incoming-handler` without any import, around a core module's `handle`, which gets two
-/// handles and cannot answer: its caller gets an error, at the latest at the function's timeout.
+/// A component of `wasi:http/incoming-handler` without imports, around a core module's `handle`, which gets two handles
+/// and cannot respond: its caller gets an error, at the latest at the function's timeout.
 fn handler(module: &str) -> Result<Vec<u8>> {
     let text = format!(
         r#"(component
@@ -46,24 +46,24 @@ fn handler(module: &str) -> Result<Vec<u8>> {
 }
 
 const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
-/// Single instructions that take long, over and over.
+/// Long-running single instructions, in a loop.
 const FILLS: &str = r#"(memory 800)
     (func (export "handle") (param i32 i32)
       (loop $again (memory.fill (i32.const 0) (i32.const 1) (i32.const 50000000)) (br $again)))"#;
-/// New memory for each call, all of it touched.
+/// Allocates and touches new memory in each call.
 const ALLOCATES: &str = r#"(memory 1)
     (func (export "handle") (param i32 i32)
       (drop (memory.grow (i32.const 700)))
       (memory.fill (i32.const 0) (i32.const 1) (i32.const 45000000)))"#;
 
-/// A neighbour that is called over so many connections at once, until this is dropped.
+/// Calls a neighbour over several connections until it is dropped.
 struct Neighbour(Vec<JoinHandle<()>>);
 
 impl Neighbour {
     fn start(http: &Http, path: &'static str, connections: usize) -> Self {
         let call = |http: Http| async move {
             loop {
-                // The answer, if any, does not matter.
+                // The response, if any, is ignored.
                 http.get(path).await.ok();
             }
         };
@@ -77,7 +77,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// The figures that the victim's callers measure.
+/// The measurements of the victim's callers.
 #[derive(Debug)]
 struct Seen {
     per_second: f64,
@@ -112,8 +112,8 @@ async fn upload(up: &Up, name: &str, component: Vec<u8>, timeout: &str) -> Resul
     up.apply_function(name, &digest, json!({"limits": {"timeout": timeout, "concurrency": 1000}})).await
 }
 
-/// Alone the victim serves some thousand requests a second, also in a debug build; beside as many spinning requests as
-/// cores, without isolation, some fifty at 300 ms.
+/// Alone, the victim serves several thousand requests a second, also in a debug build; next to one spinning request per
+/// core and without isolation, about fifty, at 300 ms.
 #[tokio::test(flavor = "multi_thread")]
 async fn computing_neighbours_leave_a_function_its_throughput() -> Result<()> {
     guest_or_skip!("hello");
@@ -153,7 +153,7 @@ async fn computing_neighbours_leave_the_api_and_workflows_alone() -> Result<()> 
         times.push(call.elapsed());
     }
     times.sort_unstable();
-    // Without isolation 140 ms.
+    // Without isolation this takes 140 ms.
     ensure!(times[20] < Duration::from_millis(60), "{times:?}");
     Ok(())
 }
@@ -180,7 +180,7 @@ async fn one_slow_function_leaves_instances_to_others() -> Result<()> {
         ensure!(answer.status == 200, "{answer:?}");
     }
     ensure!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
-    // Its own calls that find no slot get an error that names the setting to change.
+    // Calls of the neighbour without a slot get an error with the setting to change.
     let refused = http.get("/fn/default/sleep/").await?;
     let error = &refused.json()?["error"];
     ensure!(refused.status == 503 && error["code"] == "overloaded", "{refused:?}");
@@ -192,7 +192,7 @@ async fn one_slow_function_leaves_instances_to_others() -> Result<()> {
     Ok(())
 }
 
-/// A component that takes the compiler long: many functions of many instructions.
+/// A component that takes long to compile: many functions of many instructions.
 fn slow_to_compile() -> Result<Vec<u8>> {
     let mut module = String::from(r#"(memory 1) (func (export "handle") (param i32 i32))"#);
     for function in 0..3000 {
@@ -238,7 +238,7 @@ async fn a_slow_component_blocks_no_other_deployment_and_ends_with_its_function(
     wait::until("the compiler has ended", || async { Ok((compilers(up.id()) == 0).then_some(())) }).await
 }
 
-/// Compiler processes of a server.
+/// The number of compiler processes of a server.
 fn compilers(server: u32) -> usize {
     let children = std::fs::read_dir(format!("/proc/{server}/task")).into_iter().flatten().flatten();
     let children = children.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());

@@ -1,4 +1,4 @@
-//! AWS's own clients, from their packages, on the running binary: boto3 and the `aws` command.
+//! AWS's own clients against the running binary: boto3 and the `aws` command.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// The timeout of a client: Python starts slowly beside a compiler.
+/// The timeout of a client: Python starts slowly next to a compiler.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A program of AWS's, with credentials that stand for nothing and none of the person's own settings.
+/// A program of AWS's, with dummy credentials and without the user's own settings.
 fn client(program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"AWS_")) {
@@ -35,7 +35,7 @@ async fn finished(mut command: Command) -> Result<Finished> {
     })
 }
 
-/// The Python that has boto3, or nothing and a line that says so.
+/// The Python with boto3; `None`, after a line that reports the test as skipped, if there is none.
 async fn python_or_skip(test: &str) -> Option<String> {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     let mut command = client(&python);
@@ -78,7 +78,7 @@ async fn boto3_sees_every_kind_of_state_event_by_event() -> Result<()> {
     Ok(())
 }
 
-/// The `aws` command on one server.
+/// The `aws` command for one server.
 struct Aws {
     program: String,
     up: Up,
@@ -134,7 +134,7 @@ async fn the_aws_command_leads_a_workflows_life() -> Result<()> {
     })
     .await?;
     ensure!(told["status"] == "SUCCEEDED" && told["output"] == r#""Hello, Ada!""#, "{told}");
-    // The command prints times as they came.
+    // The command prints times as received.
     ensure!(told["startDate"].as_f64().is_some_and(|at| at > 1e9), "{told}");
     let ask = ["get-execution-history", "--execution-arn", &execution, "--no-include-execution-data"];
     let history = aws.ok(&ask).await?;

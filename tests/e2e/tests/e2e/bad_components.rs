@@ -1,4 +1,4 @@
-//! Uploads that must be refused: each with a clear message and the right status, and nothing kept.
+//! Invalid uploads: each is rejected with a clear message and the right status, and nothing is stored.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 
-/// A program (wasi:cli/run) that imports something no host has.
+/// A program (wasi:cli/run) with an import that no host has.
 const UNKNOWN_IMPORT: &str = r#"(component
     (import "acme:sky/rain@1.0.0" (instance (export "fall" (func))))
     (core module $m (func (export "run") (result i32) i32.const 0))
@@ -25,7 +25,7 @@ async fn put(up: &Up, content: impl Into<Bytes>, digest: &str) -> Result<ApiAnsw
     up.api()?.call(Method::PUT, &path, "application/wasm", full(content)).await
 }
 
-/// Uploads this under its own digest; expects the status, and every word in the message; nothing is kept.
+/// Uploads content under its digest; expects the status and all words in the message, and that nothing is stored.
 async fn refused(up: &Up, content: Vec<u8>, status: u16, words: &[&str]) -> Result<()> {
     let digest = digest_of(&content);
     let answer = put(up, content, &digest).await?;
@@ -83,7 +83,7 @@ async fn a_program_is_no_function_and_its_author_is_told() -> Result<()> {
     let up = Up::start().await?;
     let told = up.cli().fails(&["deploy", &job.to_string_lossy()]).await?;
     ensure!(told.contains("answers no requests") && told.contains("Pod"), "{told}");
-    // Nor by the API, where a job is welcome as an artifact, but not as a function's.
+    // The API accepts a job as an artifact, but not as the component of a function.
     let digest = up.upload("job").await?;
     let path = "/apis/mayfly.dev/v1/namespaces/default/functions";
     up.api()?.post(path, &mayfly_e2e::function("job", &digest, serde_json::json!({}))).await?;
@@ -117,8 +117,8 @@ async fn a_digest_that_does_not_match_is_refused() -> Result<()> {
 async fn an_upload_past_the_limit_is_cut_off() -> Result<()> {
     let up = Up::start().await?;
     let before = up.resident_bytes()?;
-    // 80 MB, in pieces of one; the limit is 64 MiB. The rest is read and discarded, so that the client gets the
-    // answer instead of a broken connection.
+    // 80 MB, in chunks of 1 MB; the limit is 64 MiB. The rest is read and discarded, so that the client gets the
+    // response instead of a connection error.
     let piece = Bytes::from(vec![0; 1_000_000]);
     let pieces = futures::stream::iter(0..80).map(move |_| piece.clone());
     let path = format!("/artifacts/{}", digest_of(b"whatever"));
@@ -174,7 +174,7 @@ async fn an_artifact_in_use_stays_and_one_that_nobody_names_can_go() -> Result<(
     nothing_kept(&up).await
 }
 
-/// The result of the server's compiler for a component; `memory_bytes_max` is its memory limit.
+/// Runs the server's compiler on a component; `memory_bytes_max` is its memory limit.
 async fn compile(up: &Up, component: &[u8], memory_bytes_max: &str) -> Result<mayfly_e2e::Finished> {
     let reserved = (4_u64 << 30).to_string();
     up.cli().with_stdin(&["compile", "sync", &reserved, "2", memory_bytes_max], component).await
@@ -216,7 +216,7 @@ fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The store is damaged in three ways; the errors that clients and objects get name no path of the server.
+/// Damages the store in three ways; errors in responses and objects must not contain paths of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_of_the_artifact_store_name_no_path_of_the_host() -> Result<()> {
     guest_or_skip!("hello");
@@ -227,7 +227,7 @@ async fn errors_of_the_artifact_store_name_no_path_of_the_host() -> Result<()> {
     let content = contents.join(digest.trim_start_matches("sha256:"));
     let path = format!("/artifacts/{digest}");
 
-    // A content that cannot be read.
+    // Content that cannot be read.
     std::fs::remove_file(&content)?;
     std::fs::create_dir(&content)?;
     let function = mayfly_e2e::function("hello", &digest, serde_json::json!({}));
@@ -244,7 +244,7 @@ async fn errors_of_the_artifact_store_name_no_path_of_the_host() -> Result<()> {
     let read = up.api()?.get(&path).await?;
     ensure!(read.status >= 400 && !format!("{read:?}").contains(&data), "{read:?}");
 
-    // A folder that takes no content.
+    // A folder that cannot be written.
     std::fs::remove_dir(&content)?;
     std::fs::remove_dir_all(&contents)?;
     std::fs::write(&contents, "no folder")?;

@@ -1,4 +1,4 @@
-//! Functions that misbehave: their callers get errors with the cause, and their neighbours continue to answer.
+//! Misbehaving functions: their callers get errors with the cause, and other functions continue to work.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use mayfly_e2e::{Answer, Http, Up, full, guest_or_skip};
 use serde_json::json;
 use tokio::time::Instant;
 
-/// A server with hello as the neighbour and a bad citizen.
+/// A server with hello as the neighbour, and a misbehaving function.
 async fn beside_hello(bad: &str, flags: &[&str]) -> Result<Up> {
     let up = Up::start().await?;
     up.deploy("hello", "hello", &[]).await?;
@@ -23,7 +23,7 @@ async fn neighbour_is_well(http: &Http) -> Result<()> {
     Ok(())
 }
 
-/// The answer is an error as the gateway writes it: this status and code, with something to do about it.
+/// Checks that the response is the gateway's error with this status and code, and a remedy.
 fn check(answer: &Answer, status: u16, code: &str) -> Result<()> {
     ensure!(answer.status == status, "{answer:?}");
     let error = &answer.json()?["error"];
@@ -56,7 +56,7 @@ async fn a_guest_that_spins_is_ended_at_its_timeout_while_neighbours_answer() ->
     let http = up.http();
     let spinning = {
         let http = http.clone();
-        // More of them than there are cores.
+        // More calls than there are cores.
         tokio::spawn(async move {
             futures::future::try_join_all((0..6).map(|_| http.get("/fn/default/spin/"))).await
         })
@@ -102,8 +102,8 @@ async fn a_guest_that_returns_without_answering_is_a_502() -> Result<()> {
 async fn a_guest_that_answers_twice_is_held_to_its_first_answer() -> Result<()> {
     guest_or_skip!("twice");
     let up = beside_hello("twice", &[]).await?;
-    // The second answer is a trap, and by then the first one is whole; unless a tick of the host's clock, at which the
-    // guest gives its thread back, fell between the two: then the connection may be cut. Never is it another answer.
+    // The second answer is a trap, when the first one is already complete; unless a tick of the host's clock, at which
+    // the guest yields, fell between the two: then the connection may be closed early. It is never another answer.
     let http = up.http();
     let mut whole = 0;
     for _ in 0..5 {
@@ -152,7 +152,7 @@ async fn an_endless_body_is_cut_at_the_limit_in_bounded_memory() -> Result<()> {
             None => break false,
         }
     };
-    // A body without an end must not look complete.
+    // An aborted body must not look complete.
     ensure!(broke_off, "the body ended as if it were whole, after {received} bytes");
     ensure!((1 << 20..=16 << 20).contains(&received), "{received} bytes");
     let grown = up.resident_bytes()?.saturating_sub(before);

@@ -1,4 +1,4 @@
-//! Manifests that must be refused, and routes that lead nowhere.
+//! Invalid manifests, and routes without a function.
 
 use anyhow::{Result, ensure};
 use mayfly_e2e::{Up, digest_of, function, guest_or_skip};
@@ -82,7 +82,7 @@ async fn a_function_whose_component_is_missing_says_so() -> Result<()> {
     up.wait_until_function("hello", "says why it is not ready", told).await?;
     let answer = up.http().get("/fn/default/hello/").await?;
     ensure!(answer.status == 503 && answer.json()?["error"]["hint"].is_string(), "{answer:?}");
-    // Uploading what it names is all it takes.
+    // Uploading the referenced component is sufficient.
     if let Ok(content) =
         mayfly_e2e::guest("hello").and_then(|path| std::fs::read(path).map_err(|e| e.to_string()))
     {
@@ -119,7 +119,7 @@ async fn two_functions_cannot_have_one_route() -> Result<()> {
     let tagged = json!([{"latest": true, "percent": 100, "tag": "canary"}]);
     up.apply_function("a", &component, json!({"env": who("a"), "traffic": tagged})).await?;
     up.apply_function("canary-a", &component, json!({"env": who("canary-a")})).await?;
-    // Its own name is stronger than another one's tag; both functions stay reachable.
+    // A function's own name takes precedence over another one's tag; both functions stay reachable.
     let asked = [
         ("/fn/default/a/", "localhost", "a"),
         ("/fn/default/canary-a/", "localhost", "canary-a"),
@@ -131,13 +131,13 @@ async fn two_functions_cannot_have_one_route() -> Result<()> {
         let answer = http.call(request, mayfly_e2e::full("")).await?;
         ensure!(answer.status == 200 && answer.json()?["WHO"] == who, "{host}{path}: {answer:?}");
     }
-    // And the function whose tag lost says so.
+    // The function whose tag has no host reports it.
     let lost = |function: &serde_json::Value| {
         let conditions = function["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.iter().any(|c| c["reason"] == "RouteConflict" && c["status"] == "False")
     };
     up.wait_until_function("a", "tells of the conflict", lost).await?;
-    // The same name twice is the API's to refuse.
+    // A duplicate name is rejected by the API.
     let again = up.api()?.post(FUNCTIONS, &function("a", &component, json!({}))).await?;
     ensure!(again.status == 409 && again.body["reason"] == "AlreadyExists", "{again:?}");
     Ok(())

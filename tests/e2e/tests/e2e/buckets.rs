@@ -1,4 +1,4 @@
-//! Buckets in workflows: the same tasks and maps over folders and over a service that speaks S3.
+//! Buckets in workflows: the same tasks and maps on folders and on an S3 service.
 
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Start, Up};
@@ -18,7 +18,7 @@ async fn over_s3(s3: &StandIn, key: &str) -> Result<Up> {
         .await
 }
 
-/// Tasks of `aws-sdk:s3`, numbered so that each has a state machine of its own.
+/// Tasks of `aws-sdk:s3`, numbered, because each has its own state machine.
 struct Tasks<'a> {
     up: &'a Up,
     count: usize,
@@ -138,7 +138,7 @@ async fn listings(tasks: &mut Tasks<'_>, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// A distributed Map that hands its items through.
+/// A distributed Map that passes its items through.
 fn map(reader: Value, more: Value) -> Value {
     let mut state = json!({"Type": "Map", "End": true, "ItemReader": reader,
         "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
@@ -224,7 +224,7 @@ async fn buckets_that_are_folders() -> Result<()> {
     objects_and_buckets(&up).await?;
     items_and_results(&up).await?;
     let mut tasks = Tasks { up: &up, count: 200 };
-    // A folder has no place for it.
+    // Folders do not support tags.
     let tags = json!({"Bucket": "maps", "Key": "in/rows.csv", "Tagging": {"TagSet": []}});
     tasks.refused("putObjectTagging", tags, "S3.S3Exception", "not implemented here").await?;
     let ranged = json!({"Bucket": "maps", "Key": "in/rows.csv", "Range": "bytes=0-1"});
@@ -250,7 +250,7 @@ async fn buckets_of_a_service() -> Result<()> {
     let words = "Request ID: STANDIN0, Extended Request ID: host/id=) (SDK Attempt Count: 1)";
     tasks.refused("getObject", missing, "S3.NoSuchKeyException", words).await?;
     ensure!(!up.data().join("workflows/buckets").exists(), "a folder was used beside the service");
-    // The artifact store stays a bucket of ours.
+    // The artifact store remains a bucket of Mayfly.
     let file = up.data().join("numbers.json");
     std::fs::write(&file, "[7,8]")?;
     let digest = mayfly_e2e::digest_of(b"[7,8]");

@@ -33,7 +33,7 @@ fn object(name: &str, pem: &str, usages: &[&str]) -> Value {
     })
 }
 
-/// The certificate of a request when it was issued, as PEM.
+/// Waits for the certificate of a request, and returns it as PEM.
 async fn issued(kubectl: &Kubectl, name: &str) -> Result<String> {
     let certificate = until("the certificate is issued", async || {
         let shown = kubectl.run(&["get", "csr", name, "-o", "jsonpath={.status.certificate}"]).await?;
@@ -113,7 +113,7 @@ async fn requests_that_must_not_be_signed_are_refused() -> Result<()> {
     let message = refused.body["message"].as_str().unwrap_or_default();
     ensure!(refused.status == 403 && message.contains("system:masters group is not allowed"), "{refused:?}");
 
-    // Usages of a server are none of this signer.
+    // This signer rejects server usages.
     let (pem, _) = request("jane", "devs")?;
     let created = api.post(REQUESTS, &object("server", &pem, &["server auth"])).await?;
     ensure!(created.status == 201, "{created:?}");

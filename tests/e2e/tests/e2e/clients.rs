@@ -1,4 +1,4 @@
-//! Clients that misbehave, and bodies that stream.
+//! Misbehaving clients, and streamed bodies.
 
 use std::time::Duration;
 
@@ -51,13 +51,13 @@ async fn a_body_is_echoed_while_it_is_sent() -> Result<()> {
         let mut echoed = http.open(request, streamed(receiver)).await?.into_body();
         for piece in ["one", "two", "three"] {
             futures::SinkExt::send(&mut sender, Bytes::from(piece)).await?;
-            // The next one is not sent before this one came back.
+            // The next one is sent after this one was echoed.
             let frame = tokio::time::timeout(wait::PATIENCE, echoed.frame()).await?;
             let data = frame.and_then(Result::ok).and_then(|frame| frame.into_data().ok());
             assert_eq!(data.as_deref(), Some(piece.as_bytes()));
         }
         drop(sender);
-        // Nothing more, and a good end.
+        // No more data, and a regular end.
         ensure!(echoed.collect().await?.to_bytes().is_empty());
     }
     Ok(())
@@ -74,7 +74,7 @@ async fn http_2_without_tls_works_with_many_streams() -> Result<()> {
     Ok(())
 }
 
-/// Both editions of the interface are the same to a client.
+/// Both versions of the interface behave equally for a client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_of_wasi_http_0_3_answers_over_both_protocols_fresh_and_reused() -> Result<()> {
     guest_or_skip!("hello-p3");
@@ -133,7 +133,7 @@ async fn a_gigabyte_is_refused_past_the_limit_in_bounded_memory() -> Result<()> 
     up.deploy("wordcount", "wordcount", &["--timeout", "120s"]).await?;
     let before = up.resident_bytes()?;
     let http = up.http();
-    // Announced: refused before it is sent.
+    // With content-length: rejected before the body is sent.
     let mut announced = TcpStream::connect(http.address()).await?;
     let head = format!(
         "POST /fn/default/wordcount/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n\
@@ -144,12 +144,12 @@ async fn a_gigabyte_is_refused_past_the_limit_in_bounded_memory() -> Result<()> 
     let mut told = String::new();
     tokio::time::timeout(wait::PATIENCE, announced.read_to_string(&mut told)).await??;
     ensure!(told.starts_with("HTTP/1.1 413 ") && told.contains("\"request_too_large\""), "{told}");
-    // Not announced: cut off while it comes.
+    // Without content-length: aborted while the body is received.
     let pieces = || streamed(futures::stream::repeat(Bytes::from(vec![b'x'; MIB])).take(1024));
     let (path, h2c) = ("/fn/default/wordcount/", http.h2c());
     let answer = h2c.call(h2c.request(Method::POST, path), pieces()).await?;
     ensure!(answer.status == 413 && answer.json()?["error"]["code"] == "request_too_large", "{answer:?}");
-    // Over HTTP/1.1 a client that is still sending may see the closed connection instead of the answer.
+    // Over HTTP/1.1 a client that is still sending may see the closed connection instead of the response.
     if let Ok(answer) = http.call(http.request(Method::POST, path), pieces()).await {
         ensure!(answer.status == 413, "{answer:?}");
     }
@@ -173,7 +173,7 @@ async fn when_the_client_hangs_up_the_guest_is_ended() -> Result<()> {
     let flags = ["--timeout", "300s", "--concurrency", "1", "--max", "1"];
     up.deploy("sleep", "sleep", &flags).await?;
     up.http().get("/fn/default/sleep/?ms=1").await?;
-    // The only slot is taken by a call whose client has disconnected.
+    // The only slot is used by a call whose client has disconnected.
     let mut gone = TcpStream::connect(up.http().address()).await?;
     gone.write_all(b"GET /fn/default/sleep/?ms=250000 HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     let http = up.http();
@@ -206,7 +206,7 @@ async fn slow_senders_do_not_keep_others_from_being_answered() -> Result<()> {
     for n in 0..64 {
         let mut socket = TcpStream::connect(address).await?;
         let head = match n % 2 {
-            // Half a head, and a body that does not come.
+            // An incomplete head, and no body.
             0 => "POST /fn/default/wordcount/ HTTP/1.1\r\nhost: x\r\ncontent-le".to_owned(),
             _ => "POST /fn/default/wordcount/ HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf "
                 .to_owned(),
@@ -218,7 +218,7 @@ async fn slow_senders_do_not_keep_others_from_being_answered() -> Result<()> {
     let answer = up.http().post("/fn/default/wordcount/", "two words").await?;
     ensure!(answer.json()?["words"] == 2, "{answer:?}");
     ensure!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-    // Those whose body is half there are answered once the rest comes.
+    // Requests with a half-sent body are answered once the rest arrives.
     let late = &mut slow[1];
     late.write_all(b"late.").await?;
     let mut text = vec![0; 4096];
@@ -233,7 +233,7 @@ async fn what_is_no_http_is_refused_and_harms_nobody() -> Result<()> {
     guest_or_skip!("hello");
     let up = Up::start().await?;
     up.deploy("hello", "hello", &[]).await?;
-    // The content-length of the third one does not count (RFC 9112, 6.3): a whole request, without a route.
+    // The content-length of the third one is ignored (RFC 9112, 6.3): a complete request, without a route.
     let heads = [
         ("\u{16}\u{3}\u{1}\u{2}\0 no TLS here\r\n\r\n".to_owned(), "400", "bad_request"),
         (format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(200_000)), "431", "head_too_large"),

@@ -1,4 +1,4 @@
-//! Services and names, from containers, functions and the host, with real containerd and nftables. Needs root.
+//! Services and DNS names from containers, functions and the host, with real containerd and nftables. Needs root.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::containers::{ContainerNode, archive, containers_or_skip};
 
-/// Why there can be no rules in the kernel, or no client, here.
+/// The reason why this machine has no kernel rules or no client.
 fn missing_program() -> Option<String> {
     let nft = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"];
     let needed: [(&str, &[&str]); 2] = [("nft", &nft), ("curl", &["/usr/bin/curl"])];
@@ -18,7 +18,7 @@ fn missing_program() -> Option<String> {
     missing.map(|(name, _)| format!("no {name}"))
 }
 
-/// A pod with the host's programs: curl resolves names as programs do (a static busybox cannot).
+/// A pod with the host's programs: curl uses the system resolver (a static busybox cannot).
 async fn client(node: &ContainerNode) -> Result<()> {
     let folders = ["/usr", "/lib64"].into_iter().filter(|folder| Path::new(folder).is_dir());
     let mounts = folders.chain(["/lib"]).map(|folder| {
@@ -43,7 +43,7 @@ async fn fetched(node: &ContainerNode, pod: &str, url: &str) -> Result<String> {
     Ok(node.kubectl.run(&["exec", pod, "--", "sh", "-c", &command]).await?.stdout)
 }
 
-/// An HTTP answer's text, on the host.
+/// Fetches a URL on the host; returns the body.
 async fn fetched_on_host(url: &str) -> Result<String> {
     let output = tokio::process::Command::new("/usr/bin/curl").args(["-sS", "-m", "5", url]).output().await?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -53,7 +53,7 @@ async fn until_text(what: &str, look: impl AsyncFn() -> Result<String>, expected
     wait::until(what, || async { Ok((look().await? == expected).then_some(())) }).await
 }
 
-/// A Deployment of two pods that answer with a text, and its Service with a node port.
+/// A Deployment of two pods that respond with a text, and its Service with a node port.
 async fn web(node: &ContainerNode) -> Result<(String, u16)> {
     let script = "mkdir /www; echo from web > /www/index.html; exec busybox httpd -f -p 8000 -h /www";
     let labels = json!({"app": "web"});
@@ -75,7 +75,7 @@ async fn web(node: &ContainerNode) -> Result<(String, u16)> {
     Ok((ip.to_owned(), port.parse()?))
 }
 
-/// A NetworkPolicy keeps a pod from the Service of others, until it is changed; the node itself reaches them.
+/// A NetworkPolicy blocks a pod's access to a Service until it is changed; the node itself has access.
 async fn policies(node: &ContainerNode, service_ip: &str) -> Result<()> {
     let url = format!("http://{service_ip}/");
     let policy = |ingress: serde_json::Value| {
@@ -122,7 +122,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
         )
         .await?;
     }
-    // Functions alone touch nothing on the host.
+    // Functions alone change nothing on the host.
     ensure!(node.tables().is_empty(), "{:?}", node.tables());
 
     let (ip, node_port) = web(&node).await?;
@@ -183,7 +183,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
             let answer = up.http().get(&format!("/fn/default/proxy/?url=http://{name}/")).await?;
             ensure!(answer.status == 200 && answer.text() == "from web\n", "{name}: {answer:?}");
         }
-        // A Service over a function, which has no replica yet: from a container, the host and by its name alone.
+        // A Service over a function, which has no replica yet: from a container, from the host, and by its short name.
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "greeting"},
             "spec": {"selector": {"mayfly.dev/function": "hello"}, "ports": [{"name": "http", "port": 80}]}});
         let file = node.kubectl.file("greeting", &service)?;
@@ -201,7 +201,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
         let denied = up.http().get(&format!("/fn/default/proxy/?url=http://{ip}/")).await?;
         ensure!(denied.status == 502, "{denied:?}");
     }
-    // A function that is a container answers its first request from zero, also by its Service.
+    // A container function answers its first request from zero, also through its Service.
     let script = "mkdir /www; echo from an image > /www/index.html; exec busybox httpd -f -p 8080 -h /www";
     let archive = archive(node.folder.path(), "web:local", &["/bin/sh", "-c", script])?;
     up.cli().ok(&["image", "import", &archive.to_string_lossy()]).await?;
@@ -224,7 +224,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     node.leaves_nothing().await
 }
 
-/// A pod that changes the protocol of a connection, and then repeats what it is sent.
+/// A pod that upgrades a connection, and then echoes.
 async fn changes_the_protocol(node: &ContainerNode) -> Result<()> {
     let script = "while read -r line; do [ ${#line} -le 1 ] && break; done; \
          printf 'HTTP/1.1 101 Switching Protocols\\r\\nConnection: upgrade\\r\\nUpgrade: echo\\r\\n\\r\\n'; \

@@ -1,4 +1,4 @@
-//! Functions that are containers: deployed by the command, beside a revision of wasm. Needs root.
+//! Container functions: deployed by the command, next to a wasm revision. Needs root.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::containers::{ContainerNode, containers_or_skip};
 
-/// The program of the template `container`, as an argument of a shell in an image that has none of its files.
+/// The program of the template `container` as a shell script, for an image without the template's files.
 fn script(handler: &str) -> String {
     format!(
         "mkdir -p /www/cgi-bin; cat > /www/cgi-bin/index.cgi <<'EOF'\n{handler}\nEOF\n\
@@ -34,7 +34,7 @@ async fn a_container_revision_answers_beside_one_of_wasm() -> Result<()> {
     containers_or_skip!();
     let node = ContainerNode::start().await?;
     let up = &node.kubectl.up;
-    // The project of the template, tested as its README says.
+    // The template's project, tested as in its README.
     let project = node.folder.path().join("greet");
     let path = project.to_string_lossy().into_owned();
     up.cli().ok(&["new", "container", "greet", "--dir", &path]).await?;
@@ -72,7 +72,7 @@ async fn a_container_revision_answers_beside_one_of_wasm() -> Result<()> {
     })
     .await?;
 
-    // Half of the traffic each; tags and sticky clients are the same for both.
+    // Half of the traffic each; tags and sticky clients behave equally for both.
     let split = json!({"spec": {
         "sticky": {"header": "x-user"},
         "traffic": [{"revision": "greet-00001", "percent": 50, "tag": "wasm"},

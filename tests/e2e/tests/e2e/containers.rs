@@ -1,4 +1,4 @@
-//! Pods of ordinary images: real containerd, runc and CNI plugins, driven by kubectl. Needs root.
+//! Pods of ordinary images with kubectl, on real containerd, runc and CNI plugins. Needs root.
 
 use std::{
     collections::BTreeSet,
@@ -13,10 +13,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 
 use crate::kubectl::Kubectl;
 
-/// The programs that containers need, found as the server finds them.
+/// The programs that containers need, searched like the server does.
 const PROGRAMS: [&str; 6] = ["containerd", "runc", "iptables", "ip", "busybox", "kubectl"];
 
-/// Why there can be no containers here.
+/// The reason why this machine cannot run containers.
 pub(crate) fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("not root".into());
@@ -43,7 +43,7 @@ macro_rules! containers_or_skip {
 
 pub(crate) use containers_or_skip;
 
-/// A server with containers, the image `busybox:local` in it, and what the host had before.
+/// A server with containers and the image `busybox:local`, and the earlier state of the host.
 pub(crate) struct ContainerNode {
     pub(crate) kubectl: Kubectl,
     pub(crate) folder: NodeFolder,
@@ -53,13 +53,13 @@ pub(crate) struct ContainerNode {
     arguments: Vec<String>,
 }
 
-/// A node's folder. When dropped, also after a failed test, it ends the processes that name it and unmounts what is
-/// mounted below it.
+/// A node's folder. On drop, also after a failed test, kills the processes whose command lines contain it and unmounts
+/// everything below it.
 pub(crate) struct NodeFolder(tempfile::TempDir);
 
 impl NodeFolder {
     fn new() -> Result<Self> {
-        // Sockets lie in the data directory, so its path is short.
+        // The data directory contains sockets, so its path must be short.
         Ok(Self(tempfile::Builder::new().prefix("mf").tempdir_in("/tmp")?))
     }
 
@@ -90,12 +90,12 @@ impl ContainerNode {
         Self::start_with(&[]).await
     }
 
-    /// With more flags of `mayfly up`.
+    /// Starts a node with additional flags of `mayfly up`.
     pub(crate) async fn start_with(arguments: &[&str]) -> Result<Self> {
         Self::start_in(NodeFolder::new()?, arguments).await
     }
 
-    /// On a disk of its own, of this size.
+    /// Starts a node on a separate disk of this size.
     pub(crate) async fn start_on_disk(mib: u32) -> Result<Self> {
         let folder = NodeFolder::new()?;
         let disk = folder.path().join("d");
@@ -114,7 +114,7 @@ impl ContainerNode {
         let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
         let up = start(folder.path(), &arguments).await?;
         let archive = archive(folder.path(), "busybox:local", &["/bin/sh"])?;
-        // The server is ready a moment before its node is registered.
+        // The server may be ready before its node is registered.
         let path = archive.to_string_lossy();
         wait::until("the node takes an image", || async {
             up.cli().ok(&["image", "import", &path]).await.map(Some)
@@ -123,7 +123,7 @@ impl ContainerNode {
         Ok(Self { kubectl: Kubectl::of(up)?, folder, archive, before, arguments })
     }
 
-    /// The tables in the kernel's packet filter that are this server's.
+    /// The nftables tables of this server.
     pub(crate) fn tables(&self) -> Vec<String> {
         tables(self.folder.path())
     }
@@ -155,7 +155,7 @@ impl ContainerNode {
         self.restart_after(|| {}).await
     }
 
-    /// Kills the server, does something while none runs, and starts it again on the same data.
+    /// Kills the server, runs `meanwhile`, and starts it again on the same data.
     pub(crate) async fn restart_after(self, meanwhile: impl FnOnce()) -> Result<Self> {
         let Self { kubectl, folder, archive, before, arguments } = self;
         kubectl.up.kill()?;
@@ -164,10 +164,10 @@ impl ContainerNode {
         Ok(Self { kubectl: Kubectl::of(up)?, folder, archive, before, arguments })
     }
 
-    /// Stops the server, after the pods are gone, and compares the host with what it was.
+    /// Stops the server after all pods are removed, and compares the host with its earlier state.
     pub(crate) async fn leaves_nothing(self) -> Result<()> {
         let Self { kubectl, folder, before, .. } = self;
-        // A pod that is deleted by force is gone from the API before the node has removed it.
+        // A pod deleted by force disappears from the API before the node has removed it.
         let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));
         let removed = async || {
             wait::until("the node has removed its pods", || async {
@@ -175,7 +175,7 @@ impl ContainerNode {
             })
             .await
         };
-        // Seen after sessions were cut off: the removal of a pod is repeated, with growing pauses.
+        // Happens after aborted sessions: the removal of a pod is retried with increasing pauses.
         if removed().await.is_err() && removed().await.is_err() {
             removed().await?;
         }
@@ -191,7 +191,7 @@ async fn start(folder: &Path, arguments: &[String]) -> Result<Up> {
     Start::default().in_folder(&folder.join("d")).with(&["--containers", "on"]).with(&arguments).ready().await
 }
 
-/// Everything that a server could leave on its host.
+/// All state that a server could leave on its host.
 #[derive(Debug, PartialEq)]
 struct HostState {
     mounts: Vec<String>,
@@ -202,7 +202,7 @@ struct HostState {
 }
 
 impl HostState {
-    /// All that belongs to a folder, and what has no owner's name: the bridge of this folder has.
+    /// Reads the state that belongs to a folder, and state without an owner.
     fn look(folder: &Path) -> Self {
         let config = std::fs::read(folder.join("d/containers/network/bridge.json")).unwrap_or_default();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
@@ -227,7 +227,7 @@ impl HostState {
     }
 }
 
-/// The tables of the server in a folder, as `FAMILY NAME`: its network of Services numbers them.
+/// The tables of a folder's server, as `FAMILY NAME`; their names contain the number of its Service network.
 fn tables(folder: &Path) -> Vec<String> {
     let network = std::fs::read_to_string(folder.join("d/network/service-network")).unwrap_or_default();
     let Ok(network) = network.trim().parse::<std::net::Ipv4Addr>() else { return Vec::new() };
@@ -240,14 +240,14 @@ fn tables(folder: &Path) -> Vec<String> {
     names.filter_map(|line| line.strip_prefix("table ")).map(str::to_owned).collect()
 }
 
-/// The lines of the kernel's list of mounts that name a folder, in the order of mounting.
+/// The lines of the kernel's mount table that contain a folder, in the order of mounting.
 fn mounts_below(folder: &Path) -> Vec<String> {
     let folder = folder.to_string_lossy();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().filter(|line| line.contains(&*folder)).map(str::to_owned).collect()
 }
 
-/// The processes whose command lines name a folder.
+/// The processes whose command lines contain a folder.
 fn processes_naming(folder: &Path) -> Vec<(rustix::process::Pid, String)> {
     let folder = folder.to_string_lossy();
     let named = names(Path::new("/proc")).into_iter().filter_map(|pid| {
@@ -266,7 +266,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// An image of the host's static busybox with this name and command, as `docker save` writes one.
 pub(crate) fn archive(folder: &Path, name: &str, command: &[&str]) -> Result<PathBuf> {
-    // Tools write a path and a reference with a colon between them.
+    // Tools separate a path and a reference by a colon.
     let root = folder.join("image").join(name.replace(':', "-"));
     let bin = root.join("rootfs/bin");
     std::fs::create_dir_all(&bin)?;
@@ -307,19 +307,19 @@ async fn a_pod_of_an_image_runs_is_reached_and_leaves_nothing() -> Result<()> {
     let logs = node.kubectl.ok(&["logs", "b"]).await?;
     ensure!(logs == "started\n", "{logs:?}");
     ensure!(node.exec("b", "hostname; echo $0").await? == "b\nsh\n");
-    // The outputs are apart, and the exit code is the command's.
+    // The outputs are separate, and the exit code is that of the command.
     let failed = node.kubectl.run(&["exec", "b", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).await?;
     ensure!(
         failed.code == Some(7) && failed.stdout == "out\n" && failed.stderr.contains("err"),
         "{failed:?}"
     );
-    // Standard input, to its end.
+    // Standard input until EOF.
     let mut wc = node.kubectl.command(&["exec", "-i", "b", "--", "wc", "-c"]);
     let mut wc = wc.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     wc.stdin.take().context("no stdin")?.write_all(&vec![b'x'; 300_000]).await?;
     let counted = wc.wait_with_output().await?;
     ensure!(String::from_utf8_lossy(&counted.stdout).trim() == "300000", "{counted:?}");
-    // kubectl cp, both ways.
+    // kubectl cp in both directions.
     let file = node.folder.path().join("file");
     std::fs::write(&file, "copied\n")?;
     node.kubectl.ok(&["cp", &file.to_string_lossy(), "b:/etc/file"]).await?;
@@ -350,7 +350,7 @@ async fn a_port_is_forwarded_by_kubectl() -> Result<()> {
         .and_then(|rest| rest.split(' ').next())
         .context(line.clone())?
         .parse()?;
-    // The program may listen a moment after its container runs.
+    // The program may start to listen shortly after its container runs.
     for _ in 0..3 {
         wait::until("the page comes through", || async {
             let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
@@ -382,12 +382,12 @@ async fn a_container_outlives_a_kill_of_the_server() -> Result<()> {
         .ok(&["get", "pod", "b", "-o", "jsonpath={.status.containerStatuses[0].restartCount}"])
         .await?;
     ensure!(restarts == "0", "{restarts}");
-    // The log has no gap: the lines that were written while the server was away are in it.
+    // The log has no gap: it contains the lines that were written while the server was down.
     let log = node.kubectl.ok(&["logs", "b"]).await?;
     let numbers: Vec<usize> =
         log.lines().filter_map(|line| line.strip_prefix("line ")?.parse().ok()).collect();
     ensure!(numbers.len() > 3 && numbers == (1..=numbers.len()).collect::<Vec<_>>(), "{log}");
-    // Its end is noticed, and it starts again.
+    // Its end is detected, and it is restarted.
     node.kubectl.run(&["exec", "b", "--", "sh", "-c", "kill -9 1; kill 1"]).await?;
     node.kubectl.ok(&["delete", "pod", "b", "--grace-period=0", "--force"]).await?;
     node.leaves_nothing().await

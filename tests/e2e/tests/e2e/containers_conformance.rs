@@ -1,4 +1,4 @@
-//! Scenarios of upstream's node conformance that no other test shows; the list of all is docs/conformance-node.md.
+//! Scenarios of upstream's node conformance that no other test covers; the full list is docs/conformance-node.md.
 
 use std::path::Path;
 
@@ -62,7 +62,7 @@ async fn ended(node: &ContainerNode, name: &str) -> Result<String> {
     node.until_field(name, "{.status.phase}", |phase| phase == "Succeeded" || phase == "Failed").await
 }
 
-/// A pod that is not started again.
+/// A pod without restarts.
 fn once(name: &str, script: &str, container: Value, spec: Value) -> Value {
     let mut pod = pod(name, script, container, spec);
     pod["spec"]["restartPolicy"] = json!("Never");
@@ -419,7 +419,7 @@ async fn hooks_may_be_requests_to_another_pod() -> Result<()> {
     node.delete_all().await
 }
 
-/// The tests that the list of scenarios names, as pairs of a file and a function.
+/// The tests in the list of scenarios, as pairs of file and function.
 fn named_tests(text: &str) -> Vec<(String, String)> {
     let rows = text.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.split('|').nth(2));
     let parts = rows.flat_map(|row| row.split(';')).filter_map(|part| {
@@ -440,7 +440,7 @@ fn every_scenario_of_the_list_has_its_test() {
         let source = std::fs::read_to_string(folder.join(&file)).unwrap_or_default();
         assert!(source.contains(&format!("fn {test}(")), "there is no {test} in {file}");
     }
-    // Each row names a test or says why there is none.
+    // Each row has a test, or the reason why there is none.
     let rows = list.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| scenario"));
     for row in rows {
         let shown = row.split('|').nth(2).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The life of containers: probes, lifecycle hooks, sidecars, readiness gates, ephemeral containers. Each scenario is
-//! one of upstream's node conformance tests, whose name stands beside it.
+//! The lifecycle of containers: probes, lifecycle hooks, sidecars, readiness gates, ephemeral containers. Each scenario
+//! is one of upstream's node conformance tests, whose name is in a comment.
 
 use anyhow::{Context as _, Result, ensure};
 use mayfly_e2e::{skipped, test_name, wait};
@@ -11,7 +11,7 @@ use crate::containers::{ContainerNode, containers_or_skip};
 pub(crate) fn pod(name: &str, script: &str, container: Value, spec: Value) -> Value {
     let mut first = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script]});
     extend(&mut first, container);
-    // A shell as process 1 does not end by SIGTERM.
+    // A shell as process 1 ignores SIGTERM.
     let mut all = json!({"terminationGracePeriodSeconds": 1, "containers": [first]});
     extend(&mut all, spec);
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": all})
@@ -36,7 +36,7 @@ impl ContainerNode {
         self.kubectl.ok(&["get", "pod", name, "-o", &format!("jsonpath={path}")]).await
     }
 
-    /// Waits until a field of a pod is as it should be.
+    /// Waits until a field of a pod has the expected value.
     pub(crate) async fn until_field(
         &self,
         name: &str,
@@ -149,7 +149,7 @@ async fn probes_decide_about_restarts_and_readiness() -> Result<()> {
     node.until_restarted("startup").await?;
     node.until_event("unready", "Unhealthy: Readiness probe failed").await?;
     node.until_event("hung", "timed out").await?;
-    // A probe that hung is killed; at most the next one runs.
+    // A hung probe is killed; at most the next one runs.
     let sleeping = node.exec("hung", "busybox ps | busybox grep -c '[s]leep 2d' || true").await?;
     ensure!(sleeping.trim().parse::<u32>()? <= 2, "{sleeping}");
     for name in ["unready", "hung"] {
@@ -179,7 +179,7 @@ async fn hooks_run_after_the_start_and_before_the_end() -> Result<()> {
     // A container whose postStart hook fails is killed and starts again.
     let lifecycle = json!({"postStart": hook("echo broken; exit 3")});
     node.create(&pod("broken", "exec sleep 1d", json!({"lifecycle": lifecycle}), json!({}))).await?;
-    // A preStop hook that takes longer than the grace period does not hold the end up.
+    // A preStop hook that takes longer than the grace period does not delay the end.
     let lifecycle = json!({"preStop": {"sleep": {"seconds": 3600}}});
     let grace = json!({"terminationGracePeriodSeconds": 5});
     node.create(&pod("slow", "exec sleep 1d", json!({"lifecycle": lifecycle}), grace)).await?;
@@ -248,7 +248,7 @@ async fn sidecars_start_first_restart_and_end_last() -> Result<()> {
     wait::until("it runs again", || async { Ok(waited().ends_with("s2-\ns2+\n").then_some(())) }).await?;
     node.kubectl.ok(&["delete", "pod", "order"]).await?;
     ensure!(waited() == "s1+\ni\ns2+\nc+\ns2-\ns2+\nc-\ns2-\ns1-\n", "{:?}", waited());
-    // A pod is over when its application containers are.
+    // A pod ends with its application containers.
     let sidecar = json!([{"name": "s", "image": "busybox:local", "command": ["sleep", "1d"], "restartPolicy": "Always"}]);
     let spec = json!({"restartPolicy": "Never", "initContainers": sidecar});
     node.create(&pod("done", "exit 0", json!({}), spec)).await?;
@@ -342,7 +342,7 @@ async fn filters_tokens_and_conditions_of_the_node() -> Result<()> {
     let reviewed =
         node.kubectl.ok(&["create", "-f", &file, "-o", "jsonpath={.status.user.username}"]).await?;
     ensure!(reviewed == "system:serviceaccount:default:default", "{reviewed:?}");
-    // should be created as a static pod when its file is there, and go with it
+    // should be created as a static pod if its file exists, and be removed with it
     let manifest = pod("fixed", "exec sleep 1d", json!({}), json!({}));
     let folder = node.folder.path().join("d/containers/static-pods");
     std::fs::create_dir_all(&folder)?;
@@ -379,7 +379,7 @@ async fn containers_of_a_pod_may_share_their_processes() -> Result<()> {
     ensure!(seen.contains("sleep 11111") && seen.contains("sleep 22222"), "{seen}");
     let first = seen.lines().find(|line| line.split_whitespace().next() == Some("1"));
     ensure!(first.is_some_and(|line| line.contains("pod-init")), "{seen}");
-    // A container's end is the end of its own processes only; those that it leaves go to the pod's first process.
+    // Only a container's own processes end with it; orphans are adopted by the pod's first process.
     let line = seen.lines().find(|line| line.contains("sleep 22222"));
     let other = line.and_then(|line| line.split_whitespace().next()).context("the process has no number")?;
     node.exec("p", &format!("(busybox sleep 33333 > /dev/null 2>&1 &); kill {other}")).await?;

@@ -1,4 +1,4 @@
-//! The share of the node that containers get: cgroups and scores of the classes, local storage and its limits.
+//! The resources of containers: cgroups and OOM scores of the QoS classes, local storage and its limits.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     containers_lifecycle::{extend, pod},
 };
 
-/// The cgroup of a pod of this class for a controller, in either version of cgroups.
+/// The cgroup of a pod of this QoS class for a controller, for both cgroup versions.
 fn group(controller: &str, class: &str, uid: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchy =
@@ -19,7 +19,7 @@ fn group(controller: &str, class: &str, uid: &str) -> PathBuf {
     hierarchy.join("mayfly").join(class).join(uid)
 }
 
-/// The content of the first of these files that a group has.
+/// The content of the first of these files that exists in a cgroup.
 fn value(group: &Path, files: [&str; 2]) -> String {
     let read = |file| std::fs::read_to_string(group.join(file)).ok();
     files.into_iter().find_map(read).unwrap_or_default().trim().to_owned()
@@ -56,7 +56,7 @@ async fn pods_have_the_cgroup_and_the_scores_of_their_class() -> Result<()> {
         ensure!(std::fs::read_dir(&cpu)?.flatten().any(|entry| entry.path().is_dir()), "no container in it");
         let score: i32 = node.exec(name, "cat /proc/1/oom_score_adj").await?.trim().parse()?;
         let scores = match class {
-            // A host that may not lower scores gives its own.
+            // Without the capability to lower scores, the server's own score is used.
             "Guaranteed" => -997..=0,
             "BestEffort" => 1000..=1000,
             _ => 2..=999,
@@ -64,7 +64,7 @@ async fn pods_have_the_cgroup_and_the_scores_of_their_class() -> Result<()> {
         ensure!(scores.contains(&score), "{name}: {score}");
         groups.extend([cpu, ram]);
     }
-    // The class weighs as its pods do; other servers of this machine may have pods in it.
+    // The weight of the class is the sum of its pods; other servers of this machine may have pods in it.
     let class: u64 = value(&group("cpu", "burstable", ""), ["cpu.shares", "cpu.weight"]).parse()?;
     ensure!(class >= 10, "{class}");
     // The same after another start of the server.
@@ -112,7 +112,7 @@ async fn a_runtime_class_adds_its_overhead_and_its_constraints() -> Result<()> {
     let constraints =
         node.field("heavy", "{.spec.overhead.cpu} {.spec.overhead.memory} {.spec.nodeSelector.pool}").await?;
     ensure!(constraints == "120m 8Mi heavy", "{constraints}");
-    // The overhead is part of the cgroup's limits, the node's sum and the quota's use.
+    // The overhead counts for the cgroup's limits, the node's requests and the quota's usage.
     let uid = node.field("heavy", "{.metadata.uid}").await?;
     let memory = value(&group("memory", "burstable", &uid), ["memory.limit_in_bytes", "memory.max"]);
     ensure!(memory == (40 * MIB).to_string(), "{memory}");
@@ -126,7 +126,7 @@ async fn a_runtime_class_adds_its_overhead_and_its_constraints() -> Result<()> {
         Ok((node.kubectl.ok(&used).await? == "170m 40Mi").then_some(()))
     })
     .await?;
-    // A class whose handler the node has not; without the overhead it would fit into the quota beside a third one.
+    // A class whose handler the node lacks; without the overhead it would fit into the quota next to a third pod.
     node.create(&of_class("unhandled", json!({"runtimeClassName": "foreign"}))).await?;
     node.until_event("unhandled", "no runtime for \"gvisor\" is configured").await?;
     for (name, more, why) in [
@@ -156,7 +156,7 @@ async fn a_runtime_class_adds_its_overhead_and_its_constraints() -> Result<()> {
         let refused = node.kubectl.run(&["create", "-f", &file]).await?;
         ensure!(refused.code != Some(0) && refused.stderr.contains(why), "{refused:?}, expected {why}");
     }
-    // A pod without the class is kept away by the taint.
+    // A pod without the class does not tolerate the taint.
     node.create(&pod("plain", "exec sleep 1d", json!({"resources": {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"cpu": "1m", "memory": "1Mi"}}}), json!({}))).await?;
     node.until_event("plain", "untolerated taint").await?;
     node.delete_all().await
@@ -183,7 +183,7 @@ impl ContainerNode {
         Ok(message)
     }
 
-    /// What the node says about a pod in its summary of usage.
+    /// The node's usage summary of a pod.
     async fn summary(&self, name: &str) -> Result<Value> {
         let node = self.kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]).await?;
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");

@@ -1,5 +1,4 @@
-//! Exec, attach, cp and port-forward over SPDY/3.1, as kubectl before 1.31 speaks it: kubectl, told not to use
-//! WebSocket.
+//! Exec, attach, cp and port-forward over SPDY/3.1, which kubectl before 1.31 uses: kubectl with WebSockets disabled.
 
 use std::process::Stdio;
 
@@ -19,7 +18,7 @@ use crate::{
     containers_lifecycle::pod,
 };
 
-/// The settings by which kubectl speaks SPDY.
+/// The settings with which kubectl uses SPDY.
 const SPDY: [(&str, &str); 2] =
     [("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false"), ("KUBECTL_PORT_FORWARD_WEBSOCKETS", "false")];
 const MIB: usize = 1 << 20;
@@ -37,7 +36,7 @@ impl ContainerNode {
     }
 }
 
-/// Content that no compression and no repetition hides an error of.
+/// Content without repetition, so that errors are not hidden.
 fn content(bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = std::iter::repeat_with(move || {
@@ -58,7 +57,7 @@ async fn processes_are_reached_over_spdy() -> Result<()> {
     containers_or_skip!();
     let node = ContainerNode::start().await?;
     node.run("b").await?;
-    // The outputs are apart, and the exit code is the command's.
+    // The outputs are separate, and the exit code is that of the command.
     let script = "echo out; echo err >&2; exit 7";
     let failed = node.spdy(&["exec", "b", "--", "sh", "-c", script]).output().await?;
     ensure!(failed.status.code() == Some(7) && failed.stdout == b"out\n", "{failed:?}");
@@ -66,7 +65,7 @@ async fn processes_are_reached_over_spdy() -> Result<()> {
     let absent = node.spdy(&["exec", "b", "--", "no-such-program"]).output().await?;
     ensure!(!absent.status.success(), "{absent:?}");
     ensure!(String::from_utf8_lossy(&absent.stderr).contains("no-such-program"), "{absent:?}");
-    // Input to its end, and all of the output.
+    // Input until EOF, and the whole output.
     let sent = content(8 * MIB);
     let mut cat = piped(node.spdy(&["exec", "-i", "b", "--", "cat"]))?;
     let mut stdin = cat.stdin.take().context("no stdin")?;
@@ -80,10 +79,10 @@ async fn processes_are_reached_over_spdy() -> Result<()> {
     let mut stdin = head.stdin.take().context("no stdin")?;
     let sending = tokio::spawn(async move { stdin.write_all(&vec![b'x'; 8 * MIB]).await });
     let short = timeout(wait::PATIENCE, head.wait_with_output()).await??;
-    // kubectl ends before it has read everything.
+    // kubectl exits before it has read everything.
     drop(sending.await?);
     ensure!(short.status.success() && short.stdout == b"xxxxx", "{short:?}");
-    // kubectl cp, both ways.
+    // kubectl cp in both directions.
     let [file, back] = ["file", "back"].map(|name| node.folder.path().join(name));
     std::fs::write(&file, &sent)?;
     for paths in [[&*file.to_string_lossy(), "b:/etc/file"], ["b:/etc/file", &*back.to_string_lossy()]] {
@@ -91,7 +90,7 @@ async fn processes_are_reached_over_spdy() -> Result<()> {
         ensure!(copied.status.success(), "{paths:?}: {copied:?}");
     }
     ensure!(std::fs::read(&back)? == sent, "the copy is another file");
-    // Attach: what is written arrives, and the container stays.
+    // Attach: input arrives, and the container keeps running.
     let echoes = "echo ready; while read line; do echo got $line; done; exec sleep 1d";
     node.create(&pod("a", echoes, json!({"stdin": true}), json!({}))).await?;
     node.ready("a").await?;
@@ -133,7 +132,7 @@ async fn a_terminal_over_spdy_follows_its_size() -> Result<()> {
     let inside = format!("{}; : > /h/first; {}; echo resized; exit 5", until("33 91"), until("44 120"));
     let inside_file = node.folder.path().join("inside");
     std::fs::write(&inside_file, format!("exec kubectl \"$@\" exec -it b -- sh -c '{inside}'\n"))?;
-    // The terminal changes its size once the first one has arrived.
+    // The terminal is resized once its first size has arrived.
     let first = host.join("first");
     let outside = format!(
         "stty rows 33 cols 91; (until [ -e {} ]; do sleep 0.1; done; stty rows 44 cols 120 < /dev/tty) & . {}",
@@ -180,12 +179,12 @@ async fn ports_are_forwarded_over_spdy() -> Result<()> {
             anyhow::Ok(answer)
         }
     };
-    // The program may listen a moment after its container runs.
+    // The program may start to listen shortly after its container runs.
     wait::until("the page comes through", || async {
         Ok(get("small").await?.ends_with(b"hello\n").then_some(()))
     })
     .await?;
-    // Several at once: all are open before the first is used, and none waits for another's end.
+    // Several connections: all are open before the first is used, and none waits for the end of another.
     let mut open = Vec::new();
     for _ in 0..10 {
         open.push(tokio::net::TcpStream::connect(("127.0.0.1", ports[0])).await?);
@@ -200,7 +199,7 @@ async fn ports_are_forwarded_over_spdy() -> Result<()> {
         timeout(wait::PATIENCE, stream.read_to_end(&mut answer)).await??;
         ensure!(answer.ends_with(b"hello\n"), "{:?}", String::from_utf8_lossy(&answer));
     }
-    // Nothing listens on the other port: its connection ends, with a message, and the first port goes on.
+    // Nothing listens on the other port: its connection ends with a message, and the first port keeps working.
     let mut refused = tokio::net::TcpStream::connect(("127.0.0.1", ports[1])).await?;
     let mut answer = Vec::new();
     let read = timeout(wait::PATIENCE, refused.read_to_end(&mut answer)).await?;
@@ -227,7 +226,7 @@ async fn a_client_that_goes_leaves_no_process() -> Result<()> {
         let mut stdin = exec.stdin.take().context("no stdin")?;
         wait::until("the process runs", || async { Ok(node.runs("b", line).await?.then_some(())) }).await?;
         if has_input {
-            // Nothing takes it, and the connection is full of it.
+            // Nothing reads it, so the connection's buffers fill up.
             let endless = async {
                 let block = vec![0; MIB];
                 loop {

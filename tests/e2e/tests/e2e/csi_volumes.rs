@@ -1,4 +1,4 @@
-//! CSI: a driver of the host's folders, written against the protocol, and volumes of its by kubectl.
+//! CSI volumes with kubectl, on a driver for folders of the host.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -32,7 +32,7 @@ async fn create(node: &ContainerNode, object: &Value) -> Result<()> {
     node.kubectl.ok(&["create", "-f", &node.kubectl.file(&name, object)?]).await.map(drop)
 }
 
-/// The driver, registered, with its class and its object.
+/// Starts and registers the driver, with its StorageClass and CSIDriver.
 async fn start(node: &ContainerNode) -> Result<HostPathDriver> {
     let driver = HostPathDriver::start(config(node))?;
     registered(node, &driver).await?;
@@ -85,7 +85,7 @@ fn only_volume(driver: &HostPathDriver) -> Result<VolumeState> {
         .context("the driver has no volume")
 }
 
-/// Everything of the driver's volumes is undone.
+/// Checks that all of the driver's volumes have been removed.
 async fn nothing_left(node: &ContainerNode, driver: &HostPathDriver) -> Result<()> {
     node.kubectl.ok(&["delete", "pvc", "--all", "--timeout=50s"]).await?;
     let gone = wait::until("the driver's volumes are gone", || async {
@@ -123,7 +123,7 @@ async fn volumes_are_provisioned_attached_mounted_expanded_and_removed() -> Resu
     let attached = ["get", "volumeattachments", "-o", "jsonpath={.items[*].status.attached}"];
     ensure!(kubectl.ok(&attached).await? == "true");
     ensure!(only_volume(&driver)?.attached.as_deref() == Some("the-node"));
-    // A second pod shares what is staged.
+    // A second pod shares the staged volume.
     create(&node, &pod("b", &claimed("data"))).await?;
     node.ready("b").await?;
     ensure!(node.exec("b", "cat /data/file").await? == "kept\n");
@@ -147,7 +147,7 @@ async fn volumes_are_provisioned_attached_mounted_expanded_and_removed() -> Resu
         Ok(((state.staged.len(), state.published.len()) == (1, 1)).then_some(()))
     })
     .await?;
-    // A driver that is away is waited for: only it can undo what it did.
+    // A stopped driver is awaited: only it can undo its calls.
     let known = driver.volumes().volumes.len();
     drop(driver);
     kubectl.ok(&["delete", "pod", "b", "--wait=false"]).await?;
@@ -160,7 +160,7 @@ async fn volumes_are_provisioned_attached_mounted_expanded_and_removed() -> Resu
     node.leaves_nothing().await
 }
 
-/// The pod waits and its events tell why; it runs when the fault is over.
+/// The pod waits, with the reason in its events, and runs once the fault is cleared.
 async fn survives(
     node: &ContainerNode,
     driver: &HostPathDriver,

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::containers::{ContainerNode, containers_or_skip};
 
-/// Why this host has no IPv6 for containers.
+/// The reason why this host has no IPv6 for containers.
 fn missing() -> Option<&'static str> {
     let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     if !disabled.is_ok_and(|text| text.trim() == "0") {

@@ -1,5 +1,5 @@
-//! The server's environment: clients that connect and send nothing, databases that are removed, Services that are
-//! reached by their addresses.
+//! The server's environment: clients that connect and send nothing, removed databases, Services reached by their
+//! addresses.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ async fn silent_connections_do_not_lock_a_port_or_delay_a_stop() -> Result<()> {
     let mut silent = Vec::new();
     for _ in 0..300 {
         let mut stream = TcpStream::connect(up.address("admin")).await?;
-        // A head that never ends.
+        // An incomplete request head.
         let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nhost").await;
         silent.push(stream);
         ensure!(up.admin().get("/healthz").await?.status == 200);
@@ -54,7 +54,7 @@ async fn a_removed_database_is_noticed_and_not_replaced_by_an_empty_one() -> Res
     ensure!(up.admin().get("/healthz").await?.status == 503);
     up.stop().await?;
     let refused = Start::default().in_folder(&data).refused().await?;
-    // Either its write-ahead log or its mark is left without it.
+    // Its write-ahead log or its mark remains without it.
     ensure!(
         refused.stderr.contains("mayfly.db") && refused.stderr.contains("nothing was changed"),
         "{refused:?}"
@@ -98,12 +98,12 @@ async fn a_file_in_the_data_directorys_place_is_named() -> Result<()> {
     Ok(())
 }
 
-/// The userspace proxy, with the objects that a user may write.
+/// The userspace proxy with user-defined EndpointSlices.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_is_reached_by_its_address() -> Result<()> {
     let up = Up::start().await?;
     let api = up.api()?;
-    // Of the addresses that pods have without root: an endpoint may have no other loopback address.
+    // An address of the range of pods without root: endpoints may have no other loopback address.
     let backend = TcpListener::bind("127.94.0.1:0").await?;
     let port = backend.local_addr()?.port();
     tokio::spawn(async move {
@@ -111,7 +111,7 @@ async fn a_service_is_reached_by_its_address() -> Result<()> {
             let _ = stream.write_all(b"from the endpoint").await;
         }
     });
-    // A loopback address of this test process alone: two processes have different ids.
+    // A loopback address derived from the process id, so that no other test process uses it.
     let id = std::process::id();
     let address = format!("127.120.{}.{}", id / 250 % 250, id % 250 + 1);
     let service = json!({

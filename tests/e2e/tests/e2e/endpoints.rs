@@ -1,4 +1,4 @@
-//! Tasks of AWS's services sent elsewhere: a small server answers as the services do.
+//! Tasks of AWS services with configured endpoints: a small server imitates the services.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use crate::workflows::{call, create, ended, start};
 /// The received requests: the target or the path, the body, `Authorization`.
 type Asked = Arc<Mutex<Vec<(String, Value, Option<String>)>>>;
 
-/// AWS's services, as far as these tests ask them.
+/// The parts of AWS services that these tests call.
 struct Services {
     url: String,
     asked: Asked,
@@ -40,7 +40,7 @@ impl Services {
                 let asked = all.clone();
                 let service = hyper::service::service_fn(move |request| answer(request, asked.clone()));
                 tokio::spawn(async move {
-                    // A client that goes away is none of the test's business.
+                    // A disconnected client is not an error of the test.
                     let _ = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -94,7 +94,7 @@ async fn answer(request: Request<Incoming>, asked: Asked) -> Result<Response<Ful
     Ok(response.body(Full::new(Bytes::from(answer.to_string())))?)
 }
 
-/// SNS takes a form and answers XML.
+/// SNS accepts a form and responds with XML.
 fn published(form: &str, authorization: Option<String>, asked: &Asked) -> Result<Response<Full<Bytes>>> {
     let (status, answer): (u16, _) = match form.contains("TopicArn=missing") {
         true => (
@@ -125,7 +125,7 @@ async fn pointed(services: &Services) -> Result<Up> {
         .await
 }
 
-/// Runs one task; its output, or its error's name and cause.
+/// Runs one task; returns its output, or the error's name and cause.
 pub(crate) async fn task(
     up: &Up,
     name: &str,

@@ -73,7 +73,7 @@ async fn a_changed_config_map_reaches_new_calls() -> Result<()> {
     Ok(())
 }
 
-/// A running replica keeps its values, as a pod does; and no older revision becomes active again.
+/// A running replica keeps its values, like a pod, and no older revision becomes active again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_that_goes_takes_nothing_from_who_has_it() -> Result<()> {
     guest_or_skip!("env");
@@ -111,7 +111,7 @@ async fn a_secret_that_goes_takes_nothing_from_who_has_it() -> Result<()> {
     Ok(())
 }
 
-/// The function asks for a URL and is denied, which it tells its caller, and the host its log.
+/// Checks that a request of the function is denied, with the error in its response and in its log.
 async fn denied(up: &Up, url: &str, why: &str) -> Result<()> {
     let answer = up.http().get(&format!("/fn/default/proxy/?url={url}")).await?;
     let error = answer.json()?;
@@ -141,20 +141,20 @@ async fn outbound_calls_are_denied_unless_listed() -> Result<()> {
     })
     .await?;
     let allowed = upstream.connections();
-    // An address that is listed is no leave for the names that lead to it.
+    // A listed address does not permit names that resolve to it.
     let by_name = format!("http://localhost:{}/", upstream.address.port());
     denied(&up, &by_name, "not listed in spec.egress").await?;
     assert_eq!(upstream.connections(), allowed);
     Ok(())
 }
 
-/// A name that leads to a private address is not the name's owner's to allow.
+/// A listed name does not permit private addresses.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listed_name_does_not_lead_to_private_addresses() -> Result<()> {
     guest_or_skip!("proxy");
     let upstream = Upstream::start().await?;
     let port = upstream.address.port();
-    // This machine's own name, which leads to one of its own addresses. `localhost` is listed as an address is.
+    // This machine's own name, which resolves to one of its addresses. `localhost` is treated like an address.
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_ascii_lowercase();
     let is_listable = |letter: u8| letter.is_ascii_alphanumeric() || b"-.".contains(&letter);
     let found = tokio::net::lookup_host((name.as_str(), port)).await;
@@ -167,7 +167,7 @@ async fn a_listed_name_does_not_lead_to_private_addresses() -> Result<()> {
     }
     let up = Up::start().await?;
     up.deploy("proxy", "proxy", &["--egress", &format!("http://{name}:{port}")]).await?;
-    let why = "it has no public address; private ones must be listed themselves";
+    let why = "it has no public address; private addresses must be listed explicitly";
     denied(&up, &format!("http://{name}:{port}/"), why).await?;
     assert_eq!(upstream.connections(), 0);
     Ok(())
@@ -180,7 +180,7 @@ fn is_private(address: &IpAddr) -> bool {
     }
 }
 
-/// A server that answers every connection's first request with the same words.
+/// A server that answers the first request of every connection with the same text.
 struct Upstream {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,

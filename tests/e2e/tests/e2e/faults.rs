@@ -1,4 +1,4 @@
-//! Disks that fail: a sync that does not end, files that are damaged while the server is stopped.
+//! Disk faults: a sync that does not end, files that are damaged while the server is stopped.
 
 use std::{
     os::unix::fs::FileExt as _,
@@ -18,8 +18,8 @@ fn config_map(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "x".repeat(3000)}})
 }
 
-/// A server whose syncs of one file fail once each time that the file `order` is made. Where no library that does
-/// it can be built, says that the test is skipped.
+/// A server whose syncs of one file fail once for each creation of the file `order`. `None`, with the test reported as
+/// skipped, if the fault-injecting library cannot be built.
 async fn failing(test: &str, folder: &Path, file: &str) -> Result<Option<Up>> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../platform/store/tests/failing_sync/failing_sync.c");
@@ -51,7 +51,7 @@ async fn a_sync_that_fails_stops_the_writing_and_turns_the_health_red() -> Resul
     }
     ensure!(up.admin().get("/healthz").await?.status == 200);
     std::fs::write(folder.path().join("order"), "")?;
-    // The first writer gets the error, and may be a part of the server; after that no write is acknowledged.
+    // The first writer, possibly a part of the server, gets the error; after that no write is acknowledged.
     for name in ["lost", "later"] {
         let told = api.post(CONFIG_MAPS, &config_map(name)).await?;
         ensure!(told.status >= 500 && told.message().contains("until the next start"), "{told:?}");
@@ -90,7 +90,7 @@ async fn functions_answer_warm_and_asleep_when_nothing_can_be_written() -> Resul
     ensure!(warm.status == 200, "{warm:?}");
     up.deploy("counter", "asleep", &["--idle-after", "1s"]).await?;
     until("it has a replica", async || {
-        // Called each time, so that it is not idle again before its replica was seen.
+        // Called in each attempt, so that it does not become idle before its replica is observed.
         ensure!(http.get("/fn/default/asleep/").await?.status == 200);
         let function = api.get("/apis/mayfly.dev/v1/namespaces/default/functions/asleep").await?.body;
         Ok((ready_replicas(&function) == 1).then_some(()))
@@ -119,7 +119,7 @@ async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
     let two_steps = json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Next": "B"}, "B": {"Type": "Wait", "SecondsPath": "$.n", "End": true}}});
     let machine = create(&up, "two-steps", "STANDARD", two_steps).await?;
-    // It waits until the sync has failed: it is the next start that is to meet that.
+    // Waits until the sync has failed, so that the next start gets the error.
     let before = start(&up, &machine, json!({"n": 10})).await?;
     std::fs::write(folder.path().join("order"), "")?;
     let met = start(&up, &machine, json!({"n": 2})).await?;
@@ -137,7 +137,7 @@ async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
     up.stop().await
 }
 
-/// A small disk of its own at a folder, let go of when dropped. `None` where mounting is not allowed.
+/// A small disk mounted at a folder, unmounted on drop. `None` if mounting is not permitted.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -149,7 +149,7 @@ impl SmallDisk {
         Ok(mounted.then(|| Self(folder.to_path_buf())))
     }
 
-    /// Takes all room that is left; gives the file that has it.
+    /// Fills the remaining space; returns the file that uses it.
     fn fill(&self) -> Result<PathBuf> {
         use std::io::Write as _;
         let path = self.0.join("ballast");
@@ -184,7 +184,7 @@ async fn a_full_disk_is_told_and_over_when_there_is_room() -> Result<()> {
     ensure!(up.admin().get("/readyz").await?.status == 200);
 
     let ballast = disk.fill()?;
-    // Each request gets an answer that permits a retry; none waits for free space.
+    // Each request gets a response that permits a retry; none waits for free space.
     let input = json!({"text": "x".repeat(100_000)});
     for _ in 0..3 {
         let told = start(&up, &machine, input.clone()).await.err().context("a start was acknowledged")?;
@@ -213,7 +213,7 @@ async fn a_full_disk_is_told_and_over_when_there_is_room() -> Result<()> {
     up.stop().await
 }
 
-/// Damage within a write-ahead log: SQLite alone would take it for the log's end.
+/// Damage within a write-ahead log, which SQLite alone would treat as the end of the log.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_log_is_refused_and_left_as_it_is() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -230,7 +230,7 @@ async fn a_damaged_log_is_refused_and_left_as_it_is() -> Result<()> {
         ended(&up, &execution).await?;
     }
     up.kill()?;
-    // In the order in which they are opened: a start that is refused folds in what it had opened before.
+    // In the order in which they are opened: a failed start checkpoints the databases that it opened before.
     for database in ["mayfly.db", "workflows/workflows.db", "workflows/catalog.db"] {
         let database = data.join(database).to_string_lossy().into_owned();
         let log = PathBuf::from(format!("{database}-wal"));
@@ -245,7 +245,7 @@ async fn a_damaged_log_is_refused_and_left_as_it_is() -> Result<()> {
         ensure!(std::fs::read(&log)? == damaged, "{} was changed", log.display());
         std::fs::write(&log, whole)?;
     }
-    // Put right again, nothing is missing.
+    // After the repair no data is missing.
     let up = Start::default().in_folder(&data).ready().await?;
     let maps = up.api()?.get(CONFIG_MAPS).await?;
     let count = maps.body["items"].as_array().map_or(0, Vec::len);

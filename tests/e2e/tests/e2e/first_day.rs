@@ -1,4 +1,4 @@
-//! A user's first day with the commands of the binary.
+//! The first steps of a user with the commands of the binary.
 
 use std::{path::Path, process::Stdio};
 
@@ -40,7 +40,7 @@ async fn a_function_is_deployed_called_shown_and_deleted() -> Result<()> {
     .await
 }
 
-/// `mayfly deploy` creates a function, and a manifest changes what the creation set by default.
+/// `mayfly deploy` creates a function, and a manifest changes its default values.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manifest_changes_a_deployed_function() -> Result<()> {
     guest_or_skip!("hello");
@@ -52,7 +52,7 @@ async fn a_manifest_changes_a_deployed_function() -> Result<()> {
     up.cli().apply(&mayfly_e2e::function("hello", component, limits)).await?;
     let function = up.cli().get("function", "hello").await?;
     ensure!(function["spec"]["limits"]["concurrency"] == 7, "{function}");
-    // Fields of another manager are still in conflict.
+    // Fields of another manager still conflict.
     let limits = json!({"limits": {"concurrency": 8}});
     up.api()?.apply_function(&mayfly_e2e::function("hello", component, limits)).await?;
     let limits = json!({"limits": {"concurrency": 9}});
@@ -110,7 +110,7 @@ async fn logs_are_shown_and_followed() -> Result<()> {
     let mut follow = up.cli().command(&["logs", "logger", "--follow", "--tail", "0"])?;
     let mut follow = follow.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(follow.stdout.take().context("no stdout")?).lines();
-    // The follower may not be there yet when the first of these calls writes: call until it shows one.
+    // The follower may start after the first of these calls: repeat the call until it shows a line.
     let seen = tokio::spawn(async move {
         while let Some(line) = lines.next_line().await? {
             if line.contains("plain line 7 on stdout") {
@@ -156,7 +156,7 @@ async fn new_functions_are_built_deployed_and_called_anywhere() -> Result<()> {
     every_save_is_deployed(&up, &project, &answer.text()).await
 }
 
-/// `built` has the dependencies that both templates have, so that they need not be compiled twice.
+/// `built` has the compiled dependencies of both templates, so that they are compiled only once.
 async fn a_new_function_of_events_takes_one(up: &Up, folder: &Path, built: &Path) -> Result<()> {
     let mut new = up.cli().command(&["new", "rust-event", "second"])?;
     let made = new.current_dir(folder).output().await?;
@@ -207,7 +207,7 @@ async fn a_new_job_is_built_pushed_and_run() -> Result<()> {
     let pods: Value = serde_json::from_str(&run(&["get", "pods", "-o", "json"], &project).await?)?;
     let pod = pods["items"][0]["metadata"]["name"].as_str().context("no pod")?;
     assert_eq!(run(&["logs", &format!("pod/{pod}")], &project).await?, "Hello, Ada!\n");
-    // The node's record of it is neither a component nor data of a user.
+    // The node's object is neither a component nor user data.
     let listed = run(&["artifact", "list"], &project).await?;
     let types: Vec<_> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
     ensure!(types.contains(&"component") && types.contains(&"data") && types.len() == 2, "{listed}");
@@ -216,8 +216,7 @@ async fn a_new_job_is_built_pushed_and_run() -> Result<()> {
     Ok(())
 }
 
-/// `mayfly dev`: what is saved is what answers, a moment later; a program that does not compile changes
-/// nothing.
+/// `mayfly dev`: each save is deployed; a program that does not compile changes nothing.
 async fn every_save_is_deployed(up: &Up, project: &Path, before: &str) -> Result<()> {
     let mut dev = up.cli().command(&["dev"])?;
     let mut dev = dev.current_dir(project).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
@@ -248,7 +247,7 @@ async fn every_save_is_deployed(up: &Up, project: &Path, before: &str) -> Result
     };
     tokio::time::timeout(wait::PATIENCE * 2, failed).await??;
     assert_eq!(up.http().get("/fn/default/first/").await?.text(), before);
-    // Read on, so that it is not held up by a full pipe.
+    // Keep reading, so that it does not block on a full pipe.
     let reading = tokio::spawn(async move { while let Ok(Some(_)) = told.next_line().await {} });
     std::fs::write(&source, handler("Response::text(\"saved\")"))?;
     wait::until("what was saved answers", || async {
@@ -307,7 +306,7 @@ async fn without_a_server_a_command_says_where_it_looked() -> Result<()> {
     Ok(())
 }
 
-/// The controllers write to a function right after each deployment: that causes no conflict.
+/// Controllers write to a function right after each deployment, which must not cause a conflict.
 #[tokio::test(flavor = "multi_thread")]
 async fn deployments_in_a_row_do_not_get_in_each_others_way() -> Result<()> {
     guest_or_skip!("hello");

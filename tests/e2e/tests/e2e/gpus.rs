@@ -1,5 +1,5 @@
-//! Simulated GPUs: what a node offers, shares that are enforced, jobs that build and run a source file. Needs root,
-//! containers and a C compiler.
+//! Simulated GPUs: a node's resources, enforced shares, jobs that build and run a source file. Needs root, containers
+//! and a C compiler.
 //!
 //! Cargo builds the libraries for these tests as the dev-dependencies `mayfly_gpu_shim`, `mayfly_gpu_fake_cuda` and
 //! `mayfly_gpu_fake_nvml`.
@@ -39,7 +39,7 @@ pub(crate) async fn node() -> Result<ContainerNode> {
     ContainerNode::start_with(&["--fake-gpus", "4xH200", "--gpu-libraries-dir", &libraries]).await
 }
 
-/// The folder of the libraries that cargo built: beside this program, or one folder up.
+/// The folder of the libraries that cargo built: next to this program, or one folder up.
 pub(crate) fn libraries() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let mut folders = program.ancestors().skip(1).take(2);
@@ -91,7 +91,7 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     })
     .await?;
     ensure!(described.contains("Allocated resources"), "{described}");
-    // Two halves are one GPU; the program is limited to its 8 GiB, and ends only when it is signalled.
+    // Two halves share one GPU; the program is limited to its 8 GiB, and ends only on a signal.
     let program = source();
     let content = std::fs::read_to_string(&program)?;
     node.kubectl
@@ -130,14 +130,14 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     }
     ensure!(devices[0] == devices[1] && devices[0].starts_with("GPU-"), "{devices:?}");
     both_halves_are_shown(&node, &devices[0]).await?;
-    // The shared GPU is not offered whole, and is offered again when its pods are removed.
+    // The shared GPU is not available as a whole until its pods are removed.
     whole_gpus(&node, 3).await?;
     node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
     whole_gpus(&node, 4).await?;
     node.leaves_nothing().await
 }
 
-/// `mayfly top gpus` and the metrics show what both containers were promised.
+/// `mayfly top gpus` and the metrics show the allocations of both containers.
 async fn both_halves_are_shown(node: &ContainerNode, uuid: &str) -> Result<()> {
     let told = node.kubectl.up.cli().ok(&["top", "gpus", "-o", "json", "--interval", "100ms"]).await?;
     let gpus: Vec<Value> = serde_json::from_str(&told)?;
@@ -204,7 +204,7 @@ async fn a_gpu_job_builds_a_source_file_and_its_results_outlive_its_pod() -> Res
     node.leaves_nothing().await
 }
 
-/// `mayfly gpu run` shows the log, fetches what is left, and ends with the program's exit code.
+/// `mayfly gpu run` shows the log, downloads the results, and exits with the program's exit code.
 async fn a_person_runs_a_script(node: &ContainerNode) -> Result<()> {
     let (script, results) = (node.folder.path().join("share.sh"), node.folder.path().join("results"));
     std::fs::write(&script, "echo runs on $NVIDIA_VISIBLE_DEVICES\ncp share.sh $MAYFLY_OUT/copy\nexit 3\n")?;

@@ -1,4 +1,4 @@
-//! The registry that the server serves: images and components are pushed to it, pods and functions come from it.
+//! The server's own registry: images and components are pushed to it, and pods and functions pull from it.
 
 use anyhow::{Context as _, Result, ensure};
 use http::{Method, StatusCode, header};
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::containers::{ContainerNode, containers_or_skip};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// The name by which pods and functions pull from it.
+/// The host name with which pods and functions pull from it.
 const NAME: &str = "registry.mayfly.internal";
 
-/// Pushes an artifact of one layer with the requests that oras and wkg make; gives the manifest's digest.
+/// Pushes an artifact of one layer with the requests of oras and wkg; returns the manifest's digest.
 async fn push_component(up: &Up, repository: &str, tag: &str, component: &[u8]) -> Result<String> {
     let admin = up.admin();
     let config = b"{}";
@@ -47,7 +47,7 @@ async fn a_function_comes_from_the_registry() -> Result<()> {
     let up = Up::start().await?;
     let reference = format!("{NAME}/team/hello:1");
     up.cli().apply(&function("pulled", &reference)).await?;
-    // It waits for its source, and says so.
+    // It waits for its source, and reports it.
     wait::until("the function says what it lacks", || async {
         let found = up.cli().get("functions", "pulled").await?;
         let ready = found["status"]["conditions"][0].clone();
@@ -73,7 +73,7 @@ async fn a_function_comes_from_the_registry() -> Result<()> {
     ensure!(deployed.contains("function second is ready"), "{deployed}");
     let answer = up.http().get("/fn/default/second/").await?;
     ensure!(answer.status == StatusCode::OK, "{}", answer.text());
-    // A tag that moves makes no revision by itself.
+    // A moved tag does not create a revision by itself.
     ensure!(
         up.cli().run(&["get", "revisions", "pulled-00002"]).await?.code != Some(0),
         "there is a second one"
@@ -121,7 +121,7 @@ async fn a_pod_comes_from_the_registry() -> Result<()> {
     }
     let listed = node.kubectl.up.cli().ok(&["image", "list"]).await?;
     ensure!(listed.contains(&format!("{NAME}/team/busybox:1")), "{listed}");
-    // The same by the address that docker would use; and one that is not there.
+    // The same with the address that docker would use; and a missing image.
     let again = node.kubectl.up.cli().ok(&["image", "pull", &format!("{admin}/team/busybox:1")]).await?;
     ensure!(again.contains("pulled"), "{again}");
     node.kubectl.ok(&["run", "absent", &format!("--image={NAME}/team/none:1")]).await?;

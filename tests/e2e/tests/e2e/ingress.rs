@@ -1,5 +1,5 @@
-//! Ingresses: hosts and paths to Services and functions, TLS with certificates from Secrets, upgrades. Driven by curl
-//! where it shows a client's view.
+//! Ingresses: hosts and paths of Services and functions, TLS with certificates from Secrets, upgrades. Some tests use
+//! curl as a real client.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Of the addresses that pods have without root: an endpoint may have no other loopback address.
+/// An address of the range of pods without root: endpoints may have no other loopback address.
 const BACKEND: &str = "127.94.0.2:0";
 
 /// A server that answers every request with a text and its path, and echoes lines once a request asks for the
@@ -52,7 +52,7 @@ async fn answer(mut stream: TcpStream, text: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// A Service without a selector, and the one endpoint that it has.
+/// Creates a Service without a selector, and its only endpoint.
 async fn service(up: &Up, name: &str, endpoint: SocketAddr) -> Result<()> {
     let api = up.api()?;
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
@@ -86,7 +86,7 @@ async fn curl(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
 }
 
-/// The answer that curl gets from a host name at a port of this machine.
+/// The response that curl gets for a host name at a port of this machine.
 async fn fetched(scheme: &str, host: &str, at: SocketAddr, path: &str, more: &[&str]) -> Result<String> {
     let resolve = format!("{host}:{}:{}", at.port(), at.ip());
     let url = format!("{scheme}://{host}:{}{path}", at.port());
@@ -150,7 +150,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
         Ok(said.then_some(()))
     })
     .await?;
-    // An upgrade goes through, both ways.
+    // An upgraded connection works in both directions.
     let mut stream = TcpStream::connect(at).await?;
     let head = "GET /ws HTTP/1.1\r\nhost: shop.example.com\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
@@ -159,7 +159,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
         answer.push(stream.read_u8().await?);
     }
     ensure!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
-    // Bytes in the form of a status line.
+    // Data that looks like a status line.
     for text in ["HTTP/1.1 404 x\n", "second\n"] {
         stream.write_all(text.as_bytes()).await?;
         let mut echoed = vec![0; text.len()];
@@ -167,7 +167,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
         ensure!(echoed == text.as_bytes(), "{echoed:?}");
     }
     drop(stream);
-    // A default backend has what is left.
+    // A default backend gets all other requests.
     create_ingress(
         &up,
         "rest",
@@ -181,7 +181,7 @@ async fn hosts_and_paths_lead_to_services_and_functions() -> Result<()> {
     up.stop().await
 }
 
-/// A Secret with a new certificate for a host; gives the certificate.
+/// A Secret with a new certificate for a host; returns both.
 fn secret(host: &str) -> Result<(Value, String)> {
     let made = rcgen::generate_simple_self_signed([host.to_owned()])?;
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -225,7 +225,7 @@ async fn requests_are_repeated_where_that_does_no_harm() -> Result<()> {
     let up = Up::start().await?;
     let unreliable = unreliable_backend().await?;
     service(&up, "unreliable", unreliable).await?;
-    // Of the second Service's endpoints one refuses connections.
+    // One endpoint of the second Service refuses connections.
     let live = backend("live").await?;
     service(&up, "half", live).await?;
     let refusing = TcpListener::bind(BACKEND).await?.local_addr()?;
@@ -248,12 +248,12 @@ async fn requests_are_repeated_where_that_does_no_harm() -> Result<()> {
         Ok((sent(http::Method::GET, "half.test", "").await?.0 == 200).then_some(()))
     })
     .await?;
-    // A request that no endpoint has got goes to the next one, with its body.
+    // A request that was not sent to an endpoint goes to the next one, with its body.
     for _ in 0..8 {
         let (status, text) = sent(http::Method::POST, "half.test", "hello").await?;
         ensure!(status == 200 && text.starts_with("live / "), "{status} {text}");
     }
-    // A request whose connection broke is sent again if it changes nothing.
+    // A request whose connection failed is retried if its method is safe.
     ensure!(sent(http::Method::GET, "unreliable.test", "").await? == (200, "2".into()));
     let (status, text) = sent(http::Method::POST, "unreliable.test", "hello").await?;
     ensure!(status == 502, "it may have been carried out: {status} {text}");
@@ -290,13 +290,13 @@ async fn certificates_come_from_secrets_and_change_without_a_restart() -> Result
         Ok((fetched("https", host, at, "/a", &trusting).await? == "web /a https\n").then_some(()))
     })
     .await?;
-    // HTTP/2 is offered, and HTTP/1.1.
+    // The server offers HTTP/2 and HTTP/1.1.
     for (flag, version) in [("--http2", "2"), ("--http1.1", "1.1")] {
         let arguments = [trusting[0], trusting[1], flag, "-o", "/dev/null", "-w", "%{http_version}"];
         let said = fetched("https", host, at, "/", &arguments).await?;
         ensure!(said == version, "{said}");
     }
-    // Other names see another certificate.
+    // Other names get another certificate.
     let other = fetched("https", "other.example.com", at, "/", &trusting).await?;
     ensure!(other.contains("curl:"), "{other}");
     // A new certificate is used by the next handshake.

@@ -1,4 +1,5 @@
-//! Asynchronous invocations: queued durably, retried, given up to a destination, started by triggers.
+//! Asynchronous invocations: queued durably, retried, sent to a destination after the last failure, started by
+//! triggers.
 
 use std::{
     collections::HashSet,
@@ -17,7 +18,7 @@ use tokio::net::TcpListener;
 
 use crate::workflows;
 
-/// A server that answers every request with 200 and keeps it.
+/// A server that records every request and responds with 200.
 struct Recorder {
     url: String,
     requests: Arc<Mutex<Vec<Recorded>>>,
@@ -41,7 +42,7 @@ impl Recorder {
                 let recorded = recorded.clone();
                 let service = hyper::service::service_fn(move |request| record(request, recorded.clone()));
                 tokio::spawn(async move {
-                    // A connection that the server under test drops is no failure of this one.
+                    // A connection that the server under test drops is not an error.
                     let _ = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -73,7 +74,7 @@ async fn record(
     Ok(Response::new(Full::new(Bytes::from_static(b"recorded"))))
 }
 
-/// Queues a request to a function; returns the answer's status and the invocation's id.
+/// Queues a request to a function; returns the response's status and the invocation's id.
 async fn enqueue(up: &Up, path: &str, headers: &[(&str, &str)], body: &str) -> Result<(u16, String)> {
     let http = up.http();
     let mut request = http.request(Method::POST, path).header("mayfly-invocation", "async");
@@ -125,11 +126,11 @@ async fn an_invocation_is_queued_and_carried_out() -> Result<()> {
         let shown = up.cli().ok(arguments).await?;
         ensure!(shown.contains(id) && shown.contains("greet"), "{arguments:?}: {shown}");
     }
-    // They are no executions of workflows.
+    // Invocations are not listed as executions.
     let executions = up.api()?.get("/apis/mayfly.dev/v1/executions").await?;
     ensure!(executions.body["items"].as_array().is_some_and(Vec::is_empty), "{}", executions.body);
 
-    // The same key is the same invocation.
+    // The same key identifies the same invocation.
     let key = [("idempotency-key", "order-7")];
     let (_, first) = enqueue(&up, "/fn/default/greet/", &key, r#"{"name":"Bob"}"#).await?;
     let (status, second) = enqueue(&up, "/fn/default/greet/", &key, r#"{"name":"Bob"}"#).await?;
@@ -169,7 +170,7 @@ async fn a_poisoned_event_ends_at_its_destination() -> Result<()> {
     up.apply_function("to-workflow", &component, rules(json!({"workflow": "dead"}))).await?;
     up.apply_function("to-nowhere", &component, rules(Value::Null)).await?;
 
-    // The guest refuses a person without a name with a typed error.
+    // The guest rejects an empty name with a typed error.
     let (_, id) = enqueue(&up, "/fn/default/to-url/", &[], r#"{"name":""}"#).await?;
     let found = ended(&up, "to-url", &id).await?;
     ensure!(found["status"] == "FAILED" && found["error"] == "NoName", "{found}");
@@ -180,7 +181,7 @@ async fn a_poisoned_event_ends_at_its_destination() -> Result<()> {
     ensure!(record["requestPayload"] == json!({"name": ""}), "{record}");
     ensure!(record["responsePayload"]["errorMessage"] == "a person needs a name", "{record}");
 
-    // A body that is no JSON is delivered as text.
+    // A body that is not JSON is delivered as text.
     let (_, id) = enqueue(&up, "/fn/default/to-workflow/", &[], "no JSON").await?;
     ended(&up, "to-workflow", &id).await?;
     let started = workflows::call(&up, "ListExecutions", json!({"stateMachineArn": dead})).await?;
@@ -193,7 +194,7 @@ async fn a_poisoned_event_ends_at_its_destination() -> Result<()> {
     let found = ended(&up, "to-nowhere", &id).await?;
     ensure!(found["status"] == "FAILED" && found["attempts"] == 2, "{found}");
 
-    // An invocation may be queued again, with the key that the function knows it by, and removed.
+    // An invocation may be queued again, with the same idempotency key, and removed.
     let again = up.cli().ok(&["invocations", "retry", "to-nowhere", &id]).await?;
     ensure!(again.trim() != id, "{again}");
     let found = ended(&up, "to-nowhere", again.trim()).await?;
@@ -232,7 +233,7 @@ async fn a_large_event_reaches_its_destination_and_credentials_are_not_shown() -
     let record: Value = serde_json::from_str(&requests.first().context("no delivery")?.body)?;
     ensure!(record["requestPayload"]["pad"] == pad.as_str(), "{}", record["requestContext"]);
 
-    // Text of which every letter takes two in JSON: too large for a workflow's input, which gets the rest.
+    // Text in which every character is escaped in JSON: too large for a workflow's input, so it is truncated.
     let (_, id) = enqueue(&up, "/fn/default/to-workflow/", &[], &"\"".repeat(200 << 10)).await?;
     ended(&up, "to-workflow", &id).await?;
     let started = workflows::call(&up, "ListExecutions", json!({"stateMachineArn": dead})).await?;

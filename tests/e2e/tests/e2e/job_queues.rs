@@ -1,4 +1,4 @@
-//! Jobs that wait in a queue, and gangs, on simulated GPUs, by kubectl.
+//! Queued jobs and gang scheduling on simulated GPUs, with kubectl.
 
 use anyhow::{Result, ensure};
 use mayfly_e2e::{skipped, test_name, wait};
@@ -9,7 +9,7 @@ use crate::{
     gpus,
 };
 
-/// A Job whose pods take a GPU each and run until they are deleted.
+/// A Job whose pods use a GPU each and run until they are deleted.
 fn job(name: &str, pods: u32, queue: Option<&str>, gang: Option<&str>) -> Value {
     let labels = queue.map_or_else(|| json!({}), |queue| json!({"mayfly.dev/queue": queue}));
     let annotations = gang.map_or_else(|| json!({}), |gang| json!({"mayfly.dev/gang": gang}));
@@ -24,7 +24,7 @@ async fn create(node: &ContainerNode, name: &str, object: &Value) -> Result<()> 
     node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, object)?]).await.map(drop)
 }
 
-/// The pods of a Job in a phase.
+/// The number of pods of a Job in a phase.
 async fn phase(node: &ContainerNode, job: &str, phase: &str) -> Result<usize> {
     let selector = format!("job-name={job}");
     let field = format!("status.phase={phase}");
@@ -49,7 +49,7 @@ async fn jobs_take_turns_and_gangs_are_placed_whole() -> Result<()> {
     create(&node, "queue", &queue).await?;
     create(&node, "first", &job("first", 2, Some("gpus"), None)).await?;
     running(&node, "first", 2).await?;
-    // Two GPUs do not fit into the rest of the quota; one would, and could delay the job before it.
+    // Two GPUs do not fit into the rest of the quota; one would, and would delay the first job.
     create(&node, "second", &job("second", 2, Some("gpus"), None)).await?;
     create(&node, "third", &job("third", 1, Some("gpus"), None)).await?;
     let row = wait::until("the queue counts its jobs", || async {
@@ -69,7 +69,7 @@ async fn jobs_take_turns_and_gangs_are_placed_whole() -> Result<()> {
     running(&node, "second", 2).await?;
     running(&node, "third", 1).await?;
 
-    // One GPU is left: of a gang of two no pod is placed, until there is room for both.
+    // One GPU is free: no pod of a gang of two is scheduled until both fit.
     create(&node, "gang", &job("gang", 2, None, Some("all"))).await?;
     let why = wait::until("the gang waits for room", || async {
         let why = node.kubectl.up.cli().ok(&["why", "job", "gang"]).await?;

@@ -1,4 +1,4 @@
-//! Jobs: by kubectl, as tasks of workflows, with files in and out, and when they end badly.
+//! Jobs: with kubectl, as tasks of workflows, with input and output files, and with failures.
 
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Start, Up, guest, guest_or_skip, test_name, wait::until};
@@ -29,7 +29,7 @@ fn lay_over(onto: &mut Value, more: Value) {
     }
 }
 
-/// One task that runs a job, and what it caught: its error's name and cause.
+/// A definition of one task that runs a job, with a catcher that returns the error's name and cause.
 fn one_job(component: &str, arguments: Value) -> Value {
     let mut all = json!({"Component": component});
     lay_over(&mut all, arguments);
@@ -76,10 +76,10 @@ async fn kubectl_runs_jobs_to_their_end() -> Result<()> {
     ensure!(pods.lines().filter(|line| line.contains("Completed")).count() == 5, "{pods}");
     ensure!(kubectl.ok(&["logs", "job/well"]).await?.contains("about to exit 0"));
     ensure!(kubectl.ok(&["describe", "job", "well"]).await?.contains("Job completed"));
-    // Applied again it is the same.
+    // A repeated apply changes nothing.
     let again = kubectl.ok(&["apply", "-f", &kubectl.file("well.json", &well)?]).await?;
     ensure!(again.contains("unchanged") || again.contains("configured"), "{again}");
-    // One that fails is tried as often as it may be, and no more.
+    // A failing job is retried up to its limit.
     let badly = job("badly", &component, json!({"backoffLimit": 1}), json!({"args": ["exit", "3"]}));
     kubectl.ok(&["apply", "-f", &kubectl.file("badly.json", &badly)?]).await?;
     kubectl.ok(&["wait", "--for=condition=failed", "job/badly", "--timeout=50s"]).await?;
@@ -88,14 +88,14 @@ async fn kubectl_runs_jobs_to_their_end() -> Result<()> {
     let conditions = told["status"]["conditions"].as_array().context("no conditions")?;
     let failed = conditions.iter().find(|condition| condition["type"] == "Failed");
     ensure!(failed.is_some_and(|failed| failed["reason"] == "BackoffLimitExceeded"), "{told}");
-    // Pods go with their Job, the ones that ended, too.
+    // Pods are deleted with their Job, including ended ones.
     kubectl.ok(&["delete", "job", "well", "badly", "--timeout=50s"]).await?;
     until("the pods are gone", async || {
         let pods = kubectl.ok(&["get", "pods", "-o", "name"]).await?;
         Ok(pods.trim().is_empty().then_some(()))
     })
     .await?;
-    // Fields that are not implemented are refused.
+    // Fields that are not implemented are rejected.
     let refused = job("refused", &component, json!({"backoffLimitPerIndex": 1}), json!({}));
     let refused = kubectl.run(&["apply", "-f", &kubectl.file("refused.json", &refused)?]).await?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("spec.backoffLimitPerIndex"), "{refused:?}");
@@ -152,7 +152,7 @@ async fn a_pipeline_hands_files_from_job_to_job() -> Result<()> {
     let pipeline = guest_or_skip!("pipeline");
     let up = Up::start().await?;
     let folder = tempfile::tempdir()?;
-    // As in the example's folder: the definition names the component by its path.
+    // In the example's folder, the definition refers to the component by its path.
     let example =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/pipeline/workflow.yaml");
     let definition = folder.path().join("workflow.yaml");
@@ -172,14 +172,14 @@ async fn a_pipeline_hands_files_from_job_to_job() -> Result<()> {
     let table = output["table"].as_str().context("no table")?;
     let table = up.cli().ok(&["artifact", "get", table]).await?;
     ensure!(table.contains("15\tthe\n") && table.contains("10\tand\n"), "{table}");
-    // Three parts: five jobs. What they read and left on the node is gone.
+    // Three parts make five jobs. Their files on the node have been removed.
     ensure!(job_names(&up).await?.len() == 5);
     until("the node has cleaned up", async || {
         let left = std::fs::read_dir(up.data().join("jobs")).map_or(0, Iterator::count);
         Ok((left == 0).then_some(()))
     })
     .await?;
-    // An artifact that a job names stays.
+    // An artifact that a job references is kept.
     let in_use = up.api()?.delete(&format!("/artifacts/{}", pushed.trim())).await?;
     ensure!(in_use.status == 409, "{in_use:?}");
     Ok(())
@@ -216,7 +216,7 @@ async fn a_jobs_bad_end_has_a_name_and_leaves_its_outputs() -> Result<()> {
         let notes = cause["artifacts"]["notes.txt"]["digest"].as_str().context("no notes")?;
         ensure!(up.cli().ok(&["artifact", "get", notes]).await? == "what was done so far\n", "{name}");
     }
-    // A job that could never run is refused at once.
+    // A job that can never run fails at once.
     let nowhere = format!("sha256:{}", "0".repeat(64));
     for (name, component, arguments, error) in [
         ("nowhere", nowhere.as_str(), json!({}), "Job.ComponentNotFound"),
@@ -260,7 +260,7 @@ async fn a_job_goes_with_its_execution_even_if_nobody_let_it_go() -> Result<()> 
     let at_once = json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}});
     let over = start(&up, &create(&up, "short", "STANDARD", at_once).await?, json!({})).await?;
     ended(&up, &over).await?;
-    // The state after a crash between an execution's end and its job's; and a job that an execution only began.
+    // The state after a crash between an execution's end and its job's; and a job that an execution had only started.
     let api = up.api()?;
     for (name, awaited) in [("left", "true"), ("begun", "false")] {
         let sleeps = json!({"args": ["sleep", "3600"]});
@@ -289,7 +289,7 @@ async fn a_killed_server_finds_its_jobs_again() -> Result<()> {
     let component = mayfly_e2e::digest_of(&std::fs::read(guest("bad-job").map_err(anyhow::Error::msg)?)?);
     let up = Up::start().await?;
     up.upload("bad-job").await?;
-    // Jobs at every stage: done, running, and hardly begun when it is killed.
+    // Jobs in every stage at the kill: ended, running, and just started.
     let mut executions = Vec::new();
     for (n, seconds) in ["0", "1", "2", "3"].into_iter().enumerate() {
         let definition = one_job(&component, json!({"Args": ["sleep", seconds]}));
@@ -304,7 +304,7 @@ async fn a_killed_server_finds_its_jobs_again() -> Result<()> {
         let output = output(&ended(&up, execution).await?)?;
         ensure!(output["exitCode"] == 0 && output["parameters"]["progress"] == "half", "{n}: {output}");
     }
-    // Each task had one job, however often it was carried out.
+    // Each task has exactly one job, even if it was repeated.
     ensure!(job_names(&up).await?.len() == executions.len());
     up.stop().await?;
     drop(folder);

@@ -1,4 +1,4 @@
-//! kubectl, the real one, on the kinds that are here.
+//! The real kubectl with the supported kinds.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -10,13 +10,13 @@ use tokio::{
     process::{Child, ChildStdout, Command},
 };
 
-/// kubectl with the server's kubeconfig, and a home of its own for its caches.
+/// kubectl with the server's kubeconfig and a separate home directory for its caches.
 pub(crate) struct Kubectl {
     pub(crate) up: Up,
     home: tempfile::TempDir,
 }
 
-/// A server and kubectl; `None` when there is no kubectl here.
+/// A server and kubectl; `None` without kubectl.
 pub(crate) async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
@@ -37,7 +37,7 @@ macro_rules! kubectl_or_skip {
 pub(super) use kubectl_or_skip;
 
 impl Kubectl {
-    /// kubectl for a server that runs already.
+    /// kubectl for a running server.
     pub(crate) fn of(up: Up) -> Result<Self> {
         Ok(Self { up, home: tempfile::tempdir()? })
     }
@@ -53,15 +53,15 @@ impl Kubectl {
         finished(self.command(arguments)).await
     }
 
-    /// Edits an object with a script of sed, without spaces, in place of a person.
+    /// Edits an object, with a sed script without spaces as the editor.
     pub(crate) async fn edit(&self, kind: &str, name: &str, script: &str) -> Result<Finished> {
         let mut edit = self.command(&["edit", kind, name]);
-        // kubectl leaves a refused edit in a file, which is removed with the folder.
+        // kubectl stores a rejected edit in a file, which is removed with the folder.
         edit.env("KUBE_EDITOR", format!("sed -i {script}")).env("TMPDIR", self.home.path());
         finished(edit).await
     }
 
-    /// Starts a command that runs until it is ended.
+    /// Starts a command that runs until it is stopped.
     pub(crate) fn start(&self, arguments: &[&str]) -> Result<Running> {
         let mut process = self.command(arguments).stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(process.stdout.take().context("no stdout")?).lines();
@@ -74,7 +74,7 @@ impl Kubectl {
         Ok(finished.stdout)
     }
 
-    /// Writes a manifest and gives its path.
+    /// Writes a manifest and returns its path.
     pub(crate) fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
         let file = self.home.path().join(name);
         std::fs::write(&file, manifest.to_string())?;
@@ -82,7 +82,7 @@ impl Kubectl {
     }
 }
 
-/// The timeout of a command: longer than its own, so that what it says at its end is seen.
+/// The timeout of a command, longer than its own, so that its final output is shown.
 const PATIENCE: Duration = Duration::from_secs(wait::PATIENCE.as_secs() + 15);
 
 async fn finished(mut command: Command) -> Result<Finished> {
@@ -95,14 +95,14 @@ async fn finished(mut command: Command) -> Result<Finished> {
     })
 }
 
-/// A kubectl that watches or follows until it is dropped.
+/// A kubectl that watches or follows, killed on drop.
 pub(crate) struct Running {
     _process: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Running {
-    /// Reads on to a line for which this holds.
+    /// Reads until a line fulfils a condition.
     pub(crate) async fn line(&mut self, what: &str, holds: impl Fn(&str) -> bool) -> Result<()> {
         let mut others = Vec::new();
         let reading = async {
@@ -257,7 +257,7 @@ async fn a_function_is_applied_edited_and_deleted_with_all_it_made() -> Result<(
     .await
 }
 
-/// The file says nothing of the source: `mayfly deploy` sets it, and an apply leaves alone what it never said.
+/// The file has no source: `mayfly deploy` sets it, and an apply does not change fields that it never had.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_projects_manifest_is_applied_once_it_is_deployed() -> Result<()> {
     // The toolchain that built the examples builds this.
@@ -288,7 +288,7 @@ async fn a_projects_manifest_is_applied_once_it_is_deployed() -> Result<()> {
     ensure!(applied.trim() == "function.mayfly.dev/first configured", "{applied}");
     let again = kubectl.ok(&["apply", "-f", &file]).await?;
     ensure!(again.trim() == "function.mayfly.dev/first unchanged", "{again}");
-    // Now kubectl knows what the file said before, and could take a field for removed.
+    // Now kubectl has the last applied configuration, and could consider a field removed.
     let text = std::fs::read_to_string(&manifest)?;
     ensure!(text.contains("timeout: 30s"), "{text}");
     std::fs::write(&manifest, text.replace("timeout: 30s", "timeout: 20s"))?;
@@ -327,7 +327,7 @@ async fn the_log_of_a_functions_pod_is_followed() -> Result<()> {
     http.get("/fn/default/logger/?lines=1").await?;
     let mut log = kubectl.start(&["logs", pod.trim(), "--follow"])?;
     log.line("of the call before", |line| line == "plain line 1 on stdout").await?;
-    // The function exists now, so that this call is enough.
+    // The function exists now, so one call suffices.
     http.get("/fn/default/logger/?lines=7").await?;
     log.line("of the call after", |line| line == "plain line 7 on stdout").await
 }
@@ -360,7 +360,7 @@ async fn a_job_runs_to_its_end_in_a_pod() -> Result<()> {
         );
         let path = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
         let exit_code = kubectl.ok(&["get", "pod", name, "-o", path]).await?;
-        // WASI 0.2's exit says whether it went well, and nothing more.
+        // WASI 0.2's exit reports only success or failure.
         assert_eq!(exit_code == "0", code == "0", "{exit_code}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! kubectl as people use it every day: exports, second applies, watches, mistakes.
+//! Everyday use of kubectl: exports, repeated applies, watches, mistakes.
 
 use anyhow::{Result, ensure};
 use mayfly_e2e::{function, guest_or_skip, ready_replicas, wait};
@@ -17,14 +17,14 @@ async fn what_is_exported_can_be_applied_and_changes_nothing() -> Result<()> {
     let mut exported: serde_json::Value = serde_json::from_str(&exported)?;
     ensure!(exported["kind"] == "List", "{exported}");
     for item in exported["items"].as_array_mut().into_iter().flatten() {
-        // Removes the fields of one state of the object, so that the file is a desired state.
+        // Removes server-set fields, so that the file is a desired state.
         item["metadata"] = json!({"name": item["metadata"]["name"], "namespace": "default"});
     }
     let file = kubectl.file("exported.json", &exported)?;
     kubectl.ok(&["apply", "-f", &file]).await?;
     let again = kubectl.ok(&["apply", "-f", &file]).await?;
     ensure!(again.matches("unchanged").count() == 2, "{again}");
-    // Spelled in another way than the defaults are.
+    // Spelled differently from the defaults.
     let digest = format!("sha256:{}", "0".repeat(64));
     let spelled = json!({"limits": {"timeout": "60s", "memory": "65536Ki"}, "scaling": {"idleAfter": "90s"}});
     let file = kubectl.file("function.json", &function("spelled", &digest, spelled))?;
@@ -73,7 +73,7 @@ async fn refusals_are_worded_as_kubernetes_words_them() -> Result<()> {
     Ok(())
 }
 
-/// Ages in a watch are those of the moment a line is written.
+/// Ages in a watch are computed when a line is written.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_made_during_a_watch_has_an_age() -> Result<()> {
     let kubectl = kubectl_or_skip!();
@@ -92,7 +92,7 @@ async fn what_is_made_during_a_watch_has_an_age() -> Result<()> {
         }
     };
     line_of("before").await?;
-    // Creation times are whole seconds: this one's lies behind the watch's beginning.
+    // Creation times are whole seconds: this one must be later than the start of the watch.
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     kubectl.ok(&["create", "configmap", "late"]).await?;
     let line = line_of("late").await?;

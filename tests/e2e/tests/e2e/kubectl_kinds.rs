@@ -1,6 +1,6 @@
-//! kubectl's everyday commands on every kind: a row says what is particular to one.
+//! kubectl's everyday commands on every kind; a row has the specifics of one kind.
 //!
-//! Nothing that runs here acts on these objects: what the commands are to find is what they wrote.
+//! No controller acts on these objects, so the commands find what they wrote.
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
@@ -12,26 +12,26 @@ use crate::kubectl::{Kubectl, kubectl_or_skip};
 const NAME: &str = "sample";
 
 struct Row {
-    /// As people write it.
+    /// As in commands.
     kind: &'static str,
-    /// As `-o name` writes it.
+    /// As printed by `-o name`.
     resource: &'static str,
     manifest: Value,
-    /// The titles of what `get` prints.
+    /// The column titles of `get`.
     columns: &'static [&'static str],
-    /// A script of sed, see [`Kubectl::edit`].
+    /// A sed script, see [`Kubectl::edit`].
     edit: Change,
-    /// A merge patch, or a strategic one where there is that.
+    /// A merge patch, or a strategic one if the kind supports it.
     patch: Change,
-    /// An immutable field.
+    /// A change of an immutable field.
     refused: Option<Refused>,
-    /// A text in the output of `describe` after all that.
+    /// A text in the output of `describe` after all changes.
     described: &'static str,
-    /// A field, and what `explain` says of it.
+    /// A field, and its text in `explain`.
     explained: (&'static str, &'static str),
 }
 
-/// A change, and the field that shows it.
+/// A change, and the field that shows its effect.
 struct Change {
     how: &'static str,
     field: &'static str,
@@ -40,12 +40,13 @@ struct Change {
 
 struct Refused {
     patch: &'static str,
-    /// A script of sed that finds nothing more to do the second time: kubectl opens the editor again.
+    /// A sed script without effect the second time, because kubectl reopens the editor.
     edit: &'static str,
     why: &'static str,
 }
 
-/// Every kind has labels. (A script is for YAML. What was applied stands in the same text as JSON, and stays.)
+/// Every kind has labels. (Scripts match only YAML; the last applied configuration, which is JSON in the same text, is
+/// unchanged.)
 const LABEL: Change =
     Change { how: "s/stage:.made/&-edited/", field: "{.metadata.labels.stage}", becomes: "made-edited" };
 
@@ -91,7 +92,7 @@ fn namespace() -> Row {
     }
 }
 
-/// It never says how it is, so the node controller taints it. No pod goes there meanwhile.
+/// It never reports its status, so the node controller taints it. No pod is scheduled there.
 fn node() -> Row {
     Row {
         kind: "node",
@@ -110,7 +111,7 @@ fn node() -> Row {
     }
 }
 
-/// No node has what it selects by, so that it stays as it is.
+/// No node matches its selector, so that it stays pending.
 fn pod() -> Row {
     let spec = json!({"nodeSelector": {"sample": "nowhere"},
                       "containers": [{"name": "main", "image": "sample:1"}]});
@@ -125,7 +126,7 @@ fn pod() -> Row {
             field: "{.spec.containers[0].image}",
             becomes: "sample:2",
         },
-        // Of what it runs by, little but the image may change.
+        // Most fields of its spec except the image are immutable.
         refused: Some(Refused {
             patch: r#"{"spec":{"restartPolicy":"Never"}}"#,
             edit: "/restartPolicy:/s/Always/Never/",
@@ -158,7 +159,7 @@ fn replica_set() -> Row {
         },
         refused: Some(Refused {
             patch: r#"{"spec":{"selector":{"matchLabels":{"app":"other"}}}}"#,
-            // The template's labels, too, so that they fit.
+            // Also changes the template's labels, which must match.
             edit: "s/app:.sample$/&-other/",
             why: "field is immutable",
         }),
@@ -181,7 +182,7 @@ fn config_map() -> Row {
     }
 }
 
-/// Blue, green and red again, as a secret has them.
+/// Blue, green and red in base64.
 fn secret() -> Row {
     Row {
         kind: "secret",
@@ -204,7 +205,7 @@ fn secret() -> Row {
     }
 }
 
-/// Its line begins with when it was, and does not show its name.
+/// Its line begins with its age, and does not contain its name.
 fn event() -> Row {
     let about = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "nothing", "namespace": "default"});
     let event =
@@ -252,7 +253,7 @@ fn lease() -> Row {
     }
 }
 
-/// Its component is nowhere: it stays without a replica.
+/// Its component does not exist, so that it has no replica.
 fn function() -> Row {
     let spec = json!({"source": {"component": mayfly_e2e::digest_of(b"nowhere")}, "isolation": "fresh"});
     Row {
@@ -276,7 +277,7 @@ fn function() -> Row {
     }
 }
 
-/// Of a function that does not exist: no controller adopts it. Its spec is immutable.
+/// The revision of a missing function: no controller adopts it. Its spec is immutable.
 fn revision() -> Row {
     let source = json!({"component": mayfly_e2e::digest_of(b"nowhere")});
     let spec = json!({"function": "nobody", "source": source, "isolation": "fresh"});
@@ -305,7 +306,7 @@ fn revision() -> Row {
 async fn each_kind_is_made_shown_changed_and_deleted() -> Result<()> {
     let kubectl = kubectl_or_skip!();
     let (kubectl, rows) = (&kubectl, rows());
-    // All at once: most of the time goes into starting kubectl.
+    // In parallel: starting kubectl takes most of the time.
     let checks = rows.iter().map(|row| async move { row.check(kubectl).await.context(row.kind) });
     let all = join_all(checks).await;
     let failed: Vec<_> =
@@ -320,7 +321,7 @@ impl Row {
         let created = kubectl.ok(&["create", "-f", &file]).await?;
         ensure!(created.trim() == self.said("created"), "{created}");
         self.is_listed(kubectl).await?;
-        // The first notes what it applied.
+        // The first apply records its configuration.
         let noted = kubectl.ok(&["apply", "-f", &file]).await?;
         ensure!(noted.trim() == self.said("configured"), "{noted}");
         let again = kubectl.ok(&["apply", "-f", &file]).await?;
@@ -341,7 +342,7 @@ impl Row {
     async fn is_listed(&self, kubectl: &Kubectl) -> Result<()> {
         let table = kubectl.ok(&["get", self.kind, NAME]).await?;
         let head = table.lines().next().unwrap_or_default();
-        // Titles have single spaces in them, and three or more between them.
+        // Titles contain single spaces, and are separated by at least three.
         let columns: Vec<_> = head.split("   ").map(str::trim).filter(|title| !title.is_empty()).collect();
         ensure!(columns == self.columns && table.lines().count() == 2, "{table}");
         let names = kubectl.ok(&["get", self.kind, "-o", "name"]).await?;
@@ -352,7 +353,7 @@ impl Row {
     /// Edits and patches it, and watches that.
     async fn changes(&self, kubectl: &Kubectl) -> Result<()> {
         let Self { kind, edit, patch, .. } = self;
-        // Of a list, even if of one: a watch of an object by its name may miss its first events.
+        // Watches a list of one object: a watch by name may miss the first events.
         let selector = format!("metadata.name={NAME}");
         let shown = format!("jsonpath={}|{}{{\"\\n\"}}", edit.field, patch.field);
         let mut watch =
@@ -375,7 +376,7 @@ impl Row {
         Ok(())
     }
 
-    /// Kinds of our own are to kubectl what custom resources are.
+    /// kubectl treats Mayfly's own kinds like custom resources.
     fn patch_type(&self) -> &'static str {
         if self.resource.ends_with(".mayfly.dev") { "merge" } else { "strategic" }
     }
@@ -386,7 +387,7 @@ impl Row {
         ensure!(patched.code == Some(1) && patched.stderr.contains(refused.why), "{patched:?}");
         let edited = kubectl.edit(self.kind, NAME, refused.edit).await?;
         ensure!(edited.code == Some(1) && edited.stderr.contains("is invalid"), "{edited:?}");
-        // The editor was opened once more, with the reason at the top; kubectl keeps that file and names it.
+        // The editor was reopened with the reason at the top; kubectl keeps that file and prints its name.
         let kept = edited.stderr.lines().find(|line| line.contains("has been stored to"));
         let kept = kept.and_then(|line| line.split('"').nth(1)).context("nothing was kept")?;
         let kept = std::fs::read_to_string(kept)?;
@@ -399,7 +400,7 @@ impl Row {
         ensure!(described.contains(self.described), "{described}");
         let (field, words) = self.explained;
         let explained = kubectl.ok(&["explain", field]).await?;
-        // Its lines are broken at the width of a page.
+        // Its lines are wrapped.
         let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
         ensure!(explained.contains(words), "{explained}");
         Ok(())

@@ -1,4 +1,4 @@
-//! kubectl on what runs: what it uses, how many there are, what keeps it from running.
+//! kubectl on running workloads: usage, scale, and reasons why a pod does not run.
 
 use anyhow::{Context as _, Result, ensure};
 use mayfly_e2e::{function, guest_or_skip, wait};
@@ -56,14 +56,14 @@ async fn top_shows_what_nodes_and_pods_use() -> Result<()> {
     for selector in ["mayfly.dev/function=hello", "job=naps"] {
         let top = kubectl.ok(&["top", "pods", "-l", selector, "--no-headers", "--containers"]).await?;
         ensure!(top.lines().count() == 1 && top.trim().ends_with("Mi"), "{top}");
-        // The instance that was kept has memory; that of an answered request goes back to it a moment later.
+        // The idle instance uses memory; an instance becomes idle shortly after its response.
         let used = "jsonpath={.items[0].containers[0].usage.memory}";
         until_listed(&kubectl, &["get", "pods.metrics.k8s.io", "-l", selector, "-o", used], |told| {
             told.strip_suffix("Ki").and_then(|text| text.parse().ok()).is_some_and(|used: u64| used >= 64)
         })
         .await?;
     }
-    // Unknown values are absent: time is measured of programs, not of requests.
+    // Unknown values are absent: processor time is measured for programs, not for requests.
     for (selector, counted) in [("job=naps", true), ("mayfly.dev/function=hello", false)] {
         let cpu = "jsonpath={.items[0].containers[0].usage.cpu}";
         let cpu = kubectl.ok(&["get", "pods.metrics.k8s.io", "-l", selector, "-o", cpu]).await?;
@@ -78,7 +78,7 @@ async fn top_shows_what_nodes_and_pods_use() -> Result<()> {
     ensure!(none.code == Some(1) && none.stderr.contains("not found"), "{none:?}");
     let table = kubectl.ok(&["get", "nodes.metrics.k8s.io"]).await?;
     ensure!(table.starts_with("NAME") && table.contains("WINDOW"), "{table}");
-    // The kinds of the same name are still those of the core.
+    // Kinds of the same name still refer to the core group.
     ensure!(kubectl.ok(&["get", "pods"]).await?.contains("STATUS"));
     ensure!(kubectl.ok(&["api-resources"]).await?.contains("PodMetrics"));
     for refused in
@@ -100,12 +100,12 @@ async fn a_function_that_is_scaled_says_what_to_set() -> Result<()> {
     ensure!(refused.code == Some(1) && refused.stderr.contains("spec.scaling.min"), "{refused:?}");
     let missing = kubectl.run(&["scale", "function/none", "--replicas=3"]).await?;
     ensure!(missing.stderr.contains("\"none\" not found"), "{missing:?}");
-    // The remedy in the message works.
+    // The remedy of the message works.
     let spec = r#"{"spec":{"scaling":{"min":1,"max":10}}}"#;
     kubectl.ok(&["patch", "function", "hello", "--type", "merge", "-p", spec]).await?;
     let replicas = "jsonpath={.status.readyReplicas}";
     until_listed(&kubectl, &["get", "function", "hello", "-o", replicas], |told| told == "1").await?;
-    // A ReplicaSet has a scale, as everywhere.
+    // A ReplicaSet has a scale subresource, as upstream.
     let set = kubectl.ok(&["get", "replicasets", "-o", "jsonpath={.items[-1:].metadata.name}"]).await?;
     let scaled = kubectl.ok(&["scale", &format!("replicaset/{set}"), "--replicas=2"]).await?;
     ensure!(scaled.contains("scaled"), "{scaled}");
@@ -147,7 +147,7 @@ async fn a_job_without_its_component_says_so_everywhere_and_goes_on_with_it() ->
     Ok(())
 }
 
-/// A client that waits for a change gets an answer.
+/// A client that waits for readiness gets a response.
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_means_that_requests_go_there() -> Result<()> {
     guest_or_skip!("env");

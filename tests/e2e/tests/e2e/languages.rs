@@ -1,4 +1,4 @@
-//! Functions in Python, JavaScript and TypeScript, built by the real tool chains from their registries.
+//! Functions in Python, JavaScript and TypeScript, built by the real toolchains from their registries.
 
 use std::{path::Path, time::Duration};
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::workflows::{ended, start};
 
-/// A first build fetches hundreds of megabytes, and every one starts an interpreter on a machine that tests share.
+/// A first build downloads hundreds of megabytes, and every build starts an interpreter next to other tests.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(540);
 
-/// Reasons for which a tool chain cannot be had here: no program, or no registry.
+/// Messages of an unavailable toolchain: a program is missing, or a registry cannot be reached.
 const UNAVAILABLE: [&str; 4] = ["is not there", "are not there", "has no pip", "cannot fetch"];
 
 /// Runs a command that may build.
@@ -23,7 +23,7 @@ async fn run(up: &Up, arguments: &[&str]) -> Result<Finished> {
     Ok(Finished { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
 }
 
-/// Deploys a script; the reason if its tool chain cannot be had.
+/// Deploys a script; returns the reason if its toolchain is unavailable.
 async fn deployed(up: &Up, script: &Path, flags: &[&str]) -> Result<Option<String>> {
     let script = script.to_string_lossy();
     let finished = run(up, &[&["deploy", &*script, "--wait-timeout", "300s"], flags].concat()).await?;
@@ -49,7 +49,7 @@ async fn call(up: &Up, function: &str, event: &str) -> Result<Answer> {
     http.call(request, full(event.to_owned())).await
 }
 
-/// The answer is an error of this type and status.
+/// Checks that the response is an error of this type and status.
 #[track_caller]
 fn check_error(answer: &Answer, status: u16, error_type: &str, message: &str) -> Result<()> {
     let body = answer.json()?;
@@ -142,7 +142,7 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     let answer = up.http().get("/fn/default/web/a/b").await?;
     ensure!(answer.status == 201 && answer.text() == "GET 0\nGET 1\nGET 2\n", "{answer:?}");
 
-    // Errors of the file have their line; what runs stays.
+    // Errors of the file contain the line; the running version is unchanged.
     for (source, expected) in [
         ("def handle(event):\n    return {\n", &["File \"handler.py\", line 2", "SyntaxError"][..]),
         ("x = 1\nundefined.name()\n", &["File \"handler.py\", line 2", "NameError"]),
@@ -215,7 +215,7 @@ async fn a_file_of_typescript_or_javascript_is_a_function() -> Result<()> {
     let answer = up.http().get("/fn/default/site/a/b").await?;
     ensure!(answer.status == 201 && answer.text() == "/a/b", "{answer:?}");
 
-    // A package with native code, and what only Node.js has.
+    // A package with native code, and modules that only Node.js has.
     let native = folder.path().join("node_modules/nativeadd");
     std::fs::create_dir_all(&native)?;
     std::fs::write(native.join("package.json"), r#"{"name": "nativeadd", "main": "add.node"}"#)?;
@@ -324,7 +324,7 @@ async fn templates_pass_their_own_tests_and_answer() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workflow_has_a_step_in_each_language() -> Result<()> {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/quote");
-    // A copy: a build writes beside the script.
+    // A copy, because a build writes next to the script.
     let folder = tempfile::tempdir()?;
     let up = Up::start().await?;
     for script in ["tax.py", "shipping.js", "total.ts"] {

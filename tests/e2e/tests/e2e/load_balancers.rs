@@ -1,4 +1,4 @@
-//! Services of the type LoadBalancer with the pool of `mayfly up`, and NetworkPolicies where nothing enforces them.
+//! Services of the type LoadBalancer with the pool of `mayfly up`, and NetworkPolicies that are not enforced.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,7 +10,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Of the addresses that pods have without root: an endpoint may have no other loopback address.
+/// An address of the range of pods without root: endpoints may have no other loopback address.
 const BACKEND: &str = "127.94.0.3:0";
 const PORT: u16 = 8081;
 
@@ -80,7 +80,7 @@ async fn load_balancers_get_addresses_of_the_pool() -> Result<()> {
 
     balancer(&up, "two").await?;
     ensure!(until("the other address", || address_of(&up, "two")).await? == second);
-    // The pool is used: the third Service waits for an address that is free again.
+    // The pool is exhausted: the third Service waits until an address is released.
     balancer(&up, "three").await?;
     until("an event that the pool is used", || has_event(&up, "AllocationFailed", "three")).await?;
     ensure!(address_of(&up, "three").await?.is_none());
@@ -90,7 +90,7 @@ async fn load_balancers_get_addresses_of_the_pool() -> Result<()> {
     Ok(())
 }
 
-/// The status and body of the answer to a load balancer that asks a node; none while nothing listens.
+/// The status and body of a node's health check for load balancers; `None` while nothing listens.
 async fn health_check(address: &str) -> Result<Option<(u16, Value)>> {
     let Ok(mut stream) = TcpStream::connect(address).await else { return Ok(None) };
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").await?;
@@ -101,7 +101,7 @@ async fn health_check(address: &str) -> Result<Option<(u16, Value)>> {
     Ok(Some((status, serde_json::from_str(body)?)))
 }
 
-/// The answers of a node with a ready endpoint, without one, and after the Service is gone.
+/// The health check of a node with a ready endpoint, without one, and after the Service is deleted.
 async fn health_checks(up: &Up, node_address: &str) -> Result<()> {
     let api = up.api()?;
     let node = until("the node is registered", || async {

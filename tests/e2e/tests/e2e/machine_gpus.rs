@@ -1,5 +1,5 @@
-//! GPUs of the machine, found by the driver's library: here the simulated one, under the name and in the place in which
-//! the dynamic linker looks for the driver's.
+//! GPUs of the machine, found by the driver's library: here the simulated library, at the name and path at which the
+//! dynamic linker searches the driver's.
 
 use std::{os::unix::fs::symlink, path::Path, sync::atomic::Ordering::Relaxed};
 
@@ -26,7 +26,7 @@ async fn node(up: &Up) -> Result<Value> {
     nodes["items"].get(0).cloned().context("no node")
 }
 
-/// Capacity and allocatable count of whole GPUs; `None` where the node does not name them.
+/// Capacity and allocatable count of whole GPUs; `None` if the node does not list them.
 fn counts(node: &Value) -> Option<(String, String)> {
     let count = |part: &str| Some(node["status"][part]["nvidia.com/gpu"].as_str()?.to_owned());
     Some((count("capacity")?, count("allocatable")?))
@@ -66,7 +66,7 @@ async fn the_machines_gpus_are_offered_unless_they_are_broken_or_off() -> Result
     ensure!(node_now["status"]["capacity"]["mayfly.dev/vcuda-core"] == "200", "{node_now}");
     ensure!(up.log().contains("GPUs are offered"), "{}", up.log());
 
-    // A GPU that falls off the bus is not offered, which the metrics show.
+    // A GPU that is lost from the bus is not allocatable, which the metrics show.
     sim.device(1).lost.store(1, Relaxed);
     offers(&up, "2", "1").await?;
     let metrics = up.admin().get("/metrics").await?.text();
@@ -78,7 +78,7 @@ async fn the_machines_gpus_are_offered_unless_they_are_broken_or_off() -> Result
     ensure!(of("mayfly_gpu_faults_total{") == ["0", "1"], "{metrics}");
     up.stop().await?;
 
-    // Without its GPUs the node loses their labels.
+    // Without GPUs the node has no GPU labels.
     let up = start(folder.path(), &["--gpus", "off"]).await?;
     let without = wait::until("the node has no labels of GPUs", || async {
         let node = node(&up).await?;

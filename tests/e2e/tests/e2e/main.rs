@@ -1,4 +1,4 @@
-//! The tests that drive the whole: see each module's first line. One program, so that it links once.
+//! The end-to-end tests, described in the first line of each module. One program, so that it is linked once.
 
 mod adversary;
 mod aws_clients;

@@ -1,5 +1,5 @@
-//! Upstream's conformance scenarios of Services, EndpointSlices and Ingresses, as far as they need no pods of containers:
-//! the list, with the tests of the others, is docs/conformance-network.md. The userspace proxy serves.
+//! Upstream's conformance scenarios of Services, EndpointSlices and Ingresses that need no containers; the list of all,
+//! with the tests of the others, is docs/conformance-network.md. Uses the userspace proxy.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -17,7 +17,7 @@ const ENDPOINTS: &str = "/api/v1/namespaces/default/endpoints";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// The API of a server, with answers of the expected status.
+/// A client of a server's API that checks the status of responses.
 struct Cluster {
     up: Up,
 }
@@ -74,7 +74,7 @@ fn slice(service: &str, ports: Value, addresses: &[String]) -> Value {
         "ports": ports, "endpoints": endpoints})
 }
 
-/// A server that answers each connection and each datagram with its address. `host`: one of those that pods have
+/// A server that answers each connection and each datagram with its address. `host` is an address of the range of pods
 /// without root.
 async fn backend(host: &str) -> Result<SocketAddr> {
     let listener = TcpListener::bind((host, 0)).await?;
@@ -138,7 +138,7 @@ async fn services_change_their_type() -> Result<()> {
         ensure!(text(&changed, "clusterIP").starts_with("127."), "{changed}");
         let has_port = changed["spec"]["ports"][0]["nodePort"].as_u64().is_some_and(|port| port >= 30_000);
         ensure!(has_port == (kind == "NodePort"), "{changed}");
-        // And back.
+        // The reverse change.
         let patch = json!({"spec": {"type": "ExternalName", "externalName": "b.example", "clusterIP": null,
             "clusterIPs": null, "ports": null}});
         let changed = cluster.patch(&at, patch).await?;
@@ -163,7 +163,7 @@ async fn services_live_and_are_found_and_deleted_together() -> Result<()> {
         "{master}"
     );
 
-    // Status: patched, replaced, read.
+    // The status: patch, replace, read.
     cluster
         .create(SERVICES, service("web", json!({"type": "LoadBalancer", "ports": [{"port": 8080}]})))
         .await?;
@@ -179,7 +179,7 @@ async fn services_live_and_are_found_and_deleted_together() -> Result<()> {
     let read = cluster.get(&status).await?;
     ensure!(read["status"]["conditions"][0]["type"] == "StatusUpdate", "{read}");
 
-    // A collection, by its label.
+    // Deletes a collection by label.
     for name in ["one", "two", "three"] {
         cluster.create(SERVICES, service(name, json!({"ports": [{"port": 8080}]}))).await?;
     }
@@ -244,7 +244,7 @@ async fn slices_follow_the_selected_pods() -> Result<()> {
         let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
         cluster.patch(&format!("{pods}/{name}/status"), status).await?;
     }
-    // A named port with two numbers: a slice, and a subset of the Endpoints, for each.
+    // A named port with two numbers has a slice and a subset of the Endpoints for each.
     until("slices and Endpoints", || async {
         let list = cluster.get(&format!("{SLICES}?labelSelector=kubernetes.io/service-name=web")).await?;
         let all = list["items"].as_array().into_iter().flatten();
@@ -274,7 +274,7 @@ async fn slices_follow_the_selected_pods() -> Result<()> {
 async fn ports_protocols_and_affinity_are_served() -> Result<()> {
     let cluster = Cluster::start().await?;
     let (one, two) = (backend("127.94.1.1").await?, backend("127.94.1.2").await?);
-    // Two ports, each with an endpoint of its own, and one number for both protocols.
+    // Two ports, each with its own endpoint, and the same number for both protocols.
     let spec = json!({"type": "NodePort", "ports": [
         {"name": "first", "port": 8080, "protocol": "TCP"}, {"name": "second", "port": 8081, "protocol": "TCP"},
         {"name": "dns", "port": 8080, "protocol": "UDP"}]});

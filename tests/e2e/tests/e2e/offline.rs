@@ -1,4 +1,4 @@
-//! `mayfly workflow test`: definitions run offline by the real binary, no server anywhere.
+//! `mayfly workflow test`: runs definitions offline with the real binary, without a server.
 
 use std::{path::Path, process::Stdio};
 
@@ -9,7 +9,7 @@ use tokio::process::Command;
 /// The result of a run: exit code, stdout, stderr.
 struct Tested(Option<i32>, String, String);
 
-/// Runs `mayfly workflow test …` in a folder, with a data directory in which nothing is.
+/// Runs `mayfly workflow test …` in a folder, with an empty data directory.
 async fn test(folder: &Path, arguments: &[&str]) -> Result<Tested> {
     let mut command = Command::new(mayfly_e2e::binary()?);
     command.args(["workflow", "test"]).args(arguments).current_dir(folder);
@@ -43,7 +43,7 @@ async fn months_of_waiting_pass_in_a_moment() -> Result<()> {
     let Tested(code, out, err) = test(folder.path(), &[]).await?;
     ensure!(code == Some(0), "{out}{err}");
     ensure!(out.contains("5 passed, 0 failed"), "{out}");
-    // Time and retries are exact: two seconds of back-off, five of a slow bank, two hours for Ada, a minute to ship.
+    // Time and retries are exact: 2 s of backoff, 5 s of a slow bank, 2 h for Ada, 1 min to ship.
     ensure!(out.contains("pays at the second try (8 states, 1 retry, 300d 2h 1m 7s elapsed)"), "{out}");
     ensure!(out.contains("states 8/9 (not reached: SoldOut)"), "{out}");
     ensure!(out.contains("choice branches 1/2 (not reached: Route → SoldOut)"), "{out}");

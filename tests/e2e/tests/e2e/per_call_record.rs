@@ -1,11 +1,11 @@
-//! The log's record of each call, if the filter enables it.
+//! The log record of each call, if the log filter enables it.
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
 use mayfly_e2e::{Start, Up, full, guest_or_skip, wait};
 use serde_json::Value;
 
-/// The name of the records in the log's filter.
+/// The target of the records in the log filter.
 const CALLS: &str = "mayfly_runtime_wasm::calls";
 
 /// A server that logs a record of each call, as lines of JSON.
@@ -14,13 +14,13 @@ async fn recording() -> Result<Up> {
     Start::default().environment("MAYFLY_LOG", &filter).with(&["--log-format", "json"]).ready().await
 }
 
-/// Calls a function with a request id; returns the answer's status, and the call's record once it is written.
+/// Calls a function with a request id; returns the response's status, and the call's record once it is written.
 async fn call(up: &Up, path: &str, id: &str) -> Result<(u16, Value)> {
     let http = up.http();
     let request = http.request(Method::GET, &format!("/fn/default/{path}")).header("x-request-id", id);
     let answer = http.call(request, full("")).await?;
     ensure!(answer.header("x-request-id") == id, "{answer:?}");
-    // Written when the guest is gone, which may be after its answer.
+    // Written when the guest has ended, which may be after its response.
     let record =
         wait::until(&format!("the record of {id}"), || async { Ok(records_of(up, id).pop()) }).await?;
     Ok((answer.status.as_u16(), record))
@@ -37,8 +37,7 @@ fn number(record: &Value, field: &str) -> Result<u64> {
     record[field].as_u64().with_context(|| format!("{field} is no number in {record}"))
 }
 
-/// Checks the outcome, whether the call was cold, and the fields of every record: its revision, its times, and the
-/// memory of an instance.
+/// Checks the outcome, whether the call was cold, and the common fields: revision, times, and memory of an instance.
 fn check(record: &Value, revision: &str, cold: bool, outcome: &str) -> Result<()> {
     ensure!(record["level"] == "DEBUG" && record["revision"] == revision, "{record}");
     ensure!(record["cold"] == cold && record["outcome"] == outcome, "{record}");
@@ -79,7 +78,7 @@ async fn each_call_leaves_one_record_of_its_times_its_memory_and_its_end() -> Re
     Ok(())
 }
 
-/// The instance of a guest that does not end is dropped: its usage is recorded all the same.
+/// The instance of a guest that does not end is dropped; its usage is still recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_ended_at_its_timeout_has_a_record_too() -> Result<()> {
     guest_or_skip!("sleep");
@@ -88,19 +87,19 @@ async fn a_call_that_is_ended_at_its_timeout_has_a_record_too() -> Result<()> {
     let (status, record) = call(&up, "sleep/?ms=600000", "the-late").await?;
     ensure!(status == 504);
     check(&record, "default/sleep-00001", true, "timed_out")?;
-    // Most of its time was the guest's own.
+    // Most of the time was spent in the guest.
     ensure!(number(&record, "run_us")? > 100_000, "{record}");
     Ok(())
 }
 
-/// The record is written when the guest has ended, not with the head of its answer.
+/// The record is written when the guest has ended, not with the head of its response.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_client_leaves_in_the_middle_of_the_answer_is_told_as_cancelled() -> Result<()> {
     guest_or_skip!("stream");
     let up = recording().await?;
     up.deploy("stream", "stream", &[]).await?;
     let http = up.http();
-    // A piece at once; the next one comes later than this test waits.
+    // One chunk at once; the next one would be sent after the end of this test.
     let request = http.request(Method::GET, "/fn/default/stream/?chunks=2&ms=600000");
     let response = http.open(request.header("x-request-id", "the-impatient"), full("")).await?;
     ensure!(response.status() == 200, "{response:?}");

@@ -9,7 +9,7 @@ use mayfly_e2e::{Api, Start, full, wait};
 use mayfly_recorded::ReplayTarget;
 use serde_json::json;
 
-/// Exchanges that agree, at least: raised with what is implemented.
+/// The minimum number of matching exchanges, raised as features are implemented.
 const STRICT_MIN: usize = 3070;
 const LENIENT_MIN: usize = 3170;
 
@@ -38,7 +38,7 @@ impl RecordedApi {
             request.headers_mut().entry(name).or_insert(value);
         }
         let (parts, body) = self.0.connect().await?.send_request(request).await?.into_parts();
-        // A watch that ends with an error has an answer up to there.
+        // A watch that ends with an error has a partial response.
         let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
         Ok(Response::from_parts(parts, bytes))
     }

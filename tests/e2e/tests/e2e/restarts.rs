@@ -1,4 +1,4 @@
-//! Killed in the middle, and started again: nothing that was acknowledged is lost.
+//! Kills and restarts: no acknowledged write is lost.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ async fn functions_answer_again_after_a_kill() -> Result<()> {
     let up = Start::default().in_folder(&data).ready().await?;
     let answer = up.http().get("/fn/default/hello/").await?;
     ensure!(answer.status == 200 && answer.text() == "Hello from Mayfly!\n", "{answer:?}");
-    // The controllers take up where they were left.
+    // The controllers resume.
     up.wait_until_function("hello", "has a replica again", |f| mayfly_e2e::ready_replicas(f) == 1).await?;
     up.stop().await?;
     drop(folder);
@@ -43,7 +43,7 @@ async fn no_acknowledged_write_is_lost_however_often_it_is_killed() -> Result<()
     for round in 0..4 {
         let up = Start::default().in_folder(&data).ready().await?;
         let api = Arc::new(up.api()?);
-        // Everything that was acknowledged before the last kill exists.
+        // All objects acknowledged before the last kill exist.
         let list = api.get(CONFIG_MAPS).await?;
         let items = list.body["items"].as_array().with_context(|| format!("{list:?}"))?;
         let names: std::collections::HashSet<&str> =
@@ -69,7 +69,7 @@ async fn no_acknowledged_write_is_lost_however_often_it_is_killed() -> Result<()
     Ok(())
 }
 
-/// Creates objects until the server is gone; gives the names of those it said yes to.
+/// Creates objects until the server is killed; returns the names of the acknowledged ones.
 async fn write_until_it_fails(
     api: Arc<mayfly_e2e::Api>,
     round: usize,
@@ -97,7 +97,7 @@ async fn a_kill_while_functions_are_deployed_and_called_heals_by_itself() -> Res
     let data = folder.path().join("data");
     let up = Start::default().in_folder(&data).ready().await?;
     let component = up.upload("hello").await?;
-    // Created by the API and not waited for: the kill meets the controllers in the middle.
+    // Created by the API without waiting, so that the kill interrupts the controllers.
     for n in 0..20 {
         let manifest = mayfly_e2e::function(&format!("hello-{n}"), &component, json!({}));
         let answer = up.api()?.post("/apis/mayfly.dev/v1/namespaces/default/functions", &manifest).await?;
@@ -111,7 +111,7 @@ async fn a_kill_while_functions_are_deployed_and_called_heals_by_itself() -> Res
         let answer = up.http().get(&format!("/fn/default/{name}/")).await?;
         ensure!(answer.status == 200, "{name}: {answer:?}");
     }
-    // The artifact is the one that was uploaded, bit by bit.
+    // The artifact equals the uploaded one bit by bit.
     let stored = up.api()?.get(&format!("/artifacts/{component}")).await?;
     ensure!(stored.status == 200 && mayfly_e2e::digest_of(&std::fs::read(hello)?) == component);
     up.stop().await
@@ -143,7 +143,7 @@ async fn a_stop_waits_for_calls_in_flight() -> Result<()> {
     Ok(())
 }
 
-/// Twenty executions with a function's call under way each, over a kill and over an orderly stop.
+/// Twenty executions, each with a running function call, survive a kill and a graceful stop.
 #[tokio::test(flavor = "multi_thread")]
 async fn executions_whose_functions_run_at_a_stop_all_succeed() -> Result<()> {
     const EXECUTIONS: usize = 20;

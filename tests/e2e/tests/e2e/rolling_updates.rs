@@ -23,13 +23,13 @@ use tokio::{
 
 use crate::containers::{ContainerNode, containers_or_skip};
 
-/// Clients that connect without a pause.
+/// The number of clients, which connect without pause.
 const CLIENTS: usize = 4;
 /// The timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(10);
 const HOST: &str = "rolling.test";
 
-/// A Deployment of three pods that answer with a version, its Service, and an Ingress in front of it.
+/// A Deployment of three pods that respond with a version, its Service, and an Ingress in front of it.
 async fn web(node: &ContainerNode, port: u16) -> Result<()> {
     let labels = json!({"app": "rolling"});
     let script =
@@ -37,7 +37,7 @@ async fn web(node: &ContainerNode, port: u16) -> Result<()> {
     let container = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script],
         "env": [{"name": "VERSION", "value": "1"}],
         "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
-        // A pod serves on until every proxy knows that it ends.
+        // A pod keeps serving until every proxy has removed it.
         "lifecycle": {"preStop": {"sleep": {"seconds": 2}}}});
     let backend = json!({"service": {"name": "rolling", "port": {"number": port}}});
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [
@@ -54,7 +54,7 @@ async fn web(node: &ContainerNode, port: u16) -> Result<()> {
     node.kubectl.ok(&["rollout", "status", "deployment/rolling", "--timeout=60s"]).await.map(|_| ())
 }
 
-/// The body of an answer with the status 200.
+/// Fetches the body of a response, which must have status 200.
 async fn fetch(address: SocketAddr) -> Result<String> {
     let mut text = String::new();
     let exchange = async {
@@ -95,7 +95,7 @@ impl Load {
         Self { answered, stop, clients }
     }
 
-    /// Ends the clients; fails with the first request that failed.
+    /// Stops the clients; fails with the first failed request.
     async fn stop(self, of: &str) -> Result<usize> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {

@@ -1,4 +1,4 @@
-//! To zero and back.
+//! Scaling to zero and back.
 
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Up, guest_or_skip, ready_replicas, wait};
@@ -11,7 +11,7 @@ async fn an_idle_function_goes_to_zero_and_a_call_brings_it_back() -> Result<()>
     up.deploy("hello", "hello", &["--idle-after", "2s"]).await?;
     let (http, api) = (up.http(), up.api()?);
     for _ in 0..2 {
-        // Called each time, so that it is not idle again before its replica was seen.
+        // Called in each attempt, so that it does not become idle before its replica is observed.
         let answered = wait::until("a call brings a replica", || async {
             let answer = http.get("/fn/default/hello/").await?;
             let answer = (answer.status.as_u16(), answer.text());
@@ -65,8 +65,8 @@ async fn more_calls_than_there_is_room_for_are_queued_then_refused_with_a_hint()
     let limits = json!({"limits": {"concurrency": 1, "timeout": "2s"}, "scaling": {"max": 1}});
     up.apply_function("sleep", &component, limits).await?;
     let http = up.http();
-    // Loaded, so that the time is the guest's own; and known to take this long, so that no call is begun that has less
-    // left.
+    // Loaded first, so that only the guest's time counts; and with a known duration, so that no call is started that
+    // cannot finish in time.
     wait::until("sleep answers", || async {
         Ok((http.get("/fn/default/sleep/?ms=300").await?.status == 200).then_some(()))
     })
@@ -77,13 +77,13 @@ async fn more_calls_than_there_is_room_for_are_queued_then_refused_with_a_hint()
     });
     let answers: Vec<_> = futures::future::join_all(calls).await.into_iter().collect::<Result<_>>()?;
     let (good, bad): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == 200);
-    // Two seconds are room for at least two and for fewer than twelve calls of 300 ms, one by one.
+    // Within two seconds at least two and fewer than twelve sequential calls of 300 ms can finish.
     ensure!(good.len() >= 2 && !bad.is_empty(), "{} answered, {} refused", good.len(), bad.len());
     let mut without_a_turn = 0;
     for refused in bad {
         let error = &refused.json()?["error"];
         ensure!(error["hint"].is_string(), "{refused:?}");
-        // The last turn that was given may have come late enough for a busy machine.
+        // On a busy machine the last call may have started too late.
         if refused.status == 504 {
             ensure!(error["code"] == "timed_out", "{refused:?}");
             continue;

@@ -1,4 +1,4 @@
-//! Scheduling over many nodes with the real kubectl: simulated nodes, anti-affinity, spread, preemption.
+//! Scheduling on many nodes with the real kubectl: simulated nodes, anti-affinity, spread, preemption.
 
 use anyhow::{Context as _, Result, ensure};
 use mayfly_e2e::{Start, skipped, test_name, wait};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::kubectl::Kubectl;
 
-/// A server with simulated nodes; `None` when there is no kubectl here.
+/// A server with simulated nodes; `None` without kubectl.
 async fn cluster(test: &str, nodes: &str) -> Result<Option<Kubectl>> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
@@ -32,7 +32,7 @@ fn deployment(name: &str, replicas: u32, spec: &Value) -> Value {
         "template": {"metadata": {"labels": {"app": name}}, "spec": spec}}})
 }
 
-/// The node of each pod of an app; empty for one that has none.
+/// The node of each pod of an app; empty for pods without a node.
 async fn nodes_of(kubectl: &Kubectl, app: &str) -> Result<Vec<String>> {
     let pods = kubectl.ok(&["get", "pods", "-l", &format!("app={app}"), "-o", "json"]).await?;
     let pods: Value = serde_json::from_str(&pods)?;
@@ -49,7 +49,7 @@ async fn a_deployment_rolls_out_over_simulated_nodes() -> Result<()> {
     let nodes = nodes_of(&kubectl, "web").await?;
     for number in 1..=20 {
         let name = format!("sim-{number:05}");
-        // Ten each, but for the zones, of which one has a node less and as many pods.
+        // Ten each, except that one zone has one node fewer and the same number of pods.
         let count = nodes.iter().filter(|node| **node == name).count();
         ensure!((8..=12).contains(&count), "{name} has {count} of 200 pods: {nodes:?}");
     }

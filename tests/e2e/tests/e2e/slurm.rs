@@ -10,7 +10,7 @@ use crate::{
     workflows::{create, ended, start},
 };
 
-/// The server's start with this cluster.
+/// The parameters of a server with this cluster.
 fn with_cluster(cluster: &SlurmCluster) -> Start {
     let configuration = cluster.configuration();
     let shared = cluster.shared();
@@ -19,7 +19,7 @@ fn with_cluster(cluster: &SlurmCluster) -> Start {
         .environment("SLURM_CONF", &configuration.to_string_lossy())
 }
 
-/// A cluster, or `None` after a line that says why there is none.
+/// A cluster; `None`, after a line with the reason, if there is none.
 fn cluster_or_skip(test: &str) -> Option<SlurmCluster> {
     SlurmCluster::start().map_err(|reason| skipped(test, &reason)).ok()
 }
@@ -33,7 +33,7 @@ fn has_kubectl(test: &str) -> bool {
     found
 }
 
-/// A pod that runs a script of the shell.
+/// A pod that runs a shell script.
 fn pod(name: &str, script: &str, annotations: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "annotations": annotations},
         "spec": {"runtimeClassName": "slurm", "restartPolicy": "Never", "containers": [{
@@ -68,7 +68,7 @@ async fn kubectl_runs_follows_and_deletes_batch_jobs() -> Result<()> {
     })
     .await?;
 
-    // A Job, by kubectl.
+    // A Job, with kubectl.
     let template = pod("", "echo from $SLURM_JOB_NAME", json!({}))["spec"].clone();
     let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "hello"},
         "spec": {"template": {"spec": template}}});
@@ -76,7 +76,7 @@ async fn kubectl_runs_follows_and_deletes_batch_jobs() -> Result<()> {
     kubectl.ok(&["wait", "--for=condition=complete", "job/hello", "--timeout=50s"]).await?;
     ensure!(kubectl.ok(&["logs", "job/hello"]).await?.starts_with("from mayfly-"));
 
-    // A pod that is followed, and deleted while it runs.
+    // A pod whose log is followed, and that is deleted while it runs.
     let endless = "trap 'echo asked to end; exit' TERM; echo up; while :; do sleep 0.1; done";
     kubectl.ok(&["apply", "-f", &kubectl.file("pod.json", &pod("endless", endless, json!({})))?]).await?;
     until("it runs", async || state(&kubectl, "endless", "running").await).await?;
@@ -89,7 +89,7 @@ async fn kubectl_runs_follows_and_deletes_batch_jobs() -> Result<()> {
     kubectl.ok(&["wait", "--for=delete", "pod/endless", "--timeout=50s"]).await?;
     ensure!(is_idle(&cluster), "the job goes with its pod");
 
-    // A refusal has Slurm's words, in the pod's status and in an event.
+    // Slurm's message about a rejected job is in the pod's status and in an event.
     let nowhere = pod("nowhere", "true", json!({"slurm.mayfly.dev/partition": "nowhere"}));
     kubectl.ok(&["apply", "-f", &kubectl.file("nowhere.json", &nowhere)?]).await?;
     let waiting = until("it is refused", async || {
@@ -106,7 +106,7 @@ async fn kubectl_runs_follows_and_deletes_batch_jobs() -> Result<()> {
     .await?;
     kubectl.ok(&["delete", "pod", "nowhere", "--timeout=50s"]).await?;
 
-    // A field without an effect is named.
+    // A field without an effect is reported.
     let image = kubectl
         .run(&[
             "run",

@@ -34,7 +34,7 @@ fn folder(component: &Path) -> Result<tempfile::TempDir> {
 
 async fn ask(up: &Up, path: &str) -> Result<Answer> {
     let http = up.http();
-    // What a client says of its route does not count.
+    // Headers of a client about its route are ignored.
     let request =
         http.request(Method::GET, path).header("host", HOST).header("spin-path-info", "/etc/passwd");
     http.call(request, full("")).await
@@ -104,7 +104,7 @@ async fn an_application_is_deployed_called_and_changed() -> Result<()> {
     ensure!(body["written"].is_string(), "a function has no files to write: {body}");
     ensure!(ask(&up, "/hello/").await?.status == 200, "a final slash means nothing");
 
-    // Files, and only those of the application.
+    // Only files of the application are served.
     for (path, status, text) in [
         ("/static/index.html", 200, "<h1>Shop</h1>\n"),
         ("/static/none.html", 404, ""),
@@ -114,7 +114,7 @@ async fn an_application_is_deployed_called_and_changed() -> Result<()> {
         let answer = ask(&up, path).await?;
         ensure!(answer.status == status && (text.is_empty() || answer.text() == text), "{path}: {answer:?}");
     }
-    // Components have no addresses besides the application's routes.
+    // Components have no addresses except the application's routes.
     let answer = up.http().get("/fn/default/shop-greeting/").await?;
     ensure!(answer.status == 404, "{answer:?}");
     let secret = up.cli().get("secret", "shop-variables").await?;
@@ -144,7 +144,7 @@ async fn an_application_is_deployed_called_and_changed() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the application's page is this.
+/// Waits until the application serves this page.
 async fn serves(up: &Up, page: &str) -> Result<()> {
     until("the application serves what was saved", || async {
         Ok((ask(up, "/static/index.html").await?.text() == page).then_some(()))
@@ -152,8 +152,8 @@ async fn serves(up: &Up, page: &str) -> Result<()> {
     .await
 }
 
-/// `mayfly dev` of an application: a saved file is served, a build command runs before each deployment, and its products
-/// start none.
+/// `mayfly dev` of an application: a saved file is served; build commands run before each deployment, and their outputs
+/// do not trigger another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_save_of_an_application_is_deployed() -> Result<()> {
     let component = guest_or_skip!("storefront");
@@ -179,7 +179,7 @@ async fn every_save_of_an_application_is_deployed() -> Result<()> {
         std::fs::write(folder.path().join("assets/index.html"), page)?;
         serves(&up, page).await?;
         let after = std::fs::read_to_string(&builds)?.lines().count();
-        // One for each component.
+        // One build for each component.
         ensure!(after == before + 3, "{before} builds became {after} by one save");
     }
     dev.kill().await?;

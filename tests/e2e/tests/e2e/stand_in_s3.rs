@@ -1,4 +1,4 @@
-//! A small S3 for tests: buckets in memory, and every request's signature is computed again from what arrived.
+//! A small S3 service for tests: buckets in memory, with verification of every request's signature.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 pub(crate) const KEY_ID: &str = "AKSTANDIN";
 pub(crate) const KEY: &str = "the/secret+of=this";
-/// A key whose object has no end.
+/// The key of an endless object.
 pub(crate) const ENDLESS: &str = "endless.jsonl";
 const MODIFIED: [&str; 2] = ["2024-02-01T10:00:00.000Z", "Thu, 01 Feb 2024 10:00:00 GMT"];
 const PAGE_KEYS: usize = 1000;
@@ -33,7 +33,7 @@ type Told = (u16, Vec<(&'static str, String)>, Bytes);
 #[derive(Default)]
 struct State {
     buckets: Mutex<Buckets>,
-    /// Method and path with query, of what was signed well.
+    /// Method and path with query of the requests with valid signatures.
     asked: Mutex<Vec<String>>,
 }
 
@@ -64,7 +64,7 @@ impl StandIn {
                 let state = all.clone();
                 let service = hyper::service::service_fn(move |request| answer(request, state.clone()));
                 tokio::spawn(async move {
-                    // A client that goes away is none of the test's business.
+                    // A disconnected client is not an error of the test.
                     let _ = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -119,7 +119,7 @@ fn error(status: u16, code: &str, message: &str) -> Told {
     (status, vec![("content-type", "application/xml".to_owned())], text.into())
 }
 
-/// Signature version 4, from the receiver's side.
+/// Verifies a signature of version 4.
 fn signed(parts: &Parts, body: &Bytes) -> Result<(), Told> {
     let denied = || error(403, "AccessDenied", "Access Denied");
     let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
@@ -174,7 +174,7 @@ fn hmac(key: &[u8], text: &str) -> Vec<u8> {
     Sha256::digest([with(0x5c), inner.to_vec()].concat()).to_vec()
 }
 
-/// Percent-encoded, but for what is unreserved and these.
+/// Percent-encodes all characters except unreserved ones and those in `kept`.
 fn coded(text: &str, kept: &str) -> String {
     let is_plain =
         |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(byte) || kept.as_bytes().contains(byte);
@@ -403,7 +403,7 @@ fn listing(bucket: &str, objects: &BTreeMap<String, Object>, asks: &dyn Fn(&str)
     ))
 }
 
-/// An unsigned request has another answer than one with a wrong signature.
+/// Sends an unsigned request; returns the status, which differs from that of a wrong signature.
 pub(crate) async fn unsigned(url: &str) -> Result<u16> {
     let address = url.strip_prefix("http://").context("no URL")?;
     let stream = tokio::net::TcpStream::connect(address).await?;

@@ -1,5 +1,4 @@
-//! Starts that must be refused, each with a sentence that says what to do; settings; an interrupt; and a disk that
-//! is full.
+//! Failed starts, each with a message that says what to do; settings; an interrupt; and a full disk.
 
 use std::{path::Path, process::Stdio};
 
@@ -15,7 +14,7 @@ use tokio::{net::TcpListener, process::Command};
 
 const LISTEN_FLAGS: [&str; 4] = ["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen"];
 
-/// A server's command, not yet started, for what [`Start`] is not made for.
+/// A server's command, not yet started, for cases that [`Start`] does not support.
 fn server(data: &Path) -> Result<Command> {
     let mut server = Command::new(mayfly_e2e::binary()?);
     server.arg("up").arg("--data-dir").arg(data).stdin(Stdio::null()).kill_on_drop(true);
@@ -25,7 +24,7 @@ fn server(data: &Path) -> Result<Command> {
     Ok(server)
 }
 
-/// Uploads this under its own digest.
+/// Uploads content under its digest.
 async fn put(api: &Api, content: Vec<u8>) -> Result<ApiAnswer> {
     let path = format!("/artifacts/{}", digest_of(&content));
     api.call(Method::PUT, &path, "application/wasm", full(content)).await
@@ -41,7 +40,7 @@ async fn a_second_server_on_the_same_data_is_refused_and_the_first_goes_on() -> 
     ensure!(refused.stderr.contains("another") || refused.stderr.contains("in use"), "{refused:?}");
     ensure!(up.api()?.get("/readyz").await?.status == 200);
     ensure!(up.data().join("endpoints.json").exists(), "the second one removed the first one's endpoints");
-    // The first one's node may still be registering.
+    // The node of the first server may not be registered yet.
     until("the first one answers with its node", async || {
         let nodes = up.cli().ok(&["get", "nodes", "--output", "name"]).await?;
         Ok((!nodes.is_empty()).then_some(()))
@@ -89,7 +88,7 @@ async fn a_data_directory_that_cannot_be_made_is_named() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("file");
     std::fs::write(&file, "not a folder")?;
-    // The log of the start lies beside the data directory: that must be a place of its own.
+    // The log of the start is next to the data directory, which therefore needs its own parent.
     let data = file.join("data");
     let output = server(&data)?.output().await?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -106,7 +105,7 @@ async fn the_kubeconfig_is_for_its_owner_alone() -> Result<()> {
     Ok(())
 }
 
-/// A flag is stronger than the environment, and that than the file, for each setting by itself.
+/// For each setting, a flag overrides the environment, which overrides the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn flags_environment_and_config_file_are_read_in_their_order() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -133,7 +132,7 @@ async fn flags_environment_and_config_file_are_read_in_their_order() -> Result<(
         })
         .await?;
         let api = up.api()?;
-        // As much as that is taken in, and looked at: it is no component.
+        // Content of this size is accepted and checked: it is not a component.
         let told = put(&api, vec![0; limit_bytes]).await?;
         ensure!(told.status == 422, "{limit_bytes} bytes: {told:?}");
         let told = put(&api, vec![0; limit_bytes + 1]).await?;
@@ -166,7 +165,7 @@ async fn an_interrupt_ends_it_in_order() -> Result<()> {
     ensure!(said.contains("stopping; send the signal again to stop at once"), "{said}");
     ensure!(said.contains("\"stopped\"") && !said.contains("panicked"), "{said}");
     ensure!(!data.join("endpoints.json").exists(), "it says that it is still there");
-    // Nothing of it is left that would be in the way.
+    // Nothing is left that would prevent another start.
     Start::default().in_folder(&data).ready().await?.stop().await
 }
 
@@ -194,11 +193,11 @@ async fn a_full_disk_is_told_and_survived() -> Result<()> {
         ensure!(kept.len() < 500, "the disk never got full");
     };
     ensure!(told.status == 507 && told.message().contains(DISK_FULL), "{told:?}");
-    // Reads continue, and everything acknowledged exists.
+    // Reads still work, and all acknowledged objects exist.
     for name in &kept {
         ensure!(api.get(&format!("{maps}/{name}")).await?.status == 200, "{name} is lost");
     }
-    // A good component, with its own digest: nothing is wrong with it but that it has no room.
+    // A valid component with its digest, for which there is no space.
     let component = component_of_bytes(SMALL_DISK_BYTES)?;
     let told = put(&api, component.clone()).await?;
     ensure!(told.status == 507 && told.message().contains(DISK_FULL), "{told:?}");
@@ -206,7 +205,7 @@ async fn a_full_disk_is_told_and_survived() -> Result<()> {
     ensure!(list.status == 200 && list.body["items"] == Value::Array(Vec::new()), "{list:?}");
     let data = up.data().to_path_buf();
     up.kill()?;
-    // With room again, it starts and has lost nothing.
+    // With free space, the server starts without loss of data.
     small.grow()?;
     let up = Start::default().in_folder(&data).ready().await?;
     let api = up.api()?;
@@ -224,7 +223,7 @@ async fn a_full_disk_is_told_and_survived() -> Result<()> {
 /// The API's message about a full disk, with the remedy.
 const DISK_FULL: &str = "the server's disk is full: nothing was written; free some space";
 
-/// A program (wasi:cli/run) that a custom section without a meaning makes larger than this many bytes (the Component
+/// A program (wasi:cli/run) that a meaningless custom section makes larger than this many bytes (the Component
 /// Model's `Binary.md`: 0, the length of the rest as LEB128, a name, any bytes).
 fn component_of_bytes(bytes: usize) -> Result<Vec<u8>> {
     const NAME: &[u8] = b"\x07padding";

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use mayfly_e2e::{Up, full, guest_or_skip, is_ready};
 use serde_json::{Value, json};
 
-/// A server with two revisions of greet, which say "Hello" and "Good day", split as said.
+/// A server with two revisions of greet, which say "Hello" and "Good day", with the given split.
 async fn two_revisions(extra: Value) -> Result<Up> {
     let up = Up::start().await?;
     let component = up.upload("greet").await?;
@@ -25,7 +25,7 @@ async fn two_revisions(extra: Value) -> Result<Up> {
 const OLD: &str = "Hello, Ada!";
 const NEW: &str = "Good day, Ada!";
 
-/// The answer of one call of greet.
+/// The response of one call of greet.
 async fn said(up: &Up, path: &str, headers: &[(&str, &str)]) -> Result<String> {
     let http = up.http();
     let request = http.request(http::Method::POST, path);
@@ -35,7 +35,7 @@ async fn said(up: &Up, path: &str, headers: &[(&str, &str)]) -> Result<String> {
     Ok(answer.json()?["message"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The number of each answer.
+/// The number of calls for each response.
 async fn count(up: &Up, calls: usize, headers: &[(&str, &str)]) -> Result<BTreeMap<String, usize>> {
     let mut counts = BTreeMap::new();
     for _ in 0..calls {
@@ -57,7 +57,7 @@ async fn a_split_gives_each_revision_its_share() -> Result<()> {
     let up = two_revisions(json!({"traffic": shares()})).await?;
     let counts = count(&up, 400, &[]).await?;
     let newer = counts.get(NEW).copied().unwrap_or(0);
-    // 100 are expected; six standard deviations of a coin are 52.
+    // 100 are expected; six standard deviations are 52.
     ensure!((48..=152).contains(&newer) && counts.len() == 2, "{counts:?}");
     Ok(())
 }

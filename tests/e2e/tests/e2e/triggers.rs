@@ -1,4 +1,4 @@
-//! Triggers of executions: times, AWS's PutEvents, CloudEvents.
+//! Triggers of executions: schedules, AWS's PutEvents, CloudEvents.
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
@@ -10,7 +10,7 @@ use super::workflows::{call, ended};
 
 const PATH: &str = "/apis/mayfly.dev/v1/namespaces/default/workflows";
 
-/// Makes a workflow that gives its input back, and waits until it is ready.
+/// Creates a workflow that returns its input, and waits until it is ready.
 async fn echo(up: &Up, name: &str, triggers: Value) -> Result<()> {
     let object = json!({"apiVersion": "mayfly.dev/v1", "kind": "Workflow", "metadata": {"name": name}, "spec": {
         "definition": {"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}}, "triggers": triggers}});
@@ -25,7 +25,7 @@ async fn echo(up: &Up, name: &str, triggers: Value) -> Result<()> {
     .await
 }
 
-/// The executions of a workflow that have been started, oldest first: their names.
+/// The names of a workflow's executions, oldest first.
 async fn executions(up: &Up, name: &str) -> Result<Vec<String>> {
     let machine = format!("arn:aws:states:us-east-1:000000000000:stateMachine:{name}");
     let listed = call(up, "ListExecutions", json!({"stateMachineArn": machine})).await?;
@@ -60,7 +60,7 @@ async fn a_schedule_starts_every_second_once_and_goes_on_after_a_kill() -> Resul
     let folder = up.kill()?;
     let up = Start::default().in_folder(&data).ready().await?;
     let names = three(&up, names.len()).await?;
-    // One for each second: no name could be given twice, and none is left out in between.
+    // One for each second: names are unique, and none is missing.
     ensure!(names.windows(2).all(|pair| pair[0] < pair[1]), "{names:?}");
     let status = up.api()?.get(&format!("{PATH}/clock")).await?.body["status"]["triggers"].clone();
     ensure!(status[0]["lastExecution"].is_string() && status[0]["nextScheduleTime"].is_string(), "{status}");
@@ -99,7 +99,7 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
         answer["FailedEntryCount"] == 1 && answer["Entries"][2]["ErrorCode"] == "InvalidArgument",
         "{answer}"
     );
-    // An answered event has started its executions.
+    // When an event is acknowledged, its executions have been started.
     let large = executions(&up, "large").await?;
     let id = answer["Entries"][0]["EventId"].as_str().context("no id")?;
     assert_eq!(large, [format!("paid-{id}")]);
@@ -109,7 +109,7 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
     assert_eq!(all.len(), 2);
     assert_eq!(input(&up, "all", &all[0]).await?, json!({"order": 7, "text": "order 7"}));
 
-    // The same CloudEvent twice, structured and binary, is one event.
+    // The same CloudEvent in structured and in binary mode is one event.
     let data = json!({"order": 8, "euros": 100});
     let structured =
         json!({"specversion": "1.0", "id": "e-1", "source": "shop", "type": "Paid", "data": data});
@@ -123,7 +123,7 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
     assert_eq!(executions(&up, "large").await?.len(), 2);
     let refused = http.call(http.request(Method::POST, "/events"), full("{}")).await?;
     ensure!(refused.status == 400 && refused.text().contains("ce-specversion"), "{}", refused.text());
-    // Of a batch that is refused nothing has started.
+    // A rejected batch starts no execution.
     let good = json!({"specversion": "1.0", "id": "e-2", "source": "shop", "type": "Paid", "data": data});
     let request =
         http.request(Method::POST, "/events").header("content-type", "application/cloudevents-batch+json");
@@ -142,7 +142,7 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
     Ok(())
 }
 
-/// boto3's own client for events.
+/// boto3's client for EventBridge.
 #[tokio::test(flavor = "multi_thread")]
 async fn boto3_puts_events() -> Result<()> {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());

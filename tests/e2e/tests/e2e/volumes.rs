@@ -1,4 +1,4 @@
-//! PersistentVolumes: claims of StatefulSets and pods, on local volumes of the node, by kubectl.
+//! PersistentVolumes: claims of StatefulSets and pods, on local volumes of the node, with kubectl.
 
 use anyhow::{Result, ensure};
 use mayfly_e2e::{skipped, test_name, wait};
@@ -9,7 +9,7 @@ use crate::{
     kubectl::{Kubectl, kubectl_or_skip},
 };
 
-/// A StatefulSet whose pods write once to a volume of their own, and print its content.
+/// A StatefulSet whose pods write once to their own volume, and print its content.
 fn stateful_set() -> Value {
     let script = "[ -e /data/first ] || hostname > /data/first; cat /data/first; exec sleep 1d";
     json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db"}, "spec": {
@@ -46,7 +46,7 @@ async fn a_stateful_set_comes_back_with_its_data() -> Result<()> {
     let file = kubectl.file("db", &stateful_set())?;
     kubectl.ok(&["create", "-f", &file]).await?;
     for pod in ["db-0", "db-1"] {
-        // The pods are made by the controller: there is none to wait for at first.
+        // The controller creates the pods, so they may not exist yet.
         wait::until(&format!("{pod} is there"), || async {
             kubectl.ok(&["get", "pod", pod]).await.map(Some)
         })
@@ -66,7 +66,7 @@ async fn a_stateful_set_comes_back_with_its_data() -> Result<()> {
         }),
         "{volumes:?}"
     );
-    // The set goes, its claims and their data stay, also over a kill of the server.
+    // The set is deleted; its claims and their data are kept, also over a kill of the server.
     kubectl.ok(&["delete", "statefulset", "db", "--timeout=50s"]).await?;
     kubectl.ok(&["wait", "--for=delete", "pod/db-0", "pod/db-1", "--timeout=50s"]).await?;
     let node = node.restart().await?;
@@ -81,7 +81,7 @@ async fn a_stateful_set_comes_back_with_its_data() -> Result<()> {
         node.ready(pod).await?;
         ensure!(kubectl.ok(&["logs", pod]).await? == format!("{pod}\n"), "the data is not the first pod's");
     }
-    // A claim in use is protected: it goes after its pod, and its volume and data with it.
+    // A claim in use is protected: it is deleted after its pod, with its volume and data.
     let patch = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}).to_string();
     kubectl.ok(&["patch", "pvc", "data-db-0", "-p", &patch]).await?;
     wait::until("the claim has grown", || async {
@@ -159,7 +159,7 @@ async fn volumes_made_by_hand_are_bound_and_kept() -> Result<()> {
     ensure!(claims[0][..5] == ["c", "Bound", "small", "5Gi", "RWO"], "{claims:?}");
     kubectl.ok(&["delete", "pvc", "c", "--timeout=50s"]).await?;
     kubectl.ok(&["wait", "--for=jsonpath={.status.phase}=Released", "pv/small", "--timeout=50s"]).await?;
-    // A new claim of the same name is another one: it gets another volume.
+    // A new claim of the same name gets another volume.
     kubectl.ok(&["create", "-f", &file]).await?;
     kubectl.ok(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/c", "--timeout=50s"]).await?;
     ensure!(columns(&kubectl, &["pvc"]).await?[0][2] == "large");
@@ -170,7 +170,7 @@ async fn volumes_made_by_hand_are_bound_and_kept() -> Result<()> {
 async fn mounts_propagate_between_the_host_and_containers() -> Result<()> {
     containers_or_skip!();
     let node = ContainerNode::start().await?;
-    // Below a mount of its own: that of the host is private on some machines.
+    // Below a separate mount, because the host's mount is private on some machines.
     let shared = node.folder.path().join("shared");
     std::fs::create_dir_all(&shared)?;
     let shared = shared.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! The examples of workflows, applied with kubectl and run to the end that their heads promise.
+//! The examples of workflows, applied with kubectl and run to the documented end.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::{
     workflows::{call, ended, start},
 };
 
-/// Applies an example and waits until it is ready; gives its state machine's ARN.
+/// Applies an example and waits until it is ready; returns its state machine's ARN.
 async fn apply(kubectl: &Kubectl, example: &str) -> Result<String> {
     let file =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(example).join("workflow.yaml");
@@ -55,7 +55,7 @@ async fn an_order_is_taken_back_where_it_fails() -> Result<()> {
         ensure!(told["status"] == status && told["error"].as_str() == error, "{told}");
         assert_eq!(tasks(&kubectl, &execution).await?, steps);
     }
-    // The event starts one.
+    // The event starts an execution.
     let event = json!({"specversion": "1.0", "id": "1", "source": "shop", "type": "OrderPlaced",
         "data": order("4242", "Elm St 1", 1)});
     let http = up.workflows();

@@ -1,4 +1,4 @@
-//! Workflows and executions as objects: what kubectl writes the Step Functions API has, and the other way round.
+//! Workflows and executions as objects: changes by kubectl appear in the Step Functions API, and vice versa.
 
 use std::process::Stdio;
 
@@ -20,7 +20,7 @@ fn workflow(name: &str, definition: Value) -> Value {
     json!({"apiVersion": "mayfly.dev/v1", "kind": "Workflow", "metadata": {"name": name}, "spec": {"definition": definition}})
 }
 
-/// `ResultPath: null` has a meaning: the null has to be kept.
+/// `ResultPath: null` has a meaning, so the null must be kept.
 fn two_steps(seconds: u32) -> Value {
     json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Result": 1, "ResultPath": null, "Next": "B"},
@@ -68,17 +68,17 @@ async fn a_workflow_that_is_applied_is_a_state_machine() -> Result<()> {
         "{listed}"
     );
 
-    // Changed by kubectl, nulls and all.
+    // Changed by kubectl, including nulls.
     apply(&kubectl, "order", &two_steps(1)).await?;
     until_defined(up, "order", &two_steps(1)).await?;
-    // Changed by the API: the object follows, and what is applied next is not merged with it.
+    // Changed by the API: the object is updated, and the next apply is not merged with it.
     let other = json!({"StartAt": "C", "States": {"C": {"Type": "Pass", "OutputPath": null, "End": true}}});
     let parameters = json!({"stateMachineArn": arn("order"), "definition": other.to_string()});
     call(up, "UpdateStateMachine", parameters).await?;
     until_object(&kubectl, "order", &other).await?;
     apply(&kubectl, "order", &two_steps(2)).await?;
     until_defined(up, "order", &two_steps(2)).await?;
-    // Deployed by the command, twice.
+    // Deployed twice by the command.
     let file = kubectl.file("order.asl.json", &other)?;
     let deploy = ["workflow", "deploy", &file, "--name", "order"];
     ensure!(up.cli().ok(&deploy).await?.contains("updated"));
@@ -88,7 +88,7 @@ async fn a_workflow_that_is_applied_is_a_state_machine() -> Result<()> {
     kubectl.ok(&["delete", "workflow", "order"]).await?;
     let missing = call(up, "DescribeStateMachine", json!({"stateMachineArn": arn("order")})).await;
     ensure!(missing.is_err_and(|error| error.to_string().contains("StateMachineDoesNotExist")));
-    // Its executions are still there, and the name is free.
+    // Its executions still exist, and its name is free.
     ensure!(kubectl.ok(&["get", "executions"]).await?.contains("SUCCEEDED"));
     apply(&kubectl, "order", &two_steps(0)).await?;
     Ok(())
@@ -112,7 +112,7 @@ async fn a_state_machine_is_a_workflow() -> Result<()> {
         .await?;
         let called = found["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         ensure!(called.starts_with(object) && found["spec"]["definition"] == two_steps(0), "{found}");
-        // Changed here, it changes there.
+        // A change of the object changes the state machine.
         let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Succeed"}}});
         let patch = json!([{"op": "replace", "path": "/spec/definition", "value": definition}]).to_string();
         kubectl.ok(&["patch", "workflow", &called, "-n", namespace, "--type=json", "-p", &patch]).await?;
@@ -138,7 +138,7 @@ async fn a_state_machine_is_a_workflow() -> Result<()> {
 async fn executions_are_listed_described_and_watched() -> Result<()> {
     let kubectl = kubectl_or_skip!();
     let up = &kubectl.up;
-    // Long enough that it still runs when kubectl has come to list it.
+    // Long enough to be still running when kubectl lists it.
     apply(&kubectl, "good", &two_steps(8)).await?;
     let fails =
         json!({"StartAt": "F", "States": {"F": {"Type": "Fail", "Error": "Oops", "Cause": "because"}}});
@@ -153,7 +153,7 @@ async fn executions_are_listed_described_and_watched() -> Result<()> {
     let mut watching = watching.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(watching.stdout.take().context("no stdout")?).lines();
     let parameters = json!({"stateMachineArn": arn("good"), "name": "Run_1", "input": r#"{"a":1}"#});
-    // A watch that is not there yet tells nothing: start until it does.
+    // Events before the watch begins are missed: start executions until one is seen.
     let mut first = None;
     for n in 0..100 {
         ended(up, &start(up, &arn("bad"), json!({"n": n})).await?).await?;
@@ -176,7 +176,7 @@ async fn executions_are_listed_described_and_watched() -> Result<()> {
     ensure!(seen.contains(&"good.x---52un-5f1 RUNNING".to_owned()), "{seen:?}");
     watching.kill().await?;
     ensure!(kubectl.ok(&running).await?.trim().is_empty());
-    // Pages of two, and a label.
+    // Pages of two, with a label selector.
     let paged = kubectl.ok(&["get", "executions", "--chunk-size=2", "-l", "mayfly.dev/workflow=bad"]).await?;
     ensure!(!paged.contains("good") && paged.contains("FAILED"), "{paged}");
     let described = kubectl.ok(&["describe", "execution", "good.x---52un-5f1"]).await?;
@@ -209,7 +209,7 @@ async fn what_cannot_be_is_refused_with_every_reason() -> Result<()> {
         let refused = kubectl.run(&["apply", "-f", &file]).await?;
         ensure!(refused.code != Some(0) && refused.stderr.contains("spec.definition"), "{text}: {refused:?}");
     }
-    // The type stays, and executions are not written.
+    // The type is immutable, and executions cannot be written.
     apply(&kubectl, "order", &two_steps(0)).await?;
     let refused = kubectl
         .run(&["patch", "wf", "order", "--type=merge", "-p", r#"{"spec":{"type":"EXPRESS"}}"#])
@@ -225,7 +225,7 @@ async fn what_cannot_be_is_refused_with_every_reason() -> Result<()> {
     Ok(())
 }
 
-/// A damaged catalog may be moved away, as the refusal to open it says: that takes no object with it.
+/// A damaged catalog may be moved away, as its error message says, without the loss of objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_catalog_is_made_again_from_the_objects() -> Result<()> {
     let folder = tempfile::tempdir()?;

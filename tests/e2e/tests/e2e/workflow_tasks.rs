@@ -97,7 +97,7 @@ async fn tasks_of_an_object_are_a_state_machine() -> Result<()> {
     let stored: Value = serde_json::from_str(&stored)?;
     ensure!(stored["spec"]["tasks"] == two(2) && stored["spec"]["definition"].is_null(), "{stored}");
 
-    // Changed by the Step Functions API, it is no graph of tasks any more; applied again, it is.
+    // After a change by the Step Functions API it is no longer a graph of tasks; another apply restores it.
     let other = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "Result": 3, "End": true}}});
     let parameters = json!({"stateMachineArn": arn("graph"), "definition": other.to_string()});
     call(up, "UpdateStateMachine", parameters).await?;

@@ -1,4 +1,4 @@
-//! Workflows over the Step Functions API: functions as their tasks, errors, sleeping, a kill in the middle.
+//! Workflows over the Step Functions API: functions as tasks, errors, waits, a kill during executions.
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const ROLE: &str = "arn:aws:iam::123456789012:role/any";
 
-/// One operation, as an SDK sends it; a refusal is an error that begins with its name.
+/// Calls an operation like an SDK; an error response becomes an error that begins with its name.
 pub(crate) async fn call(up: &Up, operation: &str, parameters: Value) -> Result<Value> {
     let workflows = up.workflows();
     let request = workflows
@@ -34,7 +34,7 @@ pub(crate) async fn start(up: &Up, machine: &str, input: Value) -> Result<String
     Ok(started["executionArn"].as_str().context("no ARN")?.to_owned())
 }
 
-/// The execution once it has ended.
+/// Waits until the execution has ended; returns its description.
 pub(crate) async fn ended(up: &Up, execution: &str) -> Result<Value> {
     until("the execution ends", async || {
         let told = call(up, "DescribeExecution", json!({"executionArn": execution})).await?;
@@ -49,7 +49,7 @@ async fn history(up: &Up, execution: &str) -> Result<Vec<String>> {
     Ok(events.iter().filter_map(|event| event["type"].as_str().map(str::to_owned)).collect())
 }
 
-/// Greets everyone, each in a state of its own.
+/// A definition with a separate state for each greeting.
 fn greet_everyone(wait_seconds: u32) -> Value {
     json!({"StartAt": "Sleep", "States": {
         "Sleep": {"Type": "Wait", "Seconds": wait_seconds, "Next": "Everyone"},
@@ -93,7 +93,7 @@ async fn a_functions_error_is_caught_by_its_name() -> Result<()> {
     up.deploy("greet", "greet", &[]).await?;
     up.deploy("panic", "panic", &[]).await?;
     for (function, error) in [
-        // Reported by the function, by its trap, by the absence of a function.
+        // Errors reported by the function, by its trap, and by a missing function.
         ("greet", "InvalidBody"),
         ("panic", "Runtime.ExitError"),
         ("nobody", "Lambda.ResourceNotFoundException"),
@@ -149,7 +149,7 @@ async fn a_wrong_definition_is_refused_with_every_reason() -> Result<()> {
     Ok(())
 }
 
-/// Runs SQL on the journal's file, as an operator with the `sqlite3` program does; `None` without the program.
+/// Runs SQL on the journal's file with the program `sqlite3`; `None` without the program.
 fn sql(up_data: &std::path::Path, statement: &str) -> Option<()> {
     let script =
         "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], 30); db.execute(sys.argv[2]); db.commit()";
@@ -170,7 +170,7 @@ async fn a_journal_that_fails_is_told_and_a_new_start_goes_on() -> Result<()> {
         mayfly_e2e::skipped(mayfly_e2e::test_name!(), "no python3 with sqlite3");
         return Ok(());
     }
-    // A start that waits first has no records yet: it is the end of the wait that cannot be written.
+    // An execution that begins with a wait has no records yet, so the end of the wait is the failing write.
     let execution = start(&up, &machine, json!({})).await?;
     let admin = up.admin();
     let told = until("the server says that it is not healthy", async || {

@@ -1,4 +1,4 @@
-//! A disk that is full, a connection that breaks, a log that is damaged: what a journal in a file does then.
+//! A full disk, a broken connection, a damaged log: the behaviour of a journal in a file.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn a_full_disk_refuses_starts_and_loses_nothing() {
     let path = folder.path().join("journal.db");
     let journal = SqliteJournal::open(&path).expect("opens");
     write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
-    // Another writer holds the file, as lasting as a disk that is full.
+    // Another writer locks the file, with the same effect as a full disk.
     let other = rusqlite::Connection::open(&path).expect("opens");
     other.execute_batch("BEGIN IMMEDIATE").expect("held");
     let (sender, receiver) = mpsc::channel();
@@ -16,7 +16,7 @@ fn a_full_disk_refuses_starts_and_loses_nothing() {
     let record = JournalChange::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 0, body } };
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     journal.write(Batch { changes: vec![record], done }).expect("queued");
-    // The first tries wait for SQLite's own time; then starts are refused.
+    // The first attempts wait for SQLite's own timeout; then starts are refused.
     let refused = std::iter::repeat_with(|| {
         std::thread::sleep(std::time::Duration::from_millis(50));
         journal.write(Batch {
@@ -62,7 +62,7 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
     write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
-    // The start alone: it is refused, and the journal finds out by itself that there is room again.
+    // A start alone: it is refused, and the journal detects by itself that there is space again.
     journal.inject([DiskFull]);
     let refused = write(&journal, vec![JournalChange::Start(Box::new(row(2, "two")))]);
     assert!(refused.is_err(), "whoever asked is told at once");
@@ -74,7 +74,7 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
         assert!(healthy.take(2_000).any(|healthy| healthy), "{:?}", journal.health());
     };
     until_healthy();
-    // Batches of open executions wait, a map run's child too.
+    // Batches of open executions wait, including the start of a map run's child.
     journal.inject([DiskFull; 3]);
     let record = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
     let mut child = row(3, "three");
@@ -159,7 +159,7 @@ fn damage_within_the_log_is_refused() {
     for id in 1..=5 {
         write(&journal, vec![JournalChange::Start(Box::new(row(id, &id.to_string())))]).expect("written");
     }
-    // As a kill leaves it, the log not folded in.
+    // The files as after a kill: the log is not checkpointed.
     let killed = || {
         let copy = tempfile::tempdir().expect("a folder");
         for name in ["journal.db", "journal.db-wal", "journal.db-mark"] {
@@ -179,7 +179,7 @@ fn damage_within_the_log_is_refused() {
     let Err(error) = SqliteJournal::open(&damaged.path().join("journal.db")) else { panic!("opened") };
     assert!(error.to_string().contains("journal.db is damaged (its write-ahead log had"), "{error}");
     assert!(before == std::fs::read(&log).expect("the log"), "left as it is");
-    // A file that cannot be read may be whole: the message does not ask to move it away.
+    // A file that cannot be read may be undamaged: the message does not say to move it away.
     let unreadable = killed();
     let mark = unreadable.path().join("journal.db-mark");
     std::fs::remove_file(&mark).expect("removed");

@@ -1,4 +1,4 @@
-//! From a rule's JSON to its compiled form.
+//! Compiles choice rules from JSON.
 
 use super::{Accepts, ChoiceTest, ComparisonType, Is, Operand, Operator, Test, Wildcard, timestamp};
 use crate::error::Problem;
@@ -8,7 +8,7 @@ use crate::value::{Map, Value};
 /// The maximum nesting of And, Or and Not.
 const NESTING_MAX: usize = 100;
 
-/// Fields of a rule that are no part of its test.
+/// Fields of a rule that are not part of its test.
 const OTHER_FIELDS: [&str; 5] = ["Next", "Comment", "Assign", "Output", "Variable"];
 
 const COMPARISONS: [(&str, Accepts); 5] = [
@@ -137,7 +137,7 @@ fn test(name: &str, argument: &Value, problems: &mut Vec<Problem>) -> Option<Ope
         };
     }
     let Some((kind, accepts, is_path)) = comparison(name) else {
-        problems.push(Problem::here(format!("'{name}' is no comparison operator")));
+        problems.push(Problem::here(format!("'{name}' is not a comparison operator")));
         return None;
     };
     let with = if is_path {
@@ -148,7 +148,7 @@ fn test(name: &str, argument: &Value, problems: &mut Vec<Problem>) -> Option<Ope
     Some(Operator::Compare { kind, accepts, with })
 }
 
-/// Takes `NumericLessThanEqualsPath` apart.
+/// Splits an operator name such as `NumericLessThanEqualsPath`.
 fn comparison(name: &str) -> Option<(ComparisonType, Accepts, bool)> {
     let (kind_name, kind) = KINDS.iter().find(|(prefix, _)| name.starts_with(prefix))?;
     let rest = &name[kind_name.len()..];

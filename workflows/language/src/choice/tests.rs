@@ -18,7 +18,7 @@ fn check(rule: &str, input: &str) -> Result<bool, String> {
     rule.matches(&scope).map_err(|error| error.to_string())
 }
 
-/// The operator with its argument, `$.v` being the first value and `$.w` the second.
+/// The operator with its argument; `$.v` is the first value and `$.w` the second.
 fn test(operator: &str, argument: &str, value: &str, other: &str) -> Result<bool, String> {
     check(
         &format!(r#"{{"Variable":"$.v","{operator}":{argument}}}"#),

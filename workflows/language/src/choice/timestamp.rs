@@ -1,10 +1,10 @@
-//! Timestamps as AWS takes them: Java's `ISO_OFFSET_DATE_TIME`, such as `2016-03-14T01:59:00Z`.
+//! Parses timestamps as AWS does: Java's `ISO_OFFSET_DATE_TIME`, such as `2016-03-14T01:59:00Z`.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
-/// The instant, or nothing when the text is not of the form `YYYY-MM-DDThh:mm[:ss[.fraction]](Z|±hh:mm[:ss])`.
+/// The instant; `None` if the text does not have the form `YYYY-MM-DDThh:mm[:ss[.fraction]](Z|±hh:mm[:ss])`.
 pub fn parse(text: &str) -> Option<Timestamp> {
     let (date, time) = text.split_at_checked(10)?;
     let mut parts = date.split('-');
@@ -17,7 +17,7 @@ pub fn parse(text: &str) -> Option<Timestamp> {
     let zone_at = time.find(['Z', 'z', '+', '-'])?;
     let (clock, zone) = time.split_at(zone_at);
     let (clock, nanos) = match clock.split_once('.') {
-        // A fraction belongs to seconds.
+        // Only seconds can have a fraction.
         Some((clock, fraction)) if clock.len() == 8 => (clock, fraction_nanos(fraction)?),
         Some(_) => return None,
         None => (clock, 0),
@@ -65,7 +65,7 @@ fn offset(text: &str) -> Option<Offset> {
         return None;
     }
     let total = hours * 3600 + minutes * 60 + seconds;
-    // Java knows no offset beyond 18 hours.
+    // Java allows offsets of at most 18 hours.
     (total <= 18 * 3600)
         .then(|| Offset::from_seconds(if sign == "-" { -total } else { total }).ok())
         .flatten()

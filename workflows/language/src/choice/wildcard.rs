@@ -26,7 +26,7 @@ impl Wildcard {
         Self { parts: parts.into() }
     }
 
-    /// Whether the whole text matches. Takes the first place for each part, which is enough and never goes back.
+    /// Whether the whole text matches. Takes the first match of each part, which suffices without backtracking.
     pub(super) fn matches(&self, text: &str) -> bool {
         let [first, middle @ .., last] = &*self.parts else {
             return self.parts.first().is_some_and(|only| only == text);

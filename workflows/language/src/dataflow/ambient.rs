@@ -1,66 +1,66 @@
-//! Time and randomness of one evaluation, passed in: the same numbers give the same values on every replay. Evaluations
-//! that the wall clock ended are passed in too: on a replay the same ones end, and no others.
+//! The clock and randomness of an evaluation, passed in, so that every replay has the same values. Evaluations that
+//! exceeded their time limit are passed in, too: on a replay, exactly these fail again.
 
 use std::cell::{Cell, RefCell};
 
 use serde::{Deserialize, Serialize};
 
-/// An evaluation that the wall clock ended.
+/// An evaluation that was stopped by its time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which, counted from zero.
+    /// The number of the evaluation, counted from zero.
     #[serde(rename = "n")]
     pub evaluation: u32,
-    /// The error's text.
+    /// The error's message.
     #[serde(rename = "e")]
     pub error: String,
 }
 
-/// The clock and the source of randomness an evaluation has.
+/// The clock and the source of randomness of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Ambient {
     now_ms: i64,
     state: Cell<u64>,
-    /// Evaluations begun that the clock might end.
+    /// The number of evaluations begun so far that have a time limit.
     begun: Cell<u32>,
     verdicts: RefCell<Vec<Verdict>>,
     again: bool,
 }
 
 impl Ambient {
-    /// `now_ms` is milliseconds since 1970 in UTC; `seed` decides every random value.
+    /// `now_ms` is milliseconds since 1970 in UTC; `seed` determines every random value.
     pub fn new(now_ms: i64, seed: u64) -> Self {
         let verdicts = RefCell::new(Vec::new());
         Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, again: false }
     }
 
-    /// The same for what was evaluated before: the clock ends what it ended then, and nothing else.
+    /// For a replay: exactly the evaluations of the given verdicts fail at their time limit.
     pub fn again(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
         Self { verdicts: RefCell::new(verdicts), again: true, ..Self::new(now_ms, seed) }
     }
 
-    /// Which evaluations the clock ended.
+    /// The evaluations that were stopped by their time limit.
     pub fn into_verdicts(self) -> Vec<Verdict> {
         self.verdicts.into_inner()
     }
 
-    /// The number of the next evaluation that the clock might end.
+    /// Returns the number of the next evaluation with a time limit.
     pub(crate) fn next_evaluation(&self) -> u32 {
         self.begun.replace(self.begun.get() + 1)
     }
 
-    /// The recorded result of an earlier evaluation of the same expression.
+    /// Whether this is a replay, with the verdicts of an earlier run.
     pub(crate) fn is_again(&self) -> bool {
         self.again
     }
 
-    /// The error with which the clock ended an evaluation the first time.
+    /// The error of an evaluation that the recorded run stopped.
     pub(crate) fn verdict(&self, evaluation: u32) -> Option<String> {
         let verdicts = self.verdicts.borrow();
         verdicts.iter().find(|verdict| verdict.evaluation == evaluation).map(|verdict| verdict.error.clone())
     }
 
-    /// The clock ended an evaluation.
+    /// Records that an evaluation was stopped by its time limit.
     pub(crate) fn note(&self, evaluation: u32, error: &str) {
         self.verdicts.borrow_mut().push(Verdict { evaluation, error: error.to_owned() });
     }
@@ -79,7 +79,7 @@ impl Ambient {
         mixed ^ (mixed >> 31)
     }
 
-    /// A random double from 0 up to, and without, 1.
+    /// A random double in the range from 0 (inclusive) to 1 (exclusive).
     pub fn next_double(&self) -> f64 {
         double_of(self.next_u64())
     }

@@ -1,7 +1,7 @@
-//! One function per stage, so that a caller can keep the intermediate data (TestState shows it).
+//! One function per stage, so that a caller can keep the intermediate data, which TestState returns.
 //!
 //! JSONPath: `InputPath` → `Parameters` → the state → `ResultSelector` → `ResultPath` → `OutputPath`. JSONata:
-//! `Arguments` → the state → `Output`. `Assign` and `Output` both read the variables as they were before the state.
+//! `Arguments` → the state → `Output`. `Assign` and `Output` both read the variables' values from before the state.
 
 use super::EvaluationScope;
 use crate::definition::{PathField, ResultPath};
@@ -10,7 +10,7 @@ use crate::path::Root;
 use crate::template::{Template, within_depth};
 use crate::value::{Map, Value};
 
-/// `InputPath`: the part of the input the state works on. `scope.input` is the raw input.
+/// `InputPath`: the part of the input that the state processes. `scope.input` is the raw input.
 pub fn effective_input(field: &PathField, scope: &EvaluationScope<'_>) -> Result<Value, StateError> {
     select(field, scope)
 }
@@ -35,7 +35,7 @@ fn select(field: &PathField, scope: &EvaluationScope<'_>) -> Result<Value, State
     }
 }
 
-/// `Parameters` or `Arguments`: the template's value; without one, what comes in. `field` is the field's name.
+/// `Parameters` or `Arguments`: the template's value; without one, the input. `field` is the field's name.
 pub fn parameters(
     template: Option<&Template>,
     scope: &EvaluationScope<'_>,
@@ -44,7 +44,7 @@ pub fn parameters(
     template.map_or_else(|| Ok(scope.input.clone()), |template| template.evaluate(scope, field))
 }
 
-/// `ResultSelector`: the template over the result, `$` being the result; without one, the result.
+/// `ResultSelector`: the template's value, where `$` is the result; without one, the result.
 pub fn select_result(
     template: Option<&Template>,
     scope: &EvaluationScope<'_>,
@@ -56,7 +56,7 @@ pub fn select_result(
     )
 }
 
-/// `ResultPath`: where the result goes in the state's raw input.
+/// `ResultPath`: inserts the result into the state's raw input.
 pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Result<Value, StateError> {
     match field {
         ResultPath::Whole => Ok(result),
@@ -65,8 +65,8 @@ pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Res
     }
 }
 
-/// JSONata's `Output`: the template's value; without one, `default`, which is the result or the input. `field` is
-/// where it stands: `Output`, `Choices[0]/Output`, `Catch[0]/Output`.
+/// JSONata's `Output`: the template's value; without one, `default`, which is the result or the input. `field` is its
+/// path: `Output`, `Choices[0]/Output`, `Catch[0]/Output`.
 pub fn output(
     template: Option<&Template>,
     scope: &EvaluationScope<'_>,
@@ -81,12 +81,12 @@ pub const ASSIGN_BYTES_MAX: usize = 256 * 1024;
 /// The maximum number of JSON bytes of all variables of an execution, as AWS documents it.
 pub const VARIABLES_BYTES_MAX: usize = 10 * 1024 * 1024;
 
-/// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see
-/// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`. `field` is where it stands, as
-/// for [`output`].
+/// `Assign`: the variables that it sets, in its order, without assigning them: see
+/// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`. `field` is its path, as for
+/// [`output`].
 ///
 /// # Errors
-/// What the template fails with; `States.DataLimitExceeded` beyond [`ASSIGN_BYTES_MAX`] or [`VARIABLES_BYTES_MAX`].
+/// The template's errors; `States.DataLimitExceeded` beyond [`ASSIGN_BYTES_MAX`] or [`VARIABLES_BYTES_MAX`].
 pub fn assign(
     template: Option<&Template>,
     scope: &EvaluationScope<'_>,

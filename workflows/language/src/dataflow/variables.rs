@@ -1,11 +1,11 @@
-//! A workflow's variables: a chain of scopes, the inner ones reading the outer.
+//! A workflow's variables: a chain of scopes, in which inner scopes can read the outer ones.
 
 use std::sync::Arc;
 
 use crate::value::{Map, Value};
 
-/// The variables visible at one place. Assigning makes a new set; the old one stays as it was, so that `Assign` and
-/// `Output` see the same snapshot.
+/// The variables visible at one point. Assignment creates a new set and does not change the old one, so that `Assign`
+/// and `Output` read the same snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
     own: Arc<Map>,
@@ -13,23 +13,24 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// The variables of a machine that begins.
+    /// The variables at the start of a machine.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One scope with the given variables, as TestState is given them.
+    /// A single scope with the given variables, for TestState.
     pub fn of(own: Map) -> Self {
         Self { own: Arc::new(own), outer: None }
     }
 
-    /// A scope inside this one: a branch or an iteration. It reads what is outside and assigns its own.
+    /// A scope inside this one, for a branch or an iteration. It can read the outer scopes, and assigns only its own
+    /// variables.
     #[must_use]
     pub fn inner(&self) -> Self {
         Self { own: Arc::default(), outer: Some(Arc::new(self.clone())) }
     }
 
-    /// A variable's value, of the innermost scope that has it.
+    /// A variable's value, from the innermost scope that has it.
     pub fn get(&self, name: &str) -> Option<&Value> {
         let mut scope = self;
         loop {
@@ -40,7 +41,7 @@ impl Variables {
         }
     }
 
-    /// These variables with those of `assigned` set in the innermost scope.
+    /// A copy with the variables of `assigned` set in the innermost scope.
     #[must_use]
     pub fn assign(&self, assigned: &Map) -> Self {
         if assigned.is_empty() {
@@ -53,17 +54,17 @@ impl Variables {
         Self { own: Arc::new(own), outer: self.outer.clone() }
     }
 
-    /// The innermost scope's own.
+    /// The variables of the innermost scope.
     pub fn own(&self) -> &Map {
         &self.own
     }
 
-    /// The scope around this one.
+    /// The enclosing scope.
     pub fn outer(&self) -> Option<&Variables> {
         self.outer.as_deref()
     }
 
-    /// Everything that can be read here, outer scopes first.
+    /// All visible variables, outer scopes first.
     pub fn visible(&self) -> Map {
         let mut all = self.outer.as_ref().map_or_else(Map::new, |outer| outer.visible());
         for (name, value) in self.own.iter() {
@@ -72,13 +73,13 @@ impl Variables {
         all
     }
 
-    /// The number of JSON bytes of the values of all scopes.
+    /// The number of JSON bytes of all values in all scopes.
     pub fn text_len(&self) -> usize {
         let outer = self.outer.as_ref().map_or(0, |outer| outer.text_len());
         self.own.values().fold(outer, |size, value| size.saturating_add(value.text_len()))
     }
 
-    /// True when nothing can be read here.
+    /// True if no variable is visible.
     pub fn is_empty(&self) -> bool {
         self.own.is_empty() && self.outer.as_ref().is_none_or(|outer| outer.is_empty())
     }

@@ -1,11 +1,10 @@
-//! The service integrations of AWS Step Functions, by name. Mayfly accepts all of them and implements some; AWS refuses
+//! The service integrations of AWS Step Functions, by name. Mayfly accepts all of them and implements some; AWS rejects
 //! those that are not listed.
 
 use super::IntegrationPattern;
 
-/// `service:action` of the optimised integrations, and whether `.sync`, `.sync:2`
-/// and `.waitForTaskToken` exist for it. Source: the developer guide's table of
-/// optimised integrations, and `job:run`, which is Mayfly's.
+/// `service:action` of the optimised integrations, and whether they support `.sync`, `.sync:2` and `.waitForTaskToken`.
+/// Source: the developer guide's table of optimised integrations; `job:run` is Mayfly's own.
 #[rustfmt::skip]
 const OPTIMIZED: &[(&str, &[&str], [bool; 3])] = &[
     // service, actions, [sync, sync:2, waitForTaskToken]
@@ -43,7 +42,7 @@ const OPTIMIZED: &[(&str, &[&str], [bool; 3])] = &[
     ("states", &["startExecution"], [true, true, true]),
 ];
 
-/// Whether an optimised integration can be called this way.
+/// Whether an optimised integration supports this pattern.
 pub(super) fn optimized(
     service: &str,
     action: &str,
@@ -62,9 +61,8 @@ pub(super) fn optimized(
     })
 }
 
-/// Whether this is how an AWS SDK integration is spelled: a service AWS has, by the
-/// SDK for Java's package name, and an action in camel case. Which actions a
-/// service has is not checked.
+/// Whether this is the form of an AWS SDK integration: a service of AWS, by the SDK for Java's package name, and an
+/// action in camel case. The actions of a service are not checked.
 pub(super) fn aws_sdk(service: &str, action: &str) -> bool {
     let mut letters = action.chars();
     SDK_SERVICES.contains(&service)
@@ -72,7 +70,7 @@ pub(super) fn aws_sdk(service: &str, action: &str) -> bool {
         && letters.all(|letter| letter.is_ascii_alphanumeric())
 }
 
-/// The services AWS SDK integrations exist for, sorted.
+/// The services with AWS SDK integrations, sorted.
 #[rustfmt::skip]
 const SDK_SERVICES: &[&str] = &[
     "accessanalyzer", "account", "acm", "acmpca", "amp", "amplify", "amplifybackend", "amplifyuibuilder",

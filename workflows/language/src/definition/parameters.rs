@@ -1,4 +1,4 @@
-//! The parameters of the integrations that Mayfly implements itself.
+//! The parameters of the integrations that Mayfly implements.
 
 use super::Resource;
 use crate::value::Value;
@@ -6,15 +6,15 @@ use crate::value::Value;
 /// The parameters of one integration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ParametersShape {
-    /// Those that it cannot do without.
+    /// Required parameters.
     pub required: &'static [&'static str],
-    /// Those that are text.
+    /// Parameters of type string.
     texts: &'static [&'static str],
-    /// Those that are any JSON.
+    /// Parameters of any JSON type.
     values: &'static [&'static str],
 }
 
-/// The request of Lambda's Invoke without what only a client sends.
+/// The request of Lambda's Invoke, without parameters that only a client sends.
 static INVOKE: ParametersShape = ParametersShape {
     required: &["FunctionName"],
     texts: &["ClientContext", "FunctionName", "InvocationType", "LogType", "Qualifier"],
@@ -29,7 +29,7 @@ static START_EXECUTION: ParametersShape = ParametersShape {
 };
 
 impl Resource {
-    /// The parameters of this integration, where they are known.
+    /// The parameters of this integration, if they are known.
     pub fn parameters(&self) -> Option<&'static ParametersShape> {
         match self {
             Resource::LambdaInvoke(_) => Some(&INVOKE),
@@ -40,12 +40,12 @@ impl Resource {
 }
 
 impl ParametersShape {
-    /// Whether a parameter has this name.
+    /// Whether there is a parameter of this name.
     pub fn has(&self, name: &str) -> bool {
         self.texts.contains(&name) || self.values.contains(&name)
     }
 
-    /// Why a task cannot be started with these arguments; nothing when it can.
+    /// The reasons why a task cannot be started with these arguments; empty if it can.
     pub fn problems(&self, arguments: &Value) -> Vec<String> {
         let Some(given) = arguments.as_object() else {
             return vec!["The value must be an OBJECT".to_owned()];
@@ -63,7 +63,7 @@ impl ParametersShape {
     }
 }
 
-/// AWS's sentence about a parameter that an integration does not take, with its quotes.
+/// AWS's message about an unsupported parameter of an integration, with its quotes.
 pub fn unsupported(field: &str) -> String {
     format!("The field \"{field}\" is not supported by Step Functions")
 }

@@ -1,5 +1,5 @@
-//! Which variables each state mentions, for `variableReferences` of
-//! DescribeStateMachine and DescribeStateMachineForExecution.
+//! The variables that each state references, for `variableReferences` of DescribeStateMachine and
+//! DescribeStateMachineForExecution.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,9 +12,8 @@ use crate::jsonata::Expression;
 use crate::path::Path;
 use crate::template::Template;
 
-/// The variables each state mentions, by the state's name; states that mention none
-/// are left out, both levels are sorted, as AWS answers it (and leaves the field
-/// out when nothing is mentioned at all).
+/// The variables that each state references, by the state's name. States without references are omitted, and both
+/// levels are sorted, as in AWS's response (which omits the field if it is empty).
 pub fn variable_references(machine: &StateMachine) -> Vec<(Arc<str>, Vec<Arc<str>>)> {
     let mut all = BTreeMap::new();
     for state in machine.states() {

@@ -5,26 +5,25 @@ use std::sync::Arc;
 
 use super::integrations;
 
-/// The service that performs a Task's work.
+/// The resource that performs a Task's work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
-    /// A function's own ARN: called with the state's effective input, its answer is the result.
+    /// A function's own ARN: it is called with the state's effective input, and its response is the result.
     Function(FunctionArn),
-    /// `arn:aws:states:::lambda:invoke`: the arguments name the function and its payload.
+    /// `arn:aws:states:::lambda:invoke`: the arguments contain the function's name and its payload.
     LambdaInvoke(IntegrationPattern),
-    /// `arn:aws:states:<region>:<account>:activity:<name>`: a worker asks for it.
+    /// `arn:aws:states:<region>:<account>:activity:<name>`: a worker polls for the task.
     Activity(Arc<str>),
-    /// `arn:aws:states:::states:startExecution`. `parsed_output`: `.sync:2`, whose
-    /// `Output` is JSON and not text.
+    /// `arn:aws:states:::states:startExecution`. `parsed_output`: `.sync:2`, whose `Output` is JSON instead of text.
     StartExecution { pattern: IntegrationPattern, parsed_output: bool },
     /// `arn:aws:states:::http:invoke`.
     HttpInvoke,
-    /// `arn:aws:states:::job:run`, Mayfly's own: a Job in the cluster.
+    /// `arn:aws:states:::job:run`, Mayfly's own: runs a Job in the cluster.
     JobRun(IntegrationPattern),
-    /// `arn:aws:states:::mayfly:invoke`, Mayfly's own: an HTTP request to a function, which may wait until the
-    /// function takes it. Asynchronous invocations consist of it.
+    /// `arn:aws:states:::mayfly:invoke`, Mayfly's own: an HTTP request to a function, which may wait until the function
+    /// accepts it. Asynchronous invocations use it.
     FunctionRequest,
-    /// Any other integration AWS has. `service` is as written, `aws-sdk:` left out.
+    /// Any other AWS integration. `service` is as written, without `aws-sdk:`.
     Integration {
         service: Arc<str>,
         action: Arc<str>,
@@ -32,22 +31,21 @@ pub enum Resource {
         pattern: IntegrationPattern,
         version: Option<u8>,
     },
-    /// An ARN of a service the States Language's text names but AWS itself never
-    /// integrated (`arn:aws:swf:…:task:…`), or a placeholder such as `${Function}`
-    /// that a deployment fills in. Fails when it is reached.
+    /// An ARN of a service that the States Language's text mentions but AWS never integrated (`arn:aws:swf:…:task:…`),
+    /// or a placeholder such as `${Function}` that a deployment replaces. The task fails when it is reached.
     Foreign(Arc<str>),
 }
 
-/// The kind of AWS's integration of a service: it decides the spelling of arguments, results and errors.
+/// AWS's kind of integration of a service, which determines the spelling of arguments, results and errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IntegrationKind {
-    /// By hand, for a few operations (`sqs:sendMessage`).
+    /// Written for a few operations of a service (`sqs:sendMessage`).
     Optimised,
-    /// By the SDK for Java, for all of them (`aws-sdk:sqs:sendMessage`).
+    /// Generated from the SDK for Java, for all operations (`aws-sdk:sqs:sendMessage`).
     AwsSdk,
 }
 
-/// The end of a Task: the answer to the call, the end of the work that the call started, or a report with the task's
+/// What ends a Task: the response to the call, the end of the work that the call started, or a report with the task's
 /// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IntegrationPattern {
@@ -57,7 +55,7 @@ pub enum IntegrationPattern {
 }
 
 impl fmt::Display for IntegrationPattern {
-    /// The ending it has in a `Resource`, without the dot; nothing for the plain call.
+    /// The suffix of the pattern in a `Resource`, without the dot; `None` for the plain call.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             IntegrationPattern::RequestResponse => "",
@@ -77,14 +75,14 @@ pub struct FunctionArn {
     pub qualifier: Option<Arc<str>>,
 }
 
-/// Why a `Resource` is refused.
+/// Why a `Resource` is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResourceError {
     NotRecognized,
 }
 
 impl Resource {
-    /// Reads a `Resource` as it is written in a definition.
+    /// Parses the `Resource` of a definition.
     ///
     /// ```
     /// use mayfly_workflows_language::definition::{IntegrationPattern, Resource};
@@ -114,7 +112,7 @@ impl Resource {
         }
     }
 
-    /// The pattern of the task. Functions and activities are request and response.
+    /// The pattern of the task. Functions and activities use request-response.
     pub fn pattern(&self) -> IntegrationPattern {
         match self {
             Resource::LambdaInvoke(pattern)
@@ -129,9 +127,8 @@ impl Resource {
         }
     }
 
-    /// `resourceType` and `resource` of the history's task events
-    /// (`"lambda"`, `"invoke.waitForTaskToken"`); none for functions and activities,
-    /// whose events are of another kind.
+    /// `resourceType` and `resource` of the history's task events (`"lambda"`, `"invoke.waitForTaskToken"`); `None` for
+    /// functions and activities, which have other events.
     pub fn event_names(&self) -> Option<(String, String)> {
         let named = |service: &str, action: &str, pattern: IntegrationPattern, ending: &str| {
             let dot = if pattern == IntegrationPattern::RequestResponse { "" } else { "." };
@@ -157,9 +154,9 @@ impl Resource {
         }
     }
 
-    /// Whether Mayfly does this work itself, its own API (`aws-sdk:sfn`) and what folders do as buckets included;
-    /// the others are accepted, and fail when they are reached unless their service has been pointed at another
-    /// endpoint.
+    /// Whether Mayfly implements the resource, including its own API (`aws-sdk:sfn`) and the operations of buckets that
+    /// are folders. Other resources are accepted, but fail when they are reached, unless their service is configured
+    /// with another endpoint.
     pub fn is_supported(&self) -> bool {
         match self {
             Resource::Integration { service, kind: IntegrationKind::AwsSdk, action, .. } => {
@@ -176,14 +173,14 @@ impl Resource {
     }
 }
 
-/// `${Name}`: deployment tools put the value in before they create the machine.
+/// `${Name}`: deployment tools replace it before they create the machine.
 fn is_placeholder(text: &str) -> bool {
     text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| {
         !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.:-".contains(c))
     })
 }
 
-/// The operations of S3 that buckets have which are folders.
+/// The operations of S3 that are implemented for buckets that are folders.
 const OF_FOLDERS: [&str; 12] = [
     "copyObject",
     "createBucket",
@@ -220,7 +217,7 @@ impl FunctionArn {
     }
 }
 
-/// The part after `arn:aws:states:::`.
+/// Parses the part after `arn:aws:states:::`.
 fn integration(rest: &str) -> Result<Resource, ResourceError> {
     use IntegrationKind::{AwsSdk, Optimised};
     let (rest, kind) = match rest.strip_prefix("aws-sdk:") {

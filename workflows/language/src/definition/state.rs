@@ -1,4 +1,4 @@
-//! States, compiled.
+//! Compiled states.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ pub struct State {
     pub name: Arc<str>,
     pub comment: Option<Arc<str>>,
     pub flow: super::FlowId,
-    /// The language in force here: the state's own, else the machine's.
+    /// The state's own query language, or else the machine's.
     pub query_language: QueryLanguage,
     pub data: DataFlow,
-    /// `Assign`: an object template, evaluated from the same snapshot as the output.
-    /// A Choice state's own `Assign` is for when no rule matched.
+    /// `Assign`: an object template, evaluated on the same snapshot as the output. A Choice state's own `Assign`
+    /// applies if no rule matched.
     pub assign: Option<Template>,
-    /// Task, Parallel and Map only.
+    /// Only in Task, Parallel and Map states.
     pub retry: Vec<Retrier>,
-    /// Task, Parallel and Map only.
+    /// Only in Task, Parallel and Map states.
     pub catch: Vec<Catcher>,
-    /// The next state. Succeed and Fail end; a Choice decides itself.
+    /// The next state. Succeed and Fail end the flow; a Choice state has rules instead.
     pub next: Transition,
     pub kind: StateKind,
 }
@@ -39,16 +39,16 @@ pub struct State {
 pub enum Transition {
     End,
     Next(StateId),
-    /// Only in a state compiled alone, as TestState does: the target is not there.
+    /// A target that does not exist, in a state that was compiled alone for TestState.
     Outside(Arc<str>),
 }
 
-/// The stages a state's input and result go through.
+/// The stages that process a state's input and result.
 #[derive(Debug, Clone)]
 pub enum DataFlow {
     JsonPath {
         input_path: PathField,
-        /// `Parameters`; of a Map state it is the `item_selector` instead.
+        /// `Parameters`; a Map state has `item_selector` instead.
         parameters: Option<Template>,
         result_selector: Option<Template>,
         result_path: ResultPath,
@@ -61,7 +61,7 @@ pub enum DataFlow {
 }
 
 impl DataFlow {
-    /// Without `Parameters` or `Arguments`: they have another meaning.
+    /// Removes `Parameters` or `Arguments`, for states in which they have another meaning.
     pub(crate) fn without_parameters(mut self) -> DataFlow {
         match &mut self {
             DataFlow::JsonPath { parameters, .. } => *parameters = None,
@@ -84,9 +84,9 @@ pub enum PathField {
 /// `ResultPath`.
 #[derive(Debug, Clone)]
 pub enum ResultPath {
-    /// Absent or `"$"`: the result takes the input's place.
+    /// Absent or `"$"`: the result replaces the input.
     Whole,
-    /// `null`: the result is dropped, the input stays.
+    /// `null`: the result is discarded, the input is kept.
     Discard,
     Path(ReferencePath),
 }
@@ -123,18 +123,18 @@ impl StateKind {
 #[derive(Debug, Clone)]
 pub struct TaskState {
     pub resource: Resource,
-    /// `Resource` as it is written.
+    /// `Resource` as written.
     pub arn: Arc<str>,
-    /// Seconds; `States.Timeout` when they are over.
+    /// Seconds until the task fails with `States.Timeout`.
     pub timeout: Option<Quantity<u64>>,
-    /// Seconds between heartbeats; `States.Timeout` too, which retriers and catchers may call
-    /// `States.HeartbeatTimeout`.
+    /// Maximum seconds between heartbeats, after which the task fails with `States.Timeout`; retriers and catchers may
+    /// also match it as `States.HeartbeatTimeout`.
     pub heartbeat: Option<Quantity<u64>>,
     /// `{"RoleArn": …}`.
     pub credentials: Option<Template>,
 }
 
-/// A number that is written down, or found in the data when the state runs.
+/// A literal number, or one that is read from the data at run time.
 #[derive(Debug, Clone)]
 pub enum Quantity<T> {
     Value(T),
@@ -145,14 +145,14 @@ pub enum Quantity<T> {
 
 #[derive(Debug, Clone)]
 pub struct PassState {
-    /// JSONPath only; JSONata states have `Output`.
+    /// Only in JSONPath; JSONata states have `Output`.
     pub result: Option<Value>,
 }
 
 #[derive(Debug, Clone)]
 pub struct ChoiceState {
     pub rules: Vec<ChoiceRule>,
-    /// `None`: the state fails when no rule matches.
+    /// `None`: the state fails if no rule matches.
     pub default: Option<Transition>,
 }
 
@@ -161,7 +161,7 @@ pub struct ChoiceRule {
     pub condition: Condition,
     pub next: Transition,
     pub assign: Option<Template>,
-    /// JSONata only.
+    /// Only in JSONata.
     pub output: Option<Template>,
     pub comment: Option<Arc<str>>,
 }
@@ -182,7 +182,7 @@ pub enum WaitState {
 
 #[derive(Debug, Clone)]
 pub enum TimestampField {
-    /// The instant and the text that names it.
+    /// The instant, and its text in the definition.
     Value(Timestamp, Arc<str>),
     Path(Path),
     Expression(Expression),
@@ -194,7 +194,7 @@ pub struct FailState {
     pub cause: Option<Text>,
 }
 
-/// A string that is written down, or found when the state runs.
+/// A literal string, or one that is evaluated at run time.
 #[derive(Debug, Clone)]
 pub enum Text {
     Literal(Arc<str>),
@@ -213,34 +213,34 @@ pub struct MapState {
     pub processor: FlowId,
     pub mode: MapMode,
     pub items: Items,
-    /// Distributed only.
+    /// Only in distributed mode.
     pub item_reader: Option<ItemReader>,
     /// `ItemSelector`, or `Parameters` in older definitions.
     pub item_selector: Option<Template>,
-    /// Distributed only.
+    /// Only in distributed mode.
     pub item_batcher: Option<Batcher>,
-    /// Distributed only.
+    /// Only in distributed mode.
     pub result_writer: Option<ResultWriter>,
-    /// 0 is no limit.
+    /// 0 means no limit.
     pub max_concurrency: Quantity<u64>,
-    /// Distributed only.
+    /// Only in distributed mode.
     pub tolerated_failure_count: Option<Quantity<u64>>,
-    /// 0 to 100. Distributed only.
+    /// 0 to 100. Only in distributed mode.
     pub tolerated_failure_percentage: Option<Quantity<f64>>,
-    /// The map run's name begins with it. Distributed only.
+    /// The prefix of the map run's name. Only in distributed mode.
     pub label: Option<Arc<str>>,
-    /// Written with `Iterator`, as it was before `ItemProcessor`.
+    /// Whether the definition has the older field `Iterator` instead of `ItemProcessor`.
     pub legacy: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapMode {
     Inline,
-    /// Each item, or batch of items, is an execution of its own.
+    /// Each item, or batch of items, is a child execution.
     Distributed(StateMachineType),
 }
 
-/// The source of a Map's items without a reader.
+/// The source of a Map's items if it has no `ItemReader`.
 #[derive(Debug, Clone)]
 pub enum Items {
     /// The input itself.
@@ -274,7 +274,7 @@ pub struct ItemReader {
     pub max_items: Option<Quantity<u64>>,
 }
 
-/// `ItemBatcher`: several items to one child execution.
+/// `ItemBatcher`: several items per child execution.
 #[derive(Debug, Clone)]
 pub struct Batcher {
     pub batch_input: Option<Template>,
@@ -282,7 +282,7 @@ pub struct Batcher {
     pub max_input_bytes_per_batch: Option<Quantity<u64>>,
 }
 
-/// `ResultWriter`: results to a bucket instead of into the output.
+/// `ResultWriter`: writes results to a bucket instead of the output.
 #[derive(Debug, Clone)]
 pub struct ResultWriter {
     pub resource: Option<Arc<str>>,
@@ -298,11 +298,11 @@ pub struct ResultWriter {
 #[derive(Debug, Clone)]
 pub struct Retrier {
     pub error_equals: Vec<Arc<str>>,
-    /// 1 when not given.
+    /// Default: 1.
     pub interval_seconds: u64,
-    /// 3 when not given; 0 is never.
+    /// Default: 3; 0 means no retry.
     pub max_attempts: u64,
-    /// 2.0 when not given.
+    /// Default: 2.0.
     pub backoff_rate: f64,
     pub max_delay_seconds: Option<u64>,
     pub jitter: Jitter,
@@ -320,10 +320,10 @@ pub enum Jitter {
 pub struct Catcher {
     pub error_equals: Vec<Arc<str>>,
     pub next: Transition,
-    /// JSONPath only.
+    /// Only in JSONPath.
     pub result_path: ResultPath,
     pub assign: Option<Template>,
-    /// JSONata only.
+    /// Only in JSONata.
     pub output: Option<Template>,
     pub comment: Option<Arc<str>>,
 }

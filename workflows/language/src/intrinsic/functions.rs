@@ -36,7 +36,7 @@ pub(crate) enum IntrinsicFunction {
     Uuid,
 }
 
-/// Name, function, least and most arguments.
+/// Name, function, minimum and maximum number of arguments.
 const FUNCTIONS: [(&str, IntrinsicFunction, usize, usize); 18] = [
     ("States.Format", IntrinsicFunction::Format, 1, usize::MAX),
     ("States.StringToJson", IntrinsicFunction::StringToJson, 1, 1),
@@ -65,7 +65,7 @@ impl IntrinsicFunction {
         FUNCTIONS.iter().find(|(known, ..)| *known == name).map(|(_, function, ..)| *function)
     }
 
-    /// Least and most arguments.
+    /// Minimum and maximum number of arguments.
     pub(super) fn arity(self) -> (usize, usize) {
         FUNCTIONS
             .iter()
@@ -73,7 +73,7 @@ impl IntrinsicFunction {
             .map_or((0, 0), |(.., least, most)| (*least, *most))
     }
 
-    /// Whether a literal may stand at a place; what comes from a path is looked at when the call runs.
+    /// Whether a literal is valid at a position. Values from paths are checked at run time.
     pub(super) fn takes(self, at: usize, literal: &Value) -> bool {
         match (self, at) {
             (Self::MathAdd | Self::MathRandom | Self::ArrayRange, _)
@@ -89,7 +89,7 @@ impl IntrinsicFunction {
         }
     }
 
-    /// The value for arguments of the right number.
+    /// Evaluates the function. The number of arguments has been checked.
     pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
         let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
         match self {
@@ -139,7 +139,7 @@ fn short_text(value: &Value) -> Result<&str, IntrinsicError> {
     Ok(text)
 }
 
-/// A number rounded as Java's `Math.round` does: halves go up.
+/// A number rounded as Java's `Math.round` does: halves are rounded up.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "as in Java, what does not fit becomes the nearest bound"
@@ -152,7 +152,7 @@ fn rounded(value: &Value, position: usize) -> Result<i64, IntrinsicError> {
     }
 }
 
-/// A blank text is JSON's null, as Jackson reads it.
+/// A blank text is parsed as null, like in Jackson.
 fn string_to_json(value: &Value) -> IntrinsicResult {
     let source = text(value, 1)?;
     if source.trim().is_empty() {
@@ -208,7 +208,7 @@ fn unique(list: &Value) -> IntrinsicResult {
     Ok(Value::from(kept))
 }
 
-/// Java's `equals`: a whole number and one with a fraction are never the same, `1` is not `1.0`.
+/// Java's `equals`: an integer never equals a number with a fraction, so `1` is not `1.0`.
 fn same(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Number(left), Value::Number(right)) => {
@@ -288,7 +288,7 @@ fn add(first: &Value, second: &Value) -> IntrinsicResult {
         .ok_or_else(|| IntrinsicError::new("The sum exceeds the range of integers"))
 }
 
-/// Any of the delimiter's characters splits; empty parts are left out.
+/// Splits at each of the delimiter's characters, and omits empty parts.
 fn split(value: &Value, delimiters: &Value) -> IntrinsicResult {
     let (value, delimiters) = (text(value, 1)?, text(delimiters, 2)?);
     Ok(value

@@ -4,7 +4,7 @@ use md5::Md5;
 use sha1::Sha1;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-/// The digest in lower-case hex; `None` for an algorithm AWS does not know.
+/// The digest in lower-case hex; `None` for an algorithm that AWS does not support.
 pub(crate) fn hex_digest(algorithm: &str, data: &[u8]) -> Option<String> {
     Some(match algorithm {
         "MD5" => hex::encode(Md5::digest(data)),

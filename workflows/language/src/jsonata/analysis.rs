@@ -1,4 +1,4 @@
-//! The references of an expression: variables, parts of `$states`, functions; and the check of AWS's restrictions.
+//! Finds the references of an expression (variables, members of `$states`, functions), and checks AWS's restrictions.
 
 use std::collections::BTreeSet;
 
@@ -7,22 +7,22 @@ use jsonata_core::ast::{AstNode, BinaryOp, PathStep, Stage};
 /// The references of an expression.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// Free variables other than `$states`, each once, in alphabetical order.
+    /// Free variables other than `$states`.
     pub(crate) variables: BTreeSet<String>,
     pub(crate) states: StatesUse,
-    /// The members of `$states` that are named.
+    /// The referenced members of `$states`.
     pub(crate) members: BTreeSet<String>,
-    /// Names of functions called or mentioned that the expression does not define.
+    /// Names of functions that the expression calls or references but does not define.
     pub(crate) functions: BTreeSet<String>,
-    /// Names of functions called, built in or user-defined.
+    /// Names of functions called, built-in or user-defined.
     pub(crate) called: BTreeSet<String>,
-    /// The comparison operators in it, for the wording of errors.
+    /// The comparison operators of the expression, for error messages.
     pub(crate) comparisons: BTreeSet<&'static str>,
-    /// Something AWS refuses.
+    /// A violation of AWS's restrictions.
     pub(crate) problem: Option<String>,
 }
 
-/// The members of `$states` that are read; what is not read is not converted.
+/// The members of `$states` that are read; only these are converted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StatesUse {
     pub(crate) input: bool,
@@ -40,13 +40,13 @@ impl StatesUse {
 }
 
 impl Uses {
-    /// The one function it calls, if it calls no other.
+    /// The called function, if the expression calls exactly one.
     pub(super) fn only_function(&self) -> Option<&str> {
         let mut called = self.called.iter();
         called.next().map(String::as_str).filter(|_| called.next().is_none())
     }
 
-    /// The one operator it compares with, if there is no other.
+    /// The comparison operator, if the expression has exactly one.
     pub(super) fn only_comparison(&self) -> Option<&'static str> {
         let mut operators = self.comparisons.iter();
         operators.next().copied().filter(|_| operators.next().is_none())
@@ -59,7 +59,7 @@ impl Uses {
     }
 }
 
-/// An operator that compares by order, as it is written.
+/// The source text of an ordering operator.
 pub(super) fn comparison(op: BinaryOp) -> Option<&'static str> {
     match op {
         BinaryOp::LessThan => Some("<"),
@@ -73,7 +73,7 @@ pub(super) fn comparison(op: BinaryOp) -> Option<&'static str> {
 /// The maximum number of nodes of a cheap expression.
 const LIGHT_NODES_MAX: usize = 200;
 
-/// Functions that take time in proportion to their operands.
+/// Functions whose time is linear in their operands.
 const LIGHT_FUNCTIONS: [&str; 39] = [
     "abs",
     "append",
@@ -116,8 +116,8 @@ const LIGHT_FUNCTIONS: [&str; 39] = [
     "uuid",
 ];
 
-/// Whether an expression is cheap: no functions of its own, no loops but those of paths, no variables of its own,
-/// no regular expressions, and only functions that are linear.
+/// Whether an expression is cheap: no function definitions, no loops except those of paths, no variable bindings, no
+/// regular expressions, and only linear functions.
 pub(super) fn is_light(ast: &AstNode) -> bool {
     let mut nodes = 0;
     light(ast, &mut nodes)
@@ -155,11 +155,11 @@ fn light(node: &AstNode, nodes: &mut usize) -> bool {
     all
 }
 
-/// A pass over the tree that knows which names are bound where it is.
+/// Traverses the tree, tracking the bound names.
 struct Walk {
     uses: Uses,
     bound: Vec<String>,
-    /// The number of surrounding steps and predicates: inside them `$` is the current item, outside it is undefined.
+    /// The number of enclosing steps and predicates: inside them `$` is the current item, outside it is undefined.
     inside: usize,
 }
 
@@ -253,7 +253,7 @@ impl Walk {
     fn binary(&mut self, op: BinaryOp, lhs: &AstNode, rhs: &AstNode) {
         self.uses.comparisons.extend(comparison(op));
         match (op, lhs) {
-            // A function may call itself by the name it is being given.
+            // A function may call itself by the name that is being bound.
             (BinaryOp::ColonEqual, AstNode::Variable(name)) => {
                 let is_function = matches!(rhs, AstNode::Lambda { .. });
                 if is_function {
@@ -271,7 +271,7 @@ impl Walk {
         }
     }
 
-    /// `$states.input.x` reads one member; anything else that begins with `$states` reads all.
+    /// `$states.input.x` reads one member; any other use of `$states` reads all of them.
     fn path(&mut self, steps: &[PathStep]) {
         let outer = self.bound.len();
         for (at, step) in steps.iter().enumerate() {
@@ -298,7 +298,7 @@ impl Walk {
         self.bound.truncate(outer);
     }
 
-    /// There is no document that an expression as a whole is about. AWS's sentence, as it is known for names
+    /// Reports a top-level name: an expression as a whole has no context document. AWS's message, known for names
     /// (floci-io/floci#2670).
     fn illegal(&mut self, name: &str) {
         let problem = || format!("Reference to '{name}' at the top level is not supported.");
@@ -347,7 +347,7 @@ impl Walk {
     }
 }
 
-/// Shows each child of a node.
+/// Calls `see` with each child of a node.
 pub(super) fn children<'a>(node: &'a AstNode, see: &mut dyn FnMut(&'a AstNode)) {
     match node {
         AstNode::Path { steps } => {

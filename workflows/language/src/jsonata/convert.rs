@@ -1,4 +1,4 @@
-//! Between our values and those of `jsonata-core`, which are neither shared between threads nor exact.
+//! Converts between [`Value`] and the values of `jsonata-core`, which are neither thread-safe nor exact.
 
 use indexmap::IndexMap;
 use jsonata_core::value::JValue;
@@ -6,10 +6,10 @@ use jsonata_core::value::JValue;
 use super::limits::{RESULT_BYTES_MAX, RESULT_DEPTH_MAX};
 use crate::value::{Map, Number, Value};
 
-/// The error of [`from_jsonata`] for a function or a regular expression, which is no value.
+/// The error of [`from_jsonata`] for a function or a regular expression, which is not a JSON value.
 pub(super) const UNSUPPORTED: &str = "unsupported result type";
 
-/// Ours to theirs. Numbers become doubles, as in JavaScript.
+/// Converts to a value of `jsonata-core`. Numbers become doubles, as in JavaScript.
 pub(super) fn to_jsonata(value: &Value) -> JValue {
     match value {
         Value::Null => JValue::Null,
@@ -27,10 +27,10 @@ pub(super) fn to_jsonata(value: &Value) -> JValue {
     }
 }
 
-/// Theirs to ours: `None` for undefined; functions and regular expressions are what JSON cannot say.
+/// Converts from a value of `jsonata-core`; `None` for undefined.
 ///
 /// # Errors
-/// A result that is too large or too deep, a number that is no JSON number.
+/// The result is too large or too deep, or contains a function, a regular expression, or a number that JSON lacks.
 pub(super) fn from_jsonata(value: &JValue) -> Result<Option<Value>, String> {
     if matches!(value, JValue::Lambda(_) | JValue::Builtin { .. } | JValue::Regex { .. }) {
         return Err(UNSUPPORTED.to_owned());
@@ -59,7 +59,7 @@ fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Va
         JValue::Array(items) => {
             let mut list = Vec::with_capacity(items.len());
             for item in items {
-                // JSON.stringify writes null for what it cannot say in an array…
+                // Like JSON.stringify: an undefined element of an array becomes null…
                 list.push(convert(item, depth, budget)?.unwrap_or(Value::Null));
             }
             Value::from(list)
@@ -67,7 +67,7 @@ fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Va
         JValue::Object(members) => {
             let mut map = Map::with_capacity(members.len());
             for (key, value) in members.iter() {
-                // …and leaves it out of an object.
+                // …and an undefined member of an object is omitted.
                 if let Some(value) = convert(value, depth, budget)? {
                     map.insert(key.as_str(), value);
                 }

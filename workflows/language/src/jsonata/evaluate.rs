@@ -1,4 +1,4 @@
-//! One evaluation: directly for a plain expression, on the caller's thread for a cheap one, else on the pool.
+//! Runs one evaluation: directly for a plain expression, on the caller's thread for a cheap one, otherwise on the pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::{JsonataProgram, analysis, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, EvaluationScope};
 use crate::value::Value;
 
-/// The value, nothing when it is undefined, or the error's text.
+/// The value, `None` if it is undefined, or the error's message.
 pub(super) type EvalResult = Result<Option<Value>, String>;
 
-/// Evaluates.
+/// Evaluates a program in a scope.
 pub(super) fn run(program: &Arc<JsonataProgram>, scope: &EvaluationScope<'_>) -> EvalResult {
     if let Some(value) = program.fast.as_ref().and_then(|fast| fast.evaluate(scope)) {
         return Ok(value);
@@ -27,7 +27,7 @@ pub(super) fn run(program: &Arc<JsonataProgram>, scope: &EvaluationScope<'_>) ->
     if scope.ambient.is_again() {
         return match scope.ambient.verdict(evaluation) {
             Some(error) => Err(error),
-            // It came to its end, so it does again, however busy this machine is now.
+            // The recorded run finished, so a replay must finish, too, whatever the load of this machine.
             None => bounded(program, data, None),
         };
     }
@@ -40,7 +40,7 @@ pub(super) fn run(program: &Arc<JsonataProgram>, scope: &EvaluationScope<'_>) ->
     outcome
 }
 
-/// Evaluates where it belongs, for so many milliseconds at most.
+/// Evaluates on the caller's thread or on the pool, for at most `millis_max` milliseconds.
 fn bounded(program: &Arc<JsonataProgram>, data: Data, millis_max: Option<u64>) -> EvalResult {
     if program.is_light {
         let light_max = millis_max.map(|_| LIGHT_MILLIS);
@@ -73,10 +73,10 @@ fn bounds(millis_max: Option<u64>) -> EvaluatorOptions {
 const BROKEN: &str = "The evaluation failed.";
 /// The prefix of the error of an evaluation that exceeded its own time limit.
 const TIMED_OUT: &str = "D1012";
-/// And of one that was given up on.
+/// The prefix of the error of an abandoned evaluation.
 const LATE: &str = "The evaluation took longer than";
 
-/// The inputs of an evaluation, taken out of its scope so that they can be sent to another thread.
+/// The inputs of an evaluation, copied from its scope so that they can be sent to another thread.
 pub(super) struct Data {
     pub(super) variables: Vec<(String, Value)>,
     pub(super) states: Option<Vec<(&'static str, Value)>>,
@@ -106,12 +106,12 @@ impl Data {
             }
             states
         });
-        // A seed of its own, so that the same scope gives each expression other random values.
+        // A separate seed, so that each expression of a scope gets other random values.
         let ambient = Ambient::new(scope.ambient.now_ms(), scope.ambient.next_u64());
         Self { variables, states, ambient }
     }
 
-    /// `root` is what `$` and names at the top stand for: nothing, in a workflow.
+    /// `root` is the value of `$` and of top-level names: undefined in a workflow.
     pub(super) fn evaluate(
         &self,
         program: &JsonataProgram,
@@ -148,9 +148,9 @@ impl Data {
     }
 }
 
-/// The reference implementation's message about the first comparison of a number with a text, which names both; the
-/// crate's names neither. Only comparisons of the expression itself are examined, not those inside of functions and
-/// filters.
+/// The reference implementation's message for the first comparison of a number with a string, which contains both
+/// values; that of the crate contains neither. Only comparisons of the expression itself are examined, not those inside
+/// functions and filters.
 fn compared(node: &AstNode, evaluator: &mut Evaluator, root: &JValue) -> Option<String> {
     match node {
         AstNode::Block(nodes) => compared(nodes.last().filter(|_| nodes.len() == 1)?, evaluator, root),

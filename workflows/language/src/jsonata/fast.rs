@@ -1,4 +1,4 @@
-//! Plain paths, literals, comparisons and arithmetic, evaluated on Mayfly's own values without a conversion.
+//! Evaluates plain paths, literals, comparisons and arithmetic directly on [`Value`], without conversion.
 //!
 //! Only unambiguous cases are evaluated: members of objects, scalars of the expected types. All others (an array on the
 //! path, a missing operand, an error) are left to `jsonata-core`.
@@ -13,7 +13,7 @@ use crate::value::{Map, Number, Value};
 
 /// The maximum nesting of such an expression; deeper ones are not plain.
 const DEPTH_MAX: usize = 32;
-/// Longer results of `&` are left to the counted evaluation.
+/// Longer results of `&` are left to the evaluation with limits.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
 /// A plain expression.
@@ -41,7 +41,7 @@ impl Fast {
         compile(ast, DEPTH_MAX)
     }
 
-    /// The value: `None` when it is not for us to say, `Some(None)` when it is undefined.
+    /// The value: `None` if this case is left to `jsonata-core`, `Some(None)` if it is undefined.
     pub(super) fn evaluate(&self, scope: &EvaluationScope<'_>) -> Option<Option<Value>> {
         match self {
             Self::Constant(value) => Some(Some(value.clone())),
@@ -167,7 +167,7 @@ fn path(root: &PathRoot, names: &[Arc<str>], scope: &EvaluationScope<'_>) -> Opt
             context = scope.context.get();
             Some(&context)
         }
-        // A name that is no variable may be a function's.
+        // A name that is not a variable may be a function.
         PathRoot::Variable(name) => Some(scope.variables.get(name)?),
     };
     let Some(mut value) = start else { return Some(None) };
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use crate::dataflow::{Ambient, Context, Variables};
 
-    /// Plain expressions and some that look plain.
+    /// Plain expressions, and some that look similar.
     fn expressions() -> impl Strategy<Value = String> {
         let leaf = prop::sample::select(vec![
             "1",

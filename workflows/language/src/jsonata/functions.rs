@@ -1,5 +1,5 @@
-//! The functions that the host adds to an evaluation: AWS's own, those with values from outside (time, randomness),
-//! those that must be bounded, and the two guards that [`guard`](mod@super::guard) inserts.
+//! The functions that the host adds to an evaluation: AWS's own, those with external values (time, randomness), those
+//! that must be bounded, and the two guards that [`guard`](mod@super::guard) inserts.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,7 +34,7 @@ fn fail(message: impl Into<String>) -> EvaluatorError {
     EvaluatorError::EvaluationError(message.into())
 }
 
-/// Gives the evaluator the functions named; the others would only cost time.
+/// Registers the named functions; registering all would only take time.
 pub(super) fn register<'n>(
     evaluator: &mut Evaluator,
     names: impl Iterator<Item = &'n str>,
@@ -43,7 +43,7 @@ pub(super) fn register<'n>(
     let budget = Budget(Rc::new(Cell::new(PRODUCED_BYTES_MAX)));
     let ambient = Rc::new(ambient.clone());
     for name in names {
-        // Registering fails only for names the crate compiles itself, and none of these is one.
+        // Registration fails only for names that the crate compiles itself, which these are not.
         let _ = match name {
             guard::OPERAND => evaluator.register_fn(name, operand),
             guard::RESULT => {
@@ -100,13 +100,13 @@ pub(super) fn register<'n>(
     }
 }
 
-/// The result of `$now` without a picture; with one it is rewritten to `$fromMillis`.
+/// The result of `$now` without a picture string; a call with one is rewritten to `$fromMillis`.
 fn now(now_ms: i64) -> JValue {
     let instant = jiff::Timestamp::from_millisecond(now_ms).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     JValue::string(instant.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string())
 }
 
-/// Passes on a value that comes to a bounded amount of text, shared parts counted each time they stand in it.
+/// Passes on a value whose text form is within the limit, counting shared parts each time they occur.
 fn operand(arguments: &[JValue]) -> HostFnResult {
     let value = arguments.first().unwrap_or(&JValue::Undefined);
     let mut rest = OPERAND_BYTES_MAX;
@@ -117,7 +117,7 @@ fn operand(arguments: &[JValue]) -> HostFnResult {
     }
 }
 
-/// Subtracts the value's size; false when it does not fit.
+/// Subtracts the value's size from `rest`; false if `rest` is too small.
 fn measure(value: &JValue, rest: &mut usize) -> bool {
     let size = match value {
         JValue::String(text) => text.len() + 2,
@@ -137,7 +137,7 @@ fn measure(value: &JValue, rest: &mut usize) -> bool {
     }
 }
 
-/// PoolStats what a function has produced: its own text or list, not what is in it.
+/// Charges the result of a function to the budget: its own text or list, without the items.
 fn result(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let value = arguments.first().unwrap_or(&JValue::Undefined);
     budget.take(match value {
@@ -149,7 +149,7 @@ fn result(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     Ok(value.clone())
 }
 
-/// `$join` with its output counted before it is made.
+/// `$join`, with the size of its result checked in advance.
 fn join(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let mismatch = |at: usize| {
         fail(format!("T0410: Argument {at} of function \"join\" does not match function signature"))
@@ -183,7 +183,8 @@ fn not_strings() -> EvaluatorError {
     fail("T0412: Argument 1 of function \"join\" must be an array of \"strings\"")
 }
 
-/// Looks at a `$replace` before it runs, text, pattern and replacement: what could come of it must fit.
+/// Checks the text, the pattern and the replacement of a `$replace` call in advance: the largest possible result must
+/// fit.
 fn replaced_text(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let (Some(value), Some(replacement)) = (arguments.first(), arguments.get(2)) else {
         return Err(fail("T0410: Argument 1 of function \"replace\" does not match function signature"));
@@ -191,7 +192,7 @@ fn replaced_text(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let JValue::String(text) = value else { return Ok(value.clone()) };
     let replacement = match replacement {
         JValue::String(replacement) => replacement.len(),
-        // A function that is not written in its place: its texts cannot be counted.
+        // A function value: its results cannot be counted.
         other if other.is_function() => OPERAND_BYTES_MAX,
         _ => 0,
     };
@@ -205,7 +206,8 @@ fn replaced_text(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     Ok(value.clone())
 }
 
-/// `$pad` with its output counted before it is made. The context comes first: it stands in for a missing text.
+/// `$pad`, with the size of its result checked in advance. The first argument is the context, which replaces a missing
+/// text.
 fn pad(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let (context, given) = arguments.split_first().ok_or_else(|| fail("T0410: $pad has no arguments"))?;
     let (text, rest) = match given.split_first() {
@@ -219,7 +221,7 @@ fn pad(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     };
     let width = match rest.first() {
         Some(JValue::Number(width)) => width.trunc(),
-        // As in JavaScript, where the length to fill is no number then.
+        // As in JavaScript, where the width is NaN in this case.
         Some(JValue::Undefined) => return Ok(JValue::string(&**text)),
         _ => return Err(fail("T0410: Argument 2 of function \"pad\" does not match function signature")),
     };
@@ -251,7 +253,7 @@ fn whole(number: f64) -> usize {
     number as usize
 }
 
-/// Passes on a date-time picture without absurd widths (`[Y,1000000]`), which would be filled up.
+/// Passes on a date-time picture string without excessive widths (`[Y,1000000]`), which would be padded.
 fn picture(arguments: &[JValue]) -> HostFnResult {
     let value = arguments.first().unwrap_or(&JValue::Undefined);
     if let JValue::String(text) = value {
@@ -289,7 +291,7 @@ fn partition(arguments: &[JValue]) -> HostFnResult {
     Ok(JValue::array(items.chunks(size).map(|chunk| JValue::array(chunk.to_vec())).collect()))
 }
 
-/// `$range(first, last, step)`: from `first` as far as `last`.
+/// `$range(first, last, step)`: the numbers from `first` to `last`.
 fn range(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let number = |at: usize| match arguments.get(at) {
         Some(JValue::Number(number)) if number.is_finite() => Ok(*number),
@@ -335,7 +337,7 @@ fn hash(arguments: &[JValue]) -> HostFnResult {
         .ok_or_else(|| fail(format!("Unsupported hash algorithm: {algorithm}")))
 }
 
-/// `$parse(text)`: the value of a JSON text.
+/// `$parse(text)`: parses JSON text.
 fn parse(arguments: &[JValue]) -> HostFnResult {
     match arguments.first() {
         None | Some(JValue::Undefined) => Ok(JValue::Undefined),
@@ -346,7 +348,7 @@ fn parse(arguments: &[JValue]) -> HostFnResult {
     }
 }
 
-/// `$random(seed?)`: from 0 up to, and without, 1; a seed gives the same number each time, the one it gives in Java.
+/// `$random(seed?)`: from 0 (inclusive) to 1 (exclusive); a seed always gives the same number as in Java.
 fn random(arguments: &[JValue], ambient: &Ambient) -> HostFnResult {
     match arguments.first() {
         None | Some(JValue::Undefined) => Ok(JValue::Number(ambient.next_double())),
@@ -359,7 +361,7 @@ fn random(arguments: &[JValue], ambient: &Ambient) -> HostFnResult {
     }
 }
 
-/// `$shuffle(list)` by Fisher and Yates, with the evaluation's own randomness.
+/// `$shuffle(list)` (Fisher-Yates), with the evaluation's randomness.
 fn shuffle(arguments: &[JValue], ambient: &Ambient) -> HostFnResult {
     let mut items = match arguments.first() {
         None | Some(JValue::Undefined) => return Ok(JValue::Undefined),

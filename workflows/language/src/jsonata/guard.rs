@@ -1,9 +1,9 @@
-//! Rewrites an expression so that values of unbounded growth are measured.
+//! Rewrites an expression so that values that can grow without bound are measured.
 //!
-//! Text grows by `&` and by functions; a value that contains itself twice, repeatedly, is small until it is printed. So
-//! the operands of `&`, `$string` and similar functions are measured before ([`OPERAND`]), and the results of functions
-//! after ([`RESULT`]). Functions whose output cannot be estimated from their operands are replaced ([`JOIN`], [`PAD`]).
-//! The names contain a space, so that no expression can use them.
+//! Text grows by `&` and by functions; a value that repeatedly contains itself twice is small until it is printed. So
+//! the operands of `&`, `$string` and similar functions are measured in advance ([`OPERAND`]), and the results of
+//! functions afterwards ([`RESULT`]). Functions whose output size cannot be estimated from their operands are replaced
+//! ([`JOIN`], [`PAD`]). The names contain a space, so that no expression can use them.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(super) const PICTURE: &str = "guarded picture";
 /// The variable that holds the evaluation's time in milliseconds.
 pub(super) const NOW: &str = "now in millis";
 
-/// Functions whose result is a number, a boolean or a part of an operand; they are left as they are.
+/// Functions whose result is a number, a boolean or a part of an operand; they are not rewritten.
 const HARMLESS: [&str; 28] = [
     "abs",
     "assert",
@@ -51,10 +51,10 @@ const HARMLESS: [&str; 28] = [
     "uuid",
 ];
 
-/// Functions that print their operands, or part of them again and again.
+/// Functions that print their operands, possibly repeating parts.
 const PRINTING: [&str; 4] = ["string", "parse", "encodeUrl", "encodeUrlComponent"];
 
-/// Builtins that grow, with the number of arguments a higher-order function hands them.
+/// Built-in functions with growing results, and the number of arguments that a higher-order function passes to them.
 const BY_VALUE: [(&str, usize); 13] = [
     ("append", 2),
     ("join", 2),
@@ -87,9 +87,9 @@ pub(super) fn rewrite(ast: AstNode) -> (AstNode, Guards) {
 
 struct Rewriting {
     guards: Guards,
-    /// The number of surrounding steps, predicates and functions, each of which may run many times.
+    /// The number of enclosing steps, predicates and functions, each of which may run many times.
     loops: usize,
-    /// Names the expression binds; they are no builtins in it.
+    /// Names the expression binds; these names are not built-in functions.
     bound: BTreeSet<String>,
 }
 
@@ -120,7 +120,7 @@ impl Rewriting {
         Box::new(self.node(node))
     }
 
-    /// A node whose value is kept: inside a loop, a path's new list counts.
+    /// A node whose value is retained: inside a loop, a path's new list is charged.
     fn value(&mut self, node: AstNode) -> AstNode {
         let is_path = matches!(&node, AstNode::Path { steps } if steps.len() > 1);
         let node = self.node(node);
@@ -189,7 +189,7 @@ impl Rewriting {
     fn step(&mut self, at: usize, step: PathStep) -> PathStep {
         let mut node =
             if at == 0 { self.node(step.node) } else { self.looped(|inner| inner.node(step.node)) };
-        // `[]` wants the call's list as it is; passed through another call a single item would lose it.
+        // `[]` requires the list of the call itself; wrapped in another call, a single item would lose the list.
         if let (AstNode::Function { name, args, .. }, false) = (&mut node, step.stages.is_empty())
             && name == RESULT
             && let Some(call) = args.pop()
@@ -245,7 +245,8 @@ impl Rewriting {
 }
 
 impl Rewriting {
-    /// A builtin named without a call: where it grows, a function that calls the guarded one.
+    /// A built-in function referenced without a call: if its result grows, it is replaced by a function that calls the
+    /// guarded one.
     fn variable(&mut self, name: String) -> AstNode {
         let arity = BY_VALUE.iter().find(|(known, _)| *known == name).map(|(_, arity)| *arity);
         let Some(arity) = arity.filter(|_| !self.bound.contains(&name)) else {
@@ -298,10 +299,10 @@ impl Rewriting {
         AstNode::Function { name: "fromMillis".to_owned(), args, is_builtin: true }
     }
 
-    /// `$replace`: text and replacement are bound first, so that their sizes can be looked at together.
+    /// `$replace`: text and replacement are bound first, so that their sizes can be checked together.
     fn replace(&mut self, args: Vec<AstNode>) -> AstNode {
         let mut args = self.nodes(args);
-        // With two arguments the context is the text.
+        // With two arguments, the context is the text.
         let first = match args.len() {
             0 | 1 => return AstNode::Function { name: "replace".to_owned(), args, is_builtin: true },
             2 => 0,
@@ -343,12 +344,12 @@ impl Rewriting {
     }
 }
 
-/// True for a call of a builtin whose arguments are all there.
+/// True for a call of a built-in function with all arguments.
 fn is_call(node: &AstNode) -> bool {
     matches!(node, AstNode::Function { args, is_builtin: true, .. } if !args.contains(&AstNode::Placeholder))
 }
 
-/// Every name the expression binds somewhere: none of them is taken for a builtin.
+/// All names that the expression binds: none of them is treated as a built-in function.
 fn bound_names(ast: &AstNode) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     collect_bound(ast, &mut names);

@@ -1,11 +1,11 @@
 //! Threads for evaluations that may take long.
 //!
 //! `jsonata-core` checks the time between the nodes of an expression, so one step on large data can exceed any limit.
-//! Such evaluations run here: their caller waits for a thread, then for the limit and a grace period, then gives up. An
-//! abandoned thread ends with its step; meanwhile another one replaces it, up to a bound. The wait for a thread has no
-//! limit: the load of the process must not decide the outcome of a workflow.
+//! Such evaluations run here: the caller waits for a thread, then for the limit and a grace period, then abandons the
+//! thread. An abandoned thread ends after its step; meanwhile another one replaces it, up to a bound. The wait for a
+//! thread has no limit: the load of the process must not decide the outcome of a workflow.
 //!
-//! The pool belongs to the process, like its memory, since threads are what it bounds.
+//! There is one pool per process, because threads are a resource of the process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -18,12 +18,12 @@ type Work = Box<dyn FnOnce() + Send>;
 
 static POOL: LazyLock<Pool> = LazyLock::new(Pool::start);
 
-/// The interval at which waiting callers check whether there are threads.
+/// The interval at which waiting callers check that the pool has threads.
 const THREADS_CHECK: Duration = Duration::from_secs(1);
 
 struct Pool {
     work: SyncSender<Work>,
-    /// Shared by the threads: a free one takes the next.
+    /// Shared by the threads: the next free one takes an item.
     queue: Arc<Mutex<Receiver<Work>>>,
     counts: Arc<PoolStats>,
 }
@@ -35,16 +35,16 @@ struct PoolStats {
     lost: AtomicUsize,
 }
 
-/// Why there is no answer.
+/// Why an evaluation has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EvalError {
-    /// It took too long.
+    /// The evaluation exceeded its limit.
     TimedOut,
     /// The evaluation panicked.
     Panicked,
 }
 
-/// The answer of a thread.
+/// A message from a thread to the caller.
 enum WorkerReply<T> {
     Begun,
     Ended(T),
@@ -68,7 +68,7 @@ impl Pool {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok(work) = next else { break };
                 work();
-                // One that was given up on has been replaced: there must not be more and more.
+                // An abandoned thread has been replaced, so it ends here to keep the number of threads constant.
                 if take_one(&counts.lost) {
                     break;
                 }
@@ -76,12 +76,12 @@ impl Pool {
             counts.threads.fetch_sub(1, Ordering::AcqRel);
         });
         if spawned.is_err() {
-            // Waiting callers try again.
+            // Waiting callers start a new thread.
             self.counts.threads.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Runs `evaluate` on a thread and waits for its answer, from its beginning at most as long as `limit`.
+    /// Runs `evaluate` on a thread and waits for its result, for at most `limit` from its start.
     fn run<T: Send + 'static>(
         &self,
         limit: Option<Duration>,
@@ -89,7 +89,7 @@ impl Pool {
     ) -> Result<T, EvalError> {
         let (tells, told) = sync_channel(2);
         let work = Box::new(move || {
-            // The caller waits for this, and may have given up by the end.
+            // The caller waits for this message, and may have given up by the end.
             let _ = tells.send(WorkerReply::Begun);
             if let Ok(value) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(evaluate)) {
                 let _ = tells.send(WorkerReply::Ended(value));
@@ -127,12 +127,12 @@ impl Pool {
     }
 }
 
-/// PoolStats down, unless at zero.
+/// Decrements the counter, unless it is zero.
 fn take_one(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok()
 }
 
-/// Runs `evaluate` on a thread of the pool and waits for its answer, from its beginning at most as long as `limit`.
+/// Runs `evaluate` on a thread of the pool and waits for its result, for at most `limit` from its start.
 pub(super) fn run<T: Send + 'static>(
     limit: Option<Duration>,
     evaluate: impl FnOnce() -> T + Send + 'static,
@@ -158,7 +158,7 @@ mod tests {
             let late = move || drop(holds.lock());
             assert_eq!(pool.run(Some(held), late), Err(EvalError::TimedOut));
         }
-        // Others have taken the place of those that are lost.
+        // New threads replaced the abandoned ones.
         assert_eq!(pool.run(Some(LONG), || 8), Ok(8));
         drop(guard);
         let begun = std::time::Instant::now();
@@ -194,7 +194,7 @@ mod tests {
         (0..THREADS).for_each(|_| begun.recv_timeout(LONG).expect("they begin"));
         let limit = Duration::from_secs(1);
         let waits = run(Some(limit), Box::new(|| 2));
-        // No thread is free to take it: the next look at the queue finds it, and puts it back.
+        // No thread is free to take it: this test takes it from the queue, and puts it back.
         let queued = pool.queue.lock().expect("whole").recv_timeout(LONG).expect("it stands in line");
         pool.work.send(queued).expect("there is room");
         assert_eq!(

@@ -1,6 +1,6 @@
-//! The official JSONata test suite, through the same compilation, guards and functions as a workflow's expressions.
+//! Runs the official JSONata test suite through the same compilation, guards and functions as a workflow's expressions.
 //!
-//! The suite is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` beside the
+//! The suite is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` next to the
 //! repository. Without it the test is skipped with a message.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use super::{JsonataProgram, convert};
 use crate::dataflow::Ambient;
 use crate::value::Value;
 
-/// The number of cases that `jsonata-core` itself passes; our guards and functions must not lose one.
+/// The number of cases that `jsonata-core` itself passes; Mayfly's guards and functions must not break any.
 const PASSES_AT_LEAST: usize = 1668;
 
 fn folder() -> PathBuf {
@@ -52,7 +52,7 @@ fn cases(folder: &Path) -> Vec<(String, PathBuf, Value)> {
     cases
 }
 
-/// The difference, if there is one.
+/// The difference between actual and expected result, if any.
 fn check(folder: &Path, file: &Path, case: &Value) -> Result<(), String> {
     let source = match case.get("expr").and_then(Value::as_str) {
         Some(source) => source.to_owned(),
@@ -66,7 +66,7 @@ fn check(folder: &Path, file: &Path, case: &Value) -> Result<(), String> {
         None => case.get("data").map_or(JValue::Undefined, convert::to_jsonata),
     };
     let outcome = JsonataProgram::compile(&source).and_then(|mut program| {
-        // AWS takes it away; here it stays, so that its cases count.
+        // AWS forbids it; it stays allowed here, so that its cases run.
         program.uses.functions.remove("eval");
         let bindings = case.get("bindings").and_then(Value::as_object);
         let variables = bindings
@@ -90,7 +90,7 @@ fn check(folder: &Path, file: &Path, case: &Value) -> Result<(), String> {
         (Ok(value), None) => match (value, case.get("result")) {
             (None, None) => Ok(()),
             (Some(value), Some(expected)) if value == *expected => Ok(()),
-            // The suite's results are JSON: what is nowhere defined is null in it, or left out.
+            // The suite's results are JSON: an undefined result is either null or omitted.
             (None, Some(Value::Null)) => Ok(()),
             (value, expected) => Err(format!("wanted {expected:?}, gave {value:?}")),
         },

@@ -79,7 +79,7 @@ fn functions_that_aws_adds_and_what_comes_from_outside() {
         (r#"$parse('{"a":[1,2]}').a[1]"#, "2"),
         ("$random(42)", "0.7275636800328681"),
         ("$random(42) = $random(42)", "true"),
-        // A slice by a range of positions.
+        // A slice by a range of indexes.
         ("[10, 20, 30, 40][[1..2]]", "[20,30]"),
         ("[10, 20, 30, 40][[-2..-1]]", "[30,40]"),
         ("[10, 20, 30, 40][[2..9]]", "[30,40]"),
@@ -140,7 +140,7 @@ fn failures_are_worded_as_aws_words_them() {
         assert!(failure.ends_with(&wanted), "{failure}");
     }
     assert!(run("()").expect_err("()").ends_with("returned nothing (undefined)."));
-    // Remembered from AWS's console; the wording is unbacked.
+    // Recalled from AWS's console; the wording is not verified.
     for source in ["function($x) { $x }", "$sum", "/x/"] {
         assert!(run(source).expect_err(source).ends_with("returned an unsupported result type."), "{source}");
     }
@@ -157,7 +157,7 @@ fn delimiters() {
     assert!(matches!(delimited("{% $x"), Delimited::Broken(_)));
 }
 
-/// Each would take all memory or all time, and is stopped in time with an error.
+/// Each would exhaust memory or run without end; each must fail in time.
 #[test]
 fn runaway_expressions_are_stopped() {
     let sources = [
@@ -203,7 +203,7 @@ fn runaway_expressions_are_stopped() {
     eprintln!("runaway expressions: {} KiB at the most", peak_kib());
 }
 
-/// The process's greatest resident size so far, in KiB.
+/// The process's peak resident set size, in KiB.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Errors in the messages of the reference implementation, which AWS passes on: `T2002: The right side of the "+"
-//! operator must evaluate to a number`. `jsonata-core` has the same codes and often other messages.
+//! Maps errors to the messages of the reference implementation, which AWS passes on: `T2002: The right side of the "+"
+//! operator must evaluate to a number`. `jsonata-core` has the same codes, but often other messages.
 
 use super::analysis::Uses;
 
-/// An error of an evaluation, in the reference's words as far as they can be known.
+/// The message of an evaluation error, in the reference's words if they are known.
 pub(super) fn of_evaluation(message: &str, uses: &Uses) -> String {
     let message = of_compilation(message);
     let Some((code, text)) = message.split_once(": ") else { return message };
@@ -38,7 +38,7 @@ pub(super) fn of_evaluation(message: &str, uses: &Uses) -> String {
     reworded.map_or(message.clone(), |text| format!("{code}: {text}"))
 }
 
-/// An error of the parser: from its code on, tokens as they are written.
+/// The message of a parser error: begins with its code; tokens as in the source.
 pub(super) fn of_compilation(message: &str) -> String {
     if message.starts_with("Unclosed comment") {
         return "S0106: Comment has no closing tag".to_owned();
@@ -74,7 +74,7 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     text.strip_prefix(before)?.strip_suffix(after)
 }
 
-/// The sentences of the reference that name no value, by code.
+/// The reference's messages without values, by code.
 fn fixed(code: &str) -> Option<&'static str> {
     const SENTENCES: [(&str, &str); 20] = [
         ("D3001", "Attempting to invoke string function on Infinity or NaN"),

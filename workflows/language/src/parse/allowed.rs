@@ -1,10 +1,10 @@
-//! Which fields states and the objects in them may have, by query language.
+//! The allowed fields of states and of the objects in them, by query language.
 
 use super::fields::Fields;
 use crate::definition::QueryLanguage;
 use crate::validate::ProblemReport;
 
-/// A field and the language it belongs to; none for both.
+/// A field and its query language; `None` for both.
 pub(super) type Field = (&'static str, Option<QueryLanguage>);
 
 const JSON_PATH: Option<QueryLanguage> = Some(QueryLanguage::JsonPath);
@@ -50,7 +50,7 @@ const MAP: &[Field] = &[
     ("Label", None),
 ];
 
-/// The types of states, as AWS lists them.
+/// The types of states, in AWS's order.
 pub(super) const TYPES: &[&str] = &["Task", "Wait", "Pass", "Succeed", "Fail", "Choice", "Parallel", "Map"];
 
 fn groups(kind: &str) -> &'static [&'static [Field]] {
@@ -119,14 +119,13 @@ pub(super) const JSONATA_RULE: &[Field] = &[
 ];
 
 impl Fields<'_> {
-    /// Refuses a field that a state of this type does not have.
+    /// Reports fields that a state of this type does not have.
     pub(super) fn only_of_state(&self, kind: &str, report: &mut ProblemReport) {
         let known: Vec<Field> = groups(kind).concat();
         self.only(&known, report);
     }
 
-    /// Refuses what is not in `known`, or in it for the other language. A `Comment`
-    /// may stand anywhere.
+    /// Reports fields that are not in `known`, or that belong to the other language. `Comment` is always allowed.
     pub(super) fn only(&self, known: &[Field], report: &mut ProblemReport) {
         for field in self.names().filter(|name| &***name != "Comment") {
             match known.iter().find(|(name, _)| *name == &**field) {
@@ -140,7 +139,7 @@ impl Fields<'_> {
     }
 }
 
-/// AWS's sentence about a field of the other language.
+/// AWS's message about a field of the other language.
 pub(super) fn foreign(language: QueryLanguage, field: &str, only: QueryLanguage) -> String {
     format!(
         "The QueryLanguage is set to '{language}', but field '{field}' is only supported for the '{only}' QueryLanguage"

@@ -8,7 +8,7 @@ use super::allowed::{self, foreign};
 use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here};
 
-/// Fields of a rule that say what follows, not when.
+/// Fields of a rule that are not part of its condition.
 const CONSEQUENCES: &[&str] = &["Next", "Assign", "Output", "Comment"];
 
 impl Compiler {
@@ -92,8 +92,7 @@ impl Compiler {
     }
 }
 
-/// Looks at a rule and the rules in it: only the outermost leads somewhere, and
-/// what is compared is named by a path.
+/// Checks a rule and its nested rules: only the outermost has `Next`, and compared values are selected by a path.
 fn nested(rule: &Value, at: &str, outermost: bool, tell: &mut dyn FnMut(&str, &str)) {
     if !outermost && rule.get("Next").is_some() {
         tell(at, "Field 'Next' is not supported");

@@ -9,9 +9,9 @@ use super::allowed;
 use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here};
 
-/// The longest `MaxDelaySeconds`.
+/// The maximum of `MaxDelaySeconds`.
 const DELAY_SECONDS_MAX: u64 = 31_622_400;
-/// The name that stands for every error.
+/// The name that matches every error.
 const ALL: &str = "States.ALL";
 const NOT_LAST: &str = "States.ALL must appear alone and at end of list";
 

@@ -1,9 +1,9 @@
-//! JSONata expressions in a definition: how they are marked, and compiling them.
+//! JSONata expressions in a definition: delimiters and compilation.
 
 use crate::jsonata::{Available, Delimited, Expression, delimited};
 use crate::validate::ProblemReport;
 
-/// AWS's sentence about a string that is only half an expression.
+/// AWS's message about a string with only one of the delimiters.
 pub(crate) const UNMARKED: &str = "JSONata string must start with {% and end with %}";
 
 /// The expression in `{% … %}`; `None` for a plain string. A string with only one of the delimiters, or with blanks
@@ -17,7 +17,7 @@ pub(crate) fn whole(text: &str) -> Result<Option<&str>, String> {
     }
 }
 
-/// Compiles the inside of `{% … %}`.
+/// Compiles the expression between `{%` and `%}`.
 pub(crate) fn compile(
     body: &str,
     there: Available,

@@ -12,12 +12,12 @@ use crate::value::{Map, Number, Value};
 
 use super::expressions;
 
-/// One object and where it stands (`/States/Name`).
+/// One object, and its path (`/States/Name`).
 pub(crate) struct Fields<'a> {
     pub(crate) map: &'a Map,
     pub(crate) at: String,
     pub(crate) language: QueryLanguage,
-    /// In an entry of `Catch`, where there is an error to speak of.
+    /// Whether this is an entry of `Catch`, where `$states.errorOutput` exists.
     pub(crate) in_catch: bool,
 }
 
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
         Fields { map, at: at.into(), language, in_catch: false }
     }
 
-    /// `value` as an object, or a diagnostic.
+    /// `value` as an object; reports a diagnostic otherwise.
     pub(crate) fn of(
         value: &'a Value,
         at: &str,
@@ -62,13 +62,13 @@ impl<'a> Fields<'a> {
         self.language == QueryLanguage::Jsonata
     }
 
-    /// The field, or a diagnostic that it is missing.
+    /// The field; reports a diagnostic if it is missing.
     pub(crate) fn required(&self, name: &str, report: &mut ProblemReport) -> Option<&'a Value> {
         self.require(&[name], report);
         self.get(name)
     }
 
-    /// One diagnostic for all of the fields that are missing.
+    /// Reports one diagnostic for all missing fields.
     pub(crate) fn require(&self, names: &[&str], report: &mut ProblemReport) {
         let missing: Vec<&str> = names.iter().copied().filter(|name| !self.has(name)).collect();
         if !missing.is_empty() {
@@ -76,7 +76,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// At most one of the fields may be there. Whether that holds.
+    /// Checks that at most one of the fields exists; returns whether that is true.
     pub(crate) fn exclusive(&self, names: &[&str], report: &mut ProblemReport) -> bool {
         let sole = names.iter().filter(|name| self.has(name)).count() <= 1;
         if !sole {
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
         sole
     }
 
-    /// Exactly one of the fields must be there; the one that is.
+    /// Checks that exactly one of the fields exists, and returns it.
     pub(crate) fn one_of<'n>(&self, names: &[&'n str], report: &mut ProblemReport) -> Option<&'n str> {
         let found = names.iter().find(|name| self.has(name)).copied();
         if found.is_none() {
@@ -127,7 +127,7 @@ impl<'a> Fields<'a> {
         value.as_bool()
     }
 
-    /// One of the words, as written.
+    /// One of the given words, as written.
     pub(crate) fn word(
         &self,
         name: &str,
@@ -177,7 +177,7 @@ impl<'a> Fields<'a> {
         if (min..=max).contains(&number) {
             return Some(number);
         }
-        // The bounds of a fraction are printed as Java prints doubles: 100.0 (floci-io/floci#3733).
+        // The bounds of a fraction have Java's format of doubles: 100.0 (floci-io/floci#3733).
         let message = if number > max {
             format!("Maximum value is {max:?}")
         } else {
@@ -187,7 +187,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// A path or an intrinsic call, as `ErrorPath` holds it.
+    /// A path or an intrinsic call, as in `ErrorPath`.
     pub(crate) fn path_or_intrinsic(&self, name: &str, report: &mut ProblemReport) -> Option<Text> {
         let text = self.string(name, report)?;
         match Template::compile_text(&text) {
@@ -199,7 +199,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A path to one place: no wildcards, slices or filters.
+    /// A path to a single location: no wildcards, slices or filters.
     pub(crate) fn reference_path(&self, name: &str, report: &mut ProblemReport) -> Option<ReferencePath> {
         let text = self.string(name, report)?;
         match ReferencePath::parse(&text) {
@@ -246,7 +246,7 @@ impl<'a> Fields<'a> {
         if !self.jsonata() && self.has(&path_name) {
             let text = self.string(&path_name, report)?;
             let path = self.reference_path(&path_name, report)?;
-            // The context object serves no number of a Map (measured: floci-io/floci#3733).
+            // A Map's numbers cannot be read from the context object (measured: floci-io/floci#3733).
             let serves_all = matches!(name, "Seconds" | "TimeoutSeconds" | "HeartbeatSeconds");
             if *path.as_path().root() == Root::Context && !serves_all {
                 report.schema(&self.place(&path_name), NOT_IN_THE_INPUT);
@@ -262,8 +262,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The members of `$states` that an expression in the field may read: the result in `Output` and `Assign` of
-    /// states that have one, the error in those of a catcher.
+    /// The optional members of `$states` that an expression in the field may read: the result in `Output` and `Assign`
+    /// of states that have one, the error in those of a catcher.
     pub(crate) fn available(&self, name: &str) -> Available {
         let late = matches!(name, "Output" | "Assign");
         let kind = self.get("Type").and_then(Value::as_str);
@@ -273,7 +273,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string that is one JSONata expression.
+    /// A string that is a JSONata expression.
     pub(crate) fn expression(&self, name: &str, report: &mut ProblemReport) -> Option<Expression> {
         let text = self.string(name, report)?;
         match expressions::whole(&text) {
@@ -290,22 +290,22 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// AWS's sentence about an array or object that should hold something.
+/// AWS's message about an empty array or object.
 pub(crate) const EMPTY: &str = "Value cannot be empty";
 
-/// AWS's sentence about a path that leaves the state's input where it has to stay in it.
+/// AWS's message about a path that must refer to the state's input but does not.
 pub(crate) const NOT_IN_THE_INPUT: &str =
     "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
 
-/// AWS's sentence about a text that is no path.
+/// AWS's message about a text that is not a path.
 pub(crate) const NOT_A_PATH: &str = "Value must be a valid JSONPath.";
 
-/// AWS's sentence about an object that has none of the fields it needs one of.
+/// AWS's message about an object that has none of the alternatively required fields.
 pub(crate) fn neither(names: &[&str]) -> String {
     format!("This object should have only one of the following fields: {}", list(names))
 }
 
-/// AWS's sentence about a path that does not name one place.
+/// AWS's message about a path that does not refer to a single location.
 pub(crate) fn not_a_reference(text: &str, error: &str) -> String {
     match text.starts_with('$') {
         true => format!("Value is not a Reference Path: {error}"),
@@ -313,7 +313,7 @@ pub(crate) fn not_a_reference(text: &str, error: &str) -> String {
     }
 }
 
-/// `[A, B]`, as AWS lists names.
+/// AWS's format of a list of names: `[A, B]`.
 pub(crate) fn list(names: &[&str]) -> String {
     format!("[{}]", names.join(", "))
 }

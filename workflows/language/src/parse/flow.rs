@@ -1,4 +1,4 @@
-//! Machines and the flows in them: heads, the list of states, the arena.
+//! Compiles machines and their flows: top-level fields, the list of states, the arena.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,64 +13,64 @@ use crate::value::Value;
 use super::fields::{EMPTY, Fields, neither};
 use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
 
-/// Makes one machine.
+/// Compiles one machine.
 pub(crate) struct Compiler {
     pub(super) report: ProblemReport,
     pub(super) machine_language: QueryLanguage,
     machine_type: StateMachineType,
     head: Option<Head>,
     flows: Vec<FlowDraft>,
-    /// At their ids; `None` until (and unless) they are sound.
+    /// Indexed by state id; `None` until (and unless) the state is valid.
     states: Vec<Option<State>>,
     names: HashSet<Arc<str>>,
     pub(super) labels: HashSet<Arc<str>>,
-    /// Inside an Express machine, or a distributed Map whose items are Express.
+    /// Whether the compiler is inside an Express machine, or a distributed Map with Express children.
     pub(super) express: bool,
-    /// Inside a distributed Map, whose items are executions of their own.
+    /// Whether the compiler is inside a distributed Map, whose items are child executions.
     pub(super) distributed: bool,
     depth: usize,
     lone: bool,
-    /// It was accepted once: what only later versions refuse is let be.
+    /// Whether the definition was accepted earlier: checks that only later versions have are skipped.
     pub(super) accepted: bool,
 }
 
-/// A flow while it is made, and how its states lead to each other.
+/// A flow during compilation, with the transitions between its states.
 pub(crate) struct FlowDraft {
-    /// The path of the flow: empty for the machine.
+    /// The path of the flow; empty for the machine.
     pub(crate) at: String,
     pub(crate) start_at: Option<Arc<str>>,
     pub(crate) states: Vec<StateDraft>,
     ids: HashMap<Arc<str>, StateId>,
-    /// The id of the first state; the others follow.
+    /// The id of the first state; the others have the following ids.
     first: u32,
     parent: Option<StateId>,
     comment: Option<Arc<str>>,
     definition: Arc<str>,
 }
 
-/// A state in the graph.
+/// A state in the graph of transitions.
 pub(crate) struct StateDraft {
     pub(crate) name: Arc<str>,
     pub(crate) targets: Vec<NextTarget>,
-    /// The execution can end here.
+    /// Whether the execution can end in this state.
     pub(crate) terminal: bool,
 }
 
-/// A state named as the next one, and where.
+/// The target of a transition, and its path in the definition.
 pub(crate) struct NextTarget {
     pub(crate) name: Arc<str>,
     pub(crate) at: String,
 }
 
-/// The surroundings of a flow.
+/// The context of a flow.
 pub(super) struct FlowContext {
     pub(super) at: String,
     pub(super) parent: Option<StateId>,
-    /// Fields the flow may have besides those of every flow.
+    /// Fields that this flow may have in addition to the common ones.
     pub(super) more: &'static [&'static str],
 }
 
-/// The state being made.
+/// The state that is being compiled.
 #[derive(Clone, Copy)]
 pub(super) struct Here {
     pub(super) flow: FlowId,
@@ -100,7 +100,7 @@ impl Compiler {
         }
     }
 
-    /// A whole machine.
+    /// Compiles a whole machine.
     pub(crate) fn machine(&mut self, root: &Value) {
         self.head(root);
         let more = &["Version", "TimeoutSeconds", "QueryLanguage"];
@@ -124,7 +124,7 @@ impl Compiler {
         });
     }
 
-    /// One state as a machine of its own.
+    /// Compiles a single state as a machine of its own.
     pub(crate) fn lone_state(&mut self, value: &Value, name: &str) {
         self.lone = true;
         let name: Arc<str> = name.into();
@@ -150,7 +150,7 @@ impl Compiler {
         self.states[0] = self.state(value, "", name, here);
     }
 
-    /// `StartAt` and `States`, of a machine, a branch or a processor.
+    /// Compiles `StartAt` and `States` of a machine, a branch or a processor.
     pub(super) fn flow(&mut self, value: &Value, place: FlowContext) -> Option<FlowId> {
         let fields = Fields::of(value, &place.at, self.machine_language, &mut self.report)?;
         if self.depth == FLOW_DEPTH_MAX {
@@ -199,7 +199,7 @@ impl Compiler {
         Some(id)
     }
 
-    /// A state's name must be fit and must not be taken.
+    /// Checks that a state's name is valid and unique.
     fn name(&mut self, name: &Arc<str>, at: &str) {
         let chars = name.chars().count();
         if chars == 0 || chars > STATE_NAME_CHARS_MAX {
@@ -220,7 +220,7 @@ impl Compiler {
         }
     }
 
-    /// The state can be followed by `name`.
+    /// Adds a transition to the state `name`.
     pub(super) fn leads_to(&mut self, here: Here, name: Arc<str>, at: String) -> Transition {
         let flow = &mut self.flows[here.flow.0 as usize];
         let known = flow.ids.get(&name).copied();
@@ -235,13 +235,13 @@ impl Compiler {
         }
     }
 
-    /// An execution can end in the state.
+    /// Marks that an execution can end in the state.
     pub(super) fn ends(&mut self, here: Here) -> Transition {
         self.draft(here).terminal = true;
         Transition::End
     }
 
-    /// `Next` or `End`, of a state that has one of them.
+    /// `Next` or `End`, one of which the state must have.
     pub(super) fn onward(&mut self, fields: &Fields<'_>, here: Here) -> Transition {
         let end = fields.bool("End", &mut self.report);
         let next = fields.string("Next", &mut self.report);
@@ -268,7 +268,7 @@ impl Compiler {
         &mut flow.states[(here.state.0 - flow.first) as usize]
     }
 
-    /// The machine, when it is whole, and what is needed to check its graph.
+    /// The machine, if it is complete, and the data for checking its transitions.
     pub(crate) fn finish(self) -> (Option<StateMachine>, Vec<FlowDraft>, ProblemReport) {
         let Compiler { head, machine_type, flows: drafts, states, report, .. } = self;
         let states: Option<Vec<State>> = states.into_iter().collect();
@@ -294,7 +294,7 @@ impl Compiler {
     }
 }
 
-/// A position as an id; a definition of a megabyte has fewer than four thousand million states.
+/// A position as an id; a definition of one megabyte has fewer than 2^32 states.
 fn index(position: usize) -> Option<u32> {
     u32::try_from(position).ok()
 }

@@ -13,11 +13,11 @@ use super::allowed;
 use super::fields::{Fields, neither};
 use super::flow::{Compiler, FlowContext, Here};
 
-/// The resources of an `ItemReader`.
+/// The valid resources of an `ItemReader`.
 const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
-/// The longest label, in characters.
+/// The maximum length of a label, in characters.
 const LABEL_CHARS_MAX: usize = 40;
-/// Fields only a distributed Map understands.
+/// Fields that only a distributed Map supports.
 const DISTRIBUTED_ONLY: &[&str] = &["ItemReader", "ItemBatcher", "ResultWriter", "Label"];
 
 impl Compiler {
@@ -64,7 +64,7 @@ impl Compiler {
     fn mode(&mut self, fields: &Fields<'_>, name: &str) -> MapMode {
         let place = format!("{}/ProcessorConfig", fields.place(name));
         let Some(config) = fields.get(name).and_then(|processor| processor.get("ProcessorConfig")) else {
-            // Nothing said: what only a distributed Map can do makes it one.
+            // Without a mode, a field that only a distributed Map supports makes it one.
             return match DISTRIBUTED_ONLY.iter().any(|field| fields.has(field)) {
                 true => MapMode::Distributed(StateMachineType::Standard),
                 false => MapMode::Inline,
@@ -142,12 +142,12 @@ impl Compiler {
         }
         match fields.has("ItemSelector") {
             true => fields.object_template("ItemSelector", &mut self.report),
-            // Reported as part of the data flow already.
+            // Its problems have already been reported with the data flow.
             false => fields.template("Parameters", &mut crate::validate::ProblemReport::default()),
         }
     }
 
-    /// A reader's or a writer's call: `Resource` and its `Parameters` or `Arguments`.
+    /// The call of a reader or writer: `Resource` and its `Parameters` or `Arguments`.
     fn call(&mut self, fields: &Fields<'_>) -> (Option<Arc<str>>, Option<crate::template::Template>) {
         let resource = fields.string("Resource", &mut self.report);
         if let Some(arn) = &resource
@@ -269,7 +269,7 @@ impl Compiler {
     }
 }
 
-/// Labels become part of ARNs.
+/// A valid character of labels, which become part of ARNs.
 fn label_letter(letter: char) -> bool {
     let special = "?*<>{}[]:;,\\|^~$#%&`\"".contains(letter)
         || matches!(letter, '\u{fffe}' | '\u{ffff}' | '\u{10_ffff}');

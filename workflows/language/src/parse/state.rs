@@ -1,4 +1,4 @@
-//! The fields that all states share, and the small states: Pass, Wait, Succeed, Fail, Parallel.
+//! The fields that all states share, and the simple states: Pass, Wait, Succeed, Fail, Parallel.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::fields::{EMPTY, Fields, list};
 use super::flow::{Compiler, FlowContext, Here};
 
 impl Compiler {
-    /// One state. None when it has no sound type; other problems are only reported.
+    /// Compiles one state; `None` if its type is missing or invalid. Other problems are only reported.
     pub(super) fn state(&mut self, value: &Value, at: &str, name: Arc<str>, here: Here) -> Option<State> {
         let fields = Fields::of(value, at, self.machine_language, &mut self.report)?;
         let language = self.language(&fields);
@@ -68,7 +68,7 @@ impl Compiler {
         })
     }
 
-    /// The state's own language, else the machine's; a Map or Parallel around it has no say.
+    /// The state's own language, or else the machine's; that of an enclosing Map or Parallel does not apply.
     fn language(&mut self, fields: &Fields<'_>) -> QueryLanguage {
         let own = match fields.word("QueryLanguage", &["JSONPath", "JSONata"], &mut self.report) {
             Some("JSONata") => Some(QueryLanguage::Jsonata),
@@ -153,14 +153,14 @@ impl Compiler {
         (flows.len() == branches.len()).then_some(ParallelState { branches: flows })
     }
 
-    /// A field another one forbids.
+    /// Reports fields that exclude each other.
     pub(super) fn conflict(&mut self, fields: &Fields<'_>, names: &[&str]) {
         let message = format!("There should only be one of the following fields: {}", list(names));
         self.report.schema(&fields.at, message);
     }
 }
 
-/// A Fail state passes nothing on.
+/// A Fail state has no output.
 fn without_data(language: QueryLanguage) -> DataFlow {
     match language {
         QueryLanguage::Jsonata => DataFlow::Jsonata { arguments: None, output: None },
@@ -174,8 +174,8 @@ fn without_data(language: QueryLanguage) -> DataFlow {
     }
 }
 
-/// An instant as RFC 3339 and the States Language have it: `T` and `Z` in capitals,
-/// a date and a time with an offset.
+/// Parses an instant of RFC 3339 as the States Language restricts it: `T` and `Z` in upper case, a date, and a time
+/// with an offset.
 pub(crate) fn rfc3339(text: &str) -> Option<jiff::Timestamp> {
     let bytes = text.as_bytes();
     let digits = |range: std::ops::Range<usize>| {

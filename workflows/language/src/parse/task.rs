@@ -43,7 +43,7 @@ impl Compiler {
         Some(TaskState { resource, arn, timeout, heartbeat, credentials })
     }
 
-    /// Express executions do not wait for others.
+    /// Checks the pattern in an Express machine, which supports only request-response.
     fn express_can(&mut self, resource: &Resource, fields: &Fields<'_>) {
         if !self.express {
             return;
@@ -55,7 +55,7 @@ impl Compiler {
         }
         match resource.pattern() {
             IntegrationPattern::RequestResponse => {}
-            // The space at the end is AWS's.
+            // The trailing space is part of AWS's message.
             waiting => self.report.schema(
                 &at,
                 format!("Express state machine does not support '.{waiting}' service integration "),
@@ -63,8 +63,7 @@ impl Compiler {
         }
     }
 
-    /// `{"RoleArn": …}`. What else may stand there for a task AWS does not integrate,
-    /// the States Language leaves open.
+    /// `{"RoleArn": …}`. The States Language does not specify the credentials of tasks that AWS does not integrate.
     fn credentials(&mut self, fields: &Fields<'_>, resource: Option<&Resource>) -> Option<Template> {
         let at = &fields.place("Credentials");
         let foreign = matches!(resource, Some(Resource::Foreign(_)));
@@ -81,8 +80,8 @@ impl Compiler {
         fields.template("Credentials", &mut self.report)
     }
 
-    /// Checks the required arguments of an integration. Those of a JSONata expression for the whole are known at run
-    /// time only.
+    /// Checks the required arguments of an integration. Arguments that are one JSONata expression are only known at run
+    /// time.
     fn arguments(&mut self, resource: &Resource, arn: &str, fields: &Fields<'_>) {
         let shape = resource.parameters();
         let needed: &[&str] = match (resource, shape) {
@@ -106,7 +105,7 @@ impl Compiler {
                 self.report.schema(&fields.place(name), message);
             }
         }
-        // The value of a field whose name ends with `.$` is known at run time only.
+        // The value of a field whose name ends with `.$` is only known at run time.
         let written = |field: &&Arc<str>| fields.jsonata() || !field.ends_with(".$");
         let unknown = shape.filter(|_| !self.accepted).into_iter();
         let unknown =
@@ -117,14 +116,13 @@ impl Compiler {
     }
 }
 
-/// `{"Ref": …}` or `{"Fn::GetAtt": …}`: CloudFormation puts the value in before it
-/// creates the machine, as with `${Name}`.
+/// `{"Ref": …}` or `{"Fn::GetAtt": …}`: CloudFormation replaces it before it creates the machine, like `${Name}`.
 fn is_deployment_function(value: &Value) -> bool {
     let Some(map) = value.as_object() else { return false };
     map.len() == 1 && map.keys().all(|key| &**key == "Ref" || key.starts_with("Fn::"))
 }
 
-/// AWS's sentence about a `Resource` it does not know.
+/// AWS's message about an unknown `Resource`.
 pub(super) fn unknown_resource(arn: &str) -> String {
     if !arn.starts_with("arn:") {
         return "Value is not a valid resource ARN".to_string();

@@ -15,7 +15,7 @@ impl Fields<'_> {
         template(self, name, self.get(name)?, report)
     }
 
-    /// The same, of an object only.
+    /// The same, but the template must be an object.
     pub(super) fn object_template(&self, name: &str, report: &mut ProblemReport) -> Option<Template> {
         let value = self.get(name)?;
         let whole_expression = self.jsonata() && value.is_string();
@@ -79,8 +79,7 @@ impl Fields<'_> {
         }
     }
 
-    /// `ResultPath`: null, or a place in the input; not in the context object and not
-    /// in a variable.
+    /// `ResultPath`: null, or a path in the input; not in the context object or a variable.
     pub(super) fn result_path(&self, report: &mut ProblemReport) -> ResultPath {
         match self.get("ResultPath") {
             None => ResultPath::Whole,
@@ -105,7 +104,7 @@ impl Fields<'_> {
     }
 }
 
-/// `value` as a template that stands in the field `name`.
+/// Compiles `value` as the template of the field `name`.
 pub(super) fn template(
     fields: &Fields<'_>,
     name: &str,
@@ -124,7 +123,7 @@ pub(super) fn template(
         Ok(template) => Some(template),
         Err(problems) => {
             for problem in problems {
-                // A key that holds no path is a fault of the object it is in.
+                // A key without a path is reported at its object.
                 let place = match problem.location.rsplit_once('/') {
                     Some((above, key)) if key.ends_with(".$") => above,
                     _ => &problem.location,
@@ -137,7 +136,7 @@ pub(super) fn template(
     }
 }
 
-/// Whether every string of a JSONata template is marked properly.
+/// Whether all strings of a JSONata template have correct delimiters.
 fn marks(value: &Value, at: &str, report: &mut ProblemReport) -> bool {
     match value {
         Value::String(text) => match expressions::whole(text) {
@@ -165,7 +164,7 @@ fn distinct(value: &Value, at: &str, report: &mut ProblemReport) -> bool {
     below(value, at, &mut |value, at| distinct(value, at, report)) && sound
 }
 
-/// Asks about everything directly inside of `value`; whether all is sound.
+/// Calls `sound` with each direct child of `value`; returns whether all are valid.
 fn below(value: &Value, at: &str, sound: &mut dyn FnMut(&Value, &str) -> bool) -> bool {
     let mut all = true;
     match value {
@@ -184,11 +183,11 @@ fn below(value: &Value, at: &str, sound: &mut dyn FnMut(&Value, &str) -> bool) -
     all
 }
 
-/// A variable's name, in characters.
+/// The maximum length of a variable's name, in characters.
 const VARIABLE_NAME_CHARS_MAX: usize = 80;
 
-/// A letter, then letters, digits and underscores, of any script; JSONata states may
-/// have hyphens too, though only an object's key can then be meant. `states` is taken.
+/// A letter followed by letters, digits and underscores of any script; JSONata states also allow hyphens, although such
+/// a name can only be the key of an object. `states` is reserved.
 fn variable_name(name: &str, hyphens: bool) -> Result<(), (DiagnosticCode, String)> {
     if name == "states" {
         return Err((

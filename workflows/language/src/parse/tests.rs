@@ -1,4 +1,4 @@
-//! Rules as data: a state (or a machine) and its expected diagnostics.
+//! Validation rules as data: a state (or a machine) and its expected diagnostics.
 
 use super::*;
 use crate::definition::{DataFlow, PathField, ResultPath, StateKind, Transition};
@@ -12,7 +12,7 @@ fn errors_of(text: &str, machine_type: StateMachineType) -> Vec<String> {
     }
 }
 
-/// A machine of one state `X`, in JSONPath.
+/// A machine with one state `X`, in JSONPath.
 fn around(state: &str) -> String {
     format!(r#"{{"StartAt":"X","States":{{"X":{state}}}}}"#)
 }
@@ -143,7 +143,7 @@ fn query_languages() {
            machine at /States/X",
         ],
     );
-    // A Map's own language is not its children's.
+    // The query language of a Map does not apply to its children.
     state(
         r#"{"Type":"Map","QueryLanguage":"JSONata","End":true,
             "ItemProcessor":{"StartAt":"P","States":{"P":{"Type":"Pass","Output":1,"End":true}}}}"#,
@@ -200,7 +200,7 @@ fn the_graph() {
             "C":{"Type":"Pass","Next":"A"}}}"#,
         &["MISSING_END_STATE: Workflow has no terminal state at null"],
     );
-    // Choice, Default and Catch lead somewhere too.
+    // Choice, Default and Catch also have targets.
     machine(
         r#"{"StartAt":"C","States":{
             "C":{"Type":"Choice","Choices":[{"Variable":"$.x","IsNull":true,"Next":"no"}],"Default":"nor"},
@@ -213,7 +213,7 @@ fn the_graph() {
             "MISSING_TRANSITION_TARGET: State \"T\" is not reachable. at /States/T",
         ],
     );
-    // A branch cannot lead out of itself.
+    // A branch has no transitions to states outside.
     machine(
         r#"{"StartAt":"P","States":{"P":{"Type":"Parallel","Next":"S","Branches":[
             {"StartAt":"A","States":{"A":{"Type":"Pass","Next":"S"},"B":{"Type":"Succeed"}}}]},"S":{"Type":"Succeed"}}}"#,
@@ -375,7 +375,7 @@ fn doubts() {
         doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
         ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
     );
-    // Services with an endpoint, and integrations of Mayfly itself.
+    // Services with a configured endpoint, and integrations that Mayfly implements.
     for reached in ["sqs:sendMessage", "aws-sdk:s3:getObject", "aws-sdk:sfn:listStateMachines"] {
         let task = format!(
             r#"{{"Type":"Task","Resource":"arn:aws:states:::{reached}","End":true,

@@ -3,7 +3,7 @@
 use super::{Path, PathError, PathSegment};
 use crate::value::{Map, Number, Value};
 
-/// The value at `path` below `root`.
+/// The value of `path` with `root` as `$`.
 pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
     if path.definite {
         return definite(path, root);
@@ -13,7 +13,7 @@ pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
     Ok(Value::from(found))
 }
 
-/// As [`value`], but an item past the end is nothing.
+/// Like [`value`], but an index past the end of an array has no result.
 pub(super) fn is_present(path: &Path, root: &Value) -> bool {
     let last = path.steps.len().saturating_sub(1);
     match (path.definite, path.steps.last()) {
@@ -49,7 +49,7 @@ fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
     Ok(value.clone())
 }
 
-/// A function at the end of an indefinite path takes the array of what was found.
+/// A function at the end of an indefinite path is applied to the array of results.
 fn function_of_many(path: &Path, root: &Value) -> Result<Value, PathError> {
     let Some((PathSegment::Function(function), steps)) = path.steps.split_last() else {
         return Err(no_results(path, path.steps.len()));
@@ -74,8 +74,8 @@ fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<
     }
 }
 
-/// The item, or nothing past either end: Jackson's arrays answer `null` there, and Jayway continues with it (measured
-/// on AWS: floci-io/floci#3167).
+/// The item; `None` past either end: Jackson's arrays return `null` there, and Jayway continues with it (measured on
+/// AWS: floci-io/floci#3167).
 fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<Option<&'v Value>, PathError> {
     match value {
         Value::Array(items) => Ok(position(items.len(), index).map(|at| &items[at])),
@@ -98,7 +98,7 @@ fn after_nothing(path: &Path, at: usize) -> Result<Value, PathError> {
     }
 }
 
-/// An index, counted from the end when negative, if it is inside.
+/// An index, counted from the end if negative; `None` if it is out of range.
 fn position(len: usize, index: i64) -> Option<usize> {
     let at = if index < 0 { i64::try_from(len).ok()? + index } else { index };
     usize::try_from(at).ok().filter(|at| *at < len)
@@ -127,7 +127,7 @@ fn merged(value: &Value, names: &[std::sync::Arc<str>]) -> Value {
     Value::from(map)
 }
 
-/// Everything an indefinite path reaches; what is missing is left out.
+/// Collects all results of an indefinite path; missing values are omitted.
 pub(super) fn collect(steps: &[PathSegment], value: &Value, root: &Value, found: &mut Vec<Value>) {
     let Some((step, rest)) = steps.split_first() else {
         found.push(value.clone());
@@ -145,9 +145,9 @@ pub(super) fn collect(steps: &[PathSegment], value: &Value, root: &Value, found:
     }
 }
 
-/// The step at `value` and at every container below, parents first.
+/// Applies the step to `value` and to every container below it, parents first.
 fn descend(step: &PathSegment, rest: &[PathSegment], value: &Value, root: &Value, found: &mut Vec<Value>) {
-    // A filter looks at the containers themselves through their parent, so that none is found twice.
+    // A filter examines containers through their parent, so that none is found twice.
     each(step, value, root, &mut |next| collect(rest, next, root, found));
     match value {
         Value::Array(items) => items.iter().for_each(|item| descend(step, rest, item, root, found)),
@@ -156,7 +156,7 @@ fn descend(step: &PathSegment, rest: &[PathSegment], value: &Value, root: &Value
     }
 }
 
-/// Calls `go` with each value that one step leads to.
+/// Calls `go` with each result of one step.
 fn each(step: &PathSegment, value: &Value, root: &Value, go: &mut dyn FnMut(&Value)) {
     match (step, value) {
         (PathSegment::Property(name), Value::Object(map)) => map.get(name).into_iter().for_each(go),
@@ -182,21 +182,21 @@ fn each(step: &PathSegment, value: &Value, root: &Value, go: &mut dyn FnMut(&Val
     }
 }
 
-/// The positions of a slice, as Jayway takes them: a negative bound counts from the end where it stands alone. With
-/// both bounds the positions between them are taken one by one, each negative one from the end: `[1:-1]` is empty, and
-/// `[-1:1]` is the last item and the first.
+/// The indexes of a slice, with Jayway's semantics: a negative bound without the other one counts from the end. With
+/// both bounds, the indexes between them are taken one by one, negative ones from the end: `[1:-1]` is empty, and
+/// `[-1:1]` yields the last item and the first.
 fn slice(len: usize, from: Option<i64>, to: Option<i64>) -> impl Iterator<Item = usize> {
     let items = i64::try_from(len).unwrap_or(i64::MAX);
     let alone = |at: i64| if at < 0 { (items + at).max(0) } else { at };
     let (from, to) = match (from, to) {
-        // Positions before the first item are left out.
+        // Indexes before the first item are omitted.
         (Some(from), Some(to)) => (from.max(-items), to),
         (from, to) => (alone(from.unwrap_or(0)), alone(to.unwrap_or(items))),
     };
     (from..to.min(items)).filter_map(move |at| position(len, at))
 }
 
-/// The class Jackson holds such a value in; it shows in messages.
+/// Jackson's class of such a value, which appears in messages.
 fn node_class(value: &Value) -> &'static str {
     match value {
         Value::Null => "NullNode",
@@ -211,7 +211,7 @@ fn node_class(value: &Value) -> &'static str {
     }
 }
 
-/// Java's `toString` of such a value: `{a=1, b=[]}`, strings without quotes. `States.Format` prints this too.
+/// Java's `toString` of such a value: `{a=1, b=[]}`, strings without quotes. `States.Format` uses it, too.
 pub(crate) fn java_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.to_string(),

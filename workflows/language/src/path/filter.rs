@@ -21,18 +21,18 @@ pub(crate) enum Filter {
     And(Vec<Filter>),
     Or(Vec<Filter>),
     Not(Box<Filter>),
-    /// A path alone: there is something at it.
+    /// A path without an operator: true if it has a result.
     Exists(Operand),
     Compare(Operand, Operator, Operand),
-    /// The end of a filter that is always the same, such as `[?(true)]`.
+    /// A filter with a constant result, such as `[?(true)]`.
     Always(bool),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Operand {
-    /// `@…`: below the item that is looked at.
+    /// `@…`: relative to the current item.
     Item(Arc<Path>),
-    /// `$…`: below the root.
+    /// `$…`: relative to the root.
     Root(Arc<Path>),
     Literal(Value),
     Pattern(Arc<Regex>),
@@ -57,7 +57,7 @@ pub(crate) enum Operator {
     Empty,
 }
 
-/// Longer spellings first, so that `<=` is not taken for `<`.
+/// Longer spellings first, so that `<=` is not parsed as `<`.
 const OPERATORS: [(&str, Operator); 19] = [
     ("===", Operator::Equal),
     ("!==", Operator::Unequal),
@@ -80,7 +80,7 @@ const OPERATORS: [(&str, Operator); 19] = [
     ("empty", Operator::Empty),
 ];
 
-/// Reads `(…)`; the `?` before it is read.
+/// Reads `(…)`; the `?` before it has been consumed.
 pub(super) fn parse(cursor: &mut Cursor<'_>) -> Result<Filter, Problem> {
     cursor.skip_space();
     if !cursor.eat('(') {
@@ -165,7 +165,7 @@ fn operand(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Operand, Problem> 
         _ => {
             let word = cursor
                 .take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '+' | '.' | '_'));
-            // A word without quotes is its own text.
+            // A word without quotes is a string.
             let is_word = word.starts_with(|letter: char| letter.is_alphabetic() || letter == '_');
             match Value::parse(word) {
                 Ok(value) => Ok(Operand::Literal(value)),
@@ -228,7 +228,7 @@ fn pattern(cursor: &mut Cursor<'_>) -> Result<Operand, Problem> {
     }
     cursor.eat('/');
     let flags = cursor.take_while(|letter| letter.is_ascii_alphabetic());
-    // Jayway asks whether the whole text matches.
+    // Jayway matches against the whole text.
     let regex = RegexBuilder::new(&format!("^(?:{source})$"))
         .case_insensitive(flags.contains('i'))
         .multi_line(flags.contains('m'))
@@ -251,7 +251,7 @@ impl Operand {
 }
 
 impl Filter {
-    /// Whether an item stays.
+    /// Whether the filter keeps an item.
     pub(super) fn accepts(&self, item: &Value, root: &Value) -> bool {
         match self {
             Self::And(parts) => parts.iter().all(|part| part.accepts(item, root)),
@@ -312,7 +312,7 @@ fn holds(list: &Value, item: &Value) -> bool {
     list.as_array().is_some_and(|items| items.iter().any(|held| equal(held, item)))
 }
 
-/// Jayway takes a number and its text for equal.
+/// Jayway treats a number and its text as equal.
 fn equal(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::String(text), Value::Number(number)) | (Value::Number(number), Value::String(text)) => {

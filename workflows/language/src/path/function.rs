@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::value::Value;
 
-/// A function of Jayway's that needs no arguments.
+/// A function of Jayway's without arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PathFunction {
     Length,
@@ -34,7 +34,7 @@ impl PathFunction {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, function)| *function)
     }
 
-    /// The function's value, `None` where it has none: only `length()` has one.
+    /// The function's value; only `length()` has one.
     pub(super) fn apply(self, value: &Value) -> Option<Value> {
         if self == Self::Length {
             let length = match value {
@@ -45,7 +45,7 @@ impl PathFunction {
             };
             return Some(Value::from(length));
         }
-        // The others are known, and find nothing on AWS: its numbers are no Java numbers to Jayway.
+        // The others have no result on AWS: Jayway does not recognise its numbers as Java numbers.
         None
     }
 }

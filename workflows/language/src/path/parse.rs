@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{PATH_CHARS_MAX, Path, PathSegment, Root, filter, function::PathFunction};
 use crate::error::Problem;
 
-/// Reads a path from its text.
+/// Parses a path.
 pub(super) fn path(text: &str) -> Result<Path, Problem> {
     if text.len() > PATH_CHARS_MAX {
         return Err(Problem::here(format!("A path has at most {PATH_CHARS_MAX} characters")));
@@ -19,7 +19,7 @@ pub(super) fn path(text: &str) -> Result<Path, Problem> {
     Ok(path)
 }
 
-/// Reads the path that `cursor` stands at and stops where it ends (an argument's `,` or `)`, a filter's operator).
+/// Parses a path at the cursor, up to its end (an argument's `,` or `)`, a filter's operator).
 pub(crate) fn prefix(cursor: &mut Cursor<'_>, source: &str) -> Result<Path, Problem> {
     let from = cursor.at;
     if !cursor.eat('$') && !cursor.eat('@') {
@@ -49,7 +49,7 @@ fn steps(cursor: &mut Cursor<'_>) -> Result<Vec<PathSegment>, Problem> {
             let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
             steps.push(PathSegment::Descend(Box::new(step)));
         } else if cursor.eat('.') {
-            // Jayway takes `.[` for `[`.
+            // Jayway treats `.[` like `[`.
             let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
             steps.push(step);
         } else if cursor.eat('[') {
@@ -90,7 +90,7 @@ fn dotted(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     Ok(PathSegment::Function(function))
 }
 
-/// Parses the text between `[` and `]`; the `[` is read.
+/// Parses up to the `]`; the `[` has been consumed.
 fn bracket(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     cursor.skip_space();
     let step = match cursor.peek() {
@@ -114,7 +114,7 @@ fn bracket(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     Ok(step)
 }
 
-/// `(@.length-1)`, the one script in common use: an index from the end.
+/// `(@.length-1)`, the only script in common use: an index from the end.
 fn script(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     let text = cursor.take_while(|letter| letter != ']');
     let inner: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
@@ -148,7 +148,7 @@ fn positions(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     if cursor.eat(':') {
         cursor.skip_space();
         let to = cursor.integer()?;
-        // Jayway reads a third part and makes no use of it.
+        // Jayway parses a third part and ignores it.
         if cursor.eat(':') {
             cursor.integer()?;
         }
@@ -166,7 +166,7 @@ fn positions(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     Ok(if indexes.len() == 1 { PathSegment::Index(indexes[0]) } else { PathSegment::Indexes(indexes) })
 }
 
-/// A place in a text.
+/// A position in a text.
 pub(crate) struct Cursor<'a> {
     pub(crate) text: &'a str,
     pub(crate) at: usize,
@@ -226,7 +226,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A whole number, or nothing where none begins.
+    /// A whole number; `None` if there is none at the cursor.
     fn integer(&mut self) -> Result<Option<i64>, Problem> {
         let from = self.at;
         self.eat('-');
@@ -266,7 +266,7 @@ impl<'a> Cursor<'a> {
         Ok(text)
     }
 
-    /// A string in single or double quotes; a backslash takes the next character as it is.
+    /// A string in single or double quotes; a backslash keeps the next character unchanged.
     pub(crate) fn quoted(&mut self) -> Result<String, Problem> {
         let quote = match self.peek() {
             Some(quote @ ('\'' | '"')) => quote,

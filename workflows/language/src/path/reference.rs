@@ -1,4 +1,4 @@
-//! Reference paths: names and indexes only. `ResultPath` writes through one.
+//! Reference paths consist of names and indexes only. `ResultPath` writes to one.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::dataflow::EvaluationScope;
 use crate::error::{Problem, StateError, names};
 use crate::value::{Map, Value};
 
-/// A path that can be written through: `$`, `.name`, `['name']`, `[0]`.
+/// A path that can be written to: `$`, `.name`, `['name']`, `[0]`.
 #[derive(Clone, Debug)]
 pub struct ReferencePath {
     path: Path,
@@ -25,7 +25,7 @@ impl ReferencePath {
         if simple { Ok(Self { path }) } else { Err(Problem::here("Value is not a Reference Path")) }
     }
 
-    /// The path as it is written.
+    /// The path as written.
     pub fn source(&self) -> &str {
         self.path.source()
     }
@@ -40,21 +40,21 @@ impl ReferencePath {
         self.path.is_root() && self.path.root == Root::Input
     }
 
-    /// Tells the variable the path starts at, if it does.
+    /// Calls `tell` with the variable at which the path starts, if any.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         self.path.variables(tell);
     }
 
-    /// The value it points at.
+    /// The value of the path.
     pub fn get(&self, scope: &EvaluationScope<'_>) -> Result<Value, PathError> {
         self.path.evaluate(scope)
     }
 
-    /// `target` with `value` at this place: names that are missing are created, what is in the way of a name is
-    /// replaced by an object, an index must exist.
+    /// Returns a copy of `target` with `value` at this path: missing names are created, a value that is not an object
+    /// is replaced by one where a name follows, and an index must exist.
     ///
     /// # Errors
-    /// `States.ReferencePathConflict` when an index leads nowhere.
+    /// `States.ReferencePathConflict` if an index does not exist.
     pub fn set(&self, target: &Value, value: Value) -> Result<Value, StateError> {
         place(target, &self.path.steps, value).ok_or_else(|| {
             StateError::new(
@@ -74,7 +74,7 @@ fn place(target: &Value, steps: &[PathSegment], value: Value) -> Option<Value> {
             map.insert(Arc::clone(name), inner);
             Some(Value::from(map))
         }
-        // A null makes room for an object, as a missing name does.
+        // A null is replaced by an object, like a missing name.
         (PathSegment::Property(name), Value::Null) => {
             let mut map = Map::new();
             map.insert(Arc::clone(name), place(&Value::Null, rest, value)?);

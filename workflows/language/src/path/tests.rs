@@ -98,7 +98,7 @@ fn what_is_missing_is_said_as_jayway_says_it() {
     }
 }
 
-/// Measured on AWS (floci-io/floci#3167): an item past the end reads as null.
+/// Measured on AWS (floci-io/floci#3167): an index past the end reads as null.
 #[test]
 fn an_item_past_the_end_is_null_and_not_present() {
     assert_eq!(read("$.store.book[7]", STORE).as_deref(), Ok("null"));

@@ -1,4 +1,4 @@
-//! Reads a document of tasks: fields and names are checked, each task becomes the body of a state.
+//! Parses a document of tasks: checks fields and names, and converts each task to the body of a state.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};
@@ -9,16 +9,17 @@ use super::TASKS_MAX;
 use crate::error::Problem;
 use crate::value::{Map, Value};
 
-/// A task's name, in characters: names of states have 80, of which a suffix such as ` (skipped)` takes some.
+/// The maximum length of a task's name, in characters: state names have 80, of which suffixes such as ` (skipped)` take
+/// some.
 const NAME_CHARS_MAX: usize = 60;
-/// Where functions are by name: the region and account of this server's API, unless the operator chose others, which
-/// does not matter for functions.
+/// The ARN prefix of functions that are given by name: the default region and account of this server's API. An operator
+/// may have configured others, which does not matter for functions.
 const FUNCTION_PREFIX: &str = "arn:aws:lambda:us-east-1:000000000000:function:";
 const JOB: &str = "arn:aws:states:::job:run.sync";
 
-/// Fields of a state that this form fills in itself.
+/// Fields of a state that the compiler of tasks sets itself.
 const FILLED_IN: &[&str] = &["Next", "End", "InputPath", "OutputPath", "ResultPath", "Assign"];
-/// Fields of a state that hold flows with data of their own.
+/// Fields of a state whose flows have separate data.
 const FLOWS: &[&str] = &["Branches", "ItemProcessor", "Iterator"];
 
 /// The tasks of a workflow.
@@ -26,7 +27,7 @@ const FLOWS: &[&str] = &["Branches", "ItemProcessor", "Iterator"];
 pub(super) struct TasksDocument {
     pub(super) comment: Option<Value>,
     pub(super) timeout_seconds: Option<Value>,
-    /// In the order of the document; at least one.
+    /// At least one, in the order of the document.
     pub(super) tasks: Vec<GraphTask>,
 }
 
@@ -34,7 +35,7 @@ pub(super) struct TasksDocument {
 #[derive(Debug)]
 pub(super) struct GraphTask {
     pub(super) name: Arc<str>,
-    /// Positions of other tasks in the document, each once.
+    /// Indexes of other tasks in the document, without duplicates.
     pub(super) dependencies: Vec<usize>,
     /// Runs only if this is true: a rule of a Choice state, or a JSONata expression.
     pub(super) when: Option<Value>,
@@ -47,7 +48,7 @@ pub(super) struct GraphTask {
     pub(super) catch: Vec<Value>,
 }
 
-/// The types of states that tasks have.
+/// The types of states that tasks can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StateType {
     /// Task, Map or Parallel.
@@ -95,7 +96,7 @@ impl TasksDocument {
     }
 }
 
-/// Refuses fields that are not in `fields`.
+/// Reports fields that are not in `fields`.
 fn known(members: &Map, fields: &[&str], at: &str, problems: &mut Vec<Problem>) {
     for name in members.keys().filter(|name| !fields.contains(&&***name)) {
         let message = format!("no such field; there are {}", fields.join(", "));
@@ -203,14 +204,14 @@ impl Reader<'_> {
         found
     }
 
-    /// A function is called with its payload; its answer is the task's output.
+    /// A function is called with its payload; its response is the task's output.
     fn function(&mut self, function: &Value, members: &Map) -> Option<Map> {
         let Some(function) = function.as_str().filter(|name| !name.is_empty()) else {
             self.problem("/function", "a function's name or ARN");
             return None;
         };
         if !function.starts_with("arn:") && function.contains('.') {
-            // Such a name is part of no ARN.
+            // Such a name cannot be part of an ARN.
             let message = "a function of another namespace is called by a state with the resource \
                            arn:aws:states:::lambda:invoke, whose FunctionName is NAMESPACE.NAME";
             self.problem("/function", message);
@@ -226,14 +227,14 @@ impl Reader<'_> {
                 self.problem("/payload.$", "payload is there already");
             }
             (Some(payload), None) => drop(state.insert("Parameters", payload.clone())),
-            // The language has no template that is one path; the input's path is the same.
+            // The language has no template that is a single path; `InputPath` has the same effect.
             (None, Some(path)) => drop(state.insert("InputPath", path.clone())),
             (None, None) => drop(state.insert("Parameters", self.whole_input(members))),
         }
         Some(state)
     }
 
-    /// The template of a task's whole input: other outputs, which happen to be there, are left out.
+    /// The template of a task's whole input, without outputs of tasks that it does not depend on.
     fn whole_input(&self, members: &Map) -> Value {
         let listed = members.get("dependencies").and_then(Value::as_array).unwrap_or_default();
         let outputs = listed.iter().filter_map(Value::as_str);
@@ -291,7 +292,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Catchers have no transition: a caught error is the task's output.
+    /// Catchers have no transition: a caught error becomes the task's output.
     fn catch(&mut self, catch: Option<Value>, in_state: bool) -> Vec<Value> {
         let Some(catch) = catch else { return Vec::new() };
         let field = if in_state { "/state/Catch" } else { "/catch" };
@@ -312,7 +313,7 @@ impl Reader<'_> {
         catchers.to_vec()
     }
 
-    /// Refuses the use of an output that the task does not wait for: whether it is there would depend on chance.
+    /// Reports uses of the output of a task that is not a dependency: its availability would depend on timing.
     fn references(&mut self, task: &GraphTask) {
         let mut named = BTreeSet::new();
         for (field, value) in task.state.iter().filter(|(field, _)| !FLOWS.contains(&&***field)) {
@@ -325,7 +326,7 @@ impl Reader<'_> {
             match self.positions.get(&*name) {
                 None => self.problem(
                     "",
-                    format!("its state reads the output of {name:?}, and there is no such task"),
+                    format!("its state reads the output of {name:?}, which does not exist"),
                 ),
                 Some(position) if !task.dependencies.contains(position) => {
                     let message =
@@ -345,7 +346,7 @@ fn work(resource: &str) -> Map {
     state
 }
 
-/// The names of the tasks whose outputs an expression reads: a path in a field that takes one, or JSONata.
+/// Collects the names of the tasks whose outputs an expression reads: a path in a field of that type, or JSONata.
 fn gather(field: &str, value: &Value, named: &mut BTreeSet<String>) {
     static PATH: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(r"\$\.tasks(?:\.([A-Za-z0-9_-]+)|\[['\x22]([^'\x22\]]+)['\x22]\])")

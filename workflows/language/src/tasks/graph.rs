@@ -1,4 +1,4 @@
-//! The order of tasks: which run one after the other, and which at the same time.
+//! The order of tasks: which of them run in sequence, and which in parallel.
 //!
 //! States can only be composed in sequence and in parallel, so a graph is decomposed by two rules, applied in turn to
 //! smaller and smaller sets of tasks ("before" is the transitive closure of the dependencies):
@@ -8,13 +8,13 @@
 //! - *Series*: sets of tasks of which each task is before every task of the next set. They are the connected components
 //!   of the graph of incomparable pairs.
 //!
-//! A graph that both rules take apart completely is series-parallel (it has no "N": a before c, b before c, b before d,
+//! A graph that both rules decompose completely is series-parallel (it has no "N": a before c, b before c, b before d,
 //! and no other pair), and waits for nothing but dependencies. Source: Valdes, Tarjan, Lawler, "The recognition of
 //! series parallel digraphs", 1982.
 //!
 //! *Otherwise* the tasks without predecessors in the set run first, in parallel, and then the rest, which is decomposed
-//! by the same rules. The tasks of the rest may then wait for tasks that they do not depend on. Sets that would be
-//! nested too deeply are run level by level.
+//! by the same rules. The rest may then wait for tasks that it does not depend on. Sets whose nesting would be too deep
+//! run level by level.
 
 use petgraph::algo::{tarjan_scc, toposort, tred};
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -24,22 +24,22 @@ use petgraph::visit::IntoNeighbors as _;
 use super::document::GraphTask;
 use crate::error::Problem;
 
-/// The deepest nesting of Parallel states. The language allows [`crate::parse::FLOW_DEPTH_MAX`]; the rest is for the
-/// flows within the states of tasks.
+/// The maximum nesting of Parallel states. The language allows [`crate::parse::FLOW_DEPTH_MAX`]; the rest is reserved
+/// for flows within the states of tasks.
 pub(super) const NESTING_MAX: usize = 30;
 
-/// The arrangement of a set of tasks, which are named by their positions in the document.
+/// The arrangement of a set of tasks, which are identified by their indexes in the document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Arrangement {
     Task(usize),
-    /// One after the other; two or more.
+    /// Two or more, in sequence.
     Series(Vec<Arrangement>),
-    /// At the same time; two or more.
+    /// Two or more, in parallel.
     Parallel(Vec<Arrangement>),
 }
 
 impl Arrangement {
-    /// Adds the positions of all tasks to `found`.
+    /// Adds the indexes of all tasks to `found`.
     pub(super) fn collect(&self, found: &mut Vec<usize>) {
         match self {
             Self::Task(at) => found.push(*at),
@@ -48,10 +48,10 @@ impl Arrangement {
     }
 }
 
-/// Arranges tasks, of which there is at least one. Dependencies are positions of other tasks.
+/// Arranges one or more tasks. Dependencies are indexes of other tasks.
 ///
 /// # Errors
-/// A cycle, named by its path.
+/// The tasks have a cycle; the problem contains its path.
 pub(super) fn arrange(tasks: &[GraphTask]) -> Result<Arrangement, Vec<Problem>> {
     let graph = graph_of(tasks);
     let Ok(sorted) = toposort(&graph, None) else { return Err(cycles(tasks, &graph)) };
@@ -60,7 +60,7 @@ pub(super) fn arrange(tasks: &[GraphTask]) -> Result<Arrangement, Vec<Problem>> 
     Ok(order.arrangement(&all, 0))
 }
 
-/// An edge leads from a dependency to its dependent.
+/// The dependency graph, with edges from a dependency to its dependents.
 fn graph_of(tasks: &[GraphTask]) -> DiGraph<(), ()> {
     let mut graph = DiGraph::with_capacity(tasks.len(), tasks.len());
     for _ in tasks {
@@ -74,7 +74,7 @@ fn graph_of(tasks: &[GraphTask]) -> DiGraph<(), ()> {
     graph
 }
 
-/// One problem for each set of tasks that depend on each other.
+/// One problem for each set of tasks that depend on each other (a strongly connected component).
 fn cycles(tasks: &[GraphTask], graph: &DiGraph<(), ()>) -> Vec<Problem> {
     let sets = tarjan_scc(graph).into_iter().filter(|set| set.len() > 1);
     let mut problems: Vec<_> = sets.map(|set| cycle(tasks, &set)).collect();
@@ -82,11 +82,11 @@ fn cycles(tasks: &[GraphTask], graph: &DiGraph<(), ()>) -> Vec<Problem> {
     problems
 }
 
-/// The shortest cycle through the set's first task, in which every task is on a cycle.
+/// The shortest cycle through the set's first task, a strongly connected component.
 fn cycle(tasks: &[GraphTask], set: &[NodeIndex]) -> Problem {
     let within = |at: &usize| set.contains(&NodeIndex::new(*at));
     let first = set.iter().map(|node| node.index()).min().unwrap_or_default();
-    // Breadth first from the first task along its dependencies, until one depends on it.
+    // Breadth-first search from the first task along its dependencies, until a task depends on it.
     let mut came_from = vec![None; tasks.len()];
     let mut queue = std::collections::VecDeque::from([first]);
     let mut path = Vec::new();
@@ -106,7 +106,7 @@ fn cycle(tasks: &[GraphTask], set: &[NodeIndex]) -> Problem {
             }
         }
     }
-    // Each task depends on the one after it.
+    // Each task depends on the following one.
     path.reverse();
     let mut names: Vec<&str> = path.iter().map(|at| &*tasks[*at].name).collect();
     names.push(&tasks[first].name);
@@ -159,7 +159,7 @@ impl Order {
             }
             let mut consecutive = components(&set, |a, b| !self.comparable(a, b));
             if consecutive.len() > 1 {
-                // A task of a later set has all tasks of the earlier sets before it, and so more of them.
+                // A task of a later set has all tasks of the earlier sets as predecessors, and so has more of them.
                 consecutive.sort_by_cached_key(|part| {
                     set.iter().filter(|other| self.before[**other][part[0]]).count()
                 });
@@ -181,7 +181,7 @@ impl Order {
         }
     }
 
-    /// Leaves the tasks without predecessors in the set, and returns the others.
+    /// Keeps the tasks without predecessors in the set, and returns the others.
     fn without_first(&self, set: &mut Vec<usize>) -> Vec<usize> {
         let (first, rest) = set.iter().partition(|at| !set.iter().any(|other| self.before[*other][**at]));
         *set = first;
@@ -204,7 +204,7 @@ fn side_by_side(set: Vec<usize>) -> Arrangement {
     }
 }
 
-/// The connected components of a set, each in the order of the set, in the order of their first members.
+/// The connected components of a set, ordered by their first members; each in the order of the set.
 fn components(set: &[usize], connected: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut sets = UnionFind::<usize>::new(set.len());
     for (at, a) in set.iter().enumerate() {

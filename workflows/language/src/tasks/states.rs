@@ -1,11 +1,12 @@
-//! Writes the states of arranged tasks.
+//! Generates the states of arranged tasks.
 //!
 //! Between two elements of a sequence the data is `{"input": …, "tasks": {…}}` with the outputs that later elements
-//! read: the data of a state is limited (256 KiB), so an output is dropped after its last reader. A flow ends with an
-//! object of the outputs that are read after it: the branch of a Parallel state, and the whole state machine, whose
-//! output are the tasks without dependents. This is the [`Layout`] after an element.
+//! read: the data of a state is limited (256 KiB), so an output is dropped after its last reader. A flow, which is a
+//! branch of a Parallel state or the whole state machine, ends with an object of the outputs that are read after it;
+//! for the state machine these are the outputs of the tasks without dependents. [`Layout`] describes the data after an
+//! element.
 //!
-//! Names of added states have a part in parentheses, which no task's name has.
+//! Names of generated states have a part in parentheses, which task names cannot have.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use super::document::{GraphTask, StateType, TasksDocument};
 use super::graph::Arrangement;
 use crate::value::{Map, Value};
 
-/// The data after an element of a flow, with the tasks whose outputs are in it.
+/// The form of the data after an element of a flow, and the tasks whose outputs it contains.
 enum Layout {
     /// `{"input": …, "tasks": {…}}`.
     Data(BTreeSet<usize>),
@@ -33,11 +34,11 @@ impl Layout {
     }
 }
 
-/// States of one element, in the order of the document; the first one is entered. A state without a transition goes on
-/// to the next element.
+/// The states of one element, in document order; the first one is its entry. A state without a transition continues
+/// with the next element.
 type Element = Vec<(String, Map)>;
 
-/// The definition of a document's tasks.
+/// Generates the definition of a document's tasks.
 pub(super) fn definition(document: &TasksDocument, arranged: &Arrangement) -> Value {
     let mut dependents = vec![Vec::new(); document.tasks.len()];
     for (at, task) in document.tasks.iter().enumerate() {
@@ -64,13 +65,13 @@ pub(super) fn definition(document: &TasksDocument, arranged: &Arrangement) -> Va
 struct Writer<'a> {
     tasks: &'a [GraphTask],
     dependents: Vec<Vec<usize>>,
-    /// The number of Parallel states so far, for their names.
+    /// The number of Parallel states so far, used in their names.
     parallels: usize,
 }
 
 impl Writer<'_> {
-    /// `StartAt` and `States` of a sequence that begins with `begin`. `present` are the tasks whose outputs are in the
-    /// data on entry, `outputs` those whose outputs are the flow's output.
+    /// `StartAt` and `States` of a sequence that begins with `begin`. `present` are the tasks whose outputs the input
+    /// data contains, `outputs` those whose outputs are the flow's output.
     fn flow(
         &mut self,
         begin: Element,
@@ -148,7 +149,7 @@ impl Writer<'_> {
         states
     }
 
-    /// Keeps the output of a state in JSONata.
+    /// Adds the output to the data, for a state in JSONata.
     fn jsonata(&self, at: usize, state: &mut Map, layout: &Layout) {
         let task = &self.tasks[at];
         let own = state.remove("Output").unwrap_or_else(|| match task.kind {
@@ -177,7 +178,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Keeps the output of a state in JSONPath. Returns the state after it that brings the data into the layout, if the
+    /// Adds the output to the data, for a state in JSONPath. Returns a following state that creates the layout, if the
     /// state itself cannot.
     fn json_path(
         &self,
@@ -232,7 +233,7 @@ impl Writer<'_> {
         let mut selected = Map::new();
         let mut flows = Vec::with_capacity(branches.len());
         for (at, (branch, within)) in branches.iter().zip(&within).enumerate() {
-            // What is read after this state, or within the branch only.
+            // The outputs that are read after this state, or only within the branch.
             let outputs: BTreeSet<usize> =
                 within.iter().copied().filter(|task| layout.kept().contains(task)).collect();
             for output in &outputs {
@@ -252,7 +253,7 @@ impl Writer<'_> {
             }
             return vec![(name, state)];
         }
-        // `ResultPath` would put the outputs in the place of the earlier ones.
+        // `ResultPath` would replace the earlier outputs.
         let output = format!("{name} output");
         state.insert("ResultPath", Value::string("$.branches"));
         state.insert("Next", Value::string(&*output));
@@ -265,7 +266,8 @@ impl Writer<'_> {
         vec![(name, state), (output, joined)]
     }
 
-    /// A payload template that makes the layout; a task without a place has the output null.
+    /// A payload template that creates the layout; `place` returns the path of a task's output, which is null without
+    /// one.
     fn template(&self, layout: &Layout, place: impl Fn(&str) -> Option<String>) -> Value {
         let outputs = layout.kept().iter().map(|kept| {
             let name = &*self.tasks[*kept].name;
@@ -288,7 +290,7 @@ fn members(arranged: &Arrangement) -> Vec<usize> {
     found
 }
 
-/// Joins elements: the last one ends the flow.
+/// Concatenates elements; the last one ends the flow.
 fn sequence(elements: Vec<Element>) -> Map {
     let elements: Vec<Element> = elements.into_iter().filter(|element| !element.is_empty()).collect();
     let entries: Vec<String> = elements.iter().map(|element| element[0].0.clone()).collect();
@@ -310,7 +312,7 @@ fn sequence(elements: Vec<Element>) -> Map {
     flow
 }
 
-/// Runs the task if the condition is true, else leaves it out.
+/// Runs the task if the condition is true; otherwise skips it.
 fn choice(when: &Value, name: &str) -> Map {
     let mut state = Map::new();
     state.insert("Type", Value::string("Choice"));

@@ -1,4 +1,4 @@
-//! Documents of tasks and the definitions that they become.
+//! Documents of tasks and the definitions that they are compiled to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,14 +63,14 @@ fn graphs_are_taken_apart() {
         (&["b: a", "a"], "a, b"),
         (&["a", "b"], "[a | b]"),
         (&["a", "b: a", "c: a", "d: b c"], "a, [b | c], d"),
-        // An edge that follows from others counts for nothing.
+        // A redundant edge has no effect.
         (&["a", "b: a", "c: a b"], "a, b, c"),
         (&["a", "b", "c: a b", "d: a b"], "[a | b], [c | d]"),
         (&["a", "b: a", "c", "d: c", "e: b d"], "[a, b | c, d], e"),
         (&["a", "b: a", "c: b", "d: b", "e: c d", "f: a", "g: e f"], "a, [b, [c | d], e | f], g"),
-        // The N, which is not series-parallel: d waits for a as well.
+        // The "N" graph, which is not series-parallel: d waits for a as well.
         (&["a", "b", "c: a b", "d: b"], "[a | b], [c | d]"),
-        // One that waits only at its beginning.
+        // A graph that waits for other tasks only at its beginning.
         (&["a1", "a2: a1", "a3: a2", "b1", "b2: b1 a1", "b3: b2"], "[a1 | b1], [a2, a3 | b2, b3]"),
     ] {
         assert_eq!(shape(&compiled(&document(lines))), expected, "{lines:?}");
@@ -142,7 +142,7 @@ fn documents_are_checked() {
         ),
         (
             r#"{"tasks":{"a":{"state":{"Type":"Pass","Parameters":{"x.$":"$.tasks.b"}}}}}"#.to_owned(),
-            "/tasks/a: its state reads the output of \"b\", and there is no such task",
+            "/tasks/a: its state reads the output of \"b\", which does not exist",
         ),
         (
             format!(
@@ -223,7 +223,7 @@ fn every_kind_of_task_has_every_field() {
     assert_eq!(shape(&compiled(document)), "a, [[b, d | c], f | e]");
 }
 
-/// The times of the tasks when each takes its own: begin and end by name. Returns the end of the flow.
+/// Simulates a flow with a given duration of each task: records begin and end by name. Returns the end of the flow.
 fn play(
     flow: &Value,
     begin: u32,
@@ -247,10 +247,10 @@ fn play(
     now
 }
 
-/// Tasks by number, each with the numbers of its dependencies.
+/// The dependencies of each task, by index.
 type Edges = Vec<BTreeSet<usize>>;
 
-/// Plays the definition of a graph. Checks that each task runs once and after its dependencies; returns the times.
+/// Simulates the definition of a graph. Checks that each task runs once and after its dependencies; returns the times.
 fn played(edges: &Edges, lasts: &[u32]) -> Vec<(u32, u32)> {
     let line = |(at, dependencies): (usize, &BTreeSet<usize>)| {
         let names: Vec<String> = dependencies.iter().map(|at| format!("t{at}")).collect();
@@ -271,7 +271,7 @@ fn played(edges: &Edges, lasts: &[u32]) -> Vec<(u32, u32)> {
     times
 }
 
-/// The earliest times that the dependencies allow; dependencies have smaller numbers.
+/// The earliest times that the dependencies allow; dependencies have smaller indexes.
 fn earliest(edges: &Edges, lasts: &[u32]) -> Vec<(u32, u32)> {
     let mut times: Vec<(u32, u32)> = Vec::new();
     for (dependencies, lasts) in edges.iter().zip(lasts) {
@@ -281,7 +281,7 @@ fn earliest(edges: &Edges, lasts: &[u32]) -> Vec<(u32, u32)> {
     times
 }
 
-/// Series-parallel graphs: a task, or two of them one after the other or side by side.
+/// Series-parallel graphs: a task, or two such graphs in sequence or in parallel.
 #[derive(Debug, Clone)]
 enum SeriesParallel {
     Task,
@@ -290,7 +290,7 @@ enum SeriesParallel {
 }
 
 impl SeriesParallel {
-    /// Adds the tasks to `edges`, after the tasks `before`; returns their numbers.
+    /// Adds the tasks to `edges`, after the tasks `before`; returns their indexes.
     fn add(&self, before: &BTreeSet<usize>, edges: &mut Edges) -> BTreeSet<usize> {
         match self {
             Self::Task => {
@@ -358,7 +358,7 @@ proptest! {
 
 #[test]
 fn deep_graphs_stay_within_the_nesting_of_the_language() {
-    // A task beside a sequence of a task and, again, a task beside a sequence.
+    // A task in parallel to a sequence of a task and, recursively, the same.
     let mut edges: Edges = Vec::new();
     let mut before = BTreeSet::new();
     for _ in 0..NESTING_MAX + 10 {

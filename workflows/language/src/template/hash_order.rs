@@ -1,18 +1,18 @@
 //! The iteration order of a Java `HashMap` with string keys.
 //!
-//! It is visible wherever AWS builds an object from such a map and writes it out: in payload templates and in
+//! It is visible wherever AWS builds an object from such a map and serialises it: in payload templates and in
 //! `States.JsonMerge`.
 
-/// Entries in the order of a `HashMap` they were put into one after the other.
+/// Sorts entries as a `HashMap` iterates over them after inserting them in this order.
 pub(crate) fn sorted<T>(entries: Vec<T>, key: impl Fn(&T) -> &str) -> Vec<T> {
     let mut entries: Vec<(u32, T)> = entries.into_iter().map(|entry| (spread(key(&entry)), entry)).collect();
     let buckets = buckets(entries.len());
-    // Stable: what shares a bucket stays in the order it came.
+    // A stable sort: entries of one bucket keep their order.
     entries.sort_by_key(|(hash, _)| hash & (buckets - 1));
     entries.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// The table begins with 16 buckets and doubles when it is more than three quarters full.
+/// The number of buckets: 16 initially, doubled when the map is more than three quarters full.
 fn buckets(len: usize) -> u32 {
     let mut buckets: u32 = 16;
     while len as u64 * 4 > u64::from(buckets) * 3 && buckets < 1 << 30 {

@@ -1,4 +1,4 @@
-//! Templates of JSONata states: any JSON with `{% … %}` strings in it.
+//! Templates of JSONata states: any JSON with `{% … %}` strings.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl JsonataNode {
         }
     }
 
-    /// `field` is where this node stands, such as `Output/items[0]/name`.
+    /// `field` is the path of this node, such as `Output/items[0]/name`.
     pub(super) fn evaluate(&self, scope: &EvaluationScope<'_>, field: &str) -> Result<Value, StateError> {
         match self {
             Self::Constant(value) => Ok(value.clone()),

@@ -1,7 +1,7 @@
 //! Payload templates of JSONPath states.
 //!
-//! The fields of an object in a template are in AWS's order: literal fields first, as written, then those of `key.$`,
-//! which AWS keeps in a Java `HashMap` by their names without `.$` (learned from the recordings:
+//! The fields of an object in a template have AWS's order: literal fields first, as written, then those of `key.$`,
+//! which AWS keeps in a Java `HashMap` by their names without `.$` (shown by the recordings:
 //! `test-query-runtime-memory` has thirteen of them, `test-map-state-parameters-singleton-legacy` both kinds).
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Member {
 #[derive(Clone, Debug)]
 enum Content {
     Node(PayloadNode),
-    /// Of `key.$`; `field` is the key as it is written.
+    /// The value of `key.$`; `field` is the key as written.
     Dynamic {
         field: Arc<str>,
         expression: PathExpression,
@@ -109,14 +109,14 @@ fn member(key: &Arc<str>, value: &Value, problems: &mut Vec<Problem>) -> Option<
             value: Content::Dynamic { field: Arc::clone(key), expression },
         });
     }
-    // AWS names the object the field stands in, not the field.
+    // AWS reports the object that contains the field, not the field.
     problems.push(Problem::here(format!(
         "The value for the field '{key}' must be a valid JSONPath or a valid intrinsic function call"
     )));
     None
 }
 
-/// Runs `compile` and puts `step` before the places of the problems it found.
+/// Runs `compile` and prefixes the locations of its problems with `step`.
 pub(super) fn under<T>(
     step: &str,
     problems: &mut Vec<Problem>,
@@ -128,7 +128,7 @@ pub(super) fn under<T>(
     compiled
 }
 
-/// As [`under`], for an element of an array.
+/// Like [`under`], for an element of an array.
 pub(super) fn within<T>(
     at: usize,
     problems: &mut Vec<Problem>,

@@ -1,11 +1,11 @@
-//! Checks the transitions between states: every target exists, every state can be reached, every flow can end.
+//! Checks the transitions between states: every target exists, every state is reachable, every flow can end.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{DiagnosticCode, ProblemReport, Severity};
 use crate::parse::FlowDraft;
 
-/// Reports what is wrong with each flow, outer ones first.
+/// Reports the problems of each flow, outer ones first.
 pub(crate) fn check(flows: &[FlowDraft], report: &mut ProblemReport) {
     for flow in flows {
         targets(flow, report);
@@ -23,7 +23,7 @@ pub(crate) fn check(flows: &[FlowDraft], report: &mut ProblemReport) {
     }
 }
 
-/// Reports the targets that do not exist. It may be called when fields are invalid, too.
+/// Reports targets that do not exist. May also be called for a definition with invalid fields.
 pub(crate) fn targets(flow: &FlowDraft, report: &mut ProblemReport) {
     let known: HashSet<&str> = flow.states.iter().map(|state| &*state.name).collect();
     let mut missing = |name: &str, at: &str| {

@@ -7,8 +7,7 @@ use crate::definition::{Flow, QueryLanguage, Resource, State, StateId, StateKind
 use crate::parse::FlowDraft;
 use crate::value::Value;
 
-/// Reports doubts about every state; `drafts` know where the flows stand in the
-/// text, `root` is the text as a value.
+/// Reports warnings about every state; `drafts` have the paths of the flows, `root` is the definition's JSON.
 pub(crate) fn check(machine: &StateMachine, drafts: &[FlowDraft], root: &Value, report: &mut ProblemReport) {
     states(root, "", machine.query_language, report);
     for (flow, draft) in machine.flows().iter().zip(drafts) {
@@ -45,7 +44,7 @@ fn kind(kind: &StateKind, at: &str, report: &mut ProblemReport) {
     }
 }
 
-/// Walks the text's states, nested ones included.
+/// Walks over the states of the definition's JSON, including nested ones.
 fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut ProblemReport) {
     let Some(states) = flow.get("States").and_then(Value::as_object) else { return };
     for (name, state) in states.iter() {
@@ -68,7 +67,7 @@ fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut ProblemR
     }
 }
 
-/// An HTTP task's credentials are in a connection of EventBridge's, which is not looked up.
+/// An HTTP task's credentials are in a connection of EventBridge, which is not checked.
 fn connection(state: &Value, at: &str, report: &mut ProblemReport) {
     if state.get("Resource").and_then(Value::as_str) != Some("arn:aws:states:::http:invoke") {
         return;
@@ -76,7 +75,7 @@ fn connection(state: &Value, at: &str, report: &mut ProblemReport) {
     for field in ["Parameters", "Arguments"] {
         if state.get(field).and_then(|arguments| arguments.get("Authentication")).is_some() {
             let message =
-                "Connections are not there yet: the request is sent without the connection's credentials";
+                "Connections are not supported: the request is sent without the connection's credentials";
             report.warning(
                 DiagnosticCode::UnsupportedIntegration,
                 &format!("{at}/{field}/Authentication"),
@@ -120,7 +119,7 @@ fn json_path_state(state: &Value, at: &str, report: &mut ProblemReport) {
     }
 }
 
-/// Strings that look like paths or intrinsic functions under keys without `.$`.
+/// Finds strings that look like paths or intrinsic functions under keys without `.$`.
 fn static_paths(template: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
     match template {
         Value::Object(map) => {
@@ -147,7 +146,7 @@ fn looks_dynamic(text: &str) -> bool {
         || (text.starts_with("States.") && text.ends_with(')'))
 }
 
-/// Keys that end with `.$`.
+/// Finds keys that end with `.$`.
 fn dynamic_keys(value: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
     match value {
         Value::Object(map) => {
@@ -168,8 +167,7 @@ fn dynamic_keys(value: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
     }
 }
 
-/// States from which no end can be reached any more: the execution goes round until
-/// something fails or stops it.
+/// Finds states from which no end is reachable: the execution loops until it fails or is stopped.
 fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut ProblemReport) {
     let mut ends: Vec<StateId> =
         flow.states.iter().copied().filter(|id| is_end(machine.state(*id))).collect();

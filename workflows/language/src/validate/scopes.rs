@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use super::{DiagnosticCode, ProblemReport};
 use crate::value::Value;
 
-/// Reports names that were assigned further out, at the `Assign` that has them again.
+/// Reports names that an outer flow assigns as well, at the inner `Assign`.
 pub(crate) fn check(root: &Value, report: &mut ProblemReport) {
     flow(root, "", &HashSet::new(), report);
 }
@@ -20,7 +20,7 @@ fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut ProblemRepor
         let state_at = format!("{at}/States/{name}");
         assigned(state, &state_at, &mut |variable, at| {
             if outer.contains(variable) {
-                // The sentence is that of gabrielmoreira/tiny-asl-machine, which is checked against AWS.
+                // The message is from gabrielmoreira/tiny-asl-machine, which is verified against AWS.
                 let message =
                     format!("The variable name '{variable}' was already defined in a parent scope.");
                 report.error(DiagnosticCode::InvalidVariableName, at, message);
@@ -37,7 +37,7 @@ fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut ProblemRepor
     }
 }
 
-/// Each variable that a state, one of its rules or one of its catchers assigns, with the place of that `Assign`.
+/// Calls `tell` with each variable that a state, its rules or its catchers assign, and the path of that `Assign`.
 fn assigned<'a>(state: &'a Value, at: &str, tell: &mut dyn FnMut(&'a str, &str)) {
     let mut of = |holder: &'a Value, at: &str| {
         let Some(assign) = holder.get("Assign").and_then(Value::as_object) else { return };
@@ -55,7 +55,7 @@ fn assigned<'a>(state: &'a Value, at: &str, tell: &mut dyn FnMut(&'a str, &str))
     }
 }
 
-/// The flows in a state, where they are, and whether each of their runs is an execution.
+/// The flows in a state with their paths, and whether each of their runs is a child execution.
 fn inner_flows<'a>(state: &'a Value, at: &str) -> Vec<(&'a Value, String, bool)> {
     let mut flows = Vec::new();
     let branches = state.get("Branches").and_then(Value::as_array).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An object: entries in the order they came, found by a scan while they are few and by an index when they are many.
+//! Objects: entries in insertion order, found by a scan if there are few and by an index if there are many.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use super::Value;
 
-/// From this many entries on a lookup goes through an index: below it a scan over a line or two of memory is quicker.
+/// The number of entries from which a lookup uses an index: below it, a scan over one or two cache lines is faster.
 const INDEX_FROM: usize = 12;
 
 /// A JSON object.
 #[derive(Clone, Default)]
 pub struct Map {
     entries: Vec<(Arc<str>, Value)>,
-    /// Made at the first lookup in a large object, dropped when positions shift.
+    /// Built at the first lookup in a large object, dropped when positions change.
     index: OnceLock<HashMap<Arc<str>, usize>>,
 }
 
@@ -56,7 +56,7 @@ impl Map {
         self.position(key).is_some()
     }
 
-    /// Sets a member. An existing key keeps its place and its old value is returned; a new one goes last.
+    /// Sets a member. An existing key keeps its position, and its old value is returned; a new one is appended.
     pub fn insert(&mut self, key: impl Into<Arc<str>>, value: Value) -> Option<Value> {
         let key = key.into();
         if let Some(at) = self.position(&key) {
@@ -69,7 +69,7 @@ impl Map {
         None
     }
 
-    /// Takes a member out; the others keep their order.
+    /// Removes a member; the others keep their order.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         let at = self.position(key)?;
         self.index = OnceLock::new();
@@ -108,7 +108,7 @@ impl IntoIterator for Map {
     }
 }
 
-/// The same members, in any order.
+/// Equal if the members are, in any order.
 impl PartialEq for Map {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().all(|(key, value)| other.get(key) == Some(value))

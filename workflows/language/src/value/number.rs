@@ -1,4 +1,4 @@
-//! A number, as Jackson holds and prints it.
+//! Numbers with Jackson's types and format.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Write as _};
@@ -7,11 +7,11 @@ use std::sync::Arc;
 /// A JSON number.
 #[derive(Clone, Debug)]
 pub enum Number {
-    /// A whole number without fraction or exponent in its text.
+    /// An integer without fraction or exponent in its text.
     Int(i64),
-    /// A whole number beyond 64 bits: its digits, with the sign and without leading zeros.
+    /// An integer beyond 64 bits: its digits, with the sign and without leading zeros.
     Big(Arc<str>),
-    /// Anything with a fraction or an exponent; always finite.
+    /// Any number with a fraction or an exponent; always finite.
     Float(f64),
 }
 
@@ -26,7 +26,7 @@ impl Number {
         }
     }
 
-    /// The whole number it is equal to (`2.0` is 2), if it fits.
+    /// The equal integer (`2.0` is 2), if there is one that fits.
     #[expect(clippy::cast_possible_truncation, reason = "the range is checked first")]
     pub fn to_i64(&self) -> Option<i64> {
         match self {
@@ -41,8 +41,8 @@ impl Number {
         !matches!(self, Self::Float(_))
     }
 
-    /// AWS's form of a number from JSONata: whole doubles without a fraction as far as 64 bits go, the others as Java
-    /// has them. (The Java engine that LocalStack runs for AWS's does so; JavaScript would write more digits.)
+    /// Converts a number from JSONata as AWS does: integral doubles within 64 bits become integers, the others have
+    /// Java's format. (The Java engine in LocalStack behaves like this; JavaScript would write more digits.)
     #[expect(clippy::cast_possible_truncation, reason = "the range is checked first")]
     pub fn from_jsonata(double: f64) -> Option<Self> {
         const PAST_LONG: f64 = 9_223_372_036_854_775_808.0;
@@ -66,7 +66,7 @@ impl From<u64> for Number {
     }
 }
 
-/// By value; whole numbers exactly, a mixed pair as doubles.
+/// Compares by value: integers exactly, an integer and a double as doubles.
 impl PartialEq for Number {
     fn eq(&self, other: &Self) -> bool {
         self.partial_cmp(other) == Some(Ordering::Equal)
@@ -102,7 +102,8 @@ impl fmt::Display for Number {
     }
 }
 
-/// Java's `Double.toString`: plain from 0.001 to below ten million, else `d.dddE±n`; always a digit after the point.
+/// Java's `Double.toString`: decimal from 0.001 to below ten million, otherwise `d.dddE±n`; always with a digit after
+/// the point.
 fn write_double(f: &mut fmt::Formatter<'_>, double: f64) -> fmt::Result {
     let size = double.abs();
     if size == 0.0 {

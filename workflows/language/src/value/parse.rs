@@ -1,4 +1,4 @@
-//! JSON text to [`Value`], with the wording of Jackson's errors, which the AWS API hands to its callers.
+//! Parses JSON text to [`Value`], with Jackson's error messages, which the AWS API returns to its callers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ const VALUES: &str = "(JSON String, Number, Array, Object or token 'null', 'true
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonError {
     pub kind: JsonErrorKind,
-    /// Jackson's sentence, without the place.
+    /// Jackson's message, without the location.
     pub message: String,
-    /// From 1.
+    /// Counted from 1.
     pub line: usize,
-    /// As Jackson counts: one past the offending character, which counts from 1, in UTF-16 units.
+    /// As in Jackson: one past the offending character, which is counted from 1, in UTF-16 units.
     pub column: usize,
 }
 
-/// The kinds of [`JsonError`] a caller may want to tell apart.
+/// The kinds of [`JsonError`] that callers distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonErrorKind {
     Syntax,
-    /// The text ended too early, or there was none.
+    /// The text is empty or ends too early.
     Incomplete,
     DuplicateField,
     TooDeep,
@@ -35,18 +35,18 @@ pub enum JsonErrorKind {
 }
 
 impl JsonError {
-    /// Jackson's whole message about `source`: the sentence, the quoted beginning of the text, the place.
+    /// Jackson's complete message about `source`: the error, the quoted beginning of the text, the location.
     pub fn describe(&self, source: &str) -> String {
         format!("{}\n at {}", self.message, self.location(source))
     }
 
-    /// The place in `source` as Jackson writes it: `[Source: (String)"…"; line: 1, column: 4]`.
+    /// The location in `source` in Jackson's format: `[Source: (String)"…"; line: 1, column: 4]`.
     pub fn location(&self, source: &str) -> String {
         place(source, self.line, self.column)
     }
 }
 
-/// Jackson quotes at most this much of the text.
+/// The maximum number of characters of the text that Jackson quotes.
 const QUOTED_CHARS: usize = 500;
 
 fn place(source: &str, line: usize, column: usize) -> String {
@@ -68,17 +68,17 @@ impl fmt::Display for JsonError {
 impl std::error::Error for JsonError {}
 
 impl Value {
-    /// Reads one JSON value; of a key that stands twice the last value counts, as in Jackson.
+    /// Parses one JSON value; the last of duplicate keys wins, as in Jackson.
     pub fn parse(text: &str) -> Result<Self, JsonError> {
         Parser::new(text, false).document()
     }
 
-    /// Reads one JSON value and refuses a key that stands twice in one object.
+    /// Parses one JSON value, and rejects duplicate keys in an object.
     pub fn parse_strict(text: &str) -> Result<Self, JsonError> {
         Parser::new(text, true).document()
     }
 
-    /// Reads a text of at most `bytes_max` bytes.
+    /// Parses a text of at most `bytes_max` bytes.
     pub fn parse_bytes_max(text: &str, bytes_max: usize) -> Result<Self, JsonError> {
         if text.len() > bytes_max {
             let message = format!("The text has {} bytes, the limit is {bytes_max}", text.len());
@@ -140,7 +140,7 @@ impl<'a> Parser<'a> {
         (line, row.chars().map(char::len_utf16).sum::<usize>() + 1)
     }
 
-    /// The error for the current character; Jackson has read it, so the column is one further.
+    /// The error for the current character; Jackson has consumed it, so the column is one further.
     fn unexpected(&mut self, comment: &str) -> JsonError {
         let Some(found) = self.text[self.at..].chars().next() else {
             return self.ended("");
@@ -294,7 +294,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `unclosed` is what is said of the input's end within it.
+    /// `unclosed` is the message if the input ends within the string.
     fn string(&mut self, unclosed: &str) -> Parsed<String> {
         self.at += 1;
         let mut text = String::new();
@@ -345,7 +345,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// The character of `\uXXXX`, or of a pair of them; half a pair becomes the replacement character.
+    /// The character of `\uXXXX`, or of a surrogate pair; an unpaired surrogate becomes the replacement character.
     fn unicode_escape(&mut self) -> Parsed<char> {
         let first = self.hex4()?;
         if (0xD800..0xDC00).contains(&first) && self.text[self.at..].starts_with("\\u") {

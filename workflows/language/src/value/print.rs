@@ -1,4 +1,5 @@
-//! Compact JSON text, as Jackson writes it: no spaces, `"`, `\` and control characters escaped, the rest as it is.
+//! Compact JSON text, as Jackson writes it: no spaces, `"`, `\` and control characters escaped, all other characters
+//! unchanged.
 
 use std::fmt::{self, Write as _};
 
@@ -48,7 +49,7 @@ impl Value {
         }
     }
 
-    /// The number of UTF-8 bytes of the compact text, without writing it. AWS's payload limits count these.
+    /// The size of the compact text in UTF-8 bytes, computed without writing it. AWS's payload limits use this size.
     pub fn text_len(&self) -> usize {
         match self {
             Self::Null | Self::Bool(true) => 4,
@@ -78,7 +79,7 @@ fn number_len(number: &super::Number) -> usize {
     count.0
 }
 
-/// The escape of a byte that cannot stand in a JSON string: its letter, or `u` for the long form.
+/// The escape of a byte that a JSON string must escape: its letter, or `u` for the long form.
 const fn escape(byte: u8) -> Option<u8> {
     match byte {
         b'"' => Some(b'"'),

@@ -1,4 +1,4 @@
-//! `Value` in other people's types: serde both ways, and `serde_json::Value`.
+//! Conversions of `Value`: serde in both directions, and `serde_json::Value`.
 
 use std::fmt;
 
@@ -118,7 +118,7 @@ impl From<&serde_json::Value> for Value {
 }
 
 impl Value {
-    /// The same value in serde_json's type (whole numbers beyond 64 bits become doubles).
+    /// The same value in serde_json's type (integers beyond 64 bits become doubles).
     pub fn to_serde(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,

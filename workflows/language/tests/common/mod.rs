@@ -1,9 +1,9 @@
-//! Where the test data is.
+//! Locates the test data.
 
 use std::path::PathBuf;
 
-/// A folder of the test data: under `MAYFLY_TESTDATA`, else beside the repository.
-/// None, and said so, when it is not there.
+/// A folder of the test data: under `MAYFLY_TESTDATA`, or else next to the repository. `None`, with a message, if it
+/// does not exist.
 pub(crate) fn testdata(folder: &str) -> Option<PathBuf> {
     let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/testdata");
     let root = std::env::var_os("MAYFLY_TESTDATA").map_or_else(beside, PathBuf::from);

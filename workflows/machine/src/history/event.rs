@@ -5,27 +5,27 @@ use std::sync::Arc;
 use mayfly_workflows_language::value::{Map, Value};
 use serde_json::{Map as Json, Value as JsonValue, json};
 
-/// One event, in the API's terms.
+/// One event of a history.
 #[derive(Debug, Clone)]
 pub struct HistoryEvent {
     /// 1, 2, 3…
     pub id: u64,
-    /// The event that led to this one; 0 for none.
+    /// The number of the preceding event; 0 for none.
     pub previous: u64,
-    /// When its cause was journalled.
+    /// The time when its cause was journalled, in milliseconds since the epoch.
     pub at_ms: i64,
     /// The type, such as `TaskStateEntered`.
     pub kind: String,
-    /// The details and the member that holds them.
+    /// The details, with the name of their member.
     pub details: Option<EventDetails>,
 }
 
-/// The member of an event that holds its details.
+/// The details of an event.
 #[derive(Debug, Clone)]
 pub struct EventDetails {
     /// The member's name, such as `stateEnteredEventDetails`.
     pub member: &'static str,
-    /// In order; absent ones are left out when made.
+    /// The fields, in order; without absent ones.
     pub fields: Vec<(&'static str, DetailField)>,
 }
 
@@ -46,19 +46,19 @@ pub enum DetailField {
 }
 
 impl EventDetails {
-    /// Nothing said yet.
+    /// Details without fields.
     pub fn new(member: &'static str) -> Self {
         Self { member, fields: Vec::new() }
     }
 
-    /// Says one thing more.
+    /// Adds a text.
     #[must_use]
     pub fn text(mut self, name: &'static str, text: impl Into<Arc<str>>) -> Self {
         self.fields.push((name, DetailField::Text(text.into())));
         self
     }
 
-    /// Adds the text if there is one.
+    /// Adds a text if there is one.
     #[must_use]
     pub fn maybe(self, name: &'static str, text: Option<&str>) -> Self {
         match text {
@@ -74,7 +74,7 @@ impl EventDetails {
         self
     }
 
-    /// Adds a number when there is one.
+    /// Adds a number if there is one.
     #[must_use]
     pub fn maybe_number(self, name: &'static str, number: Option<u64>) -> Self {
         match number {
@@ -140,7 +140,7 @@ impl EventDetails {
 }
 
 impl HistoryEvent {
-    /// The event as `GetExecutionHistory` answers it; the time in seconds.
+    /// The event as in the response of `GetExecutionHistory`; the time in seconds.
     pub fn to_json(&self, include_data: bool) -> JsonValue {
         let mut event = Json::new();
         event.insert("id".to_owned(), json!(self.id));
@@ -154,7 +154,7 @@ impl HistoryEvent {
     }
 }
 
-/// Milliseconds as the wire's seconds.
+/// Converts milliseconds to seconds, the unit of the API.
 #[expect(clippy::cast_precision_loss, reason = "milliseconds of our millennium fit a double exactly")]
 fn seconds(at_ms: i64) -> JsonValue {
     json!(at_ms as f64 / 1000.0)

@@ -1,4 +1,4 @@
-//! Many executions whose timers are due in the same second: how late each of them ends.
+//! Many executions whose timers are due in the same second: how late each execution ends.
 
 use std::{
     net::SocketAddr,
@@ -15,14 +15,14 @@ use crate::table::{Table, ms};
 const EXECUTIONS: usize = 100_000;
 /// The same with `--quick`.
 const EXECUTIONS_QUICK: usize = 20_000;
-/// The time that is left to start them all: about 2,500 starts a second, on a machine that is slow.
+/// The time for starting all executions: about 2,500 starts per second on a slow machine.
 const START_RATE: usize = 2_500;
-/// The longest wait for the last of them after the timers were due.
+/// The timeout for the end of the last execution after the timers were due.
 const END_PATIENCE: Duration = Duration::from_secs(120);
 const PAGE: usize = 1_000;
 
 impl Bench<'_> {
-    /// The lateness of each execution: its `stopDate`, less the instant that its Wait names.
+    /// The lateness of each execution: its `stopDate` minus the timestamp of its Wait.
     pub(super) fn timers(&self) -> Result<Value> {
         let executions = if self.quick { EXECUTIONS_QUICK } else { EXECUTIONS };
         println!("\n{executions} timers due in one second");
@@ -48,7 +48,7 @@ impl Bench<'_> {
     }
 }
 
-/// Milliseconds between `due` and each execution's end, in ascending order, when all have ended.
+/// Waits until all have ended; returns the milliseconds between `due` and each execution's end, in ascending order.
 fn latenesses(address: SocketAddr, machine: &str, executions: usize, due: u64) -> Result<Vec<f64>> {
     let deadline = Instant::now() + Duration::from_secs(due.saturating_sub(unix_now()?)) + END_PATIENCE;
     std::thread::sleep(Duration::from_secs(due.saturating_sub(unix_now()?) + 1));

@@ -1,4 +1,4 @@
-//! Rules of single states.
+//! Validation rules of single states.
 
 use super::*;
 use crate::definition::{
@@ -140,7 +140,7 @@ fn express_machines_do_not_wait_for_others() {
     assert_eq!(express("arn:aws:states:::sns:publish.waitForTaskToken"), integration("waitForTaskToken"));
     assert_eq!(express("arn:aws:states:::batch:submitJob.sync"), integration("sync"));
     assert_eq!(express("arn:aws:states:us-east-1:123456789012:activity:a"), not("Activity ARN"));
-    // The items of a distributed Map can be Express while the machine is not.
+    // The children of a distributed Map may be Express in a Standard machine.
     let child = r#""StartAt":"T","States":{"T":{"Type":"Task","End":true,
         "Resource":"arn:aws:states:::sns:publish.waitForTaskToken"}}"#;
     let config = r#""ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"EXPRESS"}"#;
@@ -270,7 +270,7 @@ fn fields_of_the_other_language_are_named_as_such() {
     );
 }
 
-/// A map's numbers (measured: floci-io/floci#3733; the rest of the sentence about `$$` is that of `ResultPath`).
+/// A map's numbers (measured: floci-io/floci#3733; the rest of the message about `$$` is that of `ResultPath`).
 #[test]
 fn numbers_of_a_map() {
     let map = |body: &str| {
@@ -303,7 +303,8 @@ fn numbers_of_a_map() {
     }
 }
 
-/// The readable members of `$states`, and the codes of invalid expressions (the recordings of refused expressions).
+/// The readable members of `$states`, and the codes of invalid expressions (from the recordings of rejected
+/// expressions).
 #[test]
 fn expressions_have_codes_of_their_own() {
     let unsupported = "UNSUPPORTED_JSONATA_EXPRESSION";
@@ -343,8 +344,8 @@ fn expressions_have_codes_of_their_own() {
     );
 }
 
-/// The sentence, with its quotes, is quoted by people whom AWS refused a definition; what comes from a path is only
-/// refused when it has run, as they found too.
+/// The message, with its quotes, is quoted by users whose definition AWS rejected; values from a path are only checked
+/// at run time, as they also report.
 #[test]
 fn integrations_take_their_own_parameters() {
     let task = |resource: &str, given: &str| {
@@ -386,13 +387,13 @@ fn integrations_take_their_own_parameters() {
             r#""Parameters":{"Foo":1}"#,
             vec![missing("StateMachineArn"), refused("Foo", "Parameters")],
         ),
-        // AWS does not document what the others take.
+        // AWS does not document the parameters of the others.
         ("sns:publish", r#""Parameters":{"Foo":1}"#, vec![]),
     ];
     for (resource, given, expected) in cases {
         let text = task(resource, given);
         assert_eq!(errors_of(&text, StateMachineType::Standard), expected, "{text}");
-        // Definitions that an earlier version accepted still run.
+        // Definitions that an earlier version accepted still compile.
         let accepted = crate::parse::compile_accepted(&text, StateMachineType::Standard);
         let missing = expected.iter().any(|error| error.contains("required"));
         assert_eq!(accepted.is_ok(), !missing, "{text}");
