@@ -124,7 +124,7 @@ fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
             .extend(watch.round(&server, &[pods::pod(&format!("alone-{round}"), IMAGE, &["/bin/hello"])])?);
         wait_for("the function being at zero", SETTLE, || {
             let function = server.get("function", "boxed")?;
-            Ok((function["status"]["replicas"].as_u64().unwrap_or(0) == 0).then_some(()))
+            Ok((function["status"]["readyReplicas"].as_u64().unwrap_or(0) == 0).then_some(()))
         })?;
         let begun = Instant::now();
         let answer = Connection::open(server.http)?.get("/fn/default/boxed/")?;
