@@ -53,6 +53,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
         binary: options.mayfly(workspace),
         guests,
         neighbours: neighbours(upstream.local_addr()?),
+        upstream: format!("http://{}", upstream.local_addr()?),
         duration: Duration::from_secs(if options.quick { 2 } else { 5 }),
     };
     let mut figures = serde_json::Map::new();
@@ -97,6 +98,8 @@ struct Bench<'b> {
     binary: PathBuf,
     guests: PathBuf,
     neighbours: Vec<Neighbour>,
+    /// The URL of the upstream that never answers.
+    upstream: String,
     /// The duration of each measurement.
     duration: Duration,
 }
@@ -141,7 +144,7 @@ impl Bench<'_> {
             let spec = json!({
                 "isolation": isolation,
                 "limits": {"concurrency": 1000, "timeout": timeout},
-                "egress": ["http://127.0.0.1"],
+                "egress": [self.upstream],
                 "scaling": {"idleAfter": "1h"},
             });
             server.apply(&manifest(example, &component, spec))?;
