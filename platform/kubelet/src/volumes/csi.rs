@@ -10,40 +10,34 @@
 //! `NodeUnstageVolume`. Calls may be repeated: the specification requires drivers to be idempotent. The kubelet waits
 //! for a driver that is unavailable: only the driver can undo its work. (Behaviour: upstream `pkg/volume/csi`.)
 
+mod source;
+mod unmount;
+
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use kube::{Api, Client};
-use mayfly_api::{
-    env::EnvSources,
-    k8s::api::{
-        core::v1::{Pod, Secret, SecretReference, Volume},
-        storage::v1::{CSIDriver, VolumeAttachment},
-    },
-    volume_claims::{ANNOTATION_NODE_EXPANSION, capacity_bytes},
+use mayfly_api::k8s::api::{
+    core::v1::Pod,
+    storage::v1::{CSIDriver, VolumeAttachment},
 };
 use mayfly_csi::{
-    CsiDriver, CsiDrivers, CsiError, capability, names,
-    proto::{
-        CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-        NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
-        volume_capability::access_mode::Mode,
-    },
+    CsiDriver, CsiDrivers, CsiError, names,
+    proto::{CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest},
 };
-use nix::mount::{MntFlags, umount2};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{VolumeSources, in_use::VolumesInUse, is_mount_point, journal};
+pub(super) use self::source::CsiSource;
+use self::source::content;
+use super::{in_use::VolumesInUse, is_mount_point, journal};
 
 const KIND: &str = "csi";
-/// The keys of the volume context through which a driver learns about the pod (upstream's).
-const CONTEXT: &str = "csi.storage.k8s.io";
 
 /// The node's CSI drivers and their folder.
 #[derive(Clone)]
@@ -93,101 +87,6 @@ pub(super) enum CsiVolumeError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
     Group(String),
-}
-
-/// A volume as specified by a pod or a PersistentVolume.
-#[derive(Clone, Debug)]
-pub(super) struct CsiSource {
-    driver: String,
-    handle: String,
-    /// The PersistentVolume's name, otherwise that of the pod's volume: the folder in the pod.
-    name: String,
-    ephemeral: bool,
-    read_only: bool,
-    block: bool,
-    capability: VolumeCapability,
-    has_fs_type: bool,
-    attributes: BTreeMap<String, String>,
-    stage_secret: Option<Arc<Secret>>,
-    publish_secret: Option<Arc<Secret>>,
-    /// The size to expand the volume to on the node, in bytes; 0: none.
-    expand_to: u64,
-    capacity: u64,
-}
-
-impl CsiSource {
-    /// The source of a pod's volume, or of the volume that its claim is bound to; `None` if it is of another type.
-    ///
-    /// # Errors
-    /// A message: a Secret does not exist.
-    pub(super) fn of(
-        pod: &Pod,
-        volume: &Volume,
-        sources: &VolumeSources<'_, impl EnvSources>,
-    ) -> Result<Option<Self>, String> {
-        let secret = |namespace: &str, name: &str| {
-            let found = sources.objects.secret(namespace, name);
-            found.ok_or_else(|| format!("volume {:?}: secret {namespace}/{name} not found", volume.name))
-        };
-        if let Some(inline) = &volume.csi {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let reference = inline.node_publish_secret_ref.as_ref();
-            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            let fs_type = inline.fs_type.clone().unwrap_or_default();
-            return Ok(Some(Self {
-                driver: inline.driver.clone(),
-                handle: names::ephemeral_handle(uid, &volume.name),
-                name: volume.name.clone(),
-                ephemeral: true,
-                read_only: inline.read_only.unwrap_or(false),
-                block: false,
-                has_fs_type: !fs_type.is_empty(),
-                capability: capability(false, &fs_type, Vec::new(), &[]),
-                attributes: inline.volume_attributes.clone().unwrap_or_default(),
-                stage_secret: None,
-                publish_secret: reference.map(|reference| secret(namespace, &reference.name)).transpose()?,
-                expand_to: 0,
-                capacity: 0,
-            }));
-        }
-        let Some(claimed) = sources.claimed.get(&volume.name) else { return Ok(None) };
-        let Some(spec) = claimed.volume.spec.as_ref() else { return Ok(None) };
-        let Some(source) = &spec.csi else { return Ok(None) };
-        let find = |reference: &Option<SecretReference>| {
-            let text = |value: &Option<String>| value.clone().unwrap_or_default();
-            reference.as_ref().map(|one| secret(&text(&one.namespace), &text(&one.name))).transpose()
-        };
-        let annotations = claimed.volume.metadata.annotations.as_ref();
-        let expand_to = annotations.and_then(|all| all.get(ANNOTATION_NODE_EXPANSION)?.parse().ok());
-        let block = spec.volume_mode.as_deref() == Some("Block");
-        let fs_type = source.fs_type.clone().unwrap_or_default();
-        let modes = spec.access_modes.clone().unwrap_or_default();
-        let options = spec.mount_options.clone().unwrap_or_default();
-        Ok(Some(Self {
-            driver: source.driver.clone(),
-            handle: source.volume_handle.clone(),
-            name: claimed.volume.metadata.name.clone().unwrap_or_default(),
-            ephemeral: false,
-            read_only: claimed.read_only || source.read_only.unwrap_or(false),
-            block,
-            has_fs_type: !fs_type.is_empty(),
-            capability: capability(block, &fs_type, options, &modes),
-            attributes: source.volume_attributes.clone().unwrap_or_default(),
-            stage_secret: find(&source.node_stage_secret_ref)?,
-            publish_secret: find(&source.node_publish_secret_ref)?,
-            expand_to: expand_to.unwrap_or(0),
-            capacity: capacity_bytes(&claimed.volume),
-        }))
-    }
-
-    pub(super) fn is_block(&self) -> bool {
-        self.block
-    }
-}
-
-fn content(secret: Option<&Arc<Secret>>) -> HashMap<String, String> {
-    let data = secret.and_then(|secret| secret.data.clone()).unwrap_or_default();
-    data.into_iter().map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect()
 }
 
 /// The journal of one volume.
@@ -266,7 +165,7 @@ impl CsiVolumes {
             target: target.clone(),
             staging: staging.clone(),
             expanded_bytes: 0,
-            is_attached: needs_attachment(source, &settings),
+            is_attached: source.needs_attachment(&settings),
         };
         // The driver creates the target itself, in this folder.
         let parent = target.parent().unwrap_or(&folder);
@@ -297,7 +196,7 @@ impl CsiVolumes {
             volume_capability: Some(source.capability.clone()),
             readonly: source.read_only,
             secrets: content(source.publish_secret.as_ref()),
-            volume_context: context(pod, source, &settings),
+            volume_context: source.context(pod, &settings),
         };
         driver.node_publish_volume(request).await?;
         if !is_published(source, &target) {
@@ -306,7 +205,7 @@ impl CsiVolumes {
                 .into());
         }
         self.expand(&driver, source, &mut record, &journal).await?;
-        if gives_to_group(source, &settings) {
+        if source.gives_to_group(&settings) {
             super::persistent::give_to_group(pod, &target).map_err(CsiVolumeError::Group)?;
         }
         Ok(target)
@@ -343,7 +242,7 @@ impl CsiVolumes {
         source: &CsiSource,
         settings: &CSIDriver,
     ) -> Result<HashMap<String, String>, CsiVolumeError> {
-        if !needs_attachment(source, settings) {
+        if !source.needs_attachment(settings) {
             return Ok(HashMap::new());
         }
         let name = names::attachment(&source.handle, &source.driver, &self.node);
@@ -438,90 +337,11 @@ impl CsiVolumes {
         }
         self.expand(&*self.driver(&source.driver)?, source, &mut record, &path).await
     }
-
-    /// Unmounts all CSI volumes of a pod, according to its journals. A journal is removed after its driver's last call.
-    pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), CsiVolumeError> {
-        for (path, record) in journal::read_all::<CsiRecord>(&root.join(uid), KIND) {
-            let driver = self.driver(&record.driver)?;
-            let (volume_id, target_path) = (record.handle.clone(), text(&record.target));
-            driver.node_unpublish_volume(NodeUnpublishVolumeRequest { volume_id, target_path }).await?;
-            remove_target(&record)?;
-            if let Some(staging) = &record.staging {
-                self.unstage(root, uid, &driver, &record, staging).await?;
-            }
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
-            self.update_in_use(root);
-        }
-        let pod = self.config.folder.join("pods").join(uid);
-        for folder in [pod.join("volumes/kubernetes.io~csi"), pod.join("volumes"), pod] {
-            // Fails if the folder is not empty: something else is in it.
-            let _ = fs::remove_dir(folder);
-        }
-        Ok(())
-    }
-
-    async fn unstage(
-        &self,
-        root: &Path,
-        uid: &str,
-        driver: &CsiDriver,
-        record: &CsiRecord,
-        staging: &Path,
-    ) -> Result<(), CsiVolumeError> {
-        let lock = self.lock_of(staging);
-        let _one = lock.lock().await;
-        let others = journal::pods(root).into_iter().filter(|pod| *pod != root.join(uid));
-        let mut others = others.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
-        if others.any(|(_, other)| other.staging.as_deref() == Some(staging)) {
-            return Ok(());
-        }
-        let (volume_id, staging_target_path) = (record.handle.clone(), text(staging));
-        driver.node_unstage_volume(NodeUnstageVolumeRequest { volume_id, staging_target_path }).await?;
-        undo_mount(staging)?;
-        remove_if_there(staging, |path| fs::remove_dir(path))?;
-        if let Some(folder) = staging.parent().filter(|_| staging.ends_with("globalmount")) {
-            remove_if_there(&folder.join("vol_data.json"), |path| fs::remove_file(path))?;
-            let _ = fs::remove_dir(folder);
-        }
-        Ok(())
-    }
-}
-
-/// Removes what a driver left at the target: a driver may report success without removing it.
-fn remove_target(record: &CsiRecord) -> Result<(), CsiVolumeError> {
-    undo_mount(&record.target)?;
-    match fs::symlink_metadata(&record.target) {
-        Ok(found) if found.is_dir() => remove_if_there(&record.target, |path| fs::remove_dir(path))?,
-        Ok(_) => remove_if_there(&record.target, |path| fs::remove_file(path))?,
-        Err(_) => {}
-    }
-    remove_if_there(&record.folder.join("vol_data.json"), |path| fs::remove_file(path))?;
-    // Fails if other pods use the folder, which is possible for a device.
-    let _ = fs::remove_dir(&record.folder);
-    Ok(())
-}
-
-fn undo_mount(path: &Path) -> Result<(), CsiVolumeError> {
-    while is_mount_point(path) {
-        umount2(path, MntFlags::MNT_DETACH).map_err(|error| failed("unmount", path)(error.into()))?;
-    }
-    Ok(())
-}
-
-fn remove_if_there(path: &Path, remove: impl Fn(&Path) -> io::Result<()>) -> Result<(), CsiVolumeError> {
-    match remove(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
-    }
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CsiVolumeError + use<> {
     let path = path.to_owned();
     move |source| CsiVolumeError::Io { action, path, source }
-}
-
-fn needs_attachment(source: &CsiSource, settings: &CSIDriver) -> bool {
-    !source.ephemeral && settings.spec.attach_required != Some(false)
 }
 
 fn text(path: &Path) -> String {
@@ -534,34 +354,4 @@ fn is_published(source: &CsiSource, target: &Path) -> bool {
         true => fs::metadata(target).is_ok_and(|found| found.file_type().is_block_device()),
         false => is_mount_point(target),
     }
-}
-
-/// The volume context of `NodePublishVolume`: the volume's own, and the pod's if the driver requests it.
-fn context(pod: &Pod, source: &CsiSource, settings: &CSIDriver) -> HashMap<String, String> {
-    let mut context: HashMap<String, String> = source.attributes.clone().into_iter().collect();
-    if settings.spec.pod_info_on_mount == Some(true) {
-        let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
-        for (key, value) in [
-            ("pod.name", text(&pod.metadata.name)),
-            ("pod.namespace", text(&pod.metadata.namespace)),
-            ("pod.uid", text(&pod.metadata.uid)),
-            ("serviceAccount.name", account.unwrap_or_default()),
-            ("ephemeral", source.ephemeral.to_string()),
-        ] {
-            context.insert(format!("{CONTEXT}/{key}"), value);
-        }
-    }
-    context
-}
-
-/// Whether the node applies `fsGroup`.
-fn gives_to_group(source: &CsiSource, settings: &CSIDriver) -> bool {
-    let once = source.capability.access_mode.is_some_and(|mode| mode.mode() == Mode::SingleNodeWriter);
-    let applies = match settings.spec.fs_group_policy.as_deref() {
-        Some("None") => false,
-        Some("File") => true,
-        _ => source.has_fs_type && once,
-    };
-    applies && !source.read_only && !source.block
 }
