@@ -100,7 +100,7 @@ impl Recording {
     }
 
     /// Records that the guest has ended or was dropped.
-    pub(crate) fn left(&self, memory_peak_bytes: u64, ended: bool) {
+    pub(crate) fn guest_ended(&self, memory_peak_bytes: u64, ended: bool) {
         self.record(|call| {
             call.memory_peak_bytes = memory_peak_bytes;
             call.ended = ended;

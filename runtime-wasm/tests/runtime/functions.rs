@@ -142,7 +142,10 @@ async fn a_guest_that_ends_itself_is_told_so() {
     let fixture = Fixture::new();
     let function = fixture.function(panic, |_| {}).await;
     let error = call(&function, get("/?exit=3")).await.err().unwrap();
-    assert!(matches!(&error, CallError::Trapped(what) if what.contains("exited before it answered")), "{error}");
+    assert!(
+        matches!(&error, CallError::Trapped(what) if what.contains("exited before it answered")),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

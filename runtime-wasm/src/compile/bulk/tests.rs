@@ -170,8 +170,8 @@ fn modules_inside_of_components_are_rewritten_and_nothing_else() {
         (instance $i (instantiate $inner))
         (export "f" (func $i "f")))"#;
     let original = wat::parse_str(text).unwrap();
-    let rewritten = in_pieces(&original).unwrap();
+    let rewritten = split_bulk_ops(&original).unwrap();
     assert!(rewritten.len() > original.len());
     wasmparser::Validator::new().validate_all(&rewritten).unwrap();
-    assert!(in_pieces(b"\0asm").is_err() && in_pieces(b"").is_err());
+    assert!(split_bulk_ops(b"\0asm").is_err() && split_bulk_ops(b"").is_err());
 }
