@@ -162,7 +162,7 @@ async fn finish(host: &SlurmHost, one: &OpenJob, end: Option<&JobEnd>) {
     let folder = host.folder.container(&record.id(&one.pod));
     let (noted, stderr) = {
         let folder = folder.clone();
-        blocking(move || (record::noted_exit(&folder), log_copy::stderr_tail(&folder))).await
+        blocking(move || (record::recorded_exit(&folder), log_copy::stderr_tail(&folder))).await
     };
     let missing_for = one.job.set_missing(Instant::now()).elapsed();
     let end = end.cloned().map(|end| match end.signal != 0 && output::is_memory_exceeded(&stderr) {
