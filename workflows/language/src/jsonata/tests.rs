@@ -154,7 +154,7 @@ fn delimiters() {
     for broken in ["{% $x", "$x %}", " {% $x %}", "{% $x %} ", "{%}"] {
         assert!(!matches!(delimited(broken), Delimited::Expression(_)), "{broken}");
     }
-    assert!(matches!(delimited("{% $x"), Delimited::Broken(_)));
+    assert!(matches!(delimited("{% $x"), Delimited::Invalid(_)));
 }
 
 /// Each would exhaust memory or run without end; each must fail in time.
