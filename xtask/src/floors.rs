@@ -76,7 +76,7 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
 ];
 
 /// Dependencies that are forbidden on floor 0: data types and rules need no runtime and no network.
-const NOT_ON_THE_GROUND: &[&str] =
+const FLOOR0_FORBIDDEN: &[&str] =
     &["tokio", "hyper", "axum", "tower", "http", "reqwest", "async-std", "smol"];
 
 /// The minimum number of lines of a charter: what belongs here, what does not, where to start reading.
@@ -212,7 +212,7 @@ fn known_elsewhere(member: &Member, dependency: &Dependency, found: &mut Vec<Str
 }
 
 fn on_the_ground(member: &Member, dependency: &Dependency, found: &mut Vec<String>) {
-    if NOT_ON_THE_GROUND.iter().any(|name| is_or_extends(&dependency.name, name)) {
+    if FLOOR0_FORBIDDEN.iter().any(|name| is_or_extends(&dependency.name, name)) {
         found.push(format!("{} lies on floor 0 and depends on {}", member.name, dependency.name));
     }
     if dependency.name == "kube" && dependency.features.iter().any(|f| f == "client" || f == "runtime") {
