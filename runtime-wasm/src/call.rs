@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn an_informational_status_is_none_of_an_answer() {
+    fn an_informational_status_is_rejected_as_response() {
         for status in [100, 101, 103] {
             let expected = CallError::GuestError(format!("{status} is not a final response status"));
             assert_eq!(head(status, None, "").err(), Some(expected));

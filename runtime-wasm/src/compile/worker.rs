@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_compiler_writes_is_the_code() {
+    async fn standard_output_of_the_compiler_is_the_machine_code() {
         let folder = tempfile::tempdir().unwrap();
         let echo = worker(folder.path(), "echo \"$@\"; cat");
         let made = echo.compile(AsyncModel::Async, b"wasm").await.unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ends_a_compiler_tells_whether_another_try_helps() {
+    async fn external_signals_and_exit_status_4_are_retryable() {
         let folder = tempfile::tempdir().unwrap();
         // Other signals may be ignored where the tests run, and a shell inherits that.
         for signal in ["KILL", "TERM", "XCPU"] {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_compiler_that_does_not_end_is_ended() {
+    async fn a_hanging_compiler_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));

@@ -108,7 +108,7 @@ fn every_instruction_does_what_it_did() {
 }
 
 #[test]
-fn what_is_out_of_bounds_traps_before_it_writes() {
+fn out_of_bounds_operations_trap_before_writing() {
     let [mut original, mut rewritten] = both(&text("i32"));
     for (name, arguments) in [
         ("fill", (MEMORY_BYTES - 10, 1, 11)),
