@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused() {
+    fn an_archive_without_an_image_is_rejected() {
         for (files, reason) in [
             (vec![("x", &b"y"[..])], "neither"),
             (vec![("manifest.json", b"{")], "manifest.json"),

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn command_and_args_replace_what_the_image_says() {
+    fn command_and_args_override_the_image() {
         let host = SandboxHost::default();
         for (command, args, expected) in [
             (vec![], vec![], vec!["/entry", "default"]),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_containers_environment_is_stronger_than_the_images() {
+    fn container_environment_overrides_the_image() {
         let mut spec = container();
         spec.env = vec![("A".into(), "own".into())];
         let built = built(&spec, &SandboxHost { hostname: "p".into(), ..Default::default() });
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn root_is_refused_where_it_must_not_be() {
+    fn root_is_rejected_with_run_as_non_root() {
         let mut spec = container();
         spec.process.security.run_as_non_root = true;
         let host = SandboxHost::default();

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_answer_that_begins_too_early_is_cut() {
+    async fn a_response_that_starts_before_the_requested_offset_is_trimmed() {
         let chunks = ["abc", "de", "f"].map(|text| Ok(Bytes::from_static(text.as_bytes())));
         let cut = async |skip| {
             let content: Vec<Bytes> =
