@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks() {
+    fn jsonata_delimiters_are_checked() {
         assert_eq!(whole("plain"), Ok(None));
         assert_eq!(whole("{% 10 %}"), Ok(Some(" 10 ")));
         assert_eq!(whole("{%\n  $x\n%}"), Ok(Some("\n  $x\n")));
