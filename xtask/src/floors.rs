@@ -303,12 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn a_house_in_order_has_no_violations() {
+    fn a_valid_workspace_has_no_violations() {
         check(member("tests/e2e", &["mayfly", "tokio"]), &[]);
     }
 
     #[test]
-    fn an_arrow_up_is_found() {
+    fn a_dependency_on_a_higher_floor_is_found() {
         check(
             member("platform/store", &["mayfly-gateway"]),
             &["mayfly-store (floor 1) looks up at mayfly-gateway"],
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_in_their_rooms() {
+    fn restricted_dependencies_are_allowed_only_in_their_crates() {
         check(member("platform/gateway", &["wasmtime-wasi-http"]), &["only runtime-wasm may"]);
         check(
             member("platform/gateway", &["rusqlite"]),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn floor_0_has_no_runtime_and_no_wire() {
+    fn floor_0_has_no_async_runtime_or_network_dependency() {
         check(member("platform/api", &["tokio-util"]), &["floor 0 and depends on tokio-util"]);
         check(member("platform/api", &["http"]), &["depends on http"]);
         check(member("platform/api", &["dev:tokio"]), &[]);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_stand_apart() {
+    fn guests_are_isolated_from_the_workspace() {
         let guests = [member("sdk/rust", &["serde"]), member("examples/hello", &["mayfly-sdk"])];
         assert_eq!(guest_violations(&guests), Vec::<String>::new());
         let found = guest_violations(&[member("sdk/rust", &["mayfly-api"])]);
