@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_started_is_taken_over() {
+    fn only_started_containers_are_adopted() {
         let record = || ContainerRecord {
             started: jiff::Timestamp::UNIX_EPOCH,
             tty: false,

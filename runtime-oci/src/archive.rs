@@ -44,14 +44,14 @@ pub(crate) enum Blob {
     /// A byte range of the archive.
     Stored { offset: u64, bytes: u64 },
     /// A generated document.
-    Made(Vec<u8>),
+    Generated(Vec<u8>),
 }
 
 impl Blob {
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Stored { bytes, .. } => *bytes,
-            Self::Made(document) => document.len() as u64,
+            Self::Generated(document) => document.len() as u64,
         }
     }
 }
@@ -197,7 +197,9 @@ impl Archive {
             let digest = format!("sha256:{}", hex::encode(Sha256::digest(&document)));
             let names = entry.repo_tags.unwrap_or_default();
             if names.is_empty() {
-                return Err(ArchiveError::Form("an image in it has no name: save it with name and tag".into()));
+                return Err(ArchiveError::Form(
+                    "an image in it has no name: save it with name and tag".into(),
+                ));
             }
             let bytes = document.len() as u64;
             self.images.push(ArchivedImage {
@@ -206,7 +208,7 @@ impl Archive {
                 digest: digest.clone(),
                 bytes,
             });
-            self.blobs.insert(digest, Blob::Made(document));
+            self.blobs.insert(digest, Blob::Generated(document));
         }
         Ok(())
     }
@@ -236,7 +238,7 @@ impl Archive {
     /// A reader of a blob's bytes. Blocks.
     pub(crate) fn reader(&self, blob: &Blob) -> io::Result<Box<dyn Read + Send>> {
         Ok(match blob {
-            Blob::Made(document) => Box::new(io::Cursor::new(document.clone())),
+            Blob::Generated(document) => Box::new(io::Cursor::new(document.clone())),
             Blob::Stored { offset, bytes } => {
                 let mut file = self.file.try_clone()?;
                 file.seek(SeekFrom::Start(*offset))?;
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused() {
+    fn an_archive_without_an_image_is_rejected() {
         for (files, reason) in [
             (vec![("x", &b"y"[..])], "neither"),
             (vec![("manifest.json", b"{")], "manifest.json"),

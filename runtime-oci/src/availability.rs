@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_run_where_everything_is_there() {
+    fn containers_are_enabled_when_all_prerequisites_exist() {
         let all = |name: &str| Some(PathBuf::from("/usr/bin").join(name));
         let none = |_: &str| None;
         let no_runc = |name: &str| if name == "runc" { None } else { all(name) };

@@ -76,13 +76,13 @@ impl PodGroup {
                 Ok(()) => {}
             }
         }
-        self.weigh_class();
+        self.set_class_weight();
         Ok(())
     }
 
     /// Sets the weight of the pod's QoS class. The sum is read from the kernel: other servers may have pods in the
     /// class.
-    fn weigh_class(&self) {
+    fn set_class_weight(&self) {
         let version = version();
         let (controller, file) = version.weight_file();
         let class = in_hierarchy(version.folder(controller), class_path(self.class));
@@ -110,7 +110,7 @@ impl PodGroup {
                 let _ = fs::remove_dir(hierarchy.join(above.trim_start_matches('/')));
             }
         }
-        self.weigh_class();
+        self.set_class_weight();
     }
 }
 

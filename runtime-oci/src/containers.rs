@@ -31,7 +31,7 @@ use crate::{
     layout::task_id,
     log_shim::start_with_pipes,
     sandbox::Sandbox,
-    spec::{self, ContainerPlace},
+    spec::{self, SpecContext},
 };
 
 const RUNTIME: &str = "io.containerd.runc.v2";
@@ -145,7 +145,7 @@ impl OciHost {
         let (passwd, group) = self.accounts(&mounts, &image_user, spec).await?;
         let user = spec::user(&spec.process.security, &image_user, &passwd, &group)
             .map_err(RuntimeError::Invalid)?;
-        let around = ContainerPlace {
+        let context = SpecContext {
             host: &sandbox.host,
             namespaces: self.layout.namespaces(&spec.id.pod),
             pod_folder: self.layout.pod(&spec.id.pod),
@@ -157,7 +157,7 @@ impl OciHost {
             bounding_set: spec::bounding_set(),
             oom_score_min: spec::oom_score_min(spec::bounding_set()),
         };
-        let oci = spec::build(spec, &image.config, &around).map_err(RuntimeError::Invalid)?;
+        let oci = spec::build(spec, &image.config, &context).map_err(RuntimeError::Invalid)?;
         let record = ContainerRecord {
             started: jiff::Timestamp::now(),
             tty: spec.process.tty,

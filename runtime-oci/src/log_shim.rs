@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_keeps_the_end_and_says_so() {
+    fn a_tail_keeps_the_end_and_reports_truncation() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("capture/stdout");
         let mut tail = OutputTail::default();

@@ -38,7 +38,7 @@ const SHM_SIZE: &str = "size=65536k";
 
 /// Node and sandbox state that the specification of a container depends on.
 #[derive(Clone, Debug)]
-pub(crate) struct ContainerPlace<'a> {
+pub(crate) struct SpecContext<'a> {
     pub(crate) host: &'a SandboxHost,
     /// The directory of the pinned namespaces.
     pub(crate) namespaces: PathBuf,
@@ -65,19 +65,19 @@ pub(crate) struct ContainerPlace<'a> {
 pub(crate) fn build(
     container: &ContainerSpec,
     image: &ImageConfiguration,
-    around: &ContainerPlace<'_>,
+    context: &SpecContext<'_>,
 ) -> Result<Spec, String> {
     let security = &container.process.security;
-    if security.run_as_non_root && around.user.uid == 0 {
+    if security.run_as_non_root && context.user.uid == 0 {
         return Err("container has runAsNonRoot and its user is root".into());
     }
     let value = json!({
         "ociVersion": "1.0.2",
-        "process": process(container, image, around)?,
+        "process": process(container, image, context)?,
         "root": {"path": "rootfs", "readonly": security.read_only_root},
         "hostname": "",
-        "mounts": mounts(container, around),
-        "linux": linux(container, around)?,
+        "mounts": mounts(container, context),
+        "linux": linux(container, context)?,
         "hooks": hooks(&container.process.hooks),
     });
     serde_json::from_value(value).map_err(|error| error.to_string())
@@ -96,7 +96,7 @@ fn hooks(hooks: &[ContainerHook]) -> Value {
 fn process(
     container: &ContainerSpec,
     image: &ImageConfiguration,
-    around: &ContainerPlace<'_>,
+    context: &SpecContext<'_>,
 ) -> Result<Value, String> {
     let config = image.config().as_ref();
     let arguments = arguments(container, image)?;
@@ -105,19 +105,19 @@ fn process(
     let working_dir = working_dir
         .or_else(|| config.and_then(|config| config.working_dir().clone()))
         .filter(|path| !path.is_empty());
-    let capabilities = capabilities(&container.process.security, around.bounding_set);
-    let ProcessUser { uid, gid, groups } = &around.user;
+    let capabilities = capabilities(&container.process.security, context.bounding_set);
+    let ProcessUser { uid, gid, groups } = &context.user;
     // A process that is not root gets capabilities only by executing a file that has them.
     let effective = if *uid == 0 { capabilities.clone() } else { Vec::new() };
     Ok(json!({
         "terminal": container.process.tty,
         "user": {"uid": uid, "gid": gid, "additionalGids": groups},
         "args": arguments,
-        "env": environment(&from_image, container, &around.host.hostname),
+        "env": environment(&from_image, container, &context.host.hostname),
         "cwd": working_dir.unwrap_or_else(|| "/".into()),
         "capabilities": {"bounding": capabilities, "effective": effective, "permitted": effective},
         "noNewPrivileges": container.process.security.no_new_privileges,
-        "oomScoreAdj": container.process.oom_score_adj.max(around.oom_score_min),
+        "oomScoreAdj": container.process.oom_score_adj.max(context.oom_score_min),
     }))
 }
 
@@ -152,7 +152,7 @@ fn environment(from_image: &[String], container: &ContainerSpec, hostname: &str)
     all
 }
 
-fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> {
+fn mounts(container: &ContainerSpec, context: &SpecContext<'_>) -> Vec<Value> {
     let privileged = container.process.security.privileged;
     let access = if privileged { "rw" } else { "ro" };
     let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
@@ -170,7 +170,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", access]),
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
     ];
-    if around.host.host_network {
+    if context.host.host_network {
         // A sysfs of the host's network namespace cannot be mounted again.
         mounts[5] = mount("/sys", "bind", "/sys", &["rbind", "nosuid", "noexec", "nodev", access]);
         mounts.remove(6);
@@ -189,7 +189,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
         let path = format!("/etc/{file}");
         if !is_covered(&path) {
             mounts.push(bind(
-                &around.pod_folder.join(file),
+                &context.pod_folder.join(file),
                 &path,
                 container.process.security.read_only_root,
             ));
@@ -197,7 +197,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
     }
     let message = &container.process.termination_message_path;
     if !message.is_empty() && !is_covered(message) {
-        mounts.push(bind(&around.message_file, message, false));
+        mounts.push(bind(&context.message_file, message, false));
     }
     mounts.extend(own.iter().map(|volume| {
         bind_as(&volume.host, &volume.guest, volume.read_only, propagation(volume.propagation))
@@ -221,27 +221,27 @@ fn root_propagation(container: &ContainerSpec) -> Option<&'static str> {
     wanted.into_iter().find(|wanted| has(*wanted)).map(propagation)
 }
 
-fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value, String> {
+fn linux(container: &ContainerSpec, context: &SpecContext<'_>) -> Result<Value, String> {
     let security = &container.process.security;
     let mut namespaces = vec![json!({"type": "mount"})];
     let mut join = |kind: &str, file: &str| {
-        let path = around.namespaces.join(file);
+        let path = context.namespaces.join(file);
         namespaces.push(json!({"type": kind, "path": path.to_string_lossy()}));
     };
-    if !around.host.host_network {
+    if !context.host.host_network {
         join("network", "net");
         join("uts", "uts");
     }
-    if !around.host.host_ipc {
+    if !context.host.host_ipc {
         join("ipc", "ipc");
     }
-    match around.target_pid {
+    match context.target_pid {
         Some(pid) => namespaces.push(json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")})),
-        None if around.host.shares_processes => {
-            let path = around.namespaces.join(crate::namespaces::PROCESSES);
+        None if context.host.shares_processes => {
+            let path = context.namespaces.join(crate::namespaces::PROCESSES);
             namespaces.push(json!({"type": "pid", "path": path.to_string_lossy()}));
         }
-        None if !around.host.host_pid => namespaces.push(json!({"type": "pid"})),
+        None if !context.host.host_pid => namespaces.push(json!({"type": "pid"})),
         None => {}
     }
     let unmasked = security.privileged || security.unmasked_proc;
@@ -249,33 +249,33 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value
     let read_only: &[&str] = if unmasked { &[] } else { &READ_ONLY_PATHS };
     let mut linux = json!({
         "namespaces": namespaces,
-        "cgroupsPath": around.cgroup,
+        "cgroupsPath": context.cgroup,
         "maskedPaths": masked,
         "readonlyPaths": read_only,
-        "sysctl": around.host.sysctls,
+        "sysctl": context.host.sysctls,
         "resources": resources(container),
         "devices": devices::nodes(&container.process.devices),
     });
     if let Some(propagation) = root_propagation(container) {
         linux["rootfsPropagation"] = propagation.into();
     }
-    if let Some(filter) = filter(container, around)? {
+    if let Some(filter) = filter(container, context)? {
         linux["seccomp"] = filter;
     }
     Ok(linux)
 }
 
 /// The seccomp filter. A privileged container has none.
-fn filter(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Option<Value>, String> {
+fn filter(container: &ContainerSpec, context: &SpecContext<'_>) -> Result<Option<Value>, String> {
     let security = &container.process.security;
     match &security.seccomp {
         _ if security.privileged => Ok(None),
         SeccompProfile::Unconfined => Ok(None),
         SeccompProfile::RuntimeDefault => {
-            Ok(Some(seccomp::default_profile(&capabilities(security, around.bounding_set))))
+            Ok(Some(seccomp::default_profile(&capabilities(security, context.bounding_set))))
         }
         SeccompProfile::Localhost(name) => {
-            let text = around.seccomp_profile.as_deref();
+            let text = context.seccomp_profile.as_deref();
             let text = text.ok_or_else(|| format!("the node has no seccomp profile {name:?}"))?;
             let profile = serde_json::from_str(text);
             profile.map(Some).map_err(|error| format!("the seccomp profile {name:?} is damaged: {error}"))
@@ -313,8 +313,8 @@ mod tests {
         serde_json::from_value(config).unwrap()
     }
 
-    fn around(host: &SandboxHost) -> ContainerPlace<'_> {
-        ContainerPlace {
+    fn context(host: &SandboxHost) -> SpecContext<'_> {
+        SpecContext {
             host,
             namespaces: "/ns".into(),
             pod_folder: "/pod".into(),
@@ -329,11 +329,11 @@ mod tests {
     }
 
     fn built(container: &ContainerSpec, host: &SandboxHost) -> Value {
-        serde_json::to_value(build(container, &image(), &around(host)).unwrap()).unwrap()
+        serde_json::to_value(build(container, &image(), &context(host)).unwrap()).unwrap()
     }
 
     #[test]
-    fn command_and_args_replace_what_the_image_says() {
+    fn command_and_args_override_the_image() {
         let host = SandboxHost::default();
         for (command, args, expected) in [
             (vec![], vec![], vec!["/entry", "default"]),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_containers_environment_is_stronger_than_the_images() {
+    fn container_environment_overrides_the_image() {
         let mut spec = container();
         spec.env = vec![("A".into(), "own".into())];
         let built = built(&spec, &SandboxHost { hostname: "p".into(), ..Default::default() });
@@ -449,18 +449,18 @@ mod tests {
     }
 
     #[test]
-    fn root_is_refused_where_it_must_not_be() {
+    fn root_is_rejected_with_run_as_non_root() {
         let mut spec = container();
         spec.process.security.run_as_non_root = true;
         let host = SandboxHost::default();
-        assert!(build(&spec, &image(), &around(&host)).unwrap_err().contains("runAsNonRoot"));
+        assert!(build(&spec, &image(), &context(&host)).unwrap_err().contains("runAsNonRoot"));
     }
 
     #[test]
     fn a_debugger_joins_the_processes_of_its_target() {
         let host = SandboxHost::default();
-        let around = ContainerPlace { target_pid: Some(7), ..around(&host) };
-        let spec = serde_json::to_value(build(&container(), &image(), &around).unwrap()).unwrap();
+        let context = SpecContext { target_pid: Some(7), ..context(&host) };
+        let spec = serde_json::to_value(build(&container(), &image(), &context).unwrap()).unwrap();
         let namespaces = spec["linux"]["namespaces"].as_array().unwrap();
         let pid = namespaces.iter().find(|namespace| namespace["type"] == "pid").unwrap();
         assert_eq!(pid["path"], "/proc/7/ns/pid");
@@ -478,8 +478,8 @@ mod tests {
             let mut container = container();
             container.process.security.seccomp = profile;
             container.process.security.privileged = privileged;
-            let around = ContainerPlace { seccomp_profile: text.map(str::to_owned), ..around(&host) };
-            let spec = build(&container, &image(), &around)?;
+            let context = SpecContext { seccomp_profile: text.map(str::to_owned), ..context(&host) };
+            let spec = build(&container, &image(), &context)?;
             Ok::<_, String>(serde_json::to_value(spec).unwrap()["linux"]["seccomp"].clone())
         };
         assert!(filter(SeccompProfile::Unconfined, false, None).unwrap().is_null());

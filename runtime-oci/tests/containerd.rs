@@ -268,8 +268,8 @@ async fn a_running_container_is_reached_and_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_process_takes_over_what_runs() {
-    let fixture = fixture_or_skip!("another_process_takes_over_what_runs");
+async fn another_process_adopts_running_containers() {
+    let fixture = fixture_or_skip!("another_process_adopts_running_containers");
     let container = fixture.run("stays", "n=0; while true; do n=$((n+1)); echo $n; sleep 0.01; done").await;
     let ended = fixture.run("ended", "exit 6").await;
     fixture.exit(&ended.id).await;
@@ -294,8 +294,8 @@ async fn another_process_takes_over_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_start_says_why_and_leaves_nothing() {
-    let fixture = fixture_or_skip!("what_cannot_start_says_why_and_leaves_nothing");
+async fn failed_starts_report_the_reason_and_leave_nothing() {
+    let fixture = fixture_or_skip!("failed_starts_report_the_reason_and_leave_nothing");
     let good = fixture.container("refused", "true");
     let error = fixture.runtime.start_container(good.clone()).await.unwrap_err();
     assert!(matches!(error, RuntimeError::NoSandbox(_)), "{error}");

@@ -102,7 +102,7 @@ impl SlurmCommands {
         }
         for id in ids {
             if !ends.contains_key(id)
-                && let Some(end) = self.shown(*id).await?
+                && let Some(end) = self.show_job(*id).await?
             {
                 ends.insert(*id, end);
             }
@@ -123,7 +123,7 @@ impl SlurmCommands {
         Ok(jobs.into_iter().filter(|(_, end)| end.state.phase() == JobPhase::Ended).collect())
     }
 
-    async fn shown(&self, id: SlurmJobId) -> Result<Option<JobEnd>, SlurmError> {
+    async fn show_job(&self, id: SlurmJobId) -> Result<Option<JobEnd>, SlurmError> {
         let arguments = ["--oneliner", "show", "job", &id.to_string()].map(str::to_owned);
         let shown = match self.run("scontrol", &arguments).await {
             Ok(shown) => shown,

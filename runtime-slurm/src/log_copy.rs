@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_goes_on_after_the_last_complete_line() {
+    fn another_process_resumes_after_the_last_complete_line() {
         let folder = tempfile::tempdir().unwrap();
         let (log, out) = (folder.path().join("log"), folder.path().join(FILE_STDOUT));
         let mut copy = LogCopy::open(folder.path().to_owned(), &log).unwrap();

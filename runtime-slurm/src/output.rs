@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_from_failures_to_ask() {
+    fn refusals_are_distinguished_from_failed_requests() {
         let refused = "sbatch: error: invalid partition specified: nope\n\
             sbatch: error: Batch job submission failed: Invalid partition name specified\n";
         let message = error_message(refused);

@@ -156,7 +156,7 @@ pub fn claim(folder: &Path) -> Option<SlurmJobId> {
 }
 
 /// The exit code that the script wrote, and the time. Blocks.
-pub fn noted_exit(folder: &Path) -> Option<(i32, Timestamp)> {
+pub fn recorded_exit(folder: &Path) -> Option<(i32, Timestamp)> {
     let path = folder.join(FILE_EXIT);
     let code = fs::read_to_string(&path).ok()?.trim().parse().ok()?;
     let at = fs::metadata(&path).ok()?.modified().ok()?;

@@ -71,23 +71,23 @@ pub(crate) struct CacheEntry {
     /// The number of callers that wait for the compilation.
     interested: AtomicUsize,
     /// Notified when the last waiting caller leaves.
-    deserted: Notify,
+    no_waiters: Notify,
 }
 
 /// Registers a waiting caller for as long as it is held.
-struct Interest(Arc<CacheEntry>);
+struct WaiterGuard(Arc<CacheEntry>);
 
-impl Interest {
+impl WaiterGuard {
     fn in_entry(entry: &Arc<CacheEntry>) -> Self {
         entry.interested.fetch_add(1, Ordering::SeqCst);
         Self(entry.clone())
     }
 }
 
-impl Drop for Interest {
+impl Drop for WaiterGuard {
     fn drop(&mut self) {
         if self.0.interested.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.deserted.notify_waiters();
+            self.0.no_waiters.notify_waiters();
         }
     }
 }
@@ -130,11 +130,11 @@ impl CacheEntry {
     /// Completes once there has been no waiting caller for [`ABANDONED_AFTER`].
     async fn abandoned(&self) {
         loop {
-            let mut deserted = std::pin::pin!(self.deserted.notified());
+            let mut no_waiters = std::pin::pin!(self.no_waiters.notified());
             // Registered before the check, so that no change is missed.
-            deserted.as_mut().enable();
+            no_waiters.as_mut().enable();
             if self.interested.load(Ordering::SeqCst) > 0 {
-                deserted.await;
+                no_waiters.await;
             }
             tokio::time::sleep(ABANDONED_AFTER).await;
             if self.interested.load(Ordering::SeqCst) == 0 {
@@ -223,7 +223,7 @@ impl ComponentCache {
         }
         // Compilation may outlast a caller. In the caller's own future, each retry would start it again.
         let (cache, loading, namespace) = (self.clone(), entry.clone(), namespace.to_owned());
-        let _interest = Interest::in_entry(&entry);
+        let _waiter = WaiterGuard::in_entry(&entry);
         let loaded = tokio::spawn(async move {
             let load = || cache.load(&digest, &namespace, &loading.ticket, &engine);
             tokio::select! {
@@ -250,7 +250,7 @@ impl ComponentCache {
             loaded: OnceCell::new(),
             ticket: Ticket::default(),
             interested: AtomicUsize::new(0),
-            deserted: Notify::new(),
+            no_waiters: Notify::new(),
         });
         known.insert(digest, Arc::downgrade(&entry));
         entry
@@ -347,7 +347,7 @@ impl ComponentCache {
         let bytes = compiled.machine_code.len();
         let took_ms = crate::function::millis(compiled.took);
         tracing::info!(%digest, %world, bytes, took_ms, "component compiled");
-        let content = file::seal(compiled.machine_code, world);
+        let content = file::append_trailer(compiled.machine_code, world);
         let put = self.artifacts.put_derived(digest, engine, content).await;
         self.forget_other_engines(engine).await;
         put.map_err(|error| match error.kind() {
@@ -422,9 +422,9 @@ fn map(
 ) -> Result<LoadedComponent, FileError> {
     // SAFETY: the file must be the output of an engine's `precompile_component`, and must not change while it is
     // mapped. It lies in the artifact store's own directory, where only this host writes compiled files, each under a
-    // name that it gets once complete and that is never reused; `Opened::check` verified the trailer that `file::seal`
-    // appended, with the checksum over the whole content; wasmtime also checks its own header (version, settings,
-    // processor). Removing the file does not affect the mapping.
+    // name that it gets once complete and that is never reused; `Opened::check` verified the trailer that
+    // `file::append_trailer` appended, with the checksum over the whole content; wasmtime also checks its own header
+    // (version, settings, processor). Removing the file does not affect the mapping.
     let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
     let component = component.map_err(|error| engine_error(&error))?;
     let invalid = |why: String| FileError::Engine(CallError::ComponentInvalid(why));

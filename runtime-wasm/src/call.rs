@@ -49,7 +49,7 @@ struct ReplyState {
     answer: Option<Result<Response<WasiBody>, String>>,
     instantiated: Option<Instant>,
     /// The body of a guest that failed after its response began, as far as the guest had written it.
-    rescued: Option<Gathered>,
+    salvaged_body: Option<BufferedBody>,
     /// Why the guest failed; set before its instance, and with it the guest's end of the body, is dropped.
     failed: Option<CallError>,
     /// Whether a pool thread is polling the guest.
@@ -111,14 +111,14 @@ impl Reply {
 
 /// The part of a body that was available at once.
 #[derive(Default)]
-struct Gathered {
+struct BufferedBody {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
     /// Whether the body has ended.
     ended: bool,
 }
 
-impl Gathered {
+impl BufferedBody {
     /// Takes the frames that are ready; returns `true` if there were any.
     fn gather(&mut self, body: &mut WasiBody, cx: &mut Context<'_>) -> Result<bool, CallError> {
         let before = self.frames.len();
@@ -178,7 +178,7 @@ struct Exchange<'a> {
 struct Head {
     parts: Parts,
     body: WasiBody,
-    gathered: Gathered,
+    gathered: BufferedBody,
     /// Why the guest ended, if it failed after its answer.
     failed: Option<CallError>,
 }
@@ -256,16 +256,23 @@ impl Exchange<'_> {
         let body = match (self.guest, gathered.ended) {
             // The usual case: the body is complete and the guest has ended.
             (None, true) if failed.is_none() => AnswerBody::whole(gathered.frames),
-            (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
+            (None, _) if failed.is_some() => AnswerBody::truncated(gathered.frames, gathered.ended, failed),
             // The guest continues after its answer.
             (Some(guest), true) => {
-                body::run_on(guest, self.reply, self.limits, self.program, recording.clone()).let_go();
+                body::continue_in_background(guest, self.reply, self.limits, self.program, recording.clone())
+                    .detach();
                 AnswerBody::whole(gathered.frames)
             }
             (guest, _) => {
-                let Gathered { frames, bytes, .. } = gathered;
+                let BufferedBody { frames, bytes, .. } = gathered;
                 let guest = guest.map(|guest| {
-                    body::run_on(guest, self.reply, self.limits, self.program, recording.clone())
+                    body::continue_in_background(
+                        guest,
+                        self.reply,
+                        self.limits,
+                        self.program,
+                        recording.clone(),
+                    )
                 });
                 AnswerBody::streaming(frames, bytes, body, guest, self.limits, recording)
             }
@@ -282,14 +289,14 @@ impl Head {
             let status = parts.status.as_u16();
             return Err(CallError::GuestError(format!("{status} is not a final response status")));
         }
-        Ok(Self { parts, body, gathered: Gathered::default(), failed: None })
+        Ok(Self { parts, body, gathered: BufferedBody::default(), failed: None })
     }
 
     /// Checks the length of a complete body against its content-length. A connection sends the body as it is, so with a
     /// wrong header its client would take the next response for the rest of this one, or the reverse. An empty body is
     /// valid: responses to HEAD and responses with status 304 have none.
     fn check_length(&self) -> Result<(), CallError> {
-        let Gathered { bytes, ended, .. } = self.gathered;
+        let BufferedBody { bytes, ended, .. } = self.gathered;
         if !ended || bytes == 0 {
             return Ok(());
         }
@@ -297,15 +304,17 @@ impl Head {
         match self.parts.headers.get_all(CONTENT_LENGTH).iter().find(|said| parsed(said) != Some(bytes)) {
             None => Ok(()),
             Some(said) => Err(self.failed.clone().unwrap_or_else(|| {
-                CallError::GuestError(format!("its body has {bytes} bytes, but its content-length is {said:?}"))
+                CallError::GuestError(format!(
+                    "its body has {bytes} bytes, but its content-length is {said:?}"
+                ))
             })),
         }
     }
 
     /// Handles a guest that failed after its response began: what it wrote until then is the response.
     fn fail(&mut self, error: CallError, reply: &Reply, cx: &mut Context<'_>) {
-        match reply.0.lock().rescued.take() {
-            Some(rescued) => self.gathered = rescued,
+        match reply.0.lock().salvaged_body.take() {
+            Some(salvaged_body) => self.gathered = salvaged_body,
             None if self.gathered.ended => {}
             // An end that arrives now may only mean that the guest was dropped.
             None => {
@@ -320,14 +329,14 @@ impl Head {
 impl Reply {
     /// Reads the output of a failed guest while its instance still exists: afterwards, a finished body cannot be told
     /// from an abandoned one.
-    pub(crate) fn rescue(&self) {
+    pub(crate) fn drain_body(&self) {
         let mut state = self.0.lock();
-        let mut gathered = Gathered::default();
+        let mut gathered = BufferedBody::default();
         let Some(Ok(response)) = &mut state.answer else { return };
         let mut cx = Context::from_waker(std::task::Waker::noop());
         // An error of the body is the failure itself.
         gathered.gather(response.body_mut(), &mut cx).ok();
-        state.rescued = Some(gathered);
+        state.salvaged_body = Some(gathered);
     }
 }
 
@@ -370,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn an_informational_status_is_none_of_an_answer() {
+    fn an_informational_status_is_rejected_as_response() {
         for status in [100, 101, 103] {
             let expected = CallError::GuestError(format!("{status} is not a final response status"));
             assert_eq!(head(status, None, "").err(), Some(expected));

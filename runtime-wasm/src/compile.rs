@@ -134,7 +134,7 @@ async fn on_threads(
 
 /// Compiles a component so that its instances can be interrupted at any point.
 fn machine_code(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Vec<u8>> {
-    engine.precompile_component(&bulk::in_pieces(wasm)?)
+    engine.precompile_component(&bulk::split_bulk_ops(wasm)?)
 }
 
 /// The threads that compile.
@@ -166,19 +166,19 @@ pub enum CompileProgress {
 }
 
 /// A component's entry in the queue, removed on drop.
-struct Turn<'a> {
+struct QueueEntry<'a> {
     compiler: &'a ComponentCompiler,
     number: u64,
 }
 
 impl ComponentCompiler {
-    fn enter(&self, namespace: &str, bytes: usize) -> Result<Turn<'_>, CompileError> {
+    fn enter(&self, namespace: &str, bytes: usize) -> Result<QueueEntry<'_>, CompileError> {
         let mut queue = self.queue.lock();
         if queue.waiting() >= self.queue_max {
             return Err(CompileError::Full);
         }
         let number = queue.enter(namespace, bytes, tokio::time::Instant::now());
-        Ok(Turn { compiler: self, number })
+        Ok(QueueEntry { compiler: self, number })
     }
 
     /// The progress of a component that is compiled or queued.
@@ -191,7 +191,7 @@ impl ComponentCompiler {
     }
 }
 
-impl Turn<'_> {
+impl QueueEntry<'_> {
     /// Waits until the component is next.
     async fn begin(&self) {
         loop {
@@ -210,7 +210,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.compiler.queue.lock().leave(self.number, tokio::time::Instant::now());
         self.compiler.changed.notify_waiters();

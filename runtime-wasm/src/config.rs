@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_cannot_work() {
+    fn invalid_settings_are_rejected() {
         assert_eq!(Config::default().check(), Ok(()));
         for (config, setting) in [
             (Config { instances_max: Some(0), ..Config::default() }, "instances_max"),

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_says_counts_more_than_memory() {
+    fn configured_slot_count_overrides_memory() {
         for (instances_max, expect) in [(None, 512), (Some(3), 3), (Some(5000), 5000)] {
             let config = Config { instances_max, ..Config::default() };
             let engines = Engines::new(Arc::new(config), 4 << 30, EpochClock::new(TICK));

@@ -167,7 +167,7 @@ impl Function {
 
     /// Takes over the loaded component of `before`, the revision with an earlier spec, if component and files are
     /// unchanged; drops it in `before`.
-    pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
+    pub(crate) fn take_over(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
             && before.spec.files == self.spec.files
             && let Some(entry) = before.component.load_full()
@@ -189,7 +189,7 @@ impl Function {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Answer, CallError>> {
         let started = Instant::now();
-        self.used.store(self.host.moment(started), Ordering::Relaxed);
+        self.used.store(self.host.millis_since_start(started), Ordering::Relaxed);
         let recording = Recording::begin(&self.spec.revision, &request, started);
         let start = self.start(request, deadline, started, &recording);
         let caller = CancelOnDrop { function: self, waits: true, recording };
@@ -248,9 +248,9 @@ impl Function {
             return Ok(Start::Later(Box::pin(start)));
         };
         recording.record(|call| call.loaded = Some(now));
-        match self.place(component, now)? {
-            Some(place) => {
-                let (running, reply) = self.run(component, place, request, recording)?;
+        match self.instance_source(component, now)? {
+            Some(source) => {
+                let (running, reply) = self.run(component, source, request, recording)?;
                 Ok(Start::Now(Started { running, reply, cold: false, loaded: now, slotted: now }))
             }
             None => {
@@ -277,19 +277,23 @@ impl Function {
         let component = loading.map_err(|_| CallError::TimedOut { limit: self.spec.timeout })??;
         let loaded = Instant::now();
         recording.record(|call| call.loaded = Some(loaded));
-        let (place, slotted) = match self.place(&component, loaded)? {
-            Some(place) => (place, loaded),
+        let (source, slotted) = match self.instance_source(&component, loaded)? {
+            Some(source) => (source, loaded),
             None => {
                 let (slot, slotted) = self.slot(deadline, loaded).await?;
                 (InstanceSource::New(slot), slotted)
             }
         };
-        let (running, reply) = self.run(&component, place, request, &recording)?;
+        let (running, reply) = self.run(&component, source, request, &recording)?;
         Ok(Started { running, reply, cold: true, loaded, slotted })
     }
 
     /// An idle instance or a slot for a new one, if there is either.
-    fn place(&self, component: &CacheEntry, now: Instant) -> Result<Option<InstanceSource>, CallError> {
+    fn instance_source(
+        &self,
+        component: &CacheEntry,
+        now: Instant,
+    ) -> Result<Option<InstanceSource>, CallError> {
         let reuse = self.spec.isolation == Isolation::Reuse;
         let kept = match &component.loaded().pre {
             Pre::HttpWasi0_2(_) => reuse
@@ -321,12 +325,12 @@ impl Function {
     fn run(
         self: &Arc<Self>,
         component: &Arc<CacheEntry>,
-        place: InstanceSource,
+        source: InstanceSource,
         request: Request<Body>,
         recording: &Recording,
     ) -> Result<(Running, Reply), CallError> {
         let (function, reply) = (self.clone(), Reply::default());
-        let running: Running = match place {
+        let running: Running = match source {
             InstanceSource::KeptWasi0_2(mut instance) => {
                 instance.record(recording);
                 let call = call::p2::Preview2Call::new(&mut instance.store, request, &reply)?;
@@ -441,7 +445,7 @@ impl Function {
     fn ended(&self, called: &Result<(), CallError>, memory: &mut MemoryUse) {
         self.host.metrics.memory_peak(memory.used());
         if let Err(error) = called {
-            self.program.log.note(&error.to_string());
+            self.program.log.log_host_message(&error.to_string());
         }
         memory.end_call(called);
     }
@@ -456,7 +460,7 @@ impl Function {
             Err(error) => {
                 self.counter(error.into()).inc();
                 if matches!(error, CallError::TimedOut { .. } | CallError::NoAnswer) {
-                    self.program.log.note(&error.to_string());
+                    self.program.log.log_host_message(&error.to_string());
                 }
                 recording.refused(error);
             }

@@ -26,9 +26,9 @@ use crate::{
     record::Recording,
 };
 
-mod held;
+mod host_memory;
 
-pub(crate) use held::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
+pub(crate) use host_memory::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
 
 /// The size of a table's element.
 const TABLE_ELEMENT_BYTES: usize = 8;
@@ -113,19 +113,19 @@ impl GuestProgram {
         if let Some(folder) = self.root.get()
             && let Err(error) = builder.preopened_dir(folder, "/", FsPerms::ReadOnly)
         {
-            self.log.note(&format!("cannot open the function's files: {error}"));
+            self.log.log_host_message(&format!("cannot open the function's files: {error}"));
         }
         let of_job = self.files.iter().flat_map(|files| &files.mounts);
         for mount in of_job.chain(&self.volumes) {
             let perms = if mount.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
             if let Err(error) = builder.preopened_dir(&mount.host, &mount.guest, perms) {
-                self.log.note(&format!("cannot open {}: {error}", mount.guest));
+                self.log.log_host_message(&format!("cannot open {}: {error}", mount.guest));
             }
         }
         let Some(files) = &self.files else { return };
         match std::fs::File::open(&files.stdin) {
             Ok(file) => drop(builder.stdin(InputFile::new(file))),
-            Err(error) => self.log.note(&format!("cannot open the standard input: {error}")),
+            Err(error) => self.log.log_host_message(&format!("cannot open the standard input: {error}")),
         }
     }
 
@@ -175,7 +175,7 @@ impl StoreData {
     /// Called when a running guest yields its thread: charges the bytes that the host holds for it like memory. An
     /// error ends the guest.
     pub(crate) fn tick(&mut self) -> wasmtime::Result<()> {
-        if self.memory.hold(held::bytes(&mut self.table)) {
+        if self.memory.hold(host_memory::bytes(&mut self.table)) {
             return Ok(());
         }
         Err(wasmtime::format_err!("the host holds too much memory for it: headers, bodies, handles"))
@@ -183,9 +183,9 @@ impl StoreData {
 
     pub(crate) fn new(program: Arc<GuestProgram>) -> Self {
         let mut table = ResourceTable::new();
-        table.set_max_capacity(held::HANDLES_MAX);
+        table.set_max_capacity(host_memory::HANDLES_MAX);
         let mut http = WasiHttpCtx::new();
-        http.set_field_size_limit(held::FIELD_BYTES_MAX);
+        http.set_field_size_limit(host_memory::FIELD_BYTES_MAX);
         Self {
             memory: MemoryUse::new(program.clone()),
             table,
@@ -303,7 +303,7 @@ impl MemoryUse {
         if let Err(error) = called {
             recording.failed(error);
         }
-        recording.left(self.used, true);
+        recording.guest_ended(self.used, true);
     }
 
     pub(crate) fn max(&self) -> u64 {
@@ -345,7 +345,7 @@ impl MemoryUse {
 
 impl Drop for MemoryUse {
     fn drop(&mut self) {
-        self.recording.left(self.used, false);
+        self.recording.guest_ended(self.used, false);
         self.give(self.used + self.held);
     }
 }

@@ -149,7 +149,7 @@ impl HostContext {
         let before = functions.insert(spec.revision, handle.clone());
         drop(functions);
         if let Some(before) = before {
-            handle.0.succeed(&before.0);
+            handle.0.take_over(&before.0);
         }
         handle
     }
@@ -192,7 +192,7 @@ impl HostContext {
     }
 
     /// Converts a time to milliseconds after the host's start.
-    pub(crate) fn moment(&self, now: Instant) -> u64 {
+    pub(crate) fn millis_since_start(&self, now: Instant) -> u64 {
         millis(now - self.started)
     }
 

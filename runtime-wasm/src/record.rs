@@ -100,7 +100,7 @@ impl Recording {
     }
 
     /// Records that the guest has ended or was dropped.
-    pub(crate) fn left(&self, memory_peak_bytes: u64, ended: bool) {
+    pub(crate) fn guest_ended(&self, memory_peak_bytes: u64, ended: bool) {
         self.record(|call| {
             call.memory_peak_bytes = memory_peak_bytes;
             call.ended = ended;
@@ -183,7 +183,7 @@ mod tests {
     const TIMED_OUT: CallError = CallError::TimedOut { limit: MS };
 
     #[test]
-    fn nothing_is_kept_where_nobody_wants_to_see_it() {
+    fn calls_are_not_recorded_when_tracing_is_disabled() {
         let request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
         let recording = Recording::begin(&ObjectKey::new("default", "hello-00001"), &request, Instant::now());
         assert!(recording.0.is_none());
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_call_has_the_times_that_its_caller_was_told() {
+    fn an_answered_call_records_the_timings_of_its_answer() {
         let timings = Timings { cold: true, run: MS * 3, ..Timings::default() };
         let call = CallRecord { timings: Some(timings), ..CallRecord::new(Instant::now()) };
         assert_eq!(call.timings(), timings);
     }
 
     #[test]
-    fn the_outcome_is_the_guests_where_it_outlives_its_answer() {
+    fn outcome_follows_the_guest_after_its_answer() {
         let answered = Some(Timings::default());
         for (timings, error, ended, expect) in [
             (answered, None, true, "answered"),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_was_told_counts_more_than_what_the_guest_did_next() {
+    fn error_of_the_caller_takes_precedence_over_later_guest_errors() {
         let record = Record {
             revision: ObjectKey::new("default", "hello-00001"),
             request_id: None,

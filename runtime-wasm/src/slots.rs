@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn few_slots_are_for_whoever_comes() {
+    fn a_small_host_gives_all_slots_to_the_first_function() {
         for max in [1, 3, FLOOR] {
             let slots = InstanceSlots::new(max, None);
             assert_eq!(take_all(&slots.share("a", "f")).len(), max);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_bound_counts() {
+    fn configured_function_max_limits_slots() {
         let slots = InstanceSlots::new(100, Some(3));
         assert_eq!(take_all(&slots.share("a", "f")).len(), 3);
         let slots = InstanceSlots::new(100, Some(90));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_gives_up_passes_on_what_woke_it() {
+    async fn a_cancelled_waiter_passes_on_its_wakeup() {
         let slots = InstanceSlots::new(1, None);
         let share = slots.share("a", "f");
         let held = share.try_take();

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_by_itself_says_how() {
+    fn a_process_that_exited_early_reports_its_status() {
         let scope = Cleanup::new().unwrap();
         let id = scope.spawn(Command::new("sh").args(["-c", "exit 3"])).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);

@@ -76,7 +76,7 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
 ];
 
 /// Dependencies that are forbidden on floor 0: data types and rules need no runtime and no network.
-const NOT_ON_THE_GROUND: &[&str] =
+const FLOOR0_FORBIDDEN: &[&str] =
     &["tokio", "hyper", "axum", "tower", "http", "reqwest", "async-std", "smol"];
 
 /// The minimum number of lines of a charter: what belongs here, what does not, where to start reading.
@@ -212,7 +212,7 @@ fn known_elsewhere(member: &Member, dependency: &Dependency, found: &mut Vec<Str
 }
 
 fn on_the_ground(member: &Member, dependency: &Dependency, found: &mut Vec<String>) {
-    if NOT_ON_THE_GROUND.iter().any(|name| is_or_extends(&dependency.name, name)) {
+    if FLOOR0_FORBIDDEN.iter().any(|name| is_or_extends(&dependency.name, name)) {
         found.push(format!("{} lies on floor 0 and depends on {}", member.name, dependency.name));
     }
     if dependency.name == "kube" && dependency.features.iter().any(|f| f == "client" || f == "runtime") {
@@ -303,12 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn a_house_in_order_has_no_violations() {
+    fn a_valid_workspace_has_no_violations() {
         check(member("tests/e2e", &["mayfly", "tokio"]), &[]);
     }
 
     #[test]
-    fn an_arrow_up_is_found() {
+    fn a_dependency_on_a_higher_floor_is_found() {
         check(
             member("platform/store", &["mayfly-gateway"]),
             &["mayfly-store (floor 1) looks up at mayfly-gateway"],
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_in_their_rooms() {
+    fn restricted_dependencies_are_allowed_only_in_their_crates() {
         check(member("platform/gateway", &["wasmtime-wasi-http"]), &["only runtime-wasm may"]);
         check(
             member("platform/gateway", &["rusqlite"]),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn floor_0_has_no_runtime_and_no_wire() {
+    fn floor_0_has_no_async_runtime_or_network_dependency() {
         check(member("platform/api", &["tokio-util"]), &["floor 0 and depends on tokio-util"]);
         check(member("platform/api", &["http"]), &["depends on http"]);
         check(member("platform/api", &["dev:tokio"]), &[]);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_stand_apart() {
+    fn guests_are_isolated_from_the_workspace() {
         let guests = [member("sdk/rust", &["serde"]), member("examples/hello", &["mayfly-sdk"])];
         assert_eq!(guest_violations(&guests), Vec::<String>::new());
         let found = guest_violations(&[member("sdk/rust", &["mayfly-api"])]);

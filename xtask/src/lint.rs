@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn left_overs_are_found_with_their_line() {
+    fn left_over_markers_are_found_with_their_line() {
         let text = format!("fn main() {{\n    {}\"later\");\n}}\n", LEFT_OVERS[0].0);
         let found = left_overs(&text);
         assert_eq!(found.len(), 1);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn this_repository_has_sources_and_this_one_is_clean() {
+    fn lint_finds_its_own_source_and_it_is_clean() {
         let mut files = Vec::new();
         rust_files(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files).unwrap();
         assert!(files.iter().any(|file| file.ends_with("src/lint.rs")));

@@ -146,7 +146,8 @@ fn log_tail(folder: &Path) -> String {
 
 /// Resident memory of a process, in bytes.
 pub(crate) fn resident_bytes(id: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).context("the process does not exist")?;
+    let status =
+        std::fs::read_to_string(format!("/proc/{id}/status")).context("the process does not exist")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is not a number")?;
     Ok(kib * 1024)

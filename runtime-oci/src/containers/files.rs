@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ends_message_is_the_files_or_the_logs() {
+    fn termination_message_comes_from_the_file_or_the_log() {
         let folder = tempfile::tempdir().unwrap();
         let (file, log) = (folder.path().join("message"), folder.path().join("0.log"));
         fs::write(&log, "T stdout F first line\nT stderr F last: bad\n").unwrap();

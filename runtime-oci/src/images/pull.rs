@@ -82,7 +82,7 @@ impl Pulls {
 
 /// A blob that an image needs.
 #[derive(Clone, Debug)]
-struct Needed {
+struct RequiredBlob {
     digest: String,
     bytes: u64,
 }
@@ -148,7 +148,7 @@ impl UnpackedImages {
         }
         let needed = std::iter::once(manifest.config())
             .chain(manifest.layers())
-            .map(|part| Needed { digest: part.digest().to_string(), bytes: part.size() });
+            .map(|part| RequiredBlob { digest: part.digest().to_string(), bytes: part.size() });
         stream::iter(needed.map(Ok))
             .try_for_each_concurrent(LAYERS_MAX, |blob| self.fetch_blob(client, remote, blob, lease))
             .await?;
@@ -162,7 +162,7 @@ impl UnpackedImages {
         &self,
         client: &Containerd,
         remote: &RemoteImage,
-        blob: Needed,
+        blob: RequiredBlob,
         lease: &Lease,
     ) -> Result<(), RuntimeError> {
         let lock = self.pulls.lock(&blob.digest);
@@ -269,7 +269,7 @@ async fn keep_document(
     labels: HashMap<String, String>,
     lease: &Lease,
 ) -> Result<(), RuntimeError> {
-    let blob = Needed { digest: document.digest.clone(), bytes: document.bytes.len() as u64 };
+    let blob = RequiredBlob { digest: document.digest.clone(), bytes: document.bytes.len() as u64 };
     let name = format!("{}-{}", lease.id, document.digest);
     let content = stream::once(std::future::ready(Ok(document.bytes.clone())));
     let part = Part { name: &name, blob: &blob, offset: 0, labels: labels.clone() };
@@ -317,7 +317,7 @@ fn skipping(
 /// The blob to write, and the offset at which to continue.
 struct Part<'a> {
     name: &'a str,
-    blob: &'a Needed,
+    blob: &'a RequiredBlob,
     offset: u64,
     labels: HashMap<String, String>,
 }
@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_answer_that_begins_too_early_is_cut() {
+    async fn a_response_that_starts_before_the_requested_offset_is_trimmed() {
         let chunks = ["abc", "de", "f"].map(|text| Ok(Bytes::from_static(text.as_bytes())));
         let cut = async |skip| {
             let content: Vec<Bytes> =

@@ -85,7 +85,9 @@ async fn apply(
         let found = answer.into_inner().applied.map(|applied| applied.digest).unwrap_or_default();
         match found == diff {
             true => Ok(()),
-            false => Err(RuntimeError::Invalid(format!("a layer has the digest {found}, but the image lists {diff}"))),
+            false => Err(RuntimeError::Invalid(format!(
+                "a layer has the digest {found}, but the image lists {diff}"
+            ))),
         }
     });
     let committed = match checked {

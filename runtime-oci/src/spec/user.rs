@@ -20,7 +20,8 @@ pub(crate) fn user(
     passwd: &str,
     group: &str,
 ) -> Result<ProcessUser, String> {
-    let number = |value: i64| u32::try_from(value).map_err(|_| format!("{value} is not a valid user or group id"));
+    let number =
+        |value: i64| u32::try_from(value).map_err(|_| format!("{value} is not a valid user or group id"));
     let (name, group_name) = match image_user.split_once(':') {
         Some((name, group)) => (name, Some(group)),
         None => (image_user, None),

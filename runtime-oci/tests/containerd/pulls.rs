@@ -120,8 +120,8 @@ impl Served {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pulls_the_variant_of_this_platform_and_continues_what_broke_off() {
-    let test = "pulls_the_variant_of_this_platform_and_continues_what_broke_off";
+async fn pulls_the_variant_of_this_platform_and_resumes_interrupted_downloads() {
+    let test = "pulls_the_variant_of_this_platform_and_resumes_interrupted_downloads";
     let Some(fixture) = fixture(test).await else { return };
     let images = fixture.runtime.images().unwrap();
     let served = Arc::new(Served::new(&fixture.folder.path().join("image")));

@@ -162,7 +162,7 @@ async fn finish(host: &SlurmHost, one: &OpenJob, end: Option<&JobEnd>) {
     let folder = host.folder.container(&record.id(&one.pod));
     let (noted, stderr) = {
         let folder = folder.clone();
-        blocking(move || (record::noted_exit(&folder), log_copy::stderr_tail(&folder))).await
+        blocking(move || (record::recorded_exit(&folder), log_copy::stderr_tail(&folder))).await
     };
     let missing_for = one.job.set_missing(Instant::now()).elapsed();
     let end = end.cloned().map(|end| match end.signal != 0 && output::is_memory_exceeded(&stderr) {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_is_believed_before_the_noted_exit_code() {
+    fn the_state_from_slurm_takes_precedence_over_the_recorded_exit_code() {
         let noted = Some((0, Timestamp::from_second(30).unwrap()));
         let end = JobEnd {
             state: SlurmState::parse("OUT_OF_MEMORY"),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_job_ends_as_its_script_noted() {
+    fn a_job_unknown_to_slurm_ends_with_the_recorded_exit_code() {
         let noted = Some((4, Timestamp::from_second(30).unwrap()));
         let known = record(Some("1970-01-01T00:00:05Z"));
         let (started, ended) = end_of(&known, SlurmJobId(1), None, noted, Duration::ZERO).unwrap();

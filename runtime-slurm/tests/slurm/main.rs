@@ -127,8 +127,8 @@ async fn a_program_that_needs_too_much_memory_is_reported_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_carry_slurms_words() {
-    let Some(cluster) = cluster_or_skip("refusals_carry_slurms_words") else { return };
+async fn refusals_carry_the_message_of_slurm() {
+    let Some(cluster) = cluster_or_skip("refusals_carry_the_message_of_slurm") else { return };
     let test = Harness::new(&cluster).await;
     let container = test.container("u1", "true");
     test.sandbox("u1", &[("slurm.mayfly.dev/partition", "nowhere")]).await;

@@ -22,7 +22,7 @@ use crate::World;
 /// Must be incremented when the file format or the compilation changes.
 pub(super) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"mayfly-1";
-const SEAL_BYTES: usize = 24;
+const TRAILER_BYTES: usize = 24;
 /// The maximum number of files remembered as verified; beyond it, all are verified again.
 const REMEMBERED_MAX: usize = 100_000;
 
@@ -43,7 +43,7 @@ struct Identity {
 }
 
 /// Appends the trailer.
-pub(super) fn seal(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
+pub(super) fn append_trailer(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
     let length = machine_code.len() as u64;
     let checksum = crc32fast::hash(&machine_code);
     machine_code.extend_from_slice(MAGIC);
@@ -61,7 +61,7 @@ pub(super) struct Opened {
 }
 
 /// Files that this process has verified.
-static SEEN: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
+static VERIFIED: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
 
 /// Opens a compiled file without reading its content.
 pub(super) fn open(path: &Path) -> io::Result<Opened> {
@@ -85,17 +85,17 @@ impl Opened {
     /// process, which takes time proportional to its size; afterwards its identity is enough.
     pub(super) fn check(mut self) -> io::Result<Checked> {
         let (path, bytes) = (self.path, self.identity.bytes);
-        if let Some(world) = SEEN.lock().get(&self.identity).copied() {
+        if let Some(world) = VERIFIED.lock().get(&self.identity).copied() {
             return Ok(Checked { path, world, bytes });
         }
         let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
         self.file.read_to_end(&mut content)?;
         let world = opened(&content).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
-        let mut seen = SEEN.lock();
-        if seen.len() >= REMEMBERED_MAX {
-            seen.clear();
+        let mut verified = VERIFIED.lock();
+        if verified.len() >= REMEMBERED_MAX {
+            verified.clear();
         }
-        seen.insert(self.identity, world);
+        verified.insert(self.identity, world);
         Ok(Checked { path, world, bytes })
     }
 }
@@ -109,8 +109,9 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 
 /// The world, if the trailer matches the content.
 fn opened(content: &[u8]) -> Result<World, &'static str> {
-    let (machine_code, seal) = content.split_last_chunk::<SEAL_BYTES>().ok_or("the file is too short")?;
-    let (magic, rest) = seal.split_at(MAGIC.len());
+    let (machine_code, trailer) =
+        content.split_last_chunk::<TRAILER_BYTES>().ok_or("the file is too short")?;
+    let (magic, rest) = trailer.split_at(MAGIC.len());
     if magic != MAGIC {
         return Err("the file has no trailer of this version");
     }
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn any_changed_byte_is_detected() {
-        let sealed = seal(vec![7; 1000], World::HttpWasi0_3);
+        let sealed = append_trailer(vec![7; 1000], World::HttpWasi0_3);
         assert_eq!(opened(&sealed), Ok(World::HttpWasi0_3));
         for at in 0..sealed.len() - 3 {
             let mut damaged = sealed.clone();

@@ -28,7 +28,7 @@ pub(crate) struct AnswerBody {
 enum Rest {
     Nothing,
     /// The body ends here, with an error.
-    Cut(Option<CallError>),
+    Truncated(Option<CallError>),
     Streaming(Streaming),
 }
 
@@ -47,14 +47,14 @@ pub(super) struct GuestTask {
     reply: Reply,
     failed: Arc<OnceLock<CallError>>,
     /// The body has ended: the guest may continue until its deadline.
-    let_go: bool,
+    detached: bool,
 }
 
 impl GuestTask {
     /// Detaches the guest: the body has ended or the caller no longer needs it, and the guest continues until its
     /// deadline.
-    pub(super) fn let_go(&mut self) {
-        self.let_go = true;
+    pub(super) fn detach(&mut self) {
+        self.detached = true;
     }
 
     fn failed(&self) -> Option<CallError> {
@@ -64,14 +64,14 @@ impl GuestTask {
 
 impl Drop for GuestTask {
     fn drop(&mut self) {
-        if !self.let_go {
+        if !self.detached {
             self.task.abort();
         }
     }
 }
 
 /// Lets a guest continue in its own task until its deadline or the end of its program.
-pub(super) fn run_on(
+pub(super) fn continue_in_background(
     guest: Scheduled,
     reply: Reply,
     limits: CallLimits,
@@ -101,7 +101,7 @@ pub(super) fn run_on(
             drop(failing.set(error));
         }
     });
-    GuestTask { task: task.abort_handle(), reply, failed, let_go: false }
+    GuestTask { task: task.abort_handle(), reply, failed, detached: false }
 }
 
 impl AnswerBody {
@@ -115,11 +115,11 @@ impl AnswerBody {
     }
 
     /// The output of a failed guest: complete if the guest had finished its body before.
-    pub(super) fn cut(ready: VecDeque<Frame<Bytes>>, ended: bool, failed: Option<CallError>) -> Self {
+    pub(super) fn truncated(ready: VecDeque<Frame<Bytes>>, ended: bool, failed: Option<CallError>) -> Self {
         if ended {
             return Self::whole(ready);
         }
-        Self { ready, whole_bytes: None, rest: Rest::Cut(failed) }
+        Self { ready, whole_bytes: None, rest: Rest::Truncated(failed) }
     }
 
     pub(super) fn streaming(
@@ -160,7 +160,7 @@ impl Streaming {
                 Some(error) => Some(Err(error)),
                 None => {
                     if let Some(guest) = &mut self.guest {
-                        guest.let_go();
+                        guest.detach();
                     }
                     None
                 }
@@ -185,7 +185,7 @@ impl Body for AnswerBody {
         }
         match &mut self.rest {
             Rest::Nothing => Poll::Ready(None),
-            Rest::Cut(error) => Poll::Ready(error.take().map(|error| Err(error.into()))),
+            Rest::Truncated(error) => Poll::Ready(error.take().map(|error| Err(error.into()))),
             Rest::Streaming(streaming) => {
                 let frame = std::task::ready!(streaming.poll_frame(cx));
                 if !matches!(frame, Some(Ok(_))) {

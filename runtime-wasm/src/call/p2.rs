@@ -49,7 +49,7 @@ impl Preview2Call {
         let Self { request, answer, reply } = self;
         let handler = instance.exports.wasi_http_incoming_handler();
         handler.call_handle(&mut instance.store, request, answer).await.map_err(|error| {
-            reply.rescue();
+            reply.drain_body();
             let error = failure::call_error(&error, &instance.store.data().memory);
             reply.fail(&error);
             error

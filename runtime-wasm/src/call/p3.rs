@@ -72,7 +72,7 @@ impl Preview3Call {
             Ok(())
         });
         called.await.flatten().map_err(|error| {
-            reply.rescue();
+            reply.drain_body();
             let error = failure::call_error(&error, &store.data().memory);
             reply.fail(&error);
             error

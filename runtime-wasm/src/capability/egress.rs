@@ -196,7 +196,9 @@ impl WasiHttpHooks for Outbound {
         Box::new(async move {
             let target = request.uri().to_string();
             if program.egress.verdict(&request) == EgressVerdict::Denied {
-                program.log.note(&format!("request to {target} denied: not listed in spec.egress"));
+                program
+                    .log
+                    .log_host_message(&format!("request to {target} denied: not listed in spec.egress"));
                 return Err(Error::HttpRequestDenied);
             }
             match program.egress.send(request, options).await {
@@ -204,7 +206,7 @@ impl WasiHttpHooks for Outbound {
                 Err(error) => {
                     if matches!(error, Error::DestinationIpProhibited) {
                         let why = "it has no public address; private addresses must be listed explicitly";
-                        program.log.note(&format!("request to {target} denied: {why}"));
+                        program.log.log_host_message(&format!("request to {target} denied: {why}"));
                         return Err(Error::HttpRequestDenied);
                     }
                     Err(error)

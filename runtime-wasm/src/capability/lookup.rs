@@ -68,7 +68,7 @@ impl Lookups {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        let places = (place(&self.places).await?, place(&self.host.places).await?);
+        let places = (acquire_permit(&self.places).await?, acquire_permit(&self.host.places).await?);
         let (host, ask) = (host.to_owned(), self.host.ask);
         let asking = tokio::task::spawn_blocking(move || {
             // Held until the thread is free again, which may be long after the caller timed out.
@@ -79,7 +79,7 @@ impl Lookups {
     }
 }
 
-async fn place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ConnectError> {
+async fn acquire_permit(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ConnectError> {
     places.clone().acquire_owned().await.map_err(|closed| ConnectError::Dns(io::Error::other(closed)))
 }
 

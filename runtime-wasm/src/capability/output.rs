@@ -46,7 +46,7 @@ pub(crate) struct ProgramLog(Arc<Inner>);
 
 /// The treatment of output beyond the rate limit.
 #[derive(Clone)]
-pub(crate) enum Beyond {
+pub(crate) enum OverflowPolicy {
     /// The program waits.
     Wait,
     /// Lines are dropped and counted.
@@ -54,19 +54,19 @@ pub(crate) enum Beyond {
 }
 
 struct Inner {
-    beyond: Beyond,
+    overflow: OverflowPolicy,
     /// Lines dropped since the log last reported them.
     dropped: AtomicU64,
     file: LogFile,
-    pace: Pace,
-    notes: Pace,
+    limiter: RateLimiter,
+    notes: RateLimiter,
     capture: Option<Capture>,
 }
 
 impl ProgramLog {
     /// The log of a function, which never waits for it.
     pub(crate) fn new(writer: &LogWriter, path: PathBuf, bytes_per_second: u64, dropped: &Counter) -> Self {
-        Self::with(writer, path, bytes_per_second, Beyond::Drop(dropped.clone()), None)
+        Self::with(writer, path, bytes_per_second, OverflowPolicy::Drop(dropped.clone()), None)
     }
 
     /// The log of a job, with a capture of its last output.
@@ -76,19 +76,19 @@ impl ProgramLog {
         bytes_per_second: u64,
         capture: Option<Capture>,
     ) -> Self {
-        Self::with(writer, path, bytes_per_second, Beyond::Wait, capture)
+        Self::with(writer, path, bytes_per_second, OverflowPolicy::Wait, capture)
     }
 
     fn with(
         writer: &LogWriter,
         path: PathBuf,
         bytes_per_second: u64,
-        beyond: Beyond,
+        overflow: OverflowPolicy,
         capture: Option<Capture>,
     ) -> Self {
-        let (file, pace) = (writer.file(path), Pace::new(bytes_per_second));
-        let (notes, dropped) = (Pace::new(NOTES_BYTES_PER_SECOND), AtomicU64::new(0));
-        Self(Arc::new(Inner { beyond, dropped, file, pace, notes, capture }))
+        let (file, limiter) = (writer.file(path), RateLimiter::new(bytes_per_second));
+        let (notes, dropped) = (RateLimiter::new(NOTES_BYTES_PER_SECOND), AtomicU64::new(0));
+        Self(Arc::new(Inner { overflow, dropped, file, limiter, notes, capture }))
     }
 
     /// Writes the captured output to its files. Blocks briefly.
@@ -106,16 +106,16 @@ impl ProgramLog {
     /// Whether to drop output now. The first output written after a drop is preceded by a line with the number of
     /// dropped lines.
     fn drops(&self, lines: usize) -> bool {
-        let Beyond::Drop(counter) = &self.0.beyond else { return false };
-        if self.0.pace.wait_until().is_some() {
+        let OverflowPolicy::Drop(counter) = &self.0.overflow else { return false };
+        if self.0.limiter.wait_until().is_some() {
             counter.inc_by(lines as u64);
             self.0.dropped.fetch_add(lines as u64, Ordering::Relaxed);
             return true;
         }
         if self.0.dropped.load(Ordering::Relaxed) > 0 {
             let dropped = self.0.dropped.swap(0, Ordering::Relaxed);
-            let rate = self.0.pace.bytes_per_second;
-            self.note(&format!(
+            let rate = self.0.limiter.bytes_per_second;
+            self.log_host_message(&format!(
                 "{dropped} lines were dropped: the function wrote more than {rate} bytes a second"
             ));
         }
@@ -123,7 +123,7 @@ impl ProgramLog {
     }
 
     /// Writes a message of the host, unless the host exceeds its own rate.
-    pub(crate) fn note(&self, text: &str) {
+    pub(crate) fn log_host_message(&self, text: &str) {
         if self.0.notes.wait_until().is_some() {
             return;
         }
@@ -136,13 +136,13 @@ impl ProgramLog {
 }
 
 /// A rate limit: the time until which the written bytes are accounted for, in nanoseconds after `start`.
-struct Pace {
+struct RateLimiter {
     start: Instant,
     paid_until: AtomicU64,
     bytes_per_second: u64,
 }
 
-impl Pace {
+impl RateLimiter {
     fn new(bytes_per_second: u64) -> Self {
         Self {
             start: Instant::now(),
@@ -181,15 +181,15 @@ struct OutputInner {
 }
 
 impl GuestOutput {
-    fn pace(&self) -> &Pace {
-        &self.0.log.0.pace
+    fn limiter(&self) -> &RateLimiter {
+        &self.0.log.0.limiter
     }
 
     /// The time of the next permitted write, if the program has to wait for it.
     fn wait_until(&self) -> Option<Instant> {
-        match self.0.log.0.beyond {
-            Beyond::Wait => self.pace().wait_until(),
-            Beyond::Drop(_) => None,
+        match self.0.log.0.overflow {
+            OverflowPolicy::Wait => self.limiter().wait_until(),
+            OverflowPolicy::Drop(_) => None,
         }
     }
 
@@ -211,7 +211,7 @@ impl GuestOutput {
         if let Some(capture) = &inner.log.0.capture {
             capture.take(inner.stream, bytes);
         }
-        self.pace().take(bytes.len() + lines * LINE_BYTES);
+        self.limiter().take(bytes.len() + lines * LINE_BYTES);
     }
 }
 
@@ -353,7 +353,7 @@ mod tests {
         let path = folder.path().join("f.log");
         let (writer, log) = log(&path, 1000);
         let noted = |count: usize| {
-            (0..count).for_each(|_| log.note(&"x".repeat(960)));
+            (0..count).for_each(|_| log.log_host_message(&"x".repeat(960)));
             writer.flush();
             std::fs::read_to_string(&path).unwrap().lines().count()
         };

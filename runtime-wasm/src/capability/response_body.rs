@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_off_is_an_error_and_what_is_left_is_not() {
+    fn a_broken_body_is_an_error_and_a_dropped_one_ends() {
         let (guest, mut writer, mut reader) = pipe(Some(2));
         writer.write("ab".into()).unwrap();
         assert!(matches!(writer.write("c".into()), Err(StreamError::LastOperationFailed(_))));

@@ -35,13 +35,13 @@ const CODE_METADATA_PREFIX: &str = "metadata.code.";
 type Result<T> = std::result::Result<T, BinaryReaderError>;
 
 /// The component with bulk memory instructions in pieces.
-pub(super) fn in_pieces(component: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn split_bulk_ops(component: &[u8]) -> Result<Vec<u8>> {
     let mut rewritten = component[..component.len().min(HEADER_BYTES)].to_vec();
     for section in sections(component)? {
         match section.id {
             COMPONENT_SECTION_MODULE => put_section(&mut rewritten, section.id, &module(section.content)?),
             COMPONENT_SECTION_COMPONENT => {
-                put_section(&mut rewritten, section.id, &in_pieces(section.content)?);
+                put_section(&mut rewritten, section.id, &split_bulk_ops(section.content)?);
             }
             id => put_section(&mut rewritten, id, section.content),
         }

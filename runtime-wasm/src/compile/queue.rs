@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_overtake_and_large_ones_have_their_turn() {
+    fn small_components_overtake_large_ones_without_starving_them() {
         let (mut queue, now) = (CompileQueue::default(), Instant::now());
         let large = queue.enter("a", 10 * MIB, now);
         let small = queue.enter("a", MIB / 10, now);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_ones_do_not_keep_others_waiting() {
+    fn slow_compilations_do_not_block_others() {
         let (mut queue, now) = (CompileQueue::default(), Instant::now());
         let evil: Vec<u64> = (0..10).map(|_| queue.enter("evil", MIB, now)).collect();
         assert_eq!(begin(&mut queue, now), Some(evil[0]));

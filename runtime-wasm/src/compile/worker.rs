@@ -27,7 +27,7 @@ const EXIT_USAGE: u8 = 2;
 const TIMEOUTS_MAX: u32 = 6;
 /// Signals sent from outside. Signals that the process causes itself (abort, segmentation fault) are blamed on the
 /// component: a retry would end in the same way.
-const ENDED_BY: [Signal; 6] =
+const EXTERNAL_SIGNALS: [Signal; 6] =
     [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::XCPU];
 /// The maximum number of bytes that are read from a worker's standard error.
 const MESSAGE_BYTES_MAX: u64 = 16 << 10;
@@ -112,7 +112,7 @@ impl CompilerProcess {
         }
         // Killed from outside: by the kernel's or another out-of-memory killer, the service manager, or an operator.
         if let Some(signal) = status.signal()
-            && ENDED_BY.iter().any(|ending| ending.as_raw() == signal)
+            && EXTERNAL_SIGNALS.iter().any(|ending| ending.as_raw() == signal)
         {
             return CompileError::Lost(format!(
                 "the compiler was killed ({status}); was the machine out of memory?"
@@ -149,7 +149,7 @@ pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
         complain("this command is for internal use: the server starts it to compile a component");
         return ExitCode::from(EXIT_USAGE);
     };
-    job.step_back();
+    job.lower_priority();
     let (status, error) = match job.run() {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Component(error)) => (EXIT_INVALID, error),
@@ -199,7 +199,7 @@ impl Job {
 
     /// Lowers the priority for the processor and raises that for the out-of-memory killer. Failures are ignored:
     /// compilation works without.
-    fn step_back(&self) {
+    fn lower_priority(&self) {
         rustix::process::setpriority_process(None, super::NICENESS).ok();
         std::fs::write("/proc/self/oom_score_adj", "1000").ok();
         let limit = Some(self.memory_bytes_max);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_compiler_writes_is_the_code() {
+    async fn standard_output_of_the_compiler_is_the_machine_code() {
         let folder = tempfile::tempdir().unwrap();
         let echo = worker(folder.path(), "echo \"$@\"; cat");
         let made = echo.compile(AsyncModel::Async, b"wasm").await.unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ends_a_compiler_tells_whether_another_try_helps() {
+    async fn external_signals_and_exit_status_4_are_retryable() {
         let folder = tempfile::tempdir().unwrap();
         // Other signals may be ignored where the tests run, and a shell inherits that.
         for signal in ["KILL", "TERM", "XCPU"] {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_compiler_that_does_not_end_is_ended() {
+    async fn a_hanging_compiler_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_no_credit_and_debt_stays() {
+    fn idle_time_gives_no_credit_and_debt_remains() {
         let mut queue = RunQueue::new();
         queue.push(&key("n/old"), "old");
         for _ in 0..100 {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_are_gone_are_forgotten() {
+    fn dropped_shares_are_removed() {
         let mut queue = RunQueue::new();
         for number in 0..1000 {
             queue.push(&key(&format!("n{number}/f")), ());

@@ -45,7 +45,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn short_calls_are_light_also_when_a_tick_counts_as_a_call_now_and_then() {
+    fn short_calls_stay_light_despite_occasional_ticks() {
         let weight = CallWeight::default();
         for call in 0..100_000 {
             // 22 µs on average, in ticks of 2 ms.

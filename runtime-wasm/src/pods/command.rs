@@ -118,7 +118,7 @@ async fn run(component: Arc<CacheEntry>, program: Arc<GuestProgram>, slot: Insta
     };
     let exit = exit(ran, &store);
     if exit.code != 0 && !exit.message.is_empty() {
-        program.log.note(&exit.message);
+        program.log.log_host_message(&exit.message);
     }
     drop(store);
     drop(slot);

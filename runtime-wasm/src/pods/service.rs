@@ -110,7 +110,7 @@ async fn serve(
 ) -> ContainerExit {
     let graceful = GracefulShutdown::new();
     // Created before the connections: dropped after them, it ends guests that they leave behind.
-    let _over = Over(function.clone());
+    let _stop = StopOnDrop(function.clone());
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -157,9 +157,9 @@ fn prepare(stream: &TcpStream, stall_timeout: Duration) {
 }
 
 /// Ends guests of a pod that continue after their answers.
-struct Over(Arc<Function>);
+struct StopOnDrop(Arc<Function>);
 
-impl Drop for Over {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.program().end();
     }

@@ -79,9 +79,7 @@ impl MemoryPool {
             Wipe::Plain => None,
         };
         if wipe == Wipe::Auto && pagemap.is_none() {
-            tracing::info!(
-                "instances start slower: this kernel cannot report touched pages (needs 6.7)"
-            );
+            tracing::info!("instances start slower: this kernel cannot report touched pages (needs 6.7)");
         }
         let slot_bytes = reserved_bytes + guard_bytes;
         let mut count = count;

@@ -15,7 +15,7 @@ fn compiles(fixture: &Fixture) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_component_is_compiled_once_whoever_asks() {
+async fn concurrent_callers_share_one_compilation() {
     let fixture = Fixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     fixture.host.precompile(&component, "default").await.unwrap();
@@ -43,7 +43,7 @@ async fn a_component_is_compiled_once_whoever_asks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_caller_began_is_compiled_though_it_leaves() {
+async fn compilation_continues_after_its_caller_leaves() {
     let fixture = Fixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
@@ -108,7 +108,7 @@ async fn large_components_are_mapped_and_damage_is_seen() {
 
 /// Recompilation may not succeed at once; the damage is still logged only once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_file_is_met_once() {
+async fn a_damaged_file_is_logged_only_once() {
     let fixture = Fixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
@@ -166,7 +166,7 @@ async fn handles_follow_their_specs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_function_counted_goes_with_its_last_revision() {
+async fn metrics_of_a_function_are_removed_with_its_last_revision() {
     let fixture = Fixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let mut next = spec("f", component);

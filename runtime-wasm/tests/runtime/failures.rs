@@ -31,7 +31,7 @@ async fn a_guest_that_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_traps_is_told_with_its_place() {
+async fn a_trap_is_reported_with_its_location() {
     let fixture = Fixture::new();
     let module = r#"(func $parse_header unreachable)
         (func (export "handle") (param i32 i32) (call $parse_header))"#;
@@ -62,7 +62,7 @@ async fn a_guest_that_answers_twice_has_answered_once() {
 
 /// One thread: a guest that blocked it would block all others.
 #[tokio::test]
-async fn a_guest_that_spins_ends_at_its_deadline_and_keeps_nobody() {
+async fn a_spinning_guest_ends_at_its_deadline_without_blocking_others() {
     let fixture = Fixture::new();
     let limit = Duration::from_millis(300);
     let spins = fixture.function(handler(SPINS), |spec| spec.timeout = limit).await;
@@ -109,7 +109,7 @@ async fn a_guest_that_wants_more_memory_than_its_limit() {
 
 /// Memory outside linear memories counts, too: 128 MiB of headers are ten times this guest's limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_host_holds_for_a_guest_counts() {
+async fn host_memory_of_a_guest_counts_towards_its_limit() {
     let fixture = Fixture::new();
     let module = format!(
         r#"(func (export "handle") (param $request i32) (param $out i32)
@@ -157,7 +157,7 @@ async fn memory_over_all_instances_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_goes_takes_the_guest_with_it() {
+async fn dropping_a_call_ends_its_guest() {
     let fixture = Fixture::new();
     let function = fixture.function(handler(SPINS), |_| {}).await;
     function.load().await.unwrap();
@@ -170,7 +170,7 @@ async fn a_caller_that_goes_takes_the_guest_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_wait_for_a_slot_and_are_refused_in_the_end() {
+async fn calls_wait_for_a_slot_and_are_eventually_refused() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config {
         instances_max: Some(2),
         slot_wait_max: Duration::from_millis(100),
@@ -211,7 +211,7 @@ async fn idle_instances_give_their_slots_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_needs_one_slot_takes_one_and_from_who_was_idle_longest() {
+async fn a_needed_slot_is_taken_from_the_longest_idle_function() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(3), ..small() });
     let component = fixture.upload(handler(ANSWERS)).await;
     for name in ["a", "b", "c", "d"] {
@@ -225,7 +225,7 @@ async fn who_needs_one_slot_takes_one_and_from_who_was_idle_longest() {
 
 /// All slots are in use when the second call needs one: the instance that ends then must not be kept idle unnoticed.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_instance_that_ends_gives_its_slot_to_who_waits() {
+async fn an_ended_instance_gives_its_slot_to_a_waiting_call() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config {
         instances_max: Some(1),
         slot_wait_max: Duration::from_secs(60),
@@ -257,7 +257,7 @@ async fn an_instance_that_ends_gives_its_slot_to_who_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_instance_is_reused_until_it_is_spent_or_fails() {
+async fn an_instance_is_reused_until_it_expires_or_fails() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { reuse_calls_max: 3, ..small() });
     // Traps at the third call of one instance: `count` is zero only in a new instance.
     let module = r#"(global $count (mut i32) (i32.const 0))
@@ -281,7 +281,7 @@ async fn an_instance_is_reused_until_it_is_spent_or_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn components_that_cannot_run_are_told_so() {
+async fn invalid_components_are_rejected_with_a_reason() {
     let fixture = Fixture::new();
     let missing = fixture.host.prepare(spec("missing", Digest::of(b"nothing")));
     assert_eq!(
@@ -307,7 +307,7 @@ async fn components_that_cannot_run_are_told_so() {
 
 /// Each instance has room for its memories, independently of other instances.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_component_has_no_more_memories_than_its_place() {
+async fn a_component_with_more_memories_than_a_slot_is_rejected() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
     // The test component has one more.
     let module = |memories: usize| format!("{} {SPINS}", "(memory 0) ".repeat(memories - 1));

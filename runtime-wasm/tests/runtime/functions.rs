@@ -108,7 +108,7 @@ async fn counters_start_anew_unless_instances_are_reused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_guest_prints_is_in_its_log() {
+async fn guest_output_is_written_to_the_log() {
     let logger = guest!("logger");
     let fixture = Fixture::new();
     let function = fixture.function(logger, |_| {}).await;
@@ -137,16 +137,19 @@ async fn a_line_without_an_end_is_its_requests_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_ends_itself_is_told_so() {
+async fn a_guest_that_exits_before_answering_is_an_error() {
     let panic = guest!("panic");
     let fixture = Fixture::new();
     let function = fixture.function(panic, |_| {}).await;
     let error = call(&function, get("/?exit=3")).await.err().unwrap();
-    assert!(matches!(&error, CallError::Trapped(what) if what.contains("exited before it answered")), "{error}");
+    assert!(
+        matches!(&error, CallError::Trapped(what) if what.contains("exited before it answered")),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_is_told_and_logged() {
+async fn a_panic_is_reported_and_logged() {
     let panic = guest!("panic");
     let fixture = Fixture::new();
     let function = fixture.function(panic, |_| {}).await;
@@ -243,7 +246,7 @@ async fn an_answer_given_twice_is_given_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endless_output_takes_its_own_time_only() {
+async fn endless_output_does_not_slow_other_calls() {
     let (flood, logger) = (guest!("flood"), guest!("logger"));
     let fixture = Fixture::with(small());
     let function = fixture.function(flood, |spec| spec.log_bytes_per_second = Some(1 << 20)).await;

@@ -64,7 +64,7 @@ async fn through(function: &Arc<dyn HostedFunction>, url: &str) -> (StatusCode, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_is_listed_is_reached() {
+async fn only_listed_destinations_are_reachable() {
     let component = guest!("proxy");
     let fixture = Fixture::new();
     let upstream = Upstream::start().await;

@@ -186,7 +186,7 @@ async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_runs_on_is_ended_at_once_since_it_hears_no_signal() {
+async fn a_running_program_is_stopped_without_grace_period() {
     let fixture = Fixture::new();
     let component = fixture
         .upload(command(r#"(func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#))
@@ -256,7 +256,7 @@ async fn a_component_that_answers_serves_http_on_the_pods_address() {
 
 /// The request body exceeds the socket buffers, and the client reads only after it has sent all of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pods_answer_arrives_though_nobody_reads_the_request() {
+async fn a_pods_response_arrives_when_the_request_body_is_unread() {
     const UPLOAD_BYTES: usize = 16 << 20;
     let fixture = Fixture::new();
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
@@ -271,7 +271,7 @@ async fn a_pods_answer_arrives_though_nobody_reads_the_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
+async fn a_pod_at_its_connection_limit_can_be_stopped() {
     let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };
     let fixture = Fixture::with(config);
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
@@ -282,7 +282,7 @@ async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
 
 /// The guests of a pod end with it, before or after their answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_pod_does_ends_with_it() {
+async fn guests_of_a_pod_end_with_the_pod() {
     let fixture = Fixture::new();
     let answering = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
     let working_on = r#"(func (export "handle") (param i32 i32)
@@ -303,7 +303,7 @@ async fn what_a_pod_does_ends_with_it() {
 
 /// A client that does not read its response is disconnected.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_does_not_read_is_let_go() {
+async fn connections_of_stalled_clients_are_closed() {
     let component = guest!("flood");
     let config = mayfly_runtime_wasm::Config {
         pod_connections_max: 1,
@@ -350,7 +350,7 @@ async fn replicas_keep_their_revision_loaded() {
 const PAGE: u64 = 64 << 10;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_says_what_it_uses() {
+async fn running_containers_report_their_usage() {
     let fixture = Fixture::new();
     assert_eq!(fixture.host.usage(), []);
     let spins = r#"(memory 3) (func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#;
@@ -389,7 +389,7 @@ async fn what_runs_says_what_it_uses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_start_says_why() {
+async fn failed_starts_report_the_reason() {
     let fixture = Fixture::new();
     let missing = Pod::new(&fixture, Digest::of(b"nothing"), &[]).await;
     let error = missing.start().await.unwrap_err();

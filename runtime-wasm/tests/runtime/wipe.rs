@@ -104,7 +104,7 @@ async fn nothing_is_left_for_the_next_instance_without_the_kernels_help() {
 
 /// Verifies that the filler detects changes: two rounds in one instance.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_filler_finds_what_it_left() {
+async fn the_filler_traps_if_memory_was_not_wiped() {
     let fixture = Fixture::new();
     let function = fixture
         .function(filler(3, 9000), |spec| spec.isolation = mayfly_api::function::Isolation::Reuse)

@@ -71,7 +71,7 @@ pub enum Delimited<'a> {
     /// The text between `{%` and `%}`.
     Expression(&'a str),
     /// The string has only one of the delimiters.
-    Broken(Problem),
+    Invalid(Problem),
 }
 
 /// Classifies a string: an expression begins with `{%` and ends with `%}`, without spaces outside.
@@ -80,7 +80,7 @@ pub fn delimited(text: &str) -> Delimited<'_> {
         (Some(rest), true) if rest.len() >= 2 => Delimited::Expression(rest[..rest.len() - 2].trim()),
         (None, false) => Delimited::No,
         _ => {
-            Delimited::Broken(Problem::here("The JSONata expression must begin with '{%' and end with '%}'"))
+            Delimited::Invalid(Problem::here("The JSONata expression must begin with '{%' and end with '%}'"))
         }
     }
 }

@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_is_read_again(value in values()) {
+    fn printed_values_parse_to_the_same_value(value in values()) {
         let text = value.to_text();
         prop_assert_eq!(text.len(), value.text_len());
         let again = Value::parse(&text).expect("our own text");

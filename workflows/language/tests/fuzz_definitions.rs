@@ -209,7 +209,7 @@ proptest! {
 }
 
 #[test]
-fn the_definitions_to_be_broken_are_sound() {
+fn fuzz_seed_definitions_are_valid() {
     for text in SOUND {
         let compiled = compile(text, StateMachineType::Standard);
         assert!(compiled.is_ok(), "{}", compiled.expect_err("refused"));

@@ -53,7 +53,7 @@ fn machine_type(params: &Value) -> StateMachineType {
 }
 
 #[test]
-fn what_aws_accepted_is_accepted_and_what_it_refused_is_refused_in_its_words() {
+fn definitions_are_accepted_and_refused_as_recorded_from_aws() {
     let (mut accepted, mut refused) = (0, 0);
     let mut wrong = Vec::new();
     for (name, case) in cases() {

@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_has_each_number_once_and_is_no_order() {
+    fn shuffled_is_an_unsorted_permutation() {
         let order = shuffled(1_000);
         assert!(!order.is_sorted());
         let mut sorted = order.clone();

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_compared_with_the_same_turn() {
+    fn ratios_compare_measurements_of_the_same_round() {
         let turns = ratios(&[300.0, 200.0, 100.0], &[100.0, 200.0, 200.0]);
         assert_eq!(turns, [3.0, 1.0, 0.5]);
         let median = median(&mut turns.clone());

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_convention_is_defined_once() {
+    fn duplicate_type_names_are_found_unless_conventional() {
         let files = |count: usize| vec!["a.rs".to_owned(); count];
         let defined: BTreeMap<String, Vec<String>> =
             [("Once", 1), ("Twice", 2), ("Error", 9)].map(|(name, n)| (name.into(), files(n))).into();

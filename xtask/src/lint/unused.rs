@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_source_names_is_found() {
+    fn unused_dependencies_are_found() {
         let sources = "use http_body_util::Full; use old::Name; fn hyper_like() {} use md5::Digest;";
         for (name, rename, is_unnamed) in [
             ("http-body-util", None, false),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_in_a_crates_folder_is_another_one() {
+    fn nested_crates_are_excluded_from_sources() {
         let folder = std::env::temp_dir().join(format!("mayfly-unused-{}", std::process::id()));
         let inner = folder.join("macros");
         for (at, text) in [(&folder, "use outer;"), (&inner, "use inner;")] {

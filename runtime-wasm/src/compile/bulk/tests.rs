@@ -108,7 +108,7 @@ fn every_instruction_does_what_it_did() {
 }
 
 #[test]
-fn what_is_out_of_bounds_traps_before_it_writes() {
+fn out_of_bounds_operations_trap_before_writing() {
     let [mut original, mut rewritten] = both(&text("i32"));
     for (name, arguments) in [
         ("fill", (MEMORY_BYTES - 10, 1, 11)),
@@ -170,8 +170,8 @@ fn modules_inside_of_components_are_rewritten_and_nothing_else() {
         (instance $i (instantiate $inner))
         (export "f" (func $i "f")))"#;
     let original = wat::parse_str(text).unwrap();
-    let rewritten = in_pieces(&original).unwrap();
+    let rewritten = split_bulk_ops(&original).unwrap();
     assert!(rewritten.len() > original.len());
     wasmparser::Validator::new().validate_all(&rewritten).unwrap();
-    assert!(in_pieces(b"\0asm").is_err() && in_pieces(b"").is_err());
+    assert!(split_bulk_ops(b"\0asm").is_err() && split_bulk_ops(b"").is_err());
 }

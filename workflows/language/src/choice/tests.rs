@@ -112,7 +112,7 @@ fn a_variable_that_is_missing_is_an_error() {
 }
 
 #[test]
-fn problems_have_places() {
+fn problems_have_locations() {
     let places = |rule: &str| {
         let problems = ChoiceTest::compile(&Value::parse(rule).expect("valid JSON")).expect_err("refused");
         problems.into_iter().map(|problem| problem.location).collect::<Vec<_>>()

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_that_are_taken() {
+    fn valid_timestamps_are_parsed() {
         let at = |text: &str| parse(text).unwrap_or_else(|| panic!("{text}")).to_string();
         assert_eq!(at("2016-03-14T01:59:00Z"), "2016-03-14T01:59:00Z");
         assert_eq!(at("2016-03-14T01:59Z"), "2016-03-14T01:59:00Z");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_refused() {
+    fn invalid_timestamps_are_refused() {
         for text in [
             "",
             "x",

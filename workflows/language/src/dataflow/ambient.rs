@@ -24,19 +24,19 @@ pub struct Ambient {
     /// The number of evaluations begun so far that have a time limit.
     begun: Cell<u32>,
     verdicts: RefCell<Vec<Verdict>>,
-    again: bool,
+    replay: bool,
 }
 
 impl Ambient {
     /// `now_ms` is milliseconds since 1970 in UTC; `seed` determines every random value.
     pub fn new(now_ms: i64, seed: u64) -> Self {
         let verdicts = RefCell::new(Vec::new());
-        Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, again: false }
+        Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, replay: false }
     }
 
     /// For a replay: exactly the evaluations of the given verdicts fail at their time limit.
     pub fn again(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
-        Self { verdicts: RefCell::new(verdicts), again: true, ..Self::new(now_ms, seed) }
+        Self { verdicts: RefCell::new(verdicts), replay: true, ..Self::new(now_ms, seed) }
     }
 
     /// The evaluations that were stopped by their time limit.
@@ -50,8 +50,8 @@ impl Ambient {
     }
 
     /// Whether this is a replay, with the verdicts of an earlier run.
-    pub(crate) fn is_again(&self) -> bool {
-        self.again
+    pub(crate) fn is_replay(&self) -> bool {
+        self.replay
     }
 
     /// The error of an evaluation that the recorded run stopped.

@@ -24,7 +24,7 @@ pub(super) fn run(program: &Arc<JsonataProgram>, scope: &EvaluationScope<'_>) ->
     }
     let data = Data::of(program, scope);
     let evaluation = scope.ambient.next_evaluation();
-    if scope.ambient.is_again() {
+    if scope.ambient.is_replay() {
         return match scope.ambient.verdict(evaluation) {
             Some(error) => Err(error),
             // The recorded run finished, so a replay must finish, too, whatever the load of this machine.

@@ -289,7 +289,7 @@ mod tests {
 
         /// The fast path has the results of `jsonata-core`.
         #[test]
-        fn the_short_way_and_the_long_way_agree(source in expressions()) {
+        fn fast_path_and_full_evaluation_agree(source in expressions()) {
             let json = |text: &str| Value::parse(text).expect("valid JSON");
             let input = json(r#"{"n":3,"o":{"a":1},"l":[{"x":1},{"x":2}],"one":[5]}"#);
             let result = json("[7]");

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_thread_is_not_late() {
+    fn waiting_for_a_thread_does_not_count_towards_the_time_limit() {
         let pool = Arc::new(Pool::start());
         let holds = Arc::new(Mutex::new(()));
         let guard = holds.lock().expect("whole");

@@ -69,7 +69,7 @@ fn states_variables_and_operators() {
 }
 
 #[test]
-fn functions_that_aws_adds_and_what_comes_from_outside() {
+fn aws_functions_clock_and_randomness() {
     gives(&[
         ("$partition([1,2,3,4,5], 2)", "[[1,2],[3,4],[5]]"),
         ("$range(0, 10, 3)", "[0,3,6,9]"),
@@ -154,7 +154,7 @@ fn delimiters() {
     for broken in ["{% $x", "$x %}", " {% $x %}", "{% $x %} ", "{%}"] {
         assert!(!matches!(delimited(broken), Delimited::Expression(_)), "{broken}");
     }
-    assert!(matches!(delimited("{% $x"), Delimited::Broken(_)));
+    assert!(matches!(delimited("{% $x"), Delimited::Invalid(_)));
 }
 
 /// Each would exhaust memory or run without end; each must fail in time.
@@ -232,7 +232,7 @@ fn there_is_no_document_at_the_top() {
 }
 
 #[test]
-fn what_the_clock_ended_ends_so_again_and_nothing_else_does() {
+fn a_replay_fails_exactly_the_evaluations_that_timed_out() {
     let expression = Expression::compile("$sum([1..1000].($ * 2))").unwrap_or_else(|error| panic!("{error}"));
     let evaluate = |ambient: &Ambient| evaluate(&expression, ambient);
     let live = Ambient::new(0, 1);

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_reference() {
+    fn errors_have_the_messages_of_the_reference() {
         let reworded = |source: &str, message: &str| {
             let ast = jsonata_core::parser::parse(source).expect("valid");
             of_evaluation(message, &Uses::of(&ast))

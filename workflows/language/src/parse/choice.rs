@@ -6,13 +6,13 @@ use crate::value::{Map, Value};
 
 use super::allowed::{self, foreign};
 use super::fields::{EMPTY, Fields};
-use super::flow::{Compiler, Here};
+use super::flow::{Compiler, StateCursor};
 
 /// Fields of a rule that are not part of its condition.
 const CONSEQUENCES: &[&str] = &["Next", "Assign", "Output", "Comment"];
 
 impl Compiler {
-    pub(super) fn choice(&mut self, fields: &Fields<'_>, here: Here) -> Option<ChoiceState> {
+    pub(super) fn choice(&mut self, fields: &Fields<'_>, here: StateCursor) -> Option<ChoiceState> {
         fields.required("Choices", &mut self.report)?;
         let choices = fields.array("Choices", &mut self.report)?;
         if choices.is_empty() {
@@ -31,7 +31,7 @@ impl Compiler {
         (rules.len() == choices.len()).then_some(ChoiceState { rules, default })
     }
 
-    fn rule(&mut self, fields: &Fields<'_>, here: Here) -> Option<ChoiceRule> {
+    fn rule(&mut self, fields: &Fields<'_>, here: StateCursor) -> Option<ChoiceRule> {
         let condition = match fields.jsonata() {
             true => self.jsonata_condition(fields),
             false => self.json_path_condition(fields),

@@ -7,7 +7,7 @@ use crate::value::Value;
 
 use super::allowed;
 use super::fields::{EMPTY, Fields};
-use super::flow::{Compiler, Here};
+use super::flow::{Compiler, StateCursor};
 
 /// The maximum of `MaxDelaySeconds`.
 const DELAY_SECONDS_MAX: u64 = 31_622_400;
@@ -21,7 +21,7 @@ impl Compiler {
         entries.iter().filter_map(|entry| self.retrier(entry)).collect()
     }
 
-    pub(super) fn catch(&mut self, fields: &Fields<'_>, here: Here) -> Vec<Catcher> {
+    pub(super) fn catch(&mut self, fields: &Fields<'_>, here: StateCursor) -> Vec<Catcher> {
         let entries = self.entries(fields, "Catch");
         let entries = entries.into_iter().map(|entry| Fields { in_catch: true, ..entry });
         entries.filter_map(|entry| self.catcher(&entry, here)).collect()
@@ -83,7 +83,7 @@ impl Compiler {
         })
     }
 
-    fn catcher(&mut self, entry: &Fields<'_>, here: Here) -> Option<Catcher> {
+    fn catcher(&mut self, entry: &Fields<'_>, here: StateCursor) -> Option<Catcher> {
         entry.only(allowed::CATCHER, &mut self.report);
         entry.require(&["ErrorEquals", "Next"], &mut self.report);
         let error_equals = self.error_equals(entry);

@@ -12,7 +12,7 @@ pub(crate) const UNMARKED: &str = "JSONata string must start with {% and end wit
 pub(crate) fn whole(text: &str) -> Result<Option<&str>, String> {
     match delimited(text) {
         Delimited::No => Ok(None),
-        Delimited::Broken(_) => Err(UNMARKED.into()),
+        Delimited::Invalid(_) => Err(UNMARKED.into()),
         Delimited::Expression(_) => Ok(Some(&text[2..text.len() - 2])),
     }
 }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks() {
+    fn jsonata_delimiters_are_checked() {
         assert_eq!(whole("plain"), Ok(None));
         assert_eq!(whole("{% 10 %}"), Ok(Some(" 10 ")));
         assert_eq!(whole("{%\n  $x\n%}"), Ok(Some("\n  $x\n")));

@@ -72,7 +72,7 @@ pub(super) struct FlowContext {
 
 /// The state that is being compiled.
 #[derive(Clone, Copy)]
-pub(super) struct Here {
+pub(super) struct StateCursor {
     pub(super) flow: FlowId,
     pub(super) state: StateId,
 }
@@ -146,7 +146,7 @@ impl Compiler {
             definition: value.to_text().into(),
         });
         self.states.push(None);
-        let here = Here { flow: FlowId(0), state: StateId(0) };
+        let here = StateCursor { flow: FlowId(0), state: StateId(0) };
         self.states[0] = self.state(value, "", name, here);
     }
 
@@ -190,7 +190,7 @@ impl Compiler {
         self.flows.push(draft);
         self.depth += 1;
         for (offset, name) in states.names().enumerate() {
-            let here = Here { flow: id, state: StateId(index(first + offset)?) };
+            let here = StateCursor { flow: id, state: StateId(index(first + offset)?) };
             if let Some(value) = states.get(name) {
                 self.states[first + offset] = self.state(value, &states.place(name), name.clone(), here);
             }
@@ -221,7 +221,7 @@ impl Compiler {
     }
 
     /// Adds a transition to the state `name`.
-    pub(super) fn leads_to(&mut self, here: Here, name: Arc<str>, at: String) -> Transition {
+    pub(super) fn leads_to(&mut self, here: StateCursor, name: Arc<str>, at: String) -> Transition {
         let flow = &mut self.flows[here.flow.0 as usize];
         let known = flow.ids.get(&name).copied();
         if !(self.lone && here.flow == FlowId(0)) {
@@ -236,13 +236,13 @@ impl Compiler {
     }
 
     /// Marks that an execution can end in the state.
-    pub(super) fn ends(&mut self, here: Here) -> Transition {
+    pub(super) fn ends(&mut self, here: StateCursor) -> Transition {
         self.draft(here).terminal = true;
         Transition::End
     }
 
     /// `Next` or `End`, one of which the state must have.
-    pub(super) fn onward(&mut self, fields: &Fields<'_>, here: Here) -> Transition {
+    pub(super) fn onward(&mut self, fields: &Fields<'_>, here: StateCursor) -> Transition {
         let end = fields.bool("End", &mut self.report);
         let next = fields.string("Next", &mut self.report);
         match (end, next) {
@@ -263,7 +263,7 @@ impl Compiler {
         }
     }
 
-    fn draft(&mut self, here: Here) -> &mut StateDraft {
+    fn draft(&mut self, here: StateCursor) -> &mut StateDraft {
         let flow = &mut self.flows[here.flow.0 as usize];
         &mut flow.states[(here.state.0 - flow.first) as usize]
     }

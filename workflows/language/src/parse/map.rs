@@ -11,7 +11,7 @@ use crate::value::Value;
 
 use super::allowed;
 use super::fields::{Fields, neither};
-use super::flow::{Compiler, FlowContext, Here};
+use super::flow::{Compiler, FlowContext, StateCursor};
 
 /// The valid resources of an `ItemReader`.
 const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
@@ -21,7 +21,7 @@ const LABEL_CHARS_MAX: usize = 40;
 const DISTRIBUTED_ONLY: &[&str] = &["ItemReader", "ItemBatcher", "ResultWriter", "Label"];
 
 impl Compiler {
-    pub(super) fn map(&mut self, fields: &Fields<'_>, here: Here) -> Option<MapState> {
+    pub(super) fn map(&mut self, fields: &Fields<'_>, here: StateCursor) -> Option<MapState> {
         let name = fields.one_of(&["ItemProcessor", "Iterator"], &mut self.report);
         let mode = match name {
             Some(name) => self.mode(fields, name),
@@ -91,7 +91,13 @@ impl Compiler {
         }
     }
 
-    fn processor(&mut self, fields: &Fields<'_>, name: &str, mode: MapMode, here: Here) -> Option<FlowId> {
+    fn processor(
+        &mut self,
+        fields: &Fields<'_>,
+        name: &str,
+        mode: MapMode,
+        here: StateCursor,
+    ) -> Option<FlowId> {
         let at = fields.place(name);
         if self.express && matches!(mode, MapMode::Distributed(_)) {
             let message =

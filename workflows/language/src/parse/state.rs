@@ -11,11 +11,17 @@ use crate::value::Value;
 
 use super::allowed;
 use super::fields::{EMPTY, Fields, list};
-use super::flow::{Compiler, FlowContext, Here};
+use super::flow::{Compiler, FlowContext, StateCursor};
 
 impl Compiler {
     /// Compiles one state; `None` if its type is missing or invalid. Other problems are only reported.
-    pub(super) fn state(&mut self, value: &Value, at: &str, name: Arc<str>, here: Here) -> Option<State> {
+    pub(super) fn state(
+        &mut self,
+        value: &Value,
+        at: &str,
+        name: Arc<str>,
+        here: StateCursor,
+    ) -> Option<State> {
         let fields = Fields::of(value, at, self.machine_language, &mut self.report)?;
         let language = self.language(&fields);
         let fields = Fields { language, ..fields };
@@ -139,7 +145,7 @@ impl Compiler {
         }
     }
 
-    fn parallel(&mut self, fields: &Fields<'_>, here: Here) -> Option<ParallelState> {
+    fn parallel(&mut self, fields: &Fields<'_>, here: StateCursor) -> Option<ParallelState> {
         fields.required("Branches", &mut self.report)?;
         let branches = fields.array("Branches", &mut self.report)?;
         if branches.is_empty() {

@@ -55,7 +55,7 @@ fn text_that_is_no_definition() {
 }
 
 #[test]
-fn a_fault_is_told_once() {
+fn a_problem_is_reported_once() {
     machine(
         r#"{"Comment":5,"StartAt":"X","States":{"X":{"Type":"Succeed"}}}"#,
         &["SCHEMA_VALIDATION_FAILED: Expected value of type String at /Comment"],
@@ -84,7 +84,7 @@ fn a_variable_belongs_to_one_scope() {
 }
 
 #[test]
-fn heads() {
+fn top_level_fields_are_checked() {
     machine(
         r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":-1,"QueryLanguage":"jq"}"#,
         &[
@@ -160,7 +160,7 @@ fn query_languages() {
 }
 
 #[test]
-fn onward() {
+fn transitions_are_checked() {
     state(
         r#"{"Type":"Pass"}"#,
         &[
@@ -180,7 +180,7 @@ fn onward() {
 }
 
 #[test]
-fn the_graph() {
+fn unreachable_states_and_missing_targets_are_found() {
     machine(
         r#"{"StartAt":"pass1","States":{"pass1":{"Type":"Pass","Next":"pass3"},"pass2":{"Type":"Pass","End":true}}}"#,
         &[
@@ -351,7 +351,7 @@ fn all_problems_at_once() {
 }
 
 #[test]
-fn doubts() {
+fn warnings_are_reported() {
     let doubts = |text: &str| -> Vec<String> {
         crate::validate::check(text, StateMachineType::Standard, |resource| resource.contains(":::sqs:"))
             .iter()

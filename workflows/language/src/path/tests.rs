@@ -67,7 +67,7 @@ fn values_of_paths() {
 }
 
 #[test]
-fn what_is_missing_is_said_as_jayway_says_it() {
+fn missing_paths_have_the_messages_of_jayway() {
     for (path, expected) in [
         ("$.NoSuch", "Invalid path '$.NoSuch' : No results for path: $['NoSuch']"),
         ("$.no.such", "Invalid path '$.no.such' : Missing property in path $['no']"),
@@ -131,7 +131,7 @@ fn bad_paths_are_refused() {
 }
 
 #[test]
-fn roots_are_told_apart() {
+fn roots_of_paths_are_distinguished() {
     let root = |text: &str| Path::parse(text).expect("valid").root().clone();
     assert_eq!(root("$.a"), Root::Input);
     assert_eq!(root("$$.Execution.Id"), Root::Context);

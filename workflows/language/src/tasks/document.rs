@@ -324,10 +324,9 @@ impl Reader<'_> {
         }
         for name in named {
             match self.positions.get(&*name) {
-                None => self.problem(
-                    "",
-                    format!("its state reads the output of {name:?}, which does not exist"),
-                ),
+                None => {
+                    self.problem("", format!("its state reads the output of {name:?}, which does not exist"))
+                }
                 Some(position) if !task.dependencies.contains(position) => {
                     let message =
                         format!("its state reads the output of {name:?}, which is not in its dependencies");

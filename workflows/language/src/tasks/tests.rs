@@ -57,7 +57,7 @@ fn shape(flow: &Value) -> String {
 }
 
 #[test]
-fn graphs_are_taken_apart() {
+fn graphs_are_decomposed_into_series_and_parallel() {
     for (lines, expected) in [
         (&["a"][..], "a"),
         (&["b: a", "a"], "a, b"),
@@ -78,7 +78,7 @@ fn graphs_are_taken_apart() {
 }
 
 #[test]
-fn graphs_that_are_no_graphs_are_refused() {
+fn invalid_graphs_are_rejected() {
     for (lines, expected) in [
         (&["a: b"][..], "/tasks/a/dependencies[0]: there is no task \"b\""),
         (&["a: a"], "/tasks/a/dependencies[0]: a task cannot depend on itself"),

@@ -21,7 +21,7 @@ impl JsonataNode {
         match value {
             Value::String(text) => match delimited(text) {
                 Delimited::No => Self::Constant(value.clone()),
-                Delimited::Broken(problem) => {
+                Delimited::Invalid(problem) => {
                     problems.push(problem);
                     Self::Constant(value.clone())
                 }

@@ -97,7 +97,7 @@ fn all_problems_are_found_with_their_places() {
 }
 
 #[test]
-fn variables_are_told() {
+fn variables_of_a_template_are_listed() {
     let names = |template: &str, language| {
         let mut names = Vec::new();
         let template = Template::compile(&json(template), language).expect("valid");

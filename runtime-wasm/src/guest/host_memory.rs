@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_large_is_counted() {
+    fn large_host_resources_are_counted() {
         let mut table = ResourceTable::new();
         assert_eq!(bytes(&mut table), 0);
         let mut headers = FieldMap::new_mutable(FIELD_BYTES_MAX);
