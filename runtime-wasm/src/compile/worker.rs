@@ -263,9 +263,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // Other signals may be ignored where the tests run, and a shell inherits that.
         for signal in ["KILL", "TERM", "XCPU"] {
-            let ended = worker(folder.path(), &format!("kill -{signal} $$"));
-            match ended.compile(AsyncModel::Sync, b"").await {
-                Err(CompileError::Lost(why)) => assert!(why.contains("ended"), "{why}"),
+            let killed = worker(folder.path(), &format!("kill -{signal} $$"));
+            match killed.compile(AsyncModel::Sync, b"").await {
+                Err(CompileError::Lost(why)) => assert!(why.contains("killed"), "{why}"),
                 other => panic!("{signal}: {other:?}"),
             }
         }
