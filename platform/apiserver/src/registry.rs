@@ -45,6 +45,7 @@ mod services;
 mod signing_rules;
 mod stateful_set;
 mod storage;
+mod subresource;
 mod usage;
 mod volumes;
 mod webhooks;
@@ -60,6 +61,7 @@ pub(crate) use self::{
         is_empty_selector as rules_is_empty_selector, list_items as rules_items, not_supported,
         selects as rules_selects,
     },
+    subresource::Subresource,
 };
 
 use std::sync::{Arc, LazyLock};
@@ -170,42 +172,6 @@ pub(crate) mod verb_sets {
     pub(crate) const CREATE: &[&str] = &["create"];
     pub(crate) const READ_AND_WATCH: &[&str] = &["get", "list", "watch"];
     pub(crate) const READ: &[&str] = &["get", "list"];
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Subresource {
-    Scale,
-    /// Listed so that `kubectl scale` sends its request, whose error names the fields to set instead.
-    ScaleRejected,
-    Log,
-    Binding,
-    Eviction,
-    Finalize,
-    /// `serviceaccounts/x/token`
-    Token,
-    /// `pods/x/ephemeralcontainers`
-    EphemeralContainers,
-    /// `certificatesigningrequests/x/approval`: the conditions of the status.
-    Approval,
-}
-
-impl Subresource {
-    /// Name, group, version and kind, verbs.
-    pub(crate) fn describe(
-        self,
-    ) -> (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]) {
-        match self {
-            Self::Scale => ("scale", "autoscaling", "v1", "Scale", &["get", "patch", "update"]),
-            Self::ScaleRejected => ("scale", "autoscaling", "v1", "Scale", &[]),
-            Self::Log => ("log", "", "", "", &["get"]),
-            Self::Binding => ("binding", "", "v1", "Binding", &["create"]),
-            Self::Eviction => ("eviction", "policy", "v1", "Eviction", &["create"]),
-            Self::Finalize => ("finalize", "", "", "", &["update"]),
-            Self::Token => ("token", "authentication.k8s.io", "v1", "TokenRequest", &["create"]),
-            Self::EphemeralContainers => ("ephemeralcontainers", "", "", "", &["get", "patch", "update"]),
-            Self::Approval => ("approval", "", "", "", &["get", "patch", "update"]),
-        }
-    }
 }
 
 impl Kind {
