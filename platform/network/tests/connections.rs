@@ -82,6 +82,9 @@ fn sides_are_known_by_their_labels() {
     // The object has the current labels, and the names of ports.
     let relabelled = MatrixPod { name: "c", ..MatrixPod::all()[1] }.object();
     assert!(!decided(&from_b, &ConnectionSide::of_pod(&new_pod, &relabelled), &to));
+    let mut of_host = MatrixPod::all()[2].object();
+    of_host.spec.as_mut().unwrap().host_network = Some(true);
+    assert!(decided(&from_b, &ConnectionSide::of_pod(&PodIdentity::default(), &of_host), &to), "the node");
     let to_main = [json!({"podSelector": {"matchLabels": {"pod": "b"}},
         "ingress": [{"ports": [{"port": "main", "protocol": "UDP"}]}]})];
     let object = MatrixPod::all()[1].object();

@@ -86,6 +86,9 @@ pub enum OutboundRoute {
 /// policies are not known yet.
 #[async_trait]
 pub trait ConnectionPolicy: Send + Sync {
+    /// A number that changes with the policies. A connection of an earlier one may continue, and serves no new request.
+    fn generation(&self) -> u64;
+
     /// The way of a connection from a pod to `to`. `tried`: endpoints that did not answer.
     async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute;
 

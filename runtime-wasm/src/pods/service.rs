@@ -31,7 +31,11 @@ use super::{
     command::{egress, rules},
     task::StopRequest,
 };
-use crate::{capability::output::ProgramLog, function::Function, guest::GuestProgram};
+use crate::{
+    capability::{output::ProgramLog, policy::PodPolicies},
+    function::Function,
+    guest::GuestProgram,
+};
 
 /// The time limit of one response. A pod's spec has none; most proxies give up sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -55,7 +59,9 @@ pub(super) async fn start(
     let connections = Arc::new(Semaphore::new(pods.shared.config.pod_connections_max));
     let meter = Meter::of_memory(function.program().clone());
     let stall_timeout = pods.shared.config.pod_stall_timeout;
-    let serving = |stopping| serve(listener, connections, function, stall_timeout, stopping);
+    let entrance =
+        PodEntrance { listener, port, policies: pods.shared.policies.of_pod(sandbox), connections };
+    let serving = |stopping| serve(entrance, function, stall_timeout, stopping);
     Ok(RunningTask::spawn(pods, spec.id, meter, serving, || {}))
 }
 
@@ -99,11 +105,18 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
-/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does.
-/// `connections` has a permit for each connection that may be open at the same time.
-async fn serve(
+/// The pod's port.
+struct PodEntrance {
     listener: TcpListener,
+    port: u16,
+    policies: PodPolicies,
+    /// A permit for each connection that may be open at the same time.
     connections: Arc<Semaphore>,
+}
+
+/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does.
+async fn serve(
+    entrance: PodEntrance,
     function: Arc<Function>,
     stall_timeout: Duration,
     mut stopping: StopRequest,
@@ -118,9 +131,9 @@ async fn serve(
             // An error means that the pod and the sender of requests are gone.
             _ = stopping.wait_for(Option::is_some) => break,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
-            accepted = accept(&listener, &connections) => accepted,
+            accepted = entrance.accept() => accepted,
         };
-        let (stream, permit) = match accepted {
+        let (stream, client, permit) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, for example: other connections are closed meanwhile.
@@ -137,13 +150,17 @@ async fn serve(
             .header_read_timeout(HEADER_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
+        let (policies, port) = (entrance.policies.clone(), entrance.port);
         open.spawn(async move {
-            // Errors of a client's connection are not errors of the pod.
-            connection.await.ok();
+            // Others are closed before a byte is read.
+            if policies.admits(port, client).await {
+                // Errors of a client's connection are not errors of the pod.
+                connection.await.ok();
+            }
             drop(permit);
         });
     }
-    drop(listener);
+    drop(entrance);
     graceful.shutdown().await;
     ContainerExit::completed()
 }
@@ -165,14 +182,13 @@ impl Drop for Over {
     }
 }
 
-/// The next connection, when there is room for one more.
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
+impl PodEntrance {
+    /// The next connection and its client, when there is room for one more.
+    async fn accept(&self) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
+        let permit = self.connections.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, client) = self.listener.accept().await?;
+        Ok((stream, client.ip(), permit))
+    }
 }
 
 async fn answer(

@@ -47,13 +47,17 @@ impl<'a> ConnectionSide<'a> {
         Self { address, pod: Some(pod) }
     }
 
-    /// The pod that `identity` names. The object has its current labels, and the names of its ports.
+    /// The pod that `identity` names. The object has its current labels, and the names of its ports. One of the host's
+    /// network is the node.
     #[must_use]
     pub fn of_pod(identity: &PodIdentity, pod: &'a Pod) -> Self {
         let address = identity.address.unwrap_or(NO_ADDRESS);
         let mut addresses = addresses_of(pod);
         addresses.insert(address);
-        Self { address, pod: PodWithAddress::at(pod, addresses) }
+        match PodWithAddress::at(pod, addresses) {
+            None => Self { address: Ipv4Addr::LOCALHOST.into(), pod: None },
+            pod => Self { address, pod },
+        }
     }
 
     /// The namespace of the pod, if it is one.

@@ -7,7 +7,10 @@ use std::{
     collections::BTreeSet,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -42,6 +45,7 @@ const BY_FRONTEND: &str = "network/frontend";
 /// Judges connections by the objects of the cluster.
 pub struct InProcessPolicies {
     node: Arc<str>,
+    generation: Arc<AtomicU64>,
     /// The one address with node ports; `None`: all of the node but the loopback.
     node_port_address: Option<IpAddr>,
     policies: Informer<NetworkPolicy>,
@@ -67,14 +71,26 @@ impl InProcessPolicies {
             let tcp = rules.frontends.keys().filter(|of| of.protocol() == TransportProtocol::Tcp);
             tcp.map(|frontend| frontend_value(*frontend)).collect()
         };
+        let (policies, namespaces) = (informers.of::<NetworkPolicy>(), informers.of::<Namespace>());
+        let generation = Arc::<AtomicU64>::default();
+        let changed = || {
+            let generation = generation.clone();
+            move || {
+                generation.fetch_add(1, Ordering::Release);
+            }
+        };
+        let (policies_changed, namespaces_changed) = (changed(), changed());
+        policies.handle(move |_| policies_changed());
+        namespaces.handle(move |_| namespaces_changed());
         Self {
             node,
+            generation,
             node_port_address: match mode {
                 ProxyMode::Nftables { .. } => None,
                 ProxyMode::Userspace(address) => Some(*address),
             },
-            policies: informers.of(),
-            namespaces: informers.of(),
+            policies,
+            namespaces,
             pods_by_address: pods.index(BY_ADDRESS, addresses),
             pods,
             services_by_frontend: services.index(BY_FRONTEND, frontends),
@@ -154,6 +170,10 @@ impl InProcessPolicies {
 
 #[async_trait]
 impl ConnectionPolicy for InProcessPolicies {
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
     async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute {
         self.synced().await;
         if self.policies.is_empty() {

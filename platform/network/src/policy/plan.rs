@@ -180,6 +180,13 @@ pub(super) fn plan_pods<'a>(
     rules
 }
 
+/// Whether a policy is about a pod.
+pub(super) fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
+    let selector = policy.spec.as_ref().and_then(|spec| parsed(spec.pod_selector.as_ref()));
+    policy.metadata.namespace == pod.metadata.namespace
+        && selector.is_some_and(|selector| matches(&selector, pod.metadata.labels.as_ref()))
+}
+
 /// What the ingress rules of a policy allow to one pod, which gives names to ports.
 fn allowed_to(
     pod: &PodWithAddress<'_>,

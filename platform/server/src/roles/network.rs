@@ -15,10 +15,10 @@ use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
 use mayfly_kubelet::ClusterDnsServer;
 use mayfly_network::{
-    Activation, ClusterDns, ClusterNames, DnsConfig, HostAddresses, PolicyEnforcer, PolicyMode, ProxyMode,
-    ServiceProxy,
+    Activation, ClusterDns, ClusterNames, DnsConfig, HostAddresses, InProcessPolicies, PolicyEnforcer,
+    PolicyMode, ProxyMode, ServiceProxy,
 };
-use mayfly_runtime::{ClusterHost, ClusterHosts};
+use mayfly_runtime::{ClusterHost, ClusterHosts, ConnectionPolicy};
 use mayfly_runtime_oci::availability::find_program;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -251,6 +251,7 @@ fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
 pub(super) struct NodeNetwork {
     services: ServiceProxy,
     policies: PolicyEnforcer,
+    connections: Arc<InProcessPolicies>,
     names: ClusterNames,
     dns: Option<ClusterDns>,
 }
@@ -269,6 +270,7 @@ impl NodeNetwork {
         let names = ClusterNames::create(CLUSTER_DOMAIN, informers);
         Self {
             policies: PolicyEnforcer::create(mode, node, informers, client.clone()),
+            connections: Arc::new(InProcessPolicies::create(&networking.proxy, node, informers)),
             services: ServiceProxy::create(
                 networking.proxy.clone(),
                 node,
@@ -284,6 +286,11 @@ impl NodeNetwork {
     /// The cluster's names, for guests.
     pub(super) fn guest_names(&self) -> Arc<dyn ClusterHosts> {
         Arc::new(GuestNames(self.names.clone()))
+    }
+
+    /// The NetworkPolicies for the connections of components.
+    pub(super) fn connection_policy(&self) -> Arc<dyn ConnectionPolicy> {
+        self.connections.clone()
     }
 
     /// Runs until the tasks are stopped.

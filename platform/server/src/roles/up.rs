@@ -255,6 +255,7 @@ impl Up {
             ports.health_checks(),
         );
         host.attach_names(network.guest_names());
+        host.attach_policies(network.connection_policy());
         stop_informers.disarm();
         Ok(Self {
             data_dir,
