@@ -8,15 +8,16 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use async_trait::async_trait;
 use ipnet::Ipv6Net;
 use mayfly_accept::AcceptPort;
 use mayfly_apiserver::ServiceNetworks;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
-use mayfly_kubelet::ClusterDnsServer;
+use mayfly_kubelet::{ClusterDnsServer, ServedEndpoints};
 use mayfly_network::{
-    Activation, ClusterDns, ClusterNames, DnsConfig, HostAddresses, InProcessPolicies, PolicyEnforcer,
-    PolicyMode, ProxyMode, ServiceProxy,
+    Activation, AppliedEndpoints, ClusterDns, ClusterNames, DnsConfig, HostAddresses, InProcessPolicies,
+    PolicyEnforcer, PolicyMode, ProxyMode, ServiceProxy,
 };
 use mayfly_runtime::{ClusterHost, ClusterHosts, ConnectionPolicy};
 use mayfly_runtime_oci::availability::find_program;
@@ -288,6 +289,11 @@ impl NodeNetwork {
         Arc::new(GuestNames(self.names.clone()))
     }
 
+    /// The endpoints that Services use, for the node's agent.
+    pub(super) fn served_endpoints(&self) -> Arc<dyn ServedEndpoints> {
+        Arc::new(ProxyEndpoints(self.services.endpoints()))
+    }
+
     /// The NetworkPolicies for the connections of components.
     pub(super) fn connection_policy(&self) -> Arc<dyn ConnectionPolicy> {
         self.connections.clone()
@@ -301,6 +307,17 @@ impl NodeNetwork {
         if let Some(dns) = self.dns {
             tasks.run("cluster dns", dns.run(tasks.token()));
         }
+    }
+}
+
+/// The endpoints of the node's proxy.
+#[derive(Debug)]
+struct ProxyEndpoints(AppliedEndpoints);
+
+#[async_trait]
+impl ServedEndpoints for ProxyEndpoints {
+    async fn withdrawn(&self, addresses: &[IpAddr]) -> bool {
+        self.0.withdrawn(addresses).await
     }
 }
 
