@@ -13,6 +13,7 @@ pub(crate) mod connect;
 pub(crate) mod egress;
 pub(crate) mod lookup;
 pub(crate) mod output;
+pub(crate) mod policy;
 pub(crate) mod random;
 pub(crate) mod response_body;
 mod variables;

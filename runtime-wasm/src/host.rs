@@ -11,7 +11,7 @@ use std::{
 use mayfly_api::{Digest, ObjectKey, egress::EgressRule};
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{
-    CallError, ClusterHosts, FunctionHost, HostedFunction, HostedSpec,
+    CallError, ClusterHosts, ConnectionPolicy, FunctionHost, HostedFunction, HostedSpec,
     logs::{LogLayout, LogWriter},
 };
 use parking_lot::Mutex;
@@ -21,7 +21,12 @@ use tokio::time::Instant;
 use crate::{
     Config, World,
     cache::ComponentCache,
-    capability::{egress::Egress, lookup::HostLookups, output::ProgramLog},
+    capability::{
+        egress::Egress,
+        lookup::HostLookups,
+        output::ProgramLog,
+        policy::{HostPolicies, PodPolicies},
+    },
     compile::{CompileProgress, ComponentCompiler},
     cpu::{EpochClock, FairPool, Lane},
     engine::Engines,
@@ -57,6 +62,7 @@ pub(crate) struct HostContext {
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) cpu: Arc<FairPool>,
     lookups: HostLookups,
+    pub(crate) policies: HostPolicies,
     started: Instant,
     stopping: AtomicBool,
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
@@ -92,6 +98,7 @@ impl WasmHost {
             budget,
             cpu,
             lookups: HostLookups::default(),
+            policies: HostPolicies::default(),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
             functions: Mutex::default(),
@@ -115,6 +122,11 @@ impl WasmHost {
     /// Sets the names of Services for outbound requests. Called once.
     pub fn attach_names(&self, names: Arc<dyn ClusterHosts>) {
         self.shared.lookups.attach(names);
+    }
+
+    /// Makes the cluster's NetworkPolicies known to the connections of guests and of pods. Once.
+    pub fn attach_policies(&self, policies: Arc<dyn ConnectionPolicy>) {
+        self.shared.policies.attach(policies);
     }
 
     /// Refuses every later call. Calls in flight continue to their end or their deadline.
@@ -171,7 +183,9 @@ impl HostContext {
                 spec.log_bytes_per_second.unwrap_or(self.config.log_bytes_per_second),
                 &self.metrics.log_lines_dropped,
             ),
-            Arc::new(self.egress(spec.egress.clone())),
+            Arc::new(
+                self.egress(spec.egress.clone(), self.policies.of_revision(&spec.revision, &spec.function)),
+            ),
             self.lane(&spec.revision.namespace, &spec.function),
             self.budget.clone(),
         )
@@ -182,9 +196,9 @@ impl HostContext {
         Lane::new(self.cpu.clone(), namespace, function)
     }
 
-    /// Outbound HTTP with these rules.
-    pub(crate) fn egress(&self, rules: Vec<EgressRule>) -> Egress {
-        Egress::new(rules, self.config.egress.clone(), self.lookups.clone())
+    /// Outbound HTTP with these rules and policies.
+    pub(crate) fn egress(&self, rules: Vec<EgressRule>, policies: PodPolicies) -> Egress {
+        Egress::new(rules, self.config.egress.clone(), self.lookups.clone(), policies)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -1,5 +1,7 @@
 //! `Function`: code that answers HTTP requests, and the rules under which it runs.
 
+use std::collections::BTreeMap;
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,8 +14,17 @@ use crate::{
         api::core::v1::EnvVar,
         apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Condition},
     },
+    wellknown,
     workflow::{Trigger, TriggerStatus},
 };
+
+/// The labels of a revision and of all that is made for it: those by which NetworkPolicies and Services select its pods.
+#[must_use]
+pub fn replica_labels(function: &str, revision: &str) -> BTreeMap<String, String> {
+    [(wellknown::LABEL_FUNCTION, function), (wellknown::LABEL_REVISION, revision)]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+}
 
 /// A function: a component (or, as a fallback, a container image) that answers HTTP requests, and the
 /// rules it runs under. Each change of what runs makes a new immutable Revision.

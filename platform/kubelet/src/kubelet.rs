@@ -28,7 +28,7 @@ use crate::{
     local_storage::MeasuredStorage,
     node::{self, NodeObject, changed},
     plugin_registry::PluginRegistry,
-    pod::{dns::ClusterDnsServer, evicting::EVICTED, worker::Worker},
+    pod::{dns::ClusterDnsServer, evicting::EVICTED, withdrawal::ServedEndpoints, worker::Worker},
     pressure::{self, PressureSignal},
     probe::ProbeTasks,
     runtimes::NodeRuntimes,
@@ -91,6 +91,8 @@ pub struct Config {
     pub devices: Option<Arc<dyn NodeDevices>>,
     /// The name server of pods with the DNS policy `ClusterFirst`; `None`: they use the host's.
     pub cluster_dns: Option<ClusterDnsServer>,
+    /// The endpoints of the node's proxy; `None`: deleted pods end without waiting for it.
+    pub served_endpoints: Option<Arc<dyn ServedEndpoints>>,
     /// Whether pods use this machine's resources, so that they are evicted when its memory or disk is short. False on a
     /// node that represents machines of another system.
     pub evicts: bool,
@@ -130,6 +132,7 @@ impl Config {
             labels: BTreeMap::new(),
             devices: None,
             cluster_dns: None,
+            served_endpoints: None,
             evicts: true,
         }
     }
@@ -215,6 +218,7 @@ impl Kubelet {
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
             cluster_dns: config.cluster_dns.clone(),
+            served_endpoints: config.served_endpoints.clone(),
             storage: storage.clone(),
             local: Default::default(),
             addresses: Addresses::from_random_start().into(),

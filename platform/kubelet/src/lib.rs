@@ -36,5 +36,5 @@ mod volumes;
 pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::{Config, Kubelet};
-pub use pod::dns::ClusterDnsServer;
+pub use pod::{dns::ClusterDnsServer, withdrawal::ServedEndpoints};
 pub use volumes::csi::CsiConfig;

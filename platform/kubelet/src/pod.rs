@@ -29,4 +29,5 @@ mod service_links;
 mod starting;
 pub(crate) mod status;
 mod stopping;
+pub(crate) mod withdrawal;
 pub(crate) mod worker;

@@ -1,10 +1,10 @@
 //! The network of Services: cluster IPs and node ports lead to the endpoints behind them, and Service names resolve.
 //!
-//! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies apply it. With root,
-//! [`nftables`] writes it into tables of the kernel's packet filter, in incremental transactions. Without root,
-//! [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is the cluster's
-//! name server; [`health`] answers load balancers. [`policy`] enforces NetworkPolicies between pods, in separate
-//! tables.
+//! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies carry it out. With
+//! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, by transactions of the changes.
+//! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
+//! the cluster's name server; [`health`] answers load balancers. [`policy`] enforces NetworkPolicies: between pods of
+//! containers in tables of its own, for connections of pods of components where the process makes and accepts them.
 //!
 //! **Belongs here:** the rules for a Service's addresses and names on this node, and their execution.
 //!
@@ -22,9 +22,12 @@ pub mod plan;
 pub mod policy;
 pub mod role;
 mod route;
+mod slices;
 pub mod userspace;
+mod withdrawal;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
 pub use plan::{Backend, Frontend, RuleSet, ServicePortName, TransportProtocol};
-pub use policy::{PolicyEnforcer, PolicyMode};
+pub use policy::{InProcessPolicies, PolicyEnforcer, PolicyMode};
 pub use role::{Activation, ProxyMode, ServiceProxy};
+pub use withdrawal::AppliedEndpoints;

@@ -25,6 +25,7 @@ use crate::{
     plan::RuleSet,
     route,
     userspace::{FrontendError, UserspaceProxy},
+    withdrawal::{AppliedEndpoints, LiveEndpoints, live_endpoints},
 };
 
 /// Changes within this time are applied together: endpoints change in bursts during a rollout.
@@ -76,6 +77,7 @@ pub struct ServiceProxy {
     slices: Informer<EndpointSlice>,
     pods: Informer<Pod>,
     rules: watch::Sender<Arc<RuleSet>>,
+    live: watch::Sender<LiveEndpoints>,
     is_programmed: watch::Sender<bool>,
     health_port: AcceptPort,
 }
@@ -103,6 +105,7 @@ impl ServiceProxy {
             slices: informers.of(),
             pods: informers.of(),
             rules: watch::Sender::new(Arc::new(RuleSet::default())),
+            live: watch::Sender::new(LiveEndpoints::default()),
             is_programmed,
             health_port,
         }
@@ -112,6 +115,12 @@ impl ServiceProxy {
     #[must_use]
     pub fn rules(&self) -> watch::Receiver<Arc<RuleSet>> {
         self.rules.subscribe()
+    }
+
+    /// The endpoints that the proxy uses.
+    #[must_use]
+    pub fn endpoints(&self) -> AppliedEndpoints {
+        AppliedEndpoints(self.live.subscribe())
     }
 
     /// Runs until `stop`; then closes the listeners, or removes the kernel's tables.
@@ -139,7 +148,8 @@ impl ServiceProxy {
         let mut slices = self.slices.subscribe();
         let mut failing = false;
         loop {
-            let rules = Arc::new(self.plan());
+            let (rules, live) = self.plan();
+            let rules = Arc::new(rules);
             let failure = proxy.apply(&rules).await;
             let unhealthy = health.apply(&rules.health_checks, failure.is_none());
             let failure = failure.or_else(|| in_words(&unhealthy));
@@ -153,6 +163,7 @@ impl ServiceProxy {
             failing = failure.is_some();
             self.is_programmed.send_if_modified(|is| !failing && !std::mem::replace(is, true));
             self.rules.send_replace(rules);
+            self.live.send_replace(live);
             if stop.run_until_cancelled(changed(&mut services, &mut slices)).await.is_none() {
                 break;
             }
@@ -199,9 +210,11 @@ impl ServiceProxy {
         }
     }
 
-    fn plan(&self) -> RuleSet {
+    fn plan(&self) -> (RuleSet, LiveEndpoints) {
         let (services, slices) = (self.services.list(), self.slices.list());
-        plan::plan(services.iter().map(|service| &**service), slices.iter().map(|slice| &**slice), &self.node)
+        let (services, slices) =
+            (services.iter().map(|service| &**service), slices.iter().map(|slice| &**slice));
+        (plan::plan(services, slices.clone(), &self.node), live_endpoints(slices))
     }
 }
 

@@ -167,7 +167,7 @@ impl UserspaceProxy {
 
 /// Whether the source ranges of a backend contain a client. An invalid range contains no client, so that a mistake
 /// does not open a Service.
-fn admits(backend: &Backend, client: IpAddr) -> bool {
+pub(crate) fn admits_client(backend: &Backend, client: IpAddr) -> bool {
     // A dual-stack socket reports IPv4 clients as mapped IPv6 addresses.
     let client = client.to_canonical();
     let contains = |range: &String| range.parse::<IpNet>().is_ok_and(|range| range.contains(&client));
@@ -231,7 +231,7 @@ impl TcpFrontend {
                     }
                 };
                 let (backend, chooser) = (self.backend.borrow().clone(), self.chooser.clone());
-                if !admits(&backend, address.ip()) {
+                if !admits_client(&backend, address.ip()) {
                     tracing::debug!(service = %backend.service, %address, "client outside the source ranges");
                     continue;
                 }
@@ -311,7 +311,7 @@ impl UdpFrontend {
         stop: &CancellationToken,
     ) -> Option<Arc<UdpSocket>> {
         let backend = self.backend.borrow().clone();
-        if !admits(&backend, client.ip()) {
+        if !admits_client(&backend, client.ip()) {
             return None;
         }
         let known = self.clients.lock().get(&client).cloned();
@@ -383,7 +383,7 @@ mod tests {
                 masquerade: false,
                 source_ranges: ranges.iter().map(|range| (*range).to_owned()).collect(),
             };
-            assert_eq!(admits(&backend, client.parse().unwrap()), expected, "{client} in {ranges:?}");
+            assert_eq!(admits_client(&backend, client.parse().unwrap()), expected, "{client} in {ranges:?}");
         }
     }
 }

@@ -15,52 +15,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mayfly_api::k8s::api::{
-    core::v1::{Namespace, Pod},
-    networking::v1::NetworkPolicy,
-};
-use mayfly_network::policy::{PolicyTables, plan_policies};
+use mayfly_network::policy::{PolicyRules, PolicyTables};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
+
+use policy_cases::{Allowed, MatrixPod, PORTS, cases, rules};
+
+mod policy_cases;
 
 /// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The number of policy replacements under traffic, and of datagrams in flight at a time.
 const POLICY_CHANGES: usize = 200;
 const BATCH: usize = 20;
-const PORTS: [u16; 2] = [80, 81];
 const TCP_PORT: u16 = 80;
-const NAMESPACES: [&str; 3] = ["x", "y", "z"];
-const NAMES: [&str; 3] = ["a", "b", "c"];
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 254);
 /// Whether rules of the IP layer see packets between the ports of a bridge.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
 /// A pod: its sockets live in a separate network namespace, which ends with them.
 struct TestPod {
-    namespace: &'static str,
-    name: &'static str,
-    address: Ipv4Addr,
+    pod: MatrixPod,
     servers: Vec<UdpSocket>,
     client: UdpSocket,
     tcp: TcpListener,
-}
-
-impl TestPod {
-    fn id(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
-    }
-
-    fn object(&self) -> Pod {
-        let address = self.address.to_string();
-        serde_json::from_value(json!({
-            "metadata": {"namespace": self.namespace, "name": self.name, "labels": {"pod": self.name}},
-            "spec": {"nodeName": "here", "containers": [{"name": "c", "ports": [
-                {"name": "main", "containerPort": 80, "protocol": "UDP"}]}]},
-            "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
-        }))
-        .unwrap()
-    }
 }
 
 fn ip(arguments: &str) {
@@ -69,8 +47,8 @@ fn ip(arguments: &str) {
 }
 
 /// A network namespace on the bridge, with a pod's sockets in it.
-fn make_pod(number: u8, namespace: &'static str, name: &'static str) -> TestPod {
-    let address = Ipv4Addr::new(10, 9, 0, number + 1);
+fn make_pod(number: usize, pod: MatrixPod) -> TestPod {
+    let address = pod.address;
     let (made, is_made) = mpsc::sync_channel(1);
     let (connected, is_connected) = mpsc::sync_channel(1);
     let inside = std::thread::spawn(move || {
@@ -88,7 +66,7 @@ fn make_pod(number: u8, namespace: &'static str, name: &'static str) -> TestPod 
         };
         let servers = PORTS.map(bind).into();
         let tcp = TcpListener::bind((address, TCP_PORT)).unwrap();
-        TestPod { namespace, name, address, servers, client: bind(0), tcp }
+        TestPod { pod, servers, client: bind(0), tcp }
     });
     let thread = is_made.recv().unwrap();
     ip(&format!("link add port{number} type veth peer name eth{number}"));
@@ -97,14 +75,6 @@ fn make_pod(number: u8, namespace: &'static str, name: &'static str) -> TestPod 
     ip(&format!("link set port{number} up"));
     connected.send(()).unwrap();
     inside.join().unwrap()
-}
-
-fn policy(spec: &Value) -> NetworkPolicy {
-    serde_json::from_value(json!({"metadata": {"namespace": "x", "name": "p"}, "spec": spec})).unwrap()
-}
-
-fn namespace(name: &str) -> Namespace {
-    serde_json::from_value(json!({"metadata": {"name": name, "labels": {"ns": name}}})).unwrap()
 }
 
 struct PodMatrix {
@@ -120,8 +90,7 @@ impl PodMatrix {
         ip("link add br0 type bridge");
         ip(&format!("addr add {HOST}/24 dev br0"));
         ip("link set br0 up");
-        let names = NAMESPACES.iter().flat_map(|namespace| NAMES.iter().map(move |name| (*namespace, *name)));
-        let pods = (0..).zip(names).map(|(number, (namespace, name))| make_pod(number, namespace, name));
+        let pods = MatrixPod::all().into_iter().enumerate().map(|(number, pod)| make_pod(number, pod));
         Self { pods: pods.collect(), host: UdpSocket::bind((HOST, 0)).unwrap() }
     }
 
@@ -130,9 +99,9 @@ impl PodMatrix {
         for from in &self.pods {
             for to in &self.pods {
                 for port in PORTS {
-                    let text = format!("{number} {} -> {}:{port}", from.id(), to.id());
+                    let text = format!("{number} {} -> {}:{port}", from.pod.id(), to.pod.id());
                     // The kernel may report a dropped packet to the sender.
-                    let _ = from.client.send_to(text.as_bytes(), (to.address, port));
+                    let _ = from.client.send_to(text.as_bytes(), (to.pod.address, port));
                 }
             }
         }
@@ -155,7 +124,7 @@ impl PodMatrix {
                             }
                         }
                         Err(_) => {
-                            assert!(began.elapsed() < PATIENCE, "the host does not reach {}", to.id());
+                            assert!(began.elapsed() < PATIENCE, "the host does not reach {}", to.pod.id());
                             std::thread::yield_now();
                         }
                     }
@@ -166,14 +135,14 @@ impl PodMatrix {
     }
 
     /// Probes every pair: all expected datagrams arrive within two rounds, and no other ever does.
-    fn probe(&self, policy: &str, is_allowed: impl Fn(&TestPod, &TestPod, u16) -> bool) {
+    fn probe(&self, policy: &str, is_allowed: Allowed) {
         let mut expected = BTreeSet::new();
         for from in &self.pods {
             for to in &self.pods {
                 for port in PORTS {
                     // A pod can always reach itself.
-                    if from.address == to.address || is_allowed(from, to, port) {
-                        expected.insert(format!("{} -> {}:{port}", from.id(), to.id()));
+                    if from.pod.address == to.pod.address || is_allowed(&from.pod, &to.pod, port) {
+                        expected.insert(format!("{} -> {}:{port}", from.pod.id(), to.pod.id()));
                     }
                 }
             }
@@ -192,138 +161,21 @@ impl PodMatrix {
         }
     }
 
-    async fn apply(&self, tables: &mut PolicyTables, specs: &[Value]) {
-        let policies: Vec<NetworkPolicy> = specs.iter().map(policy).collect();
-        let pods: Vec<_> = self.pods.iter().map(TestPod::object).collect();
-        let namespaces = NAMESPACES.map(namespace);
-        assert!(!tables.apply(&plan_policies(&policies, &pods, &namespaces, "here")).await.unwrap());
+    fn rules(&self, specs: &[Value]) -> PolicyRules {
+        let pods: Vec<_> = self.pods.iter().map(|pod| pod.pod).collect();
+        rules(&pods, specs)
     }
-}
 
-type Allowed = fn(&TestPod, &TestPod, u16) -> bool;
-
-/// Policies of the namespace x, and the traffic that they allow.
-fn cases() -> Vec<(&'static str, Vec<Value>, Allowed)> {
-    let a = json!({"matchLabels": {"pod": "a"}});
-    let b = json!({"matchLabels": {"pod": "b"}});
-    let (x, y) = (json!({"matchLabels": {"ns": "x"}}), json!({"matchLabels": {"ns": "y"}}));
-    vec![
-        ("no policy", vec![], |_, _, _| true),
-        ("deny all ingress", vec![json!({"podSelector": {}})], |_, to, _| to.namespace != "x"),
-        ("deny all egress", vec![json!({"podSelector": {}, "policyTypes": ["Egress"]})], |from, _, _| {
-            from.namespace != "x"
-        }),
-        (
-            "deny all",
-            vec![json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})],
-            |from, to, _| from.namespace != "x" && to.namespace != "x",
-        ),
-        (
-            "allow all",
-            vec![json!({"podSelector": {}}), json!({"podSelector": {}, "ingress": [{}]})],
-            |_, _, _| true,
-        ),
-        (
-            "from pods of the namespace",
-            vec![json!({"podSelector": a, "ingress": [{"from": [{"podSelector": b}]}]})],
-            |from, to, _| (to.namespace, to.name) != ("x", "a") || (from.namespace, from.name) == ("x", "b"),
-        ),
-        (
-            "from a namespace",
-            vec![json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y}]}]})],
-            |from, to, _| to.namespace != "x" || from.namespace == "y",
-        ),
-        (
-            "from pods of a namespace",
-            vec![
-                json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y, "podSelector": b}]}]}),
-            ],
-            |from, to, _| to.namespace != "x" || (from.namespace, from.name) == ("y", "b"),
-        ),
-        (
-            "from a namespace or pods",
-            vec![
-                json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y}, {"podSelector": b}]}]}),
-            ],
-            |from, to, _| {
-                to.namespace != "x" || from.namespace == "y" || (from.namespace, from.name) == ("x", "b")
-            },
-        ),
-        (
-            "to a port",
-            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": 81, "protocol": "UDP"}]}]})],
-            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 81,
-        ),
-        (
-            "to a range of ports",
-            vec![
-                json!({"podSelector": a, "ingress": [{"ports": [{"port": 81, "endPort": 90, "protocol": "UDP"}]}]}),
-            ],
-            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 81,
-        ),
-        (
-            "to a named port",
-            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": "main", "protocol": "UDP"}]}]})],
-            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 80,
-        ),
-        (
-            "to a port of the other protocol",
-            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": 80}]}]})],
-            |_, to, _| (to.namespace, to.name) != ("x", "a"),
-        ),
-        (
-            "from a block except one address",
-            vec![json!({"podSelector": {}, "ingress": [{"from": [
-                {"ipBlock": {"cidr": "10.9.0.0/24", "except": ["10.9.0.1/32"]}},
-                {"ipBlock": {"cidr": "2001:db8::/32"}}]}]})],
-            |from, to, _| to.namespace != "x" || from.address != Ipv4Addr::new(10, 9, 0, 1),
-        ),
-        (
-            "from everywhere except a block",
-            vec![json!({"podSelector": {}, "ingress": [{"from": [
-                {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.9.0.0/24"]}}]}]})],
-            |_, to, _| to.namespace != "x",
-        ),
-        (
-            "egress to a namespace on a port",
-            vec![json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
-                {"to": [{"namespaceSelector": y}], "ports": [{"port": 80, "protocol": "UDP"}]}]})],
-            |from, to, port| from.namespace != "x" || (to.namespace == "y" && port == 80),
-        ),
-        (
-            "egress to a named port",
-            vec![json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
-                {"ports": [{"port": "main", "protocol": "UDP"}]}]})],
-            |from, _, port| from.namespace != "x" || port == 80,
-        ),
-        (
-            "ingress and egress",
-            vec![
-                json!({"podSelector": a, "ingress": [{"from": [{"namespaceSelector": x}]}]}),
-                json!({"podSelector": b, "policyTypes": ["Egress"], "egress": [{"to": [{"podSelector": a}]}]}),
-            ],
-            |from, to, _| {
-                let enters = (to.namespace, to.name) != ("x", "a") || from.namespace == "x";
-                let leaves =
-                    (from.namespace, from.name) != ("x", "b") || (to.namespace, to.name) == ("x", "a");
-                enters && leaves
-            },
-        ),
-        (
-            "labels by expression",
-            vec![
-                json!({"podSelector": {"matchExpressions": [{"key": "pod", "operator": "NotIn", "values": ["a"]}]}}),
-            ],
-            |_, to, _| to.namespace != "x" || to.name == "a",
-        ),
-    ]
+    async fn apply(&self, tables: &mut PolicyTables, specs: &[Value]) {
+        assert!(!tables.apply(&self.rules(specs)).await.unwrap());
+    }
 }
 
 /// An open connection continues under a policy that forbids new ones; packets of new ones are dropped.
 async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTables) {
     let (server, client) = (&cluster.pods[0], &cluster.pods[1]);
     cluster.apply(tables, &[json!({"podSelector": {}, "ingress": [{"ports": [{"port": TCP_PORT}]}]})]).await;
-    let at = SocketAddr::from((server.address, TCP_PORT));
+    let at = SocketAddr::from((server.pod.address, TCP_PORT));
     // The host's connection is the control: policies do not apply to the node's own traffic.
     let mut open = TcpStream::connect_timeout(&at, PATIENCE).unwrap();
     let (mut accepted, _) = server.tcp.accept().unwrap();
@@ -373,14 +225,12 @@ async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut P
             {"port": "main", "protocol": "UDP"}]})),
         ingress(json!({"from": [{"ipBlock": {"cidr": "10.9.0.0/29", "except": ["10.9.0.3/32"]}}]})),
     ];
-    let mut other_pods: Vec<_> = cluster.pods.iter().map(TestPod::object).collect();
-    other_pods.truncate(4);
-    let namespaces: [Namespace; 3] = NAMESPACES.map(namespace);
+    let other_pods: Vec<_> = cluster.pods.iter().map(|pod| pod.pod).take(4).collect();
 
     cluster.apply(tables, &policies[..1]).await;
     let stop = Arc::new(AtomicBool::new(false));
     let traffic = {
-        let to = SocketAddr::from((cluster.pods[0].address, PORTS[0]));
+        let to = SocketAddr::from((cluster.pods[0].pod.address, PORTS[0]));
         let receiver = cluster.pods[0].servers[0].try_clone().unwrap();
         let [allowed, forbidden] = [1, 8].map(|of: usize| cluster.pods[of].client.try_clone().unwrap());
         let stop = stop.clone();
@@ -389,10 +239,8 @@ async fn verdicts_hold_while_policies_change(cluster: &PodMatrix, tables: &mut P
     for turn in 0..POLICY_CHANGES {
         if turn % 5 == 4 {
             // The pods of a peer are added and removed.
-            let policy = policy(&policies[turn % policies.len()]);
-            assert!(
-                !tables.apply(&plan_policies([&policy], &other_pods, &namespaces, "here")).await.unwrap()
-            );
+            let others = rules(&other_pods, &policies[turn % policies.len()..][..1]);
+            assert!(!tables.apply(&others).await.unwrap());
         }
         cluster.apply(tables, &policies[turn % policies.len()..][..1]).await;
     }
@@ -451,20 +299,17 @@ async fn scenario(is_filtered: bool) {
 
     // Rules that another program removed are restored.
     assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
-    let pods: Vec<_> = cluster.pods.iter().map(TestPod::object).collect();
-    let deny = json!({"metadata": {"namespace": "x", "name": "p"},
-        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}});
-    let deny: NetworkPolicy = serde_json::from_value(deny).unwrap();
-    assert!(tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap(), "it is noticed");
+    let deny = cluster.rules(&[json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})]);
+    assert!(tables.apply(&deny).await.unwrap(), "it is noticed");
     // Tables without an isolated pod are removed once no packet is in them.
     let began = Instant::now();
     let tables_left = || Command::new("nft").args(["list", "tables"]).output().unwrap().stdout;
     while !tables_left().is_empty() {
         assert!(began.elapsed() < PATIENCE, "the tables are left");
-        tables.apply(&plan_policies([], &pods, [], "here")).await.unwrap();
+        tables.apply(&cluster.rules(&[])).await.unwrap();
         std::thread::yield_now();
     }
-    assert!(!tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap());
+    assert!(!tables.apply(&deny).await.unwrap());
     tables.remove().await.unwrap();
     let left = Command::new("nft").args(["list", "tables"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "nothing is left");

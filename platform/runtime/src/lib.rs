@@ -26,7 +26,10 @@ pub use devices::{
 };
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
-pub use network::{ClusterHost, ClusterHosts, LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
+pub use network::{
+    ClusterHost, ClusterHosts, ConnectionPolicy, LoopbackNetwork, NetworkAttachment, NetworkError,
+    OutboundRoute, PodIdentity, PodNetwork,
+};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, DiskUsage, Mount, MountPropagation,
     PodCgroup, PodUid, PortMapping, ProcessOptions, QosClass, REASON_NODE_FAIL, REASON_PREEMPTED, Runtime,

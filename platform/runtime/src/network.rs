@@ -1,6 +1,10 @@
 //! The contract of a pod network, which gives a pod's network namespace its interfaces and addresses.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use async_trait::async_trait;
 
@@ -52,6 +56,44 @@ pub enum ClusterHost {
 /// Resolves the names of Services for guests, which use no name server.
 pub trait ClusterHosts: Send + Sync {
     fn lookup(&self, host: &str) -> ClusterHost;
+}
+
+/// A pod of components as one side of a connection; or a revision of a function, whose instances make connections for
+/// all of its pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodIdentity {
+    pub namespace: String,
+    /// `None`: a revision.
+    pub name: Option<String>,
+    /// The labels at the start of the pod, or those that all pods of the revision have.
+    pub labels: BTreeMap<String, String>,
+    /// `None`: a revision, or a pod of the host's network.
+    pub address: Option<IpAddr>,
+}
+
+/// The way of a connection that a pod wants to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutboundRoute {
+    /// To the destination itself, or to the endpoint that was chosen for a Service's address.
+    To(SocketAddr),
+    /// The destination is a Service without an endpoint, or without another one.
+    NoEndpoint,
+    /// NetworkPolicies do not allow it.
+    Forbidden,
+}
+
+/// The NetworkPolicies for pods whose connections the process makes and accepts itself. Waits while the cluster's
+/// policies are not known yet.
+#[async_trait]
+pub trait ConnectionPolicy: Send + Sync {
+    /// A number that changes with the policies. A connection of an earlier one may continue, and serves no new request.
+    fn generation(&self) -> u64;
+
+    /// The way of a connection from a pod to `to`. `tried`: endpoints that did not answer.
+    async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute;
+
+    /// Whether a pod accepts a connection to its `port` from an address.
+    async fn admits(&self, to: &PodIdentity, port: u16, from: IpAddr) -> bool;
 }
 
 /// The network of a node without root: pods share the host's network, each with its own loopback address.

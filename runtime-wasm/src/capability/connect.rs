@@ -1,4 +1,5 @@
-//! Connections to checked addresses: resolves a name, checks every address, connects to an allowed one.
+//! Connections to checked addresses: resolves a name, checks every address, connects to one that the function's rules
+//! and NetworkPolicies allow.
 
 use std::{
     io,
@@ -16,7 +17,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use mayfly_api::egress::{EgressRule, EgressVerdict, is_public, judge};
-use mayfly_runtime::ClusterHost;
+use mayfly_runtime::{ClusterHost, OutboundRoute};
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -27,8 +28,12 @@ use wasmtime_wasi_http::Error;
 use super::{
     egress::Connecting,
     lookup::{HostLookups, Lookups},
+    policy::PodPolicies,
 };
 use crate::config::EgressConfig;
+
+/// Endpoints of a Service that are tried for one connection, as by the userspace proxy.
+const ENDPOINT_ATTEMPTS: usize = 3;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +42,8 @@ pub(crate) enum ConnectError {
     Denied,
     #[error("none of its addresses is allowed")]
     Prohibited,
+    #[error("NetworkPolicies do not allow it")]
+    Forbidden,
     #[error("too many connections")]
     Limit,
     #[error("no connection in time")]
@@ -50,7 +57,7 @@ pub(crate) enum ConnectError {
 impl ConnectError {
     pub(crate) fn to_guest(&self) -> Error {
         match self {
-            Self::Denied => Error::HttpRequestDenied,
+            Self::Denied | Self::Forbidden => Error::HttpRequestDenied,
             Self::Prohibited => Error::DestinationIpProhibited,
             Self::Limit => Error::ConnectionLimitReached,
             Self::TimedOut => Error::ConnectionTimeout,
@@ -71,15 +78,22 @@ pub(crate) struct CheckedConnector {
     timeout: Duration,
     connections: Arc<Semaphore>,
     lookups: Lookups,
+    policies: PodPolicies,
 }
 
 impl CheckedConnector {
-    pub(crate) fn new(rules: Arc<[EgressRule]>, config: &EgressConfig, lookups: HostLookups) -> Self {
+    pub(crate) fn new(
+        rules: Arc<[EgressRule]>,
+        config: &EgressConfig,
+        lookups: HostLookups,
+        policies: PodPolicies,
+    ) -> Self {
         Self {
             rules,
             timeout: config.connect_timeout,
             connections: Arc::new(Semaphore::new(config.connections_max)),
             lookups: Lookups::new(lookups),
+            policies,
         }
     }
 
@@ -97,7 +111,7 @@ impl CheckedConnector {
         let permit = turn.ok().and_then(Result::ok).ok_or(ConnectError::Limit)?;
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let addresses = self.addresses(verdict, &uri, port, until).await?;
-        let stream = to_any(&addresses, until).await?;
+        let stream = self.to_any(&addresses, until).await?;
         // A failure costs only latency.
         stream.set_nodelay(true).ok();
         Ok(CountedStream { stream: TokioIo::new(stream), _permit: permit })
@@ -134,6 +148,40 @@ impl CheckedConnector {
         let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;
         allowed(verdict, resolving.map_err(|_| ConnectError::TimedOut)??)
     }
+
+    /// Connects to the first address that accepts. Each has an equal part of the remaining time, so that a silent one
+    /// does not use up the time of the others.
+    async fn to_any(&self, addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, ConnectError> {
+        let mut last = ConnectError::TimedOut;
+        for (tried, address) in addresses.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            let part = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+            match tokio::time::timeout(part, self.to_one(*address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = ConnectError::TimedOut,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to an address; where policies chose an endpoint for it, to another one when that refuses.
+    async fn to_one(&self, address: SocketAddr) -> Result<TcpStream, ConnectError> {
+        let (mut tried, mut last) = (Vec::new(), io::Error::from(io::ErrorKind::ConnectionRefused));
+        while tried.len() < ENDPOINT_ATTEMPTS && !tried.contains(&address) {
+            let to = match self.policies.route(address, &tried).await {
+                OutboundRoute::To(to) => to,
+                OutboundRoute::NoEndpoint => break,
+                OutboundRoute::Forbidden => return Err(ConnectError::Forbidden),
+            };
+            match TcpStream::connect(to).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+            tried.push(to);
+        }
+        Err(ConnectError::Io(last))
+    }
 }
 
 /// Whether a rule lists this destination exactly, not by a wildcard.
@@ -141,22 +189,6 @@ fn is_listed_itself(rules: &[EgressRule], scheme: &str, host: &str, port: u16) -
     let host = host.trim_end_matches('.');
     let exact = format!("{scheme}://{host}:{port}").parse();
     exact.is_ok_and(|exact: EgressRule| rules.contains(&exact))
-}
-
-/// Connects to the first address that accepts. Each has an equal part of the remaining time, so that a silent one
-/// does not use up the time of the others.
-async fn to_any(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, ConnectError> {
-    let mut last = ConnectError::TimedOut;
-    for (tried, address) in addresses.iter().enumerate() {
-        let left = until.saturating_duration_since(Instant::now());
-        let part = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        match tokio::time::timeout(part, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = ConnectError::Io(error),
-            Err(_) => last = ConnectError::TimedOut,
-        }
-    }
-    Err(last)
 }
 
 /// Filters the addresses of a destination that may be connected to.
@@ -236,7 +268,9 @@ impl Write for CountedStream {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use mayfly_api::ObjectKey;
+
+    use super::{super::policy::HostPolicies, *};
 
     fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
         texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 80)).collect()
@@ -257,6 +291,10 @@ mod tests {
             Err(ConnectError::Prohibited)
         ));
         assert!(matches!(allowed(EgressVerdict::Denied, mixed), Err(ConnectError::Denied)));
+    }
+
+    fn no_policies() -> PodPolicies {
+        HostPolicies::default().of_revision(&ObjectKey::new("default", "f-00001"), "f")
     }
 
     /// Knows one Service and one alias.
@@ -281,7 +319,8 @@ mod tests {
         lookups.attach(Arc::new(OneService));
         let connect = |rule: String, host: &str| {
             let rules = vec![rule.parse().unwrap()];
-            let connector = CheckedConnector::new(rules.into(), &EgressConfig::default(), lookups.clone());
+            let config = EgressConfig::default();
+            let connector = CheckedConnector::new(rules.into(), &config, lookups.clone(), no_policies());
             connector.connect(format!("http://{host}:{port}/").parse().unwrap())
         };
         connect(format!("http://web.shop:{port}"), "web.shop").await.unwrap();
@@ -308,7 +347,7 @@ mod tests {
         let rules = vec![uri.to_string().parse().unwrap()];
         let connect_timeout = Duration::from_millis(100);
         let config = EgressConfig { connections_max: 1, connect_timeout, ..EgressConfig::default() };
-        let connector = CheckedConnector::new(rules.into(), &config, HostLookups::default());
+        let connector = CheckedConnector::new(rules.into(), &config, HostLookups::default(), no_policies());
         let first = connector.clone().connect(uri.clone()).await.unwrap();
         assert!(matches!(connector.clone().connect(uri.clone()).await, Err(ConnectError::Limit)));
         let mut waits = std::pin::pin!(connector.clone().connect(uri));

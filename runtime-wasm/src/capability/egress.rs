@@ -1,13 +1,14 @@
 //! Outbound HTTP: denied unless the function's rules allow the destination, over pooled connections.
 //!
 //! A destination is checked twice: its name when the guest sends the request ([`mayfly_api::egress::judge`]), and each
-//! of its addresses when a connection is made ([`super::connect`]). The connection goes to a checked address, so DNS
-//! rebinding has no effect. The guest follows redirects itself, and each is checked like any other request.
+//! of its addresses when a connection is made ([`super::connect`]), by the same rules and by NetworkPolicies. The
+//! connection goes to a checked address, so DNS rebinding has no effect. The guest follows redirects itself, and each
+//! is checked like any other request.
 
 use std::{
     error::Error as _,
     pin::Pin,
-    sync::{Arc, LazyLock, OnceLock},
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
@@ -19,6 +20,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use mayfly_api::egress::{EgressRule, EgressVerdict, judge};
+use parking_lot::Mutex;
 use wasmtime_wasi_http::{
     DEFAULT_FORBIDDEN_HEADERS, Error, ForbiddenHeaderFilter, RequestOptions, WasiBody, WasiHttpHooks,
 };
@@ -27,6 +29,7 @@ use super::{
     body::TimedBody,
     connect::{CheckedConnector, ConnectError},
     lookup::HostLookups,
+    policy::PodPolicies,
 };
 use crate::{
     config::EgressConfig,
@@ -47,35 +50,50 @@ type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 pub(crate) struct Egress {
     rules: Arc<[EgressRule]>,
     config: EgressConfig,
-    lookups: HostLookups,
-    /// Created at the first request.
-    client: OnceLock<HttpClient>,
+    policies: PodPolicies,
+    connector: CheckedConnector,
+    /// The client and the generation of the policies for which it was created. The first request after a change of the
+    /// policies creates another one, because the new policies were not applied to the pooled connections.
+    client: Mutex<Option<(u64, HttpClient)>>,
 }
 
 impl Egress {
-    pub(crate) fn new(rules: Vec<EgressRule>, config: EgressConfig, lookups: HostLookups) -> Self {
-        Self { rules: rules.into(), config, lookups, client: OnceLock::new() }
+    pub(crate) fn new(
+        rules: Vec<EgressRule>,
+        config: EgressConfig,
+        lookups: HostLookups,
+        policies: PodPolicies,
+    ) -> Self {
+        let rules: Arc<[EgressRule]> = rules.into();
+        let connector = CheckedConnector::new(rules.clone(), &config, lookups, policies.clone());
+        Self { rules, config, policies, connector, client: Mutex::default() }
     }
 
-    fn client(&self) -> &HttpClient {
-        self.client.get_or_init(|| {
-            let connector = CheckedConnector::new(self.rules.clone(), &self.config, self.lookups.clone());
-            let connector = HttpsConnectorBuilder::new()
-                .with_tls_config(tls())
-                .https_or_http()
-                .enable_all_versions()
-                .wrap_connector(connector);
-            Client::builder(TokioExecutor::new())
-                .pool_max_idle_per_host(self.config.idle_connections_max)
-                .pool_idle_timeout(self.config.idle_timeout)
-                .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
-                .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
-                .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
-                .http2_keep_alive_timeout(HTTP2_PING_TIMEOUT)
-                .pool_timer(TokioTimer::new())
-                .timer(TokioTimer::new())
-                .build(connector)
-        })
+    fn client(&self) -> HttpClient {
+        let generation = self.policies.generation();
+        let mut client = self.client.lock();
+        match &*client {
+            Some((made_for, client)) if *made_for == generation => client.clone(),
+            _ => client.insert((generation, self.new_client())).1.clone(),
+        }
+    }
+
+    fn new_client(&self) -> HttpClient {
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls())
+            .https_or_http()
+            .enable_all_versions()
+            .wrap_connector(self.connector.clone());
+        Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(self.config.idle_connections_max)
+            .pool_idle_timeout(self.config.idle_timeout)
+            .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+            .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
+            .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
+            .http2_keep_alive_timeout(HTTP2_PING_TIMEOUT)
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .build(connector)
     }
 
     fn verdict(&self, request: &Request<WasiBody>) -> EgressVerdict {
@@ -204,12 +222,15 @@ impl WasiHttpHooks for Outbound {
             match program.egress.send(request, options).await {
                 Ok(response) => Ok((response, Box::new(async { Ok(()) }) as Io)),
                 Err(error) => {
-                    if matches!(error, Error::DestinationIpProhibited) {
-                        let why = "it has no public address; private addresses must be listed explicitly";
-                        program.log.log_host_message(&format!("request to {target} denied: {why}"));
-                        return Err(Error::HttpRequestDenied);
-                    }
-                    Err(error)
+                    let why = match error {
+                        Error::DestinationIpProhibited => {
+                            "it has no public address; private addresses must be listed explicitly"
+                        }
+                        Error::HttpRequestDenied => "NetworkPolicies do not allow the connection",
+                        error => return Err(error),
+                    };
+                    program.log.log_host_message(&format!("request to {target} denied: {why}"));
+                    Err(Error::HttpRequestDenied)
                 }
             }
         })

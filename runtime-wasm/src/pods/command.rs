@@ -80,7 +80,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<G
 }
 
 pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {
-    Ok(pods.shared.egress(rules(sandbox)?))
+    Ok(pods.shared.egress(rules(sandbox)?, pods.shared.policies.of_pod(sandbox)))
 }
 
 /// The destinations that the pod's annotation lists.

@@ -31,7 +31,11 @@ use super::{
     command::{egress, rules},
     task::StopRequest,
 };
-use crate::{capability::output::ProgramLog, function::Function, guest::GuestProgram};
+use crate::{
+    capability::{output::ProgramLog, policy::PodPolicies},
+    function::Function,
+    guest::GuestProgram,
+};
 
 /// The time limit of one response. A pod's spec has none; most proxies time out sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -55,7 +59,9 @@ pub(super) async fn start(
     let connections = Arc::new(Semaphore::new(pods.shared.config.pod_connections_max));
     let meter = Meter::of_memory(function.program().clone());
     let stall_timeout = pods.shared.config.pod_stall_timeout;
-    let serving = |stopping| serve(listener, connections, function, stall_timeout, stopping);
+    let pod_listener =
+        PodListener { listener, port, policies: pods.shared.policies.of_pod(sandbox), connections };
+    let serving = |stopping| serve(pod_listener, function, stall_timeout, stopping);
     Ok(RunningTask::spawn(pods, spec.id, meter, serving, || {}))
 }
 
@@ -99,11 +105,18 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
-/// Serves until it is asked to stop, then finishes the running requests. Dropping the future ends everything.
-/// `connections` has a permit for each connection that may be open at the same time.
-async fn serve(
+/// The pod's listener, with the policies for its connections.
+struct PodListener {
     listener: TcpListener,
+    port: u16,
+    policies: PodPolicies,
+    /// A permit for each connection that may be open at the same time.
     connections: Arc<Semaphore>,
+}
+
+/// Serves until it is asked to stop, then finishes the running requests. Dropping the future ends everything.
+async fn serve(
+    pod_listener: PodListener,
     function: Arc<Function>,
     stall_timeout: Duration,
     mut stopping: StopRequest,
@@ -118,9 +131,9 @@ async fn serve(
             // An error means that the pod and the sender of stop requests are gone.
             _ = stopping.wait_for(Option::is_some) => break,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
-            accepted = accept(&listener, &connections) => accepted,
+            accepted = pod_listener.accept() => accepted,
         };
-        let (stream, permit) = match accepted {
+        let (stream, client, permit) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, for example: other connections may be closed meanwhile.
@@ -137,13 +150,17 @@ async fn serve(
             .header_read_timeout(HEADER_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
+        let (policies, port) = (pod_listener.policies.clone(), pod_listener.port);
         open.spawn(async move {
-            // Errors of a client's connection are not errors of the pod.
-            connection.await.ok();
+            // Others are closed before a byte is read.
+            if policies.admits(port, client).await {
+                // Errors of a client's connection are not errors of the pod.
+                connection.await.ok();
+            }
             drop(permit);
         });
     }
-    drop(listener);
+    drop(pod_listener);
     graceful.shutdown().await;
     ContainerExit::completed()
 }
@@ -165,14 +182,13 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Accepts the next connection once there is a permit for it.
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
+impl PodListener {
+    /// Accepts the next connection once there is a permit for it.
+    async fn accept(&self) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
+        let permit = self.connections.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, client) = self.listener.accept().await?;
+        Ok((stream, client.ip(), permit))
+    }
 }
 
 async fn answer(

@@ -12,4 +12,5 @@ mod functions;
 mod isolation;
 mod outbound;
 mod pods;
+mod policies;
 mod wipe;

@@ -15,13 +15,16 @@ use mayfly_runtime::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, FunctionHost as _, Mount, PodUid,
     Runtime as _, RuntimeError, SandboxSpec, Usage,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
-const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+pub(crate) const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 
-struct Pod<'a> {
+pub(crate) struct Pod<'a> {
     fixture: &'a Fixture,
-    spec: ContainerSpec,
+    pub(crate) spec: ContainerSpec,
 }
 
 impl<'a> Pod<'a> {
@@ -221,7 +224,7 @@ async fn a_program_takes_the_slot_of_an_idle_instance() {
 
 /// A serving pod at an address of its own: after the test releases the port for the pod, no other process can take it,
 /// or answer there later.
-async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
+pub(crate) async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let of_process = (std::process::id() & 0x3fff) << 3;
     let own = of_process | NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst) & 7;
@@ -235,8 +238,7 @@ async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr)
 }
 
 /// An open connection on which one response was received.
-async fn served(address: SocketAddr) -> tokio::net::TcpStream {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+pub(crate) async fn served(mut stream: TcpStream) -> TcpStream {
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut answer = [0; 15];
     stream.read_exact(&mut answer).await.unwrap();
@@ -248,10 +250,10 @@ async fn served(address: SocketAddr) -> tokio::net::TcpStream {
 async fn a_component_that_answers_serves_http_on_the_pods_address() {
     let fixture = Fixture::new();
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
-    let _open = served(address).await;
+    let _open = served(TcpStream::connect(address).await.unwrap()).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
-    tokio::net::TcpStream::connect(address).await.expect_err("nobody listens any more");
+    TcpStream::connect(address).await.expect_err("nobody listens any more");
 }
 
 /// The request body exceeds the socket buffers, and the client reads only after it has sent all of it.
@@ -260,7 +262,7 @@ async fn a_pods_response_arrives_when_the_request_body_is_unread() {
     const UPLOAD_BYTES: usize = 16 << 20;
     let fixture = Fixture::new();
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&vec![0; UPLOAD_BYTES]).await.expect("all of it is taken");
@@ -275,7 +277,7 @@ async fn a_pod_at_its_connection_limit_can_be_stopped() {
     let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };
     let fixture = Fixture::with(config);
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
-    let _open = served(address).await;
+    let _open = served(TcpStream::connect(address).await.unwrap()).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
 }
@@ -289,7 +291,7 @@ async fn guests_of_a_pod_end_with_the_pod() {
         (call $answer (local.get 1)) (loop $again (br $again)))"#;
     for module in [answering, working_on] {
         let (pod, address) = serving(&fixture, handler(module)).await;
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         eventually("its guest works", || fixture.instances() == 1.0).await;
         if module == working_on {
@@ -312,10 +314,10 @@ async fn connections_of_stalled_clients_are_closed() {
     };
     let fixture = Fixture::with(config);
     let (pod, address) = serving(&fixture, component).await;
-    let mut deaf = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut deaf = TcpStream::connect(address).await.unwrap();
     deaf.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     deaf.readable().await.unwrap();
-    let mut next = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut next = TcpStream::connect(address).await.unwrap();
     next.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let heard = tokio::time::timeout(Duration::from_secs(10), next.read_exact(&mut [0; 15])).await;
     heard.expect("the place was not given back").unwrap();

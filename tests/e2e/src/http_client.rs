@@ -62,7 +62,7 @@ pub fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Body {
 }
 
 impl Http {
-    pub(crate) fn new(address: SocketAddr) -> Self {
+    pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Self { address, client: Client::builder(TokioExecutor::new()).build(connector) }

@@ -6,7 +6,7 @@ use kube::Resource as _;
 use mayfly_api::{
     ComponentState, ComponentStatus, Digest, Function, Revision, RevisionSpec,
     env::EnvError,
-    function::TrafficTarget,
+    function::{TrafficTarget, replica_labels},
     k8s::{
         api::{
             apps::v1::{ReplicaSet, ReplicaSetSpec},
@@ -280,17 +280,11 @@ fn history(snapshot: &FunctionSnapshot, history_max: usize) -> Vec<Step> {
     steps
 }
 
-fn labels(function: &str, revision: &str) -> BTreeMap<String, String> {
-    [(wellknown::LABEL_FUNCTION, function), (wellknown::LABEL_REVISION, revision)]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
-}
-
 fn new_revision(snapshot: &FunctionSnapshot, number: u32) -> Revision {
     let name = revision_name(snapshot.name(), number);
     let mut revision = Revision::new(&name, snapshot.wanted());
     revision.metadata.namespace = snapshot.function.metadata.namespace.clone();
-    revision.metadata.labels = Some(labels(snapshot.name(), &name));
+    revision.metadata.labels = Some(replica_labels(snapshot.name(), &name));
     revision.metadata.owner_references = snapshot.function.controller_owner_ref(&()).map(|owner| vec![owner]);
     revision
 }
@@ -308,7 +302,7 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
     };
     let port = source.port.unwrap_or(wellknown::FUNCTION_PORT);
     let name = revision.metadata.name.clone()?;
-    let labels = labels(&revision.spec.function, &name);
+    let labels = replica_labels(&revision.spec.function, &name);
     let spec = &revision.spec;
     let container = Container {
         name: wellknown::FUNCTION_CONTAINER.into(),

@@ -1,8 +1,9 @@
 //! Stopping containers: preStop hooks, the order, the grace period.
 //!
 //! ```text
-//!   hooks of all containers ─▶ SIGTERM to all but the sidecars ─▶ ended ─▶ the last sidecar ─▶ … ─▶ the first
-//!   └──────────────────────────────── the grace period, shared ────────────────────────────────────────┘
+//!   hooks of all containers, ─▶ SIGTERM to all but the sidecars ─▶ ended ─▶ the last sidecar ─▶ … ─▶ the first
+//!   withdrawal from Services
+//!   └──────────────────────────────── the grace period, shared ─────────────────────────────────────────┘
 //! ```
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -123,9 +124,12 @@ impl Worker {
             let hooked = hooked.lock().insert(id.name.clone());
             async move {
                 self.events.normal(pod, "Killing", format!("Stopping container {}", id.name));
-                if hooked {
-                    self.pre_stop(pod, local, runtime, id, ends, grace).await;
-                }
+                let hook = async {
+                    if hooked {
+                        self.pre_stop(pod, local, runtime, id, ends, grace).await;
+                    }
+                };
+                tokio::join!(hook, self.withdrawn(pod, local, ends));
                 stop(&**runtime, id, rest(ends, grace)).await;
             }
         });

@@ -30,6 +30,7 @@ use super::{
     local::{LocalPod, Moment},
     plan::{Step, plan},
     status,
+    withdrawal::ServedEndpoints,
 };
 use crate::{
     addresses::Addresses,
@@ -69,6 +70,7 @@ pub(crate) struct Worker {
     pub(crate) storage: Arc<MeasuredStorage>,
     pub(crate) tokens: ServiceAccountTokens,
     pub(crate) cluster_dns: Option<ClusterDnsServer>,
+    pub(crate) served_endpoints: Option<Arc<dyn ServedEndpoints>>,
 }
 
 impl Worker {

@@ -22,7 +22,7 @@ use mayfly_api::{
 use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, NodeConnector, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
-use mayfly_kubelet::{Config, JobFiles, Kubelet};
+use mayfly_kubelet::{Config, JobFiles, Kubelet, ServedEndpoints};
 use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_store::Store;
 use serde_json::{Value, json};
@@ -82,6 +82,12 @@ impl Cluster {
     pub(crate) fn run_jobs(&self, jobs: JobFiles) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { jobs: Some(jobs), ..config }, self.runtime.clone());
+    }
+
+    /// With a proxy that uses the pods as endpoints.
+    pub(crate) fn run_serving(&self, endpoints: Arc<dyn ServedEndpoints>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { served_endpoints: Some(endpoints), ..config }, self.runtime.clone());
     }
 
     fn run_config(&self, config: Config, runtime: Arc<dyn mayfly_runtime::Runtime>) {

@@ -17,6 +17,7 @@ mod cluster;
 mod jobs;
 mod logs;
 mod streams;
+mod withdrawal;
 
 use cluster::{Cluster, is_true, phase, state};
 

@@ -27,7 +27,7 @@ use super::{
     server::{self, NameServer},
     zone::{HostAddresses, Zone},
 };
-use crate::plan::SERVICE_NAME_LABEL;
+use crate::{plan::SERVICE_NAME_LABEL, slices};
 
 /// The Service through which pods reach the name server, as in every Kubernetes cluster.
 const SERVICE_NAMESPACE: &str = "kube-system";
@@ -35,8 +35,6 @@ const SERVICE: &str = "kube-dns";
 const FIELD_MANAGER: &str = "mayfly-dns";
 /// The pause before publishing is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// The index of EndpointSlices by their Service.
-const BY_SERVICE: &str = "network/service";
 
 /// The zone of this cluster, updated from its objects. Cheap to clone.
 #[derive(Clone)]
@@ -70,9 +68,7 @@ impl ClusterNames {
     #[must_use]
     pub fn create(domain: &str, informers: &Informers) -> Self {
         let slices = informers.of();
-        let slices_by_service = slices.index(BY_SERVICE, |slice: &EndpointSlice| {
-            service_of(slice).map(|key| format!("{}/{}", key.namespace, key.name)).into_iter().collect()
-        });
+        let slices_by_service = slices::by_service(&slices);
         let zone = Arc::new(RwLock::new(Zone::new(domain)));
         Self { zone, services: informers.of(), slices, slices_by_service }
     }
@@ -94,7 +90,7 @@ impl ClusterNames {
                     keys = services.next() => keys,
                     keys = slices.next() => {
                         let of = |key: ObjectKey| {
-                            let now = self.slices.get(&key).and_then(|slice| service_of(&slice));
+                            let now = self.slices.get(&key).and_then(|slice| slices::service_of(&slice));
                             let before = match &now {
                                 Some(now) => service_of_slice.insert(key, now.clone()),
                                 None => service_of_slice.remove(&key),
@@ -114,16 +110,11 @@ impl ClusterNames {
 
     fn update(&self, key: &ObjectKey) {
         let records = self.services.get(key).and_then(|service| {
-            let slices = self.slices_by_service.get(&format!("{}/{}", key.namespace, key.name));
+            let slices = self.slices_by_service.get(&slices::index_value(key));
             ServiceRecords::of(&service, slices.iter().map(|slice| &**slice))
         });
         self.zone.write().set(key, records);
     }
-}
-
-fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
-    let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME_LABEL)?;
-    Some(ObjectKey::new(slice.metadata.namespace.clone().unwrap_or_default(), service))
 }
 
 impl ClusterDns {

@@ -97,6 +97,28 @@ pub struct PolicyRules {
     pub peer_sets: BTreeMap<PeerSetKey, BTreeSet<IpAddr>>,
 }
 
+impl PolicyRules {
+    /// Whether the rules allow a new connection between two addresses, to a port of the destination. The traffic
+    /// between a pod and its own node, which no policy limits, is the caller's to know.
+    #[must_use]
+    pub fn allows(&self, from: IpAddr, to: IpAddr, protocol: PolicyProtocol, port: u16) -> bool {
+        let allowed = |rules: &Option<BTreeSet<AllowRule>>, peer| {
+            let Some(rules) = rules else { return true };
+            rules.iter().any(|rule| {
+                let has_port = rule.ports.as_ref().is_none_or(|ports| {
+                    let mut ranges = ports.iter().filter(|range| range.protocol == protocol);
+                    ranges.any(|range| (range.first..=range.last).contains(&port))
+                });
+                has_port && covers(&rule.peer, peer, &self.peer_sets)
+            })
+        };
+        // A pod always reaches itself.
+        from == to
+            || (self.pods.get(&from).is_none_or(|pod| allowed(&pod.egress, to))
+                && self.pods.get(&to).is_none_or(|pod| allowed(&pod.ingress, from)))
+    }
+}
+
 /// The rules of the node called `node`.
 ///
 /// Pods in the host's network have the node's address and take no part, as upstream leaves to the implementation;
@@ -109,10 +131,20 @@ pub fn plan<'a>(
     node: &str,
 ) -> PolicyRules {
     let pods: Vec<_> = pods.into_iter().filter_map(PodWithAddress::of).collect();
+    plan_pods(policies, &pods, namespaces, node)
+}
+
+/// The rules that policies make for some pods with addresses.
+pub(super) fn plan_pods<'a>(
+    policies: impl IntoIterator<Item = &'a NetworkPolicy>,
+    pods: &[PodWithAddress<'_>],
+    namespaces: impl IntoIterator<Item = &'a Namespace>,
+    node: &str,
+) -> PolicyRules {
     let namespaces = namespaces.into_iter().filter_map(|namespace| {
         Some((namespace.metadata.name.as_deref()?, namespace.metadata.labels.as_ref()))
     });
-    let cluster = PeerSource { pods: &pods, namespaces: namespaces.collect() };
+    let cluster = PeerSource { pods, namespaces: namespaces.collect() };
     let mut rules = PolicyRules::default();
     for policy in policies {
         let (Some(spec), Some(namespace)) = (&policy.spec, policy.metadata.namespace.as_deref()) else {
@@ -148,6 +180,13 @@ pub fn plan<'a>(
     rules
 }
 
+/// Whether a policy is about a pod.
+pub(super) fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
+    let selector = policy.spec.as_ref().and_then(|spec| parsed(spec.pod_selector.as_ref()));
+    policy.metadata.namespace == pod.metadata.namespace
+        && selector.is_some_and(|selector| matches(&selector, pod.metadata.labels.as_ref()))
+}
+
 /// What the ingress rules of a policy allow to one pod, which gives names to ports.
 fn allowed_to(
     pod: &PodWithAddress<'_>,
@@ -169,25 +208,36 @@ fn allowed_to(
 }
 
 /// A pod that can be one side of a connection.
-struct PodWithAddress<'a> {
-    namespace: &'a str,
-    node: Option<&'a str>,
-    labels: Option<&'a BTreeMap<String, String>>,
-    addresses: BTreeSet<IpAddr>,
+#[derive(Clone)]
+pub(super) struct PodWithAddress<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) node: Option<&'a str>,
+    pub(super) labels: Option<&'a BTreeMap<String, String>>,
+    pub(super) addresses: BTreeSet<IpAddr>,
     /// Its named ports.
-    ports: Vec<(&'a str, PortRange)>,
+    pub(super) ports: Vec<(&'a str, PortRange)>,
+}
+
+/// The addresses that a pod's status names.
+pub(super) fn addresses_of(pod: &Pod) -> BTreeSet<IpAddr> {
+    let Some(status) = &pod.status else { return BTreeSet::new() };
+    let all = status.pod_ips.iter().flatten().map(|of| of.ip.as_str());
+    all.chain(status.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect()
 }
 
 impl<'a> PodWithAddress<'a> {
-    fn of(pod: &'a Pod) -> Option<Self> {
-        let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
-        let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    pub(super) fn of(pod: &'a Pod) -> Option<Self> {
+        Self::at(pod, addresses_of(pod))
+    }
+
+    /// The pod at these addresses. `None`: it has none of its own.
+    pub(super) fn at(pod: &'a Pod, addresses: BTreeSet<IpAddr>) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
         if spec.host_network == Some(true) || has_ended {
             return None;
         }
-        let all = status.pod_ips.iter().flatten().map(|of| of.ip.as_str());
-        let addresses: BTreeSet<_> =
-            all.chain(status.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect();
         // Sidecars are init containers that stay; the names of their ports count too.
         let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
         let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {

@@ -1,4 +1,4 @@
-//! The enforcer of a node: follows NetworkPolicies, pods and namespaces.
+//! The enforcer of a node for pods of containers: follows NetworkPolicies, pods and namespaces.
 
 use std::{
     collections::BTreeSet,
@@ -11,12 +11,16 @@ use mayfly_api::{
         core::v1::{Namespace, Pod},
         networking::v1::NetworkPolicy,
     },
+    wellknown::RUNTIME_CLASS_WASM,
 };
 use mayfly_informer::{EventRecorder, Informer, Informers};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{PolicyRules, PolicyTables, plan::plan};
+use super::{
+    PolicyRules, PolicyTables,
+    plan::{plan, selects},
+};
 
 /// Changes within this time are carried out together; within the time that planning took, if that is longer, so that
 /// many policies and pods cost half a core at most.
@@ -29,11 +33,11 @@ pub enum PolicyMode {
     /// In kernel tables with this name, once `programmed` reports that the node's rules for Services exist: a node
     /// without them runs no pod that a policy could isolate. `bridge` as for [`PolicyTables::new`].
     Nftables { table: String, bridge: bool, programmed: watch::Receiver<bool> },
-    /// The userspace proxy serves this node, which sees no packets of pods.
+    /// The userspace proxy serves this node, which sees no packets of containers.
     Unenforced,
 }
 
-/// Enforces NetworkPolicies on a node, or says for each that it is not enforced.
+/// Enforces NetworkPolicies for the containers of a node, or says for each that selects some that it is not enforced.
 pub struct PolicyEnforcer {
     mode: PolicyMode,
     node: String,
@@ -75,33 +79,48 @@ impl PolicyEnforcer {
         }
     }
 
-    /// Writes an event about each policy, which a reader of `kubectl describe networkpolicy` finds.
+    /// Writes an event about each policy that selects pods of containers, which a reader of `kubectl describe networkpolicy` finds.
     async fn report(self, stop: CancellationToken) {
         let node = Some(self.node.clone());
         let events = EventRecorder::start(self.client.clone(), "network-policy-enforcer", node, stop.clone());
-        let mut changes = self.policies.subscribe();
-        let mut known: BTreeSet<ObjectKey> = BTreeSet::new();
+        let (mut policies, mut pods) = (self.policies.subscribe(), self.pods.subscribe());
+        let mut reported: BTreeSet<ObjectKey> = BTreeSet::new();
         let reporting = async {
             loop {
-                for key in changes.next().await {
-                    let Some(policy) = self.policies.get(&key) else {
-                        known.remove(&key);
-                        continue;
-                    };
-                    if known.insert(key) {
-                        let message = format!(
-                            "Node {} does not enforce NetworkPolicies: Services are served in userspace; \
-                             `mayfly up --network bridge` (root, nft) enforces them",
-                            self.node
-                        );
-                        let name = policy.metadata.name.as_deref().unwrap_or_default();
-                        tracing::warn!(policy = name, "{message}");
-                        events.warning(&*policy, "NotEnforced", message);
-                    }
+                tokio::select! {
+                    _ = policies.next() => {}
+                    _ = pods.next() => {}
+                }
+                reported.retain(|key| self.policies.get(key).is_some());
+                let unreported = self.policies.list().into_iter().filter(|policy| {
+                    let pods =
+                        self.pods.list_namespace(policy.metadata.namespace.as_deref().unwrap_or_default());
+                    !reported.contains(&ObjectKey::of(&**policy))
+                        && pods.iter().any(|pod| self.is_container_here(pod) && selects(policy, pod))
+                });
+                for policy in unreported.collect::<Vec<_>>() {
+                    let message = format!(
+                        "Node {} does not enforce NetworkPolicies for pods of containers: Services are served in \
+                         userspace; `mayfly up --network bridge` (root, nft) enforces them",
+                        self.node
+                    );
+                    let key = ObjectKey::of(&*policy);
+                    tracing::warn!(policy = key.name, "{message}");
+                    events.warning(&*policy, "NotEnforced", message);
+                    reported.insert(key);
                 }
             }
         };
         let _: Option<()> = stop.run_until_cancelled(reporting).await;
+    }
+
+    /// Whether a pod of this node is one of containers, whose packets the kernel would have to judge.
+    fn is_container_here(&self, pod: &Pod) -> bool {
+        pod.spec.as_ref().is_some_and(|spec| {
+            spec.node_name.as_deref() == Some(&*self.node)
+                && spec.runtime_class_name.as_deref() != Some(RUNTIME_CLASS_WASM)
+                && spec.host_network != Some(true)
+        })
     }
 
     async fn enforce(self, mut tables: PolicyTables, stop: CancellationToken) {

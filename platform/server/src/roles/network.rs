@@ -8,17 +8,18 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use async_trait::async_trait;
 use ipnet::Ipv6Net;
 use mayfly_accept::AcceptPort;
 use mayfly_apiserver::ServiceNetworks;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
-use mayfly_kubelet::ClusterDnsServer;
+use mayfly_kubelet::{ClusterDnsServer, ServedEndpoints};
 use mayfly_network::{
-    Activation, ClusterDns, ClusterNames, DnsConfig, HostAddresses, PolicyEnforcer, PolicyMode, ProxyMode,
-    ServiceProxy,
+    Activation, AppliedEndpoints, ClusterDns, ClusterNames, DnsConfig, HostAddresses, InProcessPolicies,
+    PolicyEnforcer, PolicyMode, ProxyMode, ServiceProxy,
 };
-use mayfly_runtime::{ClusterHost, ClusterHosts};
+use mayfly_runtime::{ClusterHost, ClusterHosts, ConnectionPolicy};
 use mayfly_runtime_oci::availability::find_program;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -252,6 +253,7 @@ fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
 pub(super) struct NodeNetwork {
     services: ServiceProxy,
     policies: PolicyEnforcer,
+    connections: Arc<InProcessPolicies>,
     names: ClusterNames,
     dns: Option<ClusterDns>,
 }
@@ -270,6 +272,7 @@ impl NodeNetwork {
         let names = ClusterNames::create(CLUSTER_DOMAIN, informers);
         Self {
             policies: PolicyEnforcer::create(mode, node, informers, client.clone()),
+            connections: Arc::new(InProcessPolicies::create(&networking.proxy, node, informers)),
             services: ServiceProxy::create(
                 networking.proxy.clone(),
                 node,
@@ -287,6 +290,16 @@ impl NodeNetwork {
         Arc::new(GuestNames(self.names.clone()))
     }
 
+    /// The endpoints that Services use, for the node's agent.
+    pub(super) fn served_endpoints(&self) -> Arc<dyn ServedEndpoints> {
+        Arc::new(ProxyEndpoints(self.services.endpoints()))
+    }
+
+    /// The NetworkPolicies for the connections of components.
+    pub(super) fn connection_policy(&self) -> Arc<dyn ConnectionPolicy> {
+        self.connections.clone()
+    }
+
     /// Runs until the tasks are stopped.
     pub(super) fn run_in(self, tasks: &mut Tasks) {
         tasks.run("services", self.services.run(tasks.token()));
@@ -298,7 +311,18 @@ impl NodeNetwork {
     }
 }
 
-/// Resolves the cluster's names for guests.
+/// The endpoints of the node's proxy.
+#[derive(Debug)]
+struct ProxyEndpoints(AppliedEndpoints);
+
+#[async_trait]
+impl ServedEndpoints for ProxyEndpoints {
+    async fn withdrawn(&self, addresses: &[IpAddr]) -> bool {
+        self.0.withdrawn(addresses).await
+    }
+}
+
+/// The cluster's names for guests.
 struct GuestNames(ClusterNames);
 
 impl ClusterHosts for GuestNames {

@@ -215,12 +215,22 @@ impl Up {
         if let Some(meter) = devices.as_ref().and_then(Devices::gpu_meter) {
             metrics.register_collector(Box::new(GpuMetrics::new(&config.node_name, meter, informers.of())));
         }
+        let network_client = client("system:mayfly:controllers");
+        let network = NodeNetwork::create(
+            &networking,
+            &config.node_name,
+            &informers,
+            network_client,
+            rules_written,
+            ports.health_checks(),
+        );
         let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
         kubelet_config.labels = Devices::labels(devices.as_ref());
         kubelet_config.csi =
             Some(CsiConfig { folder: kubelet_folder(&config, &data_dir)?, drivers: csi_drivers });
         kubelet_config.cluster_dns = networking.dns_server();
+        kubelet_config.served_endpoints = Some(network.served_endpoints());
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
         let slurm = match &config.slurm {
@@ -245,16 +255,8 @@ impl Up {
             let nodes = mayfly_simulated::Config { version: KUBERNETES_VERSION.into(), ..nodes };
             SimulatedNodes::create(nodes, client("system:node:simulated"), &informers)
         });
-        let network_client = client("system:mayfly:controllers");
-        let network = NodeNetwork::create(
-            &networking,
-            &config.node_name,
-            &informers,
-            network_client,
-            rules_written,
-            ports.health_checks(),
-        );
         host.attach_names(network.guest_names());
+        host.attach_policies(network.connection_policy());
         stop_informers.disarm();
         Ok(Self {
             data_dir,

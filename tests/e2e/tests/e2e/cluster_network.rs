@@ -103,6 +103,58 @@ async fn policies(node: &ContainerNode, service_ip: &str) -> Result<()> {
     .await
 }
 
+/// Between containers and components the policies of both sides count, though the kernel sees neither of the pods of
+/// components nor which function connects.
+async fn policies_of_components(node: &ContainerNode) -> Result<()> {
+    let up = &node.kubectl.up;
+    let image = format!("component.mayfly.dev/sha256@{}", up.upload("hello").await?);
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "component", "labels": {"app": "component"}}, "spec": {
+            "runtimeClassName": "wasm", "containers": [{"name": "c", "image": image, "ports": [{"containerPort": 8080}]}]}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "component"}, "spec": {
+            "selector": {"app": "component"}, "ports": [{"port": 80, "targetPort": 8080}]}}]});
+    node.kubectl.ok(&["apply", "-f", &node.kubectl.file("component", &list)?]).await?;
+    let ip = node.kubectl.ok(&["get", "service", "component", "-o", "jsonpath={.spec.clusterIP}"]).await?;
+    let url = format!("http://{ip}/");
+    let expected = wait::until("the component answers the host", || async {
+        Ok(Some(fetched_on_host(&url).await?).filter(|text| !text.is_empty()))
+    })
+    .await?;
+    let answers = |what| until_text(what, async || fetched(node, "client", &url).await, &expected);
+    answers("the component answers a container").await?;
+    let policy = |app: &str, ingress: serde_json::Value| {
+        json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": app},
+            "spec": {"podSelector": {"matchLabels": {"app": app}}, "ingress": ingress}})
+    };
+    let closed = node.kubectl.file("component-closed", &policy("component", json!([])))?;
+    node.kubectl.ok(&["apply", "-f", &closed]).await?;
+    wait::until("the policy keeps the container out", || async {
+        let text = fetched(node, "client", &url).await?;
+        Ok((text.contains("Empty reply") || text.contains("reset by peer")).then_some(()))
+    })
+    .await?;
+    ensure!(fetched_on_host(&url).await? == expected, "the node reaches its pods");
+    let open = policy("component", json!([{"from": [{"podSelector": {}}], "ports": [{"port": 8080}]}]));
+    node.kubectl.ok(&["apply", "-f", &node.kubectl.file("component-open", &open)?]).await?;
+    answers("the policy lets the container in").await?;
+    node.kubectl.ok(&["delete", "networkpolicy", "component"]).await?;
+
+    // From a function to containers.
+    let called = || async { up.http().get("/fn/default/proxy/?url=http://web.default/").await };
+    let other = json!([{"from": [{"podSelector": {"matchLabels": {"app": "component"}}}]}]);
+    node.kubectl.ok(&["apply", "-f", &node.kubectl.file("web-closed", &policy("web", other))?]).await?;
+    wait::until("the policy keeps the function out", || async {
+        let answer = called().await?;
+        Ok((answer.status == 502 && answer.text().contains("Denied")).then_some(()))
+    })
+    .await?;
+    let function = json!([{"from": [{"podSelector": {"matchLabels": {"mayfly.dev/function": "proxy"}}}],
+        "ports": [{"port": 8000}]}]);
+    node.kubectl.ok(&["apply", "-f", &node.kubectl.file("web-open", &policy("web", function))?]).await?;
+    until_text("the policy lets the function in", async || Ok(called().await?.text()), "from web\n").await?;
+    node.kubectl.ok(&["delete", "networkpolicy", "web"]).await.map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     containers_or_skip!();
@@ -178,6 +230,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
 
     policies(&node, &ip).await?;
     if has_guests {
+        policies_of_components(&node).await?;
         // A function, by name: listed destinations only.
         for name in ["web.default", "web.default.svc.cluster.local"] {
             let answer = up.http().get(&format!("/fn/default/proxy/?url=http://{name}/")).await?;

@@ -101,14 +101,18 @@ async fn health_check(address: &str) -> Result<Option<(u16, Value)>> {
     Ok(Some((status, serde_json::from_str(body)?)))
 }
 
-/// The health check of a node with a ready endpoint, without one, and after the Service is deleted.
-async fn health_checks(up: &Up, node_address: &str) -> Result<()> {
-    let api = up.api()?;
-    let node = until("the node is registered", || async {
+async fn node_name(up: &Up) -> Result<String> {
+    until("the node is registered", || async {
         let nodes = up.api()?.get("/api/v1/nodes").await?.body;
         Ok(nodes["items"][0]["metadata"]["name"].as_str().map(str::to_owned))
     })
-    .await?;
+    .await
+}
+
+/// The answers of a node with a ready endpoint, without one, and after the Service is gone.
+async fn health_checks(up: &Up, node_address: &str) -> Result<()> {
+    let api = up.api()?;
+    let node = node_name(up).await?;
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "local"},
         "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"name": "tcp", "port": PORT}]}});
     let made = api.post("/api/v1/namespaces/default/services", &service).await?;
@@ -162,6 +166,17 @@ async fn load_balancers_find_nodes_with_endpoints_by_health_checks_in_nftables()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_is_not_enforced_says_so() -> Result<()> {
     let up = Start::default().with(&["--network", "loopback"]).ready().await?;
+    let node = node_name(&up).await?;
+    // It cannot start here, but is a pod of containers, whose packets this node would not see.
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "contained"},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none:local"}]}});
+    // Refused until the namespace has its service account.
+    until("the pod is admitted", || async {
+        let made = up.api()?.post("/api/v1/namespaces/default/pods", &pod).await?;
+        ensure!(made.status == 201, "{made:?}");
+        Ok(Some(()))
+    })
+    .await?;
     let policy = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": "closed"}, "spec": {"podSelector": {}}});
     let path = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies";

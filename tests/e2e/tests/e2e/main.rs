@@ -9,6 +9,7 @@ mod buckets;
 mod client_certificates;
 mod clients;
 mod cluster_network;
+mod component_policies;
 mod container_functions;
 mod containers;
 mod containers_conformance;

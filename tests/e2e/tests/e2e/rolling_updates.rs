@@ -1,5 +1,5 @@
 //! Rolling updates of a Deployment under load: no request fails, neither through its Service nor through an Ingress.
-//! With real containers, on both proxies. Needs root.
+//! With real containers, on both proxies, with a preStop hook and without one. Needs root.
 
 use std::{
     net::SocketAddr,
@@ -29,16 +29,32 @@ const CLIENTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const HOST: &str = "rolling.test";
 
-/// A Deployment of three pods that respond with a version, its Service, and an Ingress in front of it.
-async fn web(node: &ContainerNode, port: u16) -> Result<()> {
+/// How the pods end.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// A hook keeps them serving for longer than any proxy needs; the server ignores the signal.
+    PreStopHook,
+    /// The server closes its port with the signal, and answers what it has accepted.
+    Signal,
+}
+
+/// A Deployment of three pods that answer with a version, its Service, and an Ingress in front of it.
+async fn web(node: &ContainerNode, port: u16, ending: Ending) -> Result<()> {
     let labels = json!({"app": "rolling"});
-    let script =
-        "mkdir /www; echo \"version $VERSION\" > /www/index.html; exec busybox httpd -f -p 8000 -h /www";
-    let container = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script],
+    let serve = match ending {
+        Ending::PreStopHook => "exec busybox httpd -f -p 8000 -h /www",
+        Ending::Signal => {
+            "busybox httpd -f -p 8000 -h /www & server=$!; \
+             trap 'kill $server; busybox sleep 1; exit 0' TERM; wait $server"
+        }
+    };
+    let script = format!("mkdir /www; echo \"version $VERSION\" > /www/index.html; {serve}");
+    let mut container = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script],
         "env": [{"name": "VERSION", "value": "1"}],
-        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
-        // A pod keeps serving until every proxy has removed it.
-        "lifecycle": {"preStop": {"sleep": {"seconds": 2}}}});
+        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1}});
+    if matches!(ending, Ending::PreStopHook) {
+        container["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 2}}});
+    }
     let backend = json!({"service": {"name": "rolling", "port": {"number": port}}});
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "rolling"}, "spec": {
@@ -110,8 +126,8 @@ impl Load {
 }
 
 /// Updates the Deployment under load at the cluster IP and at the Ingress.
-async fn rolls_without_a_failure(node: &ContainerNode, port: u16) -> Result<()> {
-    web(node, port).await?;
+async fn rolls_without_a_failure(node: &ContainerNode, port: u16, ending: Ending) -> Result<()> {
+    web(node, port, ending).await?;
     let ip = node.kubectl.ok(&["get", "service", "rolling", "-o", "jsonpath={.spec.clusterIP}"]).await?;
     let service = SocketAddr::new(ip.trim().parse()?, port);
     let ingress = node.kubectl.up.address("http");
@@ -138,7 +154,9 @@ async fn rolls_without_a_failure(node: &ContainerNode, port: u16) -> Result<()> 
     for (_, address) in addresses {
         ensure!(fetch(address).await? == "version 2\n");
     }
-    node.kubectl.ok(&["delete", "deployment/rolling", "--wait"]).await?;
+    node.kubectl
+        .ok(&["delete", "deployment/rolling", "service/rolling", "ingress/rolling", "--wait"])
+        .await?;
     wait::until("the pods are gone", || async {
         let pods = node.kubectl.ok(&["get", "pods", "-o", "name"]).await?;
         Ok(pods.trim().is_empty().then_some(()))
@@ -154,7 +172,9 @@ async fn a_rolling_update_fails_no_request_with_nftables() -> Result<()> {
         return Ok(());
     }
     let node = ContainerNode::start().await?;
-    rolls_without_a_failure(&node, 80).await?;
+    for ending in [Ending::PreStopHook, Ending::Signal] {
+        rolls_without_a_failure(&node, 80, ending).await?;
+    }
     node.leaves_nothing().await
 }
 
@@ -162,6 +182,8 @@ async fn a_rolling_update_fails_no_request_with_nftables() -> Result<()> {
 async fn a_rolling_update_fails_no_request_in_userspace() -> Result<()> {
     containers_or_skip!();
     let node = ContainerNode::start_with(&["--network", "loopback"]).await?;
-    rolls_without_a_failure(&node, 8080).await?;
+    for ending in [Ending::PreStopHook, Ending::Signal] {
+        rolls_without_a_failure(&node, 8080, ending).await?;
+    }
     node.leaves_nothing().await
 }
