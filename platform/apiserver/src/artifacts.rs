@@ -234,15 +234,15 @@ impl ServerState {
     /// unavailable and detects references that were written in between.
     async fn remove_unnamed(&self, digest: &Digest, until: Timestamp) -> Result<(), ApiError> {
         self.require_unnamed(digest).await?;
-        let aside = match self.artifacts.set_aside(digest, until).await.map_err(ApiError::internal)? {
-            Removal::SetAside(aside) => aside,
+        let aside = match self.artifacts.quarantine(digest, until).await.map_err(ApiError::internal)? {
+            Removal::Quarantined(aside) => aside,
             Removal::Missing => return Err(no_artifact(digest)),
             Removal::Newer => return Err(artifact_conflict(digest, "was uploaded again")),
         };
         match self.require_unnamed(digest).await {
             Ok(()) => aside.remove().await.map_err(ApiError::internal),
             Err(error) => {
-                aside.put_back().await;
+                aside.restore().await;
                 Err(error)
             }
         }
