@@ -32,7 +32,7 @@ use crate::{
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The number of checks of a connection within the timeout of a request's head.
-const LOOKS: u32 = 4;
+const HEAD_CHECKS: u32 = 4;
 /// The time for which a connection without requests stays open after GOAWAY, which tells an HTTP/2 client which of its
 /// last requests were processed.
 const FAREWELL: Duration = Duration::from_millis(300);
@@ -124,7 +124,7 @@ where
         });
         let stream = TokioIo::new(WatchedStream::new(stream, slot, stall_timeout));
         let mut connection = pin!(self.http.serve_connection_with_upgrades(stream, service));
-        let pause = self.config.head_timeout / LOOKS;
+        let pause = self.config.head_timeout / HEAD_CHECKS;
         let mut look = pin!(tokio::time::sleep(pause));
         let mut ending = false;
         loop {

@@ -42,7 +42,7 @@ use tokio_util::io::ReaderStream;
 use crate::{render::json_value, server::ServerState, status::ApiError};
 
 /// Kinds whose objects can reference an artifact.
-const NAMED_BY: [&str; 5] =
+const REFERENCED_BY: [&str; 5] =
     ["functions.mayfly.dev", "revisions.mayfly.dev", "workflows.mayfly.dev", "jobs.batch", "pods"];
 
 /// The type of an upload that need not be a component.
@@ -123,7 +123,7 @@ impl ServerState {
             let alone = lock.lock().await;
             // The semaphore is never closed.
             let turn = self.uploads.turns.acquire().await.ok();
-            let content = steady(&mut content, self.config.upload_stall_timeout);
+            let content = with_stall_timeout(&mut content, self.config.upload_stall_timeout);
             (self.artifacts.upload(Some(digest), limit, content).await, alone, turn)
         };
         let (uploaded, alone, turn) =
@@ -162,7 +162,7 @@ impl ServerState {
             Err(why) => {
                 // A referenced file stays, with the type under which it is referenced.
                 if !existed
-                    && let Err(error) = self.remove_unnamed(digest, stored_at).await
+                    && let Err(error) = self.remove_unreferenced(digest, stored_at).await
                     && error.code >= 500
                 {
                     return Err(error);
@@ -225,31 +225,31 @@ impl ServerState {
 
     /// Removes an artifact. `until`: only if it was not uploaded after this time.
     async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
-        self.remove_unnamed(digest, until.unwrap_or(Timestamp::MAX)).await?;
+        self.remove_unreferenced(digest, until.unwrap_or(Timestamp::MAX)).await?;
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
         Ok(json_value(StatusCode::OK, &status))
     }
 
     /// The first check refuses an artifact that is in use. The second one runs after the artifact was made
     /// unavailable and detects references that were written in between.
-    async fn remove_unnamed(&self, digest: &Digest, until: Timestamp) -> Result<(), ApiError> {
-        self.require_unnamed(digest).await?;
-        let aside = match self.artifacts.set_aside(digest, until).await.map_err(ApiError::internal)? {
-            Removal::SetAside(aside) => aside,
+    async fn remove_unreferenced(&self, digest: &Digest, until: Timestamp) -> Result<(), ApiError> {
+        self.require_unreferenced(digest).await?;
+        let aside = match self.artifacts.quarantine(digest, until).await.map_err(ApiError::internal)? {
+            Removal::Quarantined(aside) => aside,
             Removal::Missing => return Err(no_artifact(digest)),
             Removal::Newer => return Err(artifact_conflict(digest, "was uploaded again")),
         };
-        match self.require_unnamed(digest).await {
+        match self.require_unreferenced(digest).await {
             Ok(()) => aside.remove().await.map_err(ApiError::internal),
             Err(error) => {
-                aside.put_back().await;
+                aside.restore().await;
                 Err(error)
             }
         }
     }
 
-    async fn require_unnamed(&self, digest: &Digest) -> Result<(), ApiError> {
-        match self.named_by(digest).await? {
+    async fn require_unreferenced(&self, digest: &Digest) -> Result<(), ApiError> {
+        match self.referenced_by(digest).await? {
             Some(user) => Err(artifact_conflict(digest, &format!("is in use by {user}"))),
             None => Ok(()),
         }
@@ -257,11 +257,11 @@ impl ServerState {
 
     /// The object that references the artifact, with the remedy. All objects that can are searched, beside other
     /// requests: an index would cost every write, and removals are rare.
-    async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
+    async fn referenced_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
         let (store, text) = (self.store.clone(), digest.to_string());
         let look = move || -> Result<Option<String>, ListError> {
             let finder = Finder::new(&text);
-            for resource in NAMED_BY {
+            for resource in REFERENCED_BY {
                 let list = store.list(&Range::resource(resource), &ListOptions::default())?;
                 if let Some(entry) = list.entries.iter().find(|entry| finder.find(&entry.value).is_some()) {
                     return Ok(Some(format!("{}: delete that first", entry.key)));
@@ -279,7 +279,7 @@ impl ServerState {
 
 /// Wraps the body so that it fails when no data arrives for `stall_timeout`: other uploads of the same digest wait
 /// for this one.
-fn steady(
+fn with_stall_timeout(
     content: &mut BodyDataStream,
     stall_timeout: Duration,
 ) -> impl Stream<Item = Result<Bytes, axum::BoxError>> {

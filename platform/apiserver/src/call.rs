@@ -61,7 +61,7 @@ impl ResourceRequest {
         let server = Arc::clone(&self.server);
         let limit = server.config.request_timeout;
         let work = async {
-            let _turn = server.turn(&self.user).await?;
+            let _permit = server.acquire_permit(&self.user).await?;
             self.short(body).await
         };
         match tokio::time::timeout(limit, Box::pin(work)).await {
@@ -398,7 +398,7 @@ impl ResourceRequest {
         if kind.namespaced && namespace.is_empty() {
             return Err(ApiError::method_not_allowed());
         }
-        meta::place(&mut object, kind, namespace, name)?;
+        meta::set_name_and_namespace(&mut object, kind, namespace, name)?;
         Ok((object, warnings))
     }
 

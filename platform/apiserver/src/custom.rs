@@ -42,7 +42,7 @@ pub(crate) struct CustomKinds {
     /// Held during the write of a definition.
     pub(crate) writes: tokio::sync::Mutex<()>,
     /// Held while names are accepted: two definitions cannot take the same name.
-    settling: tokio::sync::Mutex<()>,
+    accepting: tokio::sync::Mutex<()>,
 }
 
 impl CustomKinds {
@@ -102,10 +102,10 @@ pub(crate) fn complete(object: &mut Object, is_new: bool) {
 }
 
 /// Accepts a definition's names unless another one has them, and sets the conditions about that.
-fn settle(object: &mut Object, store: &Store, now: &Value) {
+fn accept_names(object: &mut Object, store: &Store, now: &Value) {
     let others: Vec<_> =
         definitions(store).into_iter().filter(|other| other.name() != object.name()).collect();
-    names::settle(object, &others, now);
+    names::accept_names(object, &others, now);
 }
 
 /// A snapshot of all served kinds.

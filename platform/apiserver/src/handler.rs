@@ -101,9 +101,9 @@ async fn route(
         }
         Some("artifacts") if path.len() <= 2 => {
             // Uploads have permits of their own: they take long, and wait for each other.
-            let _turn = match parts.method {
+            let _permit = match parts.method {
                 Method::PUT => None,
-                _ => server.turn(&user).await?,
+                _ => server.acquire_permit(&user).await?,
             };
             let digest = path.get(1).map(String::as_str);
             return server.artifact_request(&parts.method, digest, &parts.headers, body).await;

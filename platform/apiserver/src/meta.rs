@@ -23,7 +23,7 @@ pub(crate) fn timestamp(now: Timestamp) -> Value {
 }
 
 /// Checks that a body's namespace and name fit the URL, and sets them.
-pub(crate) fn place(
+pub(crate) fn set_name_and_namespace(
     object: &mut Object,
     kind: &Kind,
     namespace: &str,

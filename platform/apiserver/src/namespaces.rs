@@ -14,7 +14,7 @@ use futures::future::try_join_all;
 use mayfly_store::{ListOptions, Range, Watch};
 use serde_json::Value;
 
-use self::conditions::Left;
+use self::conditions::RemainingContents;
 use crate::{
     access::User,
     meta,
@@ -86,22 +86,26 @@ impl ServerState {
 
     /// Deletes the contents of a namespace, then the namespace. Returns whether it is removed.
     async fn empty(&self, namespace: &str) -> Result<bool, ApiError> {
-        let mut left = Left::default();
-        let emptied = self.delete_contents(namespace, &mut left).await;
+        let mut remaining = RemainingContents::default();
+        let emptied = self.delete_contents(namespace, &mut remaining).await;
         if let Err(error) = emptied {
             // The status is informational: the error is returned whether the status was written or not.
-            let _ = self.tell_what_is_left(namespace, &left, Some(&error.to_string())).await;
+            let _ = self.write_remaining_status(namespace, &remaining, Some(&error.to_string())).await;
             return Err(error);
         }
-        if !left.is_empty() {
-            self.tell_what_is_left(namespace, &left, None).await?;
+        if !remaining.is_empty() {
+            self.write_remaining_status(namespace, &remaining, None).await?;
             return Ok(false);
         }
         self.finalize(namespace).await
     }
 
-    /// Deletes the contents of a namespace, and records in `left` the objects that have finalizers or grace.
-    async fn delete_contents(&self, namespace: &str, left: &mut Left) -> Result<(), ApiError> {
+    /// Deletes the contents of a namespace, and records in `remaining` the objects that have finalizers or grace.
+    async fn delete_contents(
+        &self,
+        namespace: &str,
+        remaining: &mut RemainingContents,
+    ) -> Result<(), ApiError> {
         let served = self.custom.served();
         let kinds = served.kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
         for kind in kinds {
@@ -114,17 +118,17 @@ impl ServerState {
             }
             let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
             for entry in list.entries {
-                left.add(kind, &Object::from_entry(&entry).map_err(ApiError::internal)?);
+                remaining.add(kind, &Object::from_entry(&entry).map_err(ApiError::internal)?);
             }
         }
         Ok(())
     }
 
     /// Writes the remaining contents into the namespace's status, where `kubectl describe` shows them.
-    async fn tell_what_is_left(
+    async fn write_remaining_status(
         &self,
         namespace: &str,
-        left: &Left,
+        remaining: &RemainingContents,
         failure: Option<&str>,
     ) -> Result<(), ApiError> {
         let request = self.own_request(namespaces(), "");
@@ -133,7 +137,7 @@ impl ServerState {
             let mut object = current.clone();
             let status = map_at(&mut object.0, "status");
             let old = status.get("conditions").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-            let conditions = left.conditions(failure, old, &now);
+            let conditions = remaining.conditions(failure, old, &now);
             status.insert("conditions".into(), conditions.into());
             Ok(ObjectUpdate::new(object))
         };

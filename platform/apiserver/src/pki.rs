@@ -101,7 +101,7 @@ impl Identity {
         };
         let path = folder.join("token");
         let token = match read(&path)? {
-            Some(token) => a_token(&token).ok_or(PkiError::NoToken { path })?,
+            Some(token) => parse_token(&token).ok_or(PkiError::NoToken { path })?,
             None => {
                 let token = hex::encode(rand::random::<[u8; TOKEN_BYTES]>());
                 write(&path, &token, 0o600)?;
@@ -290,7 +290,7 @@ fn issue(
 }
 
 /// The token in a file; `None` for a truncated one (after a full disk, for example), which would be easy to guess.
-fn a_token(text: &str) -> Option<String> {
+fn parse_token(text: &str) -> Option<String> {
     let text = text.trim();
     (text.len() == 2 * TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
         .then(|| text.to_owned())

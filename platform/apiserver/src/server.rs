@@ -208,7 +208,7 @@ impl ServerState {
     }
 
     /// A permit among the concurrent requests. Parts of this process need none.
-    pub(crate) async fn turn(&self, user: &User) -> Result<Option<SemaphorePermit<'_>>, ApiError> {
+    pub(crate) async fn acquire_permit(&self, user: &User) -> Result<Option<SemaphorePermit<'_>>, ApiError> {
         if user.is_in_process() {
             return Ok(None);
         }

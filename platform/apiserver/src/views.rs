@@ -284,10 +284,10 @@ impl ViewEvents {
     /// The next event. May be dropped while it waits without losing one.
     pub(crate) async fn next(&mut self) -> Result<Arc<WriteEvent>, WatchEnded> {
         loop {
-            let event = self.events.next().await.ok_or(WatchEnded::Quietly)?;
-            let event = event.map_err(|error| WatchEnded::Because(error.into()))?;
+            let event = self.events.next().await.ok_or(WatchEnded::Closed)?;
+            let event = event.map_err(|error| WatchEnded::Failed(error.into()))?;
             self.progress = Revision(event.revision);
-            let event = self.as_stored(event).map_err(WatchEnded::Because)?;
+            let event = self.as_stored(event).map_err(WatchEnded::Failed)?;
             if self.namespace.is_empty() || *event.entry.key.namespace == *self.namespace {
                 return Ok(Arc::new(event));
             }

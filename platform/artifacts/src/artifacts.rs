@@ -48,7 +48,7 @@ impl Artifacts {
             fs::create_dir_all(artifacts.contents())?;
             fs::create_dir_all(artifacts.derived())?;
             files::sync_directory(directory)?;
-            artifacts.put_all_back()?;
+            artifacts.restore_all()?;
             let swept = files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?;
             Ok(swept + artifacts.sweep_unpacked()?)
         };

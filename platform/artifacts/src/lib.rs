@@ -24,6 +24,6 @@ mod upload;
 
 pub use artifacts::{ArtifactInfo, Artifacts, ArtifactsOpenError};
 pub use derived::{EngineHash, InvalidEngineHash};
-pub use removal::{Removal, SetAside};
+pub use removal::{Quarantined, Removal};
 pub use unpacked::UnpackError;
 pub use upload::{Stored, UploadError};

@@ -26,7 +26,7 @@ const ASIDE_PREFIX: &str = ".aside-";
 /// The result of a removal.
 pub enum Removal {
     /// Lookups do not find it any more.
-    SetAside(SetAside),
+    Quarantined(Quarantined),
     /// It was absent.
     Missing,
     /// The content stays, because it was uploaded, or kept by [`Artifacts::renew`], in the meantime.
@@ -35,8 +35,8 @@ pub enum Removal {
 
 /// A content that lookups do not find, and that is not removed yet. When dropped, it is restored with a new age,
 /// since a reference to it may exist. Dropping blocks for a moment.
-#[must_use = "dropped, the content is put back"]
-pub struct SetAside {
+#[must_use = "dropped, the content is restored"]
+pub struct Quarantined {
     artifacts: Artifacts,
     digest: Digest,
     /// The path in quarantine.
@@ -44,7 +44,7 @@ pub struct SetAside {
     removed: bool,
 }
 
-impl SetAside {
+impl Quarantined {
     /// Removes the content and its derived files.
     pub async fn remove(mut self) -> io::Result<()> {
         blocking(move || {
@@ -63,18 +63,18 @@ impl SetAside {
     }
 
     /// Restores the content, so that lookups find it again.
-    pub async fn put_back(self) {
+    pub async fn restore(self) {
         blocking(move || drop(self)).await;
     }
 }
 
-impl Drop for SetAside {
+impl Drop for Quarantined {
     fn drop(&mut self) {
         if self.removed {
             return;
         }
         let _guard = self.artifacts.changes.lock();
-        if let Err(error) = self.artifacts.put_back_now(&self.path, &self.digest) {
+        if let Err(error) = self.artifacts.restore_locked(&self.path, &self.digest) {
             tracing::warn!(digest = %self.digest, %error, "cannot restore a quarantined artifact or renew its age; the next start does");
         }
     }
@@ -82,7 +82,7 @@ impl Drop for SetAside {
 
 impl Artifacts {
     /// Hides a content from lookups, unless it was uploaded after `seen`: its uploader is about to reference it.
-    pub async fn set_aside(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
+    pub async fn quarantine(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
         let (artifacts, digest) = (self.clone(), *digest);
         blocking(move || {
             let guard = artifacts.changes.lock();
@@ -98,32 +98,32 @@ impl Artifacts {
             let aside = artifacts.aside(&digest);
             fs::rename(path, &aside)?;
             drop(guard);
-            Ok(Removal::SetAside(SetAside { artifacts, digest, path: aside, removed: false }))
+            Ok(Removal::Quarantined(Quarantined { artifacts, digest, path: aside, removed: false }))
         })
         .await
     }
 
     /// Removes a content and its derived files, regardless of references; returns whether it was present.
     pub async fn remove(&self, digest: &Digest) -> io::Result<bool> {
-        match self.set_aside(digest, Timestamp::MAX).await? {
-            Removal::SetAside(aside) => aside.remove().await.map(|()| true),
+        match self.quarantine(digest, Timestamp::MAX).await? {
+            Removal::Quarantined(aside) => aside.remove().await.map(|()| true),
             Removal::Missing | Removal::Newer => Ok(false),
         }
     }
 
     /// Restores the contents that were quarantined when the process ended.
-    pub(crate) fn put_all_back(&self) -> io::Result<()> {
+    pub(crate) fn restore_all(&self) -> io::Result<()> {
         for path in files::entries(&self.contents())? {
             let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(ASIDE_PREFIX));
             if let Some(digest) = name.and_then(|name| digest_of(name.split_once('.')?.0)) {
-                self.put_back_now(&path, &digest)?;
+                self.restore_locked(&path, &digest)?;
             }
         }
         Ok(())
     }
 
     /// The caller holds `changes`, or has exclusive access.
-    fn put_back_now(&self, aside: &Path, digest: &Digest) -> io::Result<()> {
+    fn restore_locked(&self, aside: &Path, digest: &Digest) -> io::Result<()> {
         let path = self.content(digest);
         // It was uploaded again meanwhile.
         if path.is_file() {

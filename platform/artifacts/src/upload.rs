@@ -54,13 +54,13 @@ impl From<io::Error> for UploadError {
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// An upload in progress. Dropped, it leaves nothing.
-struct Arriving {
+struct UploadInProgress {
     file: NamedTempFile,
     hasher: Sha256,
     bytes: u64,
 }
 
-impl Arriving {
+impl UploadInProgress {
     fn append(mut self, chunks: &[Bytes]) -> io::Result<Self> {
         for chunk in chunks {
             self.file.write_all(chunk)?;
@@ -81,8 +81,12 @@ impl Artifacts {
         content: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<Stored, UploadError> {
         let directory = self.contents();
-        let mut arriving = blocking(move || {
-            Ok::<_, io::Error>(Arriving { file: temporary(&directory)?, hasher: Sha256::new(), bytes: 0 })
+        let mut upload = blocking(move || {
+            Ok::<_, io::Error>(UploadInProgress {
+                file: temporary(&directory)?,
+                hasher: Sha256::new(),
+                bytes: 0,
+            })
         })
         .await?;
         let mut content = std::pin::pin!(content);
@@ -101,17 +105,17 @@ impl Artifacts {
                 chunks.push(chunk);
             }
             let ended = gathered < BUFFER_BYTES;
-            arriving = blocking(move || arriving.append(&chunks)).await?;
+            upload = blocking(move || upload.append(&chunks)).await?;
             if ended {
                 break;
             }
         }
         let artifacts = self.clone();
-        blocking(move || artifacts.finish(arriving, expected)).await
+        blocking(move || artifacts.finish(upload, expected)).await
     }
 
-    fn finish(&self, arriving: Arriving, expected: Option<Digest>) -> Result<Stored, UploadError> {
-        let Arriving { file, hasher, bytes } = arriving;
+    fn finish(&self, upload: UploadInProgress, expected: Option<Digest>) -> Result<Stored, UploadError> {
+        let UploadInProgress { file, hasher, bytes } = upload;
         let digest = Digest::from_bytes(hasher.finalize().into());
         if let Some(expected) = expected.filter(|expected| *expected != digest) {
             return Err(UploadError::DigestMismatch { expected, actual: digest });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::stream;
 use jiff::Timestamp;
 use mayfly_api::Digest;
-use mayfly_artifacts::{Artifacts, EngineHash, Removal, SetAside, Stored, UploadError};
+use mayfly_artifacts::{Artifacts, EngineHash, Quarantined, Removal, Stored, UploadError};
 use tempfile::TempDir;
 
 const LIMIT: u64 = 10 << 20;
@@ -247,9 +247,9 @@ impl Drop for SmallDisk<'_> {
     }
 }
 
-async fn set_aside(artifacts: &Artifacts, digest: &Digest) -> SetAside {
-    match artifacts.set_aside(digest, Timestamp::MAX).await.unwrap() {
-        Removal::SetAside(aside) => aside,
+async fn quarantine(artifacts: &Artifacts, digest: &Digest) -> Quarantined {
+    match artifacts.quarantine(digest, Timestamp::MAX).await.unwrap() {
+        Removal::Quarantined(aside) => aside,
         Removal::Missing | Removal::Newer => panic!("{digest} is there, and as old as it may be"),
     }
 }
@@ -260,20 +260,20 @@ async fn a_content_that_is_set_aside_is_gone_unless_it_is_put_back() {
     let digest = upload(&artifacts, b"wanted").await.unwrap().digest;
     let engine = EngineHash::from(1);
     let made = artifacts.put_derived(&digest, &engine, b"made".to_vec()).await.unwrap();
-    let aside = set_aside(&artifacts, &digest).await;
+    let aside = quarantine(&artifacts, &digest).await;
     assert_eq!(artifacts.path(&digest), None);
     assert!(
         !artifacts.renew(&digest).await.unwrap(),
         "a client that wants to reference it is told to upload it"
     );
     assert_eq!(artifacts.list().await.unwrap(), []);
-    assert!(matches!(artifacts.set_aside(&digest, Timestamp::MAX).await.unwrap(), Removal::Missing));
-    aside.put_back().await;
+    assert!(matches!(artifacts.quarantine(&digest, Timestamp::MAX).await.unwrap(), Removal::Missing));
+    aside.restore().await;
     assert_eq!(fs::read(artifacts.path(&digest).unwrap()).unwrap(), b"wanted");
     assert_eq!(artifacts.derived_path(&digest, &engine), Some(made));
     let age = Timestamp::now().duration_since(artifacts.list().await.unwrap()[0].created);
     assert!(age < jiff::SignedDuration::from_mins(5), "{age}");
-    set_aside(&artifacts, &digest).await.remove().await.unwrap();
+    quarantine(&artifacts, &digest).await.remove().await.unwrap();
     assert_eq!(files(directory.path()), [""; 0]);
 }
 
@@ -281,12 +281,12 @@ async fn a_content_that_is_set_aside_is_gone_unless_it_is_put_back() {
 async fn an_upload_is_kept_whatever_becomes_of_what_was_set_aside() {
     let (directory, artifacts) = area();
     let digest = upload(&artifacts, b"wanted").await.unwrap().digest;
-    let first = set_aside(&artifacts, &digest).await;
+    let first = quarantine(&artifacts, &digest).await;
     assert!(!upload(&artifacts, b"wanted").await.unwrap().existed);
-    let second = set_aside(&artifacts, &digest).await;
+    let second = quarantine(&artifacts, &digest).await;
     assert!(!upload(&artifacts, b"wanted").await.unwrap().existed);
     first.remove().await.unwrap();
-    second.put_back().await;
+    second.restore().await;
     assert_eq!(fs::read(artifacts.path(&digest).unwrap()).unwrap(), b"wanted");
     assert_eq!(files(directory.path()).len(), 1);
 }
@@ -311,7 +311,7 @@ async fn a_content_that_is_renewed_is_as_if_just_uploaded() {
     file.set_modified(old).unwrap();
     let seen = artifacts.list().await.unwrap()[0].created;
     assert!(artifacts.renew(&digest).await.unwrap());
-    assert!(matches!(artifacts.set_aside(&digest, seen).await.unwrap(), Removal::Newer));
+    assert!(matches!(artifacts.quarantine(&digest, seen).await.unwrap(), Removal::Newer));
     assert_eq!(fs::read(artifacts.path(&digest).unwrap()).unwrap(), b"kept");
     assert!(!artifacts.renew(&Digest::of(b"absent")).await.unwrap());
     assert_eq!(artifacts.list().await.unwrap().len(), 1);

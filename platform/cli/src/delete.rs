@@ -45,7 +45,7 @@ pub(crate) struct DeleteArgs {
 }
 
 /// An object to delete.
-struct Doomed {
+struct DeletionTarget {
     kind: DiscoveredKind,
     namespace: String,
     name: String,
@@ -54,15 +54,15 @@ struct Doomed {
 pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<()> {
     let server = session.server().await?;
     let mut failures = Failures { session, total: 0, names: Vec::new() };
-    let doomed = if args.file.is_empty() {
-        let doomed = named(&args, session, server).await?;
-        failures.total = doomed.len();
-        doomed
+    let deletions = if args.file.is_empty() {
+        let deletions = named(&args, session, server).await?;
+        failures.total = deletions.len();
+        deletions
     } else {
         of_manifests(&args, session, &mut failures).await?
     };
     let mut gone = Vec::new();
-    for object in doomed {
+    for object in deletions {
         let path = object.kind.object(&object.namespace, &object.name);
         let body = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         match server.send(Method::DELETE, &path, "application/json", &body).await {
@@ -113,9 +113,9 @@ impl Failures<'_> {
     }
 }
 
-async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<Doomed>> {
+async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<DeletionTarget>> {
     let namespace = session.namespace().await?;
-    let mut doomed = Vec::new();
+    let mut deletions = Vec::new();
     let targets = targets(session.discovery().await?, &args.what)?;
     named_or_selected(&targets, args.selector.as_ref().map(|_| "-l LABELS").or(args.all.then_some("--all")))?;
     for GetTarget { kind, names } in targets {
@@ -138,20 +138,24 @@ async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow:
             names
         };
         let named = names.into_iter();
-        doomed.extend(named.map(|name| Doomed { kind: kind.clone(), namespace: namespace.clone(), name }));
+        deletions.extend(named.map(|name| DeletionTarget {
+            kind: kind.clone(),
+            namespace: namespace.clone(),
+            name,
+        }));
     }
-    if doomed.is_empty() {
+    if deletions.is_empty() {
         output::note("nothing to delete");
     }
-    Ok(doomed)
+    Ok(deletions)
 }
 
 async fn of_manifests(
     args: &DeleteArgs,
     session: &Session,
     failures: &mut Failures<'_>,
-) -> anyhow::Result<Vec<Doomed>> {
-    let mut doomed = Vec::new();
+) -> anyhow::Result<Vec<DeletionTarget>> {
+    let mut deletions = Vec::new();
     let documents = manifest::read(&args.file, args.recursive)?;
     failures.total = documents.len();
     let discovery = session.discovery().await?;
@@ -167,9 +171,9 @@ async fn of_manifests(
             Some(namespace) => namespace,
             None => session.namespace().await?,
         };
-        doomed.push(Doomed { kind, namespace, name: document.name });
+        deletions.push(DeletionTarget { kind, namespace, name: document.name });
     }
-    Ok(doomed)
+    Ok(deletions)
 }
 
 /// The uid of the deleted object: the response is the object, or a Status with details about it.
@@ -180,7 +184,7 @@ fn uid(answer: &Value) -> String {
 
 /// The state of a deleted object according to one response.
 #[derive(Debug, PartialEq, Eq)]
-enum Look {
+enum DeletionState {
     Gone,
     /// Present, or not distinguishable from another object.
     There,
@@ -191,14 +195,14 @@ enum Look {
 }
 
 /// The object is gone if the response is "not found", and replaced if the response has another uid.
-fn look(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> Look {
+fn deletion_state(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> DeletionState {
     match answer {
-        Ok(object) if is_another(&uid(object), uid_deleted) => Look::Gone,
-        Ok(_) => Look::There,
-        Err(error) if is_not_found(error) => Look::Gone,
-        Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => Look::Unknown,
-        Err(kube::Error::Api(_)) => Look::Refused,
-        Err(_) => Look::Unknown,
+        Ok(object) if is_another(&uid(object), uid_deleted) => DeletionState::Gone,
+        Ok(_) => DeletionState::There,
+        Err(error) if is_not_found(error) => DeletionState::Gone,
+        Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => DeletionState::Unknown,
+        Err(kube::Error::Api(_)) => DeletionState::Refused,
+        Err(_) => DeletionState::Unknown,
     }
 }
 
@@ -216,9 +220,9 @@ async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: 
     let mut silent_since = None;
     loop {
         let answer = server.get(path).await;
-        match (look(&answer, uid_deleted), answer) {
-            (Look::Gone, _) => return Ok(()),
-            (Look::Unknown, Err(error)) => {
+        match (deletion_state(&answer, uid_deleted), answer) {
+            (DeletionState::Gone, _) => return Ok(()),
+            (DeletionState::Unknown, Err(error)) => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SILENCE_MAX {
                     let doing =
@@ -255,19 +259,23 @@ mod tests {
             Err(api_error(StatusCode::from_u16(code).unwrap(), body.to_string().as_bytes()))
         };
         for (answer, expected) in [
-            (object("1"), Look::There),
-            (object("2"), Look::Gone),
+            (object("1"), DeletionState::There),
+            (object("2"), DeletionState::Gone),
             // A response without a uid (from a proxy, for example) does not indicate another object.
-            (object(""), Look::There),
-            (Ok(Value::Null), Look::There),
-            (failure(404, "NotFound"), Look::Gone),
-            (failure(403, "Forbidden"), Look::Refused),
-            (failure(429, "TooManyRequests"), Look::Unknown),
-            (failure(503, "ServiceUnavailable"), Look::Unknown),
-            (Err(kube::Error::Service("connection reset".into())), Look::Unknown),
+            (object(""), DeletionState::There),
+            (Ok(Value::Null), DeletionState::There),
+            (failure(404, "NotFound"), DeletionState::Gone),
+            (failure(403, "Forbidden"), DeletionState::Refused),
+            (failure(429, "TooManyRequests"), DeletionState::Unknown),
+            (failure(503, "ServiceUnavailable"), DeletionState::Unknown),
+            (Err(kube::Error::Service("connection reset".into())), DeletionState::Unknown),
         ] {
-            assert_eq!(look(&answer, "1"), expected, "{answer:?}");
+            assert_eq!(deletion_state(&answer, "1"), expected, "{answer:?}");
         }
-        assert_eq!(look(&object("2"), ""), Look::There, "nobody said which one was deleted");
+        assert_eq!(
+            deletion_state(&object("2"), ""),
+            DeletionState::There,
+            "nobody said which one was deleted"
+        );
     }
 }

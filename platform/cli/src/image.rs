@@ -89,7 +89,10 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
         ImageCommand::Import { files } => {
             for file in files {
                 let answer = import(server, &format!("{base}/import"), &file).await;
-                told(&answer.with_context(|| format!("{} was not imported", file.display()))?, "imported")?;
+                print_images(
+                    &answer.with_context(|| format!("{} was not imported", file.display()))?,
+                    "imported",
+                )?;
             }
             Ok(())
         }
@@ -97,7 +100,7 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
             let logins = auth_file.as_deref().map(logins).transpose()?.unwrap_or(Value::Null);
             let path = with_query(&format!("{base}/pull"), &[("reference", Some(&image))]);
             let answer = server.send(Method::POST, &path, "application/json", &logins).await?;
-            told(&answer.body, "pulled")
+            print_images(&answer.body, "pulled")
         }
         ImageCommand::Remove { images } => {
             for image in images {
@@ -163,7 +166,7 @@ async fn import(server: &Server, path: &str, file: &std::path::Path) -> anyhow::
     Ok(serde_json::from_slice(&content)?)
 }
 
-fn told(answer: &Value, what: &str) -> anyhow::Result<()> {
+fn print_images(answer: &Value, what: &str) -> anyhow::Result<()> {
     for item in answer["items"].as_array().into_iter().flatten() {
         output::line(format_args!("{} {what}", item["reference"].as_str().unwrap_or("")))?;
     }

@@ -151,8 +151,8 @@ impl Command {
             Self::Build(args) => build::run(args, &globals),
             Self::Completion(args) => completion::run(&args, program),
             Self::Client(command) => {
-                if !command.hears_interrupt() {
-                    insist_on_interrupts()?;
+                if !command.handles_interrupt() {
+                    force_exit_on_interrupt()?;
                 }
                 client_runtime()?.block_on(command.run(globals))
             }
@@ -163,17 +163,17 @@ impl Command {
 impl ClientCommand {
     /// Whether the command handles Ctrl-C itself: `dev` prints the functions that stay deployed, `gpu run` deletes its
     /// Job.
-    fn hears_interrupt(&self) -> bool {
+    fn handles_interrupt(&self) -> bool {
         matches!(self, Self::Dev(_) | Self::Gpu(_))
     }
 
     async fn run(self, globals: Globals) -> anyhow::Result<ExitCode> {
         let session = Session::new(globals);
-        let hears_interrupt = self.hears_interrupt();
+        let handles_interrupt = self.handles_interrupt();
         let work = Box::pin(self.run_with(&session));
         let done = tokio::select! {
             done = work => done,
-            _ = tokio::signal::ctrl_c(), if !hears_interrupt => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+            _ = tokio::signal::ctrl_c(), if !handles_interrupt => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
         };
         done.map_err(|error| session.explain(error))
     }
@@ -213,7 +213,7 @@ const INTERRUPT_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Ends the process after Ctrl-C if the command does not: its thread may be blocked by a read from the terminal or a
 /// disk.
-fn insist_on_interrupts() -> anyhow::Result<()> {
+fn force_exit_on_interrupt() -> anyhow::Result<()> {
     let listening = client_runtime()?;
     let mut interrupts = {
         let _in_it = listening.enter();

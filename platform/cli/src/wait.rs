@@ -11,7 +11,7 @@ use super::{failure::Failure, server::Server};
 
 /// The state of a function relative to its newest spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum ReadyState {
     Ready,
     Failed {
         reason: String,
@@ -49,15 +49,15 @@ pub(crate) async fn ready(
                 let what = format!("function {name} was deleted while it was waited for");
                 return Err(Failure::error(what, "deploy it again"));
             }
-            Ok(Some(Ok(Some(function)))) => match verdict(&function) {
-                Verdict::Ready => return Ok(function),
-                Verdict::Failed { reason, message } => {
+            Ok(Some(Ok(Some(function)))) => match ready_state(&function) {
+                ReadyState::Ready => return Ok(function),
+                ReadyState::Failed { reason, message } => {
                     return Err(Failure::error(
                         format!("function {name} cannot run: {message} ({reason})"),
                         describe,
                     ));
                 }
-                Verdict::Pending(why) => {
+                ReadyState::Pending(why) => {
                     last = if why.is_empty() { String::new() } else { format!(": {why}") };
                 }
             },
@@ -68,19 +68,19 @@ pub(crate) async fn ready(
 /// Reasons of `Ready: False` that do not resolve by waiting.
 const REASONS_FINAL: [&str; 3] = ["ComponentInvalid", "RuntimeMissing", "RevisionMissing"];
 
-fn verdict(function: &Function) -> Verdict {
-    let Some(status) = &function.status else { return Verdict::Pending(String::new()) };
+fn ready_state(function: &Function) -> ReadyState {
+    let Some(status) = &function.status else { return ReadyState::Pending(String::new()) };
     if status.observed_generation < function.metadata.generation {
-        return Verdict::Pending(String::new());
+        return ReadyState::Pending(String::new());
     }
     let ready: Option<&Condition> = status.conditions.iter().find(|condition| condition.type_ == "Ready");
     match ready {
-        Some(condition) if condition.status == "True" => Verdict::Ready,
+        Some(condition) if condition.status == "True" => ReadyState::Ready,
         Some(condition) if REASONS_FINAL.contains(&condition.reason.as_str()) => {
-            Verdict::Failed { reason: condition.reason.clone(), message: condition.message.clone() }
+            ReadyState::Failed { reason: condition.reason.clone(), message: condition.message.clone() }
         }
-        Some(condition) => Verdict::Pending(condition.message.clone()),
-        None => Verdict::Pending(String::new()),
+        Some(condition) => ReadyState::Pending(condition.message.clone()),
+        None => ReadyState::Pending(String::new()),
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    fn judged(generation: i64, observed: i64, ready: Option<(&str, &str)>) -> Verdict {
+    fn judged(generation: i64, observed: i64, ready: Option<(&str, &str)>) -> ReadyState {
         let conditions: Vec<_> = ready
             .iter()
             .map(|(status, reason)| {
@@ -103,22 +103,22 @@ mod tests {
             "metadata": {"name": "f", "generation": generation}, "spec": {"source": {}},
             "status": {"observedGeneration": observed, "conditions": conditions}
         });
-        verdict(&serde_json::from_value(function).unwrap())
+        ready_state(&serde_json::from_value(function).unwrap())
     }
 
     #[test]
     fn only_the_newest_spec_counts() {
-        assert_eq!(judged(2, 1, Some(("True", "Ready"))), Verdict::Pending(String::new()));
-        assert_eq!(judged(2, 2, Some(("True", "Ready"))), Verdict::Ready);
-        assert_eq!(judged(2, 2, None), Verdict::Pending(String::new()));
+        assert_eq!(judged(2, 1, Some(("True", "Ready"))), ReadyState::Pending(String::new()));
+        assert_eq!(judged(2, 2, Some(("True", "Ready"))), ReadyState::Ready);
+        assert_eq!(judged(2, 2, None), ReadyState::Pending(String::new()));
     }
 
     #[test]
     fn only_what_time_does_not_heal_is_a_failure() {
         for reason in ["RevisionPending", "ComponentMissing"] {
-            assert_eq!(judged(2, 2, Some(("False", reason))), Verdict::Pending("m".into()));
+            assert_eq!(judged(2, 2, Some(("False", reason))), ReadyState::Pending("m".into()));
         }
-        let failed = Verdict::Failed { reason: "ComponentInvalid".into(), message: "m".into() };
+        let failed = ReadyState::Failed { reason: "ComponentInvalid".into(), message: "m".into() };
         assert_eq!(judged(2, 2, Some(("False", "ComponentInvalid"))), failed);
     }
 }

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::metadata::{is_gone, uid, whole};
+use crate::metadata::{is_gone, uid, with_explicit_nulls};
 
 /// The settings of the queues' controller.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl JobQueueController {
         let now = Timestamp::now();
         let jobs = self.jobs_by_queue.get(name);
         self.resumed.lock().retain(|key, _| self.jobs.get(key).is_some());
-        let queued: Vec<_> = jobs.iter().filter_map(|job| self.as_it_is(job, now)).collect();
+        let queued: Vec<_> = jobs.iter().filter_map(|job| self.with_resumed_state(job, now)).collect();
         let namespaces = self.namespaces.list();
         let namespaces: BTreeMap<_, _> =
             namespaces.iter().map(|one| (one.name_any(), one.labels().clone())).collect();
@@ -132,7 +132,7 @@ impl JobQueueController {
     }
 
     /// The Job in its last known state: a resumed Job counts as running even while the informer is behind.
-    fn as_it_is(&self, job: &Job, now: Timestamp) -> Option<QueuedJob> {
+    fn with_resumed_state(&self, job: &Job, now: Timestamp) -> Option<QueuedJob> {
         let queued = QueuedJob::of(job, now)?;
         let mut resumed = self.resumed.lock();
         let is_behind = resumed
@@ -181,7 +181,7 @@ impl JobQueueController {
             return Ok(());
         }
         let api: Api<JobQueue> = Api::all(self.client.clone());
-        let mut status = whole(&status, &["head"]);
+        let mut status = with_explicit_nulls(&status, &["head"]);
         // A merge patch keeps what it does not name: resources that left the quota are named as null.
         for name in queue.status.iter().flat_map(|status| status.used.keys()) {
             if let Some(used) = status["used"].as_object_mut() {

@@ -43,7 +43,7 @@ pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
 }
 
 /// A status whose absent fields are null, so that a merge patch removes them.
-pub(crate) fn whole(status: &impl serde::Serialize, optional: &[&str]) -> Value {
+pub(crate) fn with_explicit_nulls(status: &impl serde::Serialize, optional: &[&str]) -> Value {
     let mut value = json!(status);
     if let Some(fields) = value.as_object_mut() {
         for field in optional {

@@ -42,7 +42,7 @@ pub enum CsiError {
     Refused { driver: String, call: &'static str, code: Code, message: String },
     /// The response contradicts the specification or the state of the node.
     #[error("CSI driver {driver} answered {call} with success, but {what}")]
-    Lied { driver: String, call: &'static str, what: String },
+    InvalidResponse { driver: String, call: &'static str, what: String },
 }
 
 impl CsiError {
@@ -57,7 +57,7 @@ impl CsiError {
                     | Code::ResourceExhausted
                     | Code::Aborted
             ),
-            Self::Away { .. } | Self::Timeout { .. } | Self::Lied { .. } => false,
+            Self::Away { .. } | Self::Timeout { .. } | Self::InvalidResponse { .. } => false,
         }
     }
 
@@ -175,11 +175,11 @@ impl CsiDriver {
             (IdentityClient::new(driver.channel.clone()), NodeClient::new(driver.channel.clone()));
         let info = driver.timed("GetPluginInfo", identity.get_plugin_info(GetPluginInfoRequest {})).await?;
         if info.name != name {
-            return Err(driver.lied("GetPluginInfo", format!("its name is {:?}", info.name)));
+            return Err(driver.invalid_response("GetPluginInfo", format!("its name is {:?}", info.name)));
         }
         let found = driver.timed("NodeGetInfo", node.node_get_info(NodeGetInfoRequest {})).await?;
         if found.node_id.is_empty() {
-            return Err(driver.lied("NodeGetInfo", "the node has no id".to_owned()));
+            return Err(driver.invalid_response("NodeGetInfo", "the node has no id".to_owned()));
         }
         driver.node_id = found.node_id;
         driver.volumes_max = u32::try_from(found.max_volumes_per_node).ok().filter(|max| *max > 0);
@@ -248,8 +248,8 @@ impl CsiDriver {
     }
 
     /// The error for a response that contradicts the driver's contract.
-    pub fn lied(&self, call: &'static str, what: String) -> CsiError {
-        CsiError::Lied { driver: self.name.clone(), call, what }
+    pub fn invalid_response(&self, call: &'static str, what: String) -> CsiError {
+        CsiError::InvalidResponse { driver: self.name.clone(), call, what }
     }
 
     calls! {

@@ -14,7 +14,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use mayfly_runtime::PodUid;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{AllocationEntry, DeviceBook, EntryKey};
+use crate::state::{AllocationEntry, DeviceLedger, EntryKey};
 
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 
@@ -53,7 +53,7 @@ struct PodDeviceEntry {
 pub type Restored = (BTreeMap<EntryKey, AllocationEntry>, Vec<String>);
 
 /// Encodes the file.
-pub fn encode(book: &DeviceBook) -> String {
+pub fn encode(book: &DeviceLedger) -> String {
     let (entries, resources) = book.snapshot();
     let entry = |((pod, container, resource), entry): (&EntryKey, &AllocationEntry)| PodDeviceEntry {
         pod: pod.0.clone(),
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
     use crate::state::{DeviceState, EndpointOptions};
 
-    fn book() -> DeviceBook {
-        let mut book = DeviceBook::default();
+    fn book() -> DeviceLedger {
+        let mut book = DeviceLedger::default();
         let generation = book.connect("nvidia.com/gpu", "gpu.sock", EndpointOptions::default());
         let device = DeviceState { healthy: true, numa: [1].into() };
         book.update("nvidia.com/gpu", generation, [("GPU-0".into(), device)].into());
@@ -139,7 +139,7 @@ mod tests {
         write(folder.path(), &encode(&book())).unwrap();
         let text = fs::read_to_string(folder.path().join(FILE_NAME)).unwrap();
         let (entries, resources) = decode(&text).unwrap();
-        let restored = DeviceBook::restore(entries, &resources, Duration::ZERO);
+        let restored = DeviceLedger::restore(entries, &resources, Duration::ZERO);
         assert_eq!(restored.allocations(), book().allocations());
         assert_eq!(restored.counts().capacity, [("nvidia.com/gpu".to_owned(), 0)].into());
         assert_eq!(restored.endpoint("nvidia.com/gpu"), None);

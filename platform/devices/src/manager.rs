@@ -41,7 +41,7 @@ use crate::{
         registration_server::{Registration, RegistrationServer},
     },
     response, serve,
-    state::{DeviceBook, DeviceChoice, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
+    state::{DeviceChoice, DeviceLedger, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
 };
 
 /// The timeout of connecting to a plugin and reading its options (upstream: 10 s).
@@ -85,7 +85,7 @@ struct Connected {
 pub struct DeviceManager {
     config: DeviceConfig,
     started: Instant,
-    book: Mutex<DeviceBook>,
+    book: Mutex<DeviceLedger>,
     clients: Mutex<HashMap<Generation, Client>>,
     /// Serialises allocations: a plugin's answer about one pod must not depend on a partial allocation of another.
     admission: tokio::sync::Mutex<()>,
@@ -261,7 +261,7 @@ impl DeviceManager {
         let (available, must_include) = match chosen {
             Ok(DeviceChoice::Kept(ids)) => return Ok(ids),
             Ok(DeviceChoice::From { available, must_include, .. }) => (available, must_include),
-            Err(error) if error.is_passing() => return Err(DeviceError::NotReady(error.to_string())),
+            Err(error) if error.is_transient() => return Err(DeviceError::NotReady(error.to_string())),
             Err(error) => return Err(DeviceError::Refused(error.to_string())),
         };
         let (mut client, options) = self.client(&key.2)?;
@@ -271,7 +271,7 @@ impl DeviceManager {
         } else {
             Vec::new()
         };
-        let ids = DeviceBook::pick(&available, &must_include, asks, &preferred);
+        let ids = DeviceLedger::pick(&available, &must_include, asks, &preferred);
         let allocations = {
             let mut book = self.book.lock();
             book.reserve(key.clone(), &ids);
@@ -442,7 +442,7 @@ fn is_extended_resource(name: &str) -> bool {
         && own.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
 }
 
-fn restore(folder: &Path) -> DeviceBook {
+fn restore(folder: &Path) -> DeviceLedger {
     let path = folder.join(checkpoint::FILE_NAME);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -450,14 +450,14 @@ fn restore(folder: &Path) -> DeviceBook {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(path = %path.display(), %error, "cannot read the checkpoint of devices");
             }
-            return DeviceBook::default();
+            return DeviceLedger::default();
         }
     };
     match checkpoint::decode(&text) {
-        Ok((entries, resources)) => DeviceBook::restore(entries, &resources, Duration::ZERO),
+        Ok((entries, resources)) => DeviceLedger::restore(entries, &resources, Duration::ZERO),
         Err(error) => {
             tracing::warn!(path = %path.display(), error, "cannot parse the checkpoint of devices");
-            DeviceBook::default()
+            DeviceLedger::default()
         }
     }
 }

@@ -107,21 +107,21 @@ pub enum ChoiceError {
 
 impl ChoiceError {
     /// Whether the error is temporary, until the plugin is available again.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unregistered(_) | Self::Unhealthy(_))
     }
 }
 
 /// The devices of a node.
 #[derive(Clone, Debug, Default)]
-pub struct DeviceBook {
+pub struct DeviceLedger {
     resources: BTreeMap<String, Resource>,
     removed: BTreeSet<String>,
     entries: BTreeMap<EntryKey, AllocationEntry>,
     generations: u64,
 }
 
-impl DeviceBook {
+impl DeviceLedger {
     /// Records a registered plugin. A connected one with the same socket is replaced: the plugin restarted before the
     /// end of its old connection was noticed.
     pub fn connect(&mut self, resource: &str, socket: &str, options: EndpointOptions) -> Generation {

@@ -18,25 +18,30 @@ fn key(pod: &str, container: &str) -> EntryKey {
     (PodUid(pod.into()), container.into(), RESOURCE.into())
 }
 
-fn with(devices: &[(&str, bool)]) -> (DeviceBook, Generation) {
-    let mut book = DeviceBook::default();
+fn with(devices: &[(&str, bool)]) -> (DeviceLedger, Generation) {
+    let mut book = DeviceLedger::default();
     let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
     book.update(RESOURCE, generation, list(devices));
     (book, generation)
 }
 
-fn count(book: &DeviceBook) -> (u64, u64) {
+fn count(book: &DeviceLedger) -> (u64, u64) {
     let counts = book.counts();
     let of = |map: &BTreeMap<String, u64>| map.get(RESOURCE).copied().unwrap_or(u64::MAX);
     (of(&counts.capacity), of(&counts.allocatable))
 }
 
 /// Allocates devices to a container, as the manager does.
-fn give(book: &mut DeviceBook, key: &EntryKey, asks: usize, reusable: &BTreeSet<String>) -> BTreeSet<String> {
+fn give(
+    book: &mut DeviceLedger,
+    key: &EntryKey,
+    asks: usize,
+    reusable: &BTreeSet<String>,
+) -> BTreeSet<String> {
     match book.choose(key, asks, reusable).unwrap() {
         DeviceChoice::Kept(ids) => ids,
         DeviceChoice::From { available, must_include, count } => {
-            let ids = DeviceBook::pick(&available, &must_include, count, &[]);
+            let ids = DeviceLedger::pick(&available, &must_include, count, &[]);
             book.reserve(key.clone(), &ids);
             book.complete(key, vec![1]);
             ids
@@ -107,7 +112,7 @@ fn a_container_keeps_its_devices_and_others_get_the_rest() {
     assert_eq!(give(&mut book, &one, 2, &none), given);
     assert!(matches!(book.choose(&one, 1, &none), Err(ChoiceError::Changed { has: 2, asks: 1, .. })));
     let left = book.choose(&two, 2, &none).unwrap_err();
-    assert!(matches!(left, ChoiceError::Unavailable { asks: 2, available: 1, .. }) && !left.is_passing());
+    assert!(matches!(left, ChoiceError::Unavailable { asks: 2, available: 1, .. }) && !left.is_transient());
     assert!(book.release(&one.0) && !book.release(&one.0));
     assert_eq!(give(&mut book, &two, 3, &none).len(), 3);
 }
@@ -129,11 +134,11 @@ fn a_missing_plugin_is_a_passing_reason_and_a_device_that_broke_is_none() {
     book.update(RESOURCE, generation, list(&[("a", false), ("b", false)]));
     let error = book.choose(&key, 1, &BTreeSet::new()).unwrap_err();
     assert_eq!(error, ChoiceError::Unhealthy(RESOURCE.into()));
-    assert!(error.is_passing());
+    assert!(error.is_transient());
     book.update(RESOURCE, generation, list(&[("a", false), ("b", true)]));
     assert!(matches!(book.choose(&key, 1, &ids(&["a"])), Err(ChoiceError::NoLongerHealthy(_))));
     book.disconnect(RESOURCE, generation, AT);
-    assert!(book.choose(&key, 1, &BTreeSet::new()).unwrap_err().is_passing());
+    assert!(book.choose(&key, 1, &BTreeSet::new()).unwrap_err().is_transient());
 }
 
 #[test]
@@ -141,7 +146,7 @@ fn a_preference_is_followed_where_it_can_be() {
     let available = ids(&["a", "b", "c", "d"]);
     let pick = |must: &[&str], count, preferred: &[&str]| {
         let preferred: Vec<String> = preferred.iter().map(|id| (*id).to_owned()).collect();
-        DeviceBook::pick(&available, &ids(must), count, &preferred)
+        DeviceLedger::pick(&available, &ids(must), count, &preferred)
     };
     assert_eq!(pick(&[], 2, &["d", "c"]), ids(&["c", "d"]));
     assert_eq!(pick(&["a"], 2, &["d", "c"]), ids(&["a", "d"]));
@@ -150,7 +155,7 @@ fn a_preference_is_followed_where_it_can_be() {
 
 #[test]
 fn topology_is_kept_by_numa_node() {
-    let mut book = DeviceBook::default();
+    let mut book = DeviceLedger::default();
     let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
     let near = |nodes: &[i64]| DeviceState { healthy: true, numa: nodes.iter().copied().collect() };
     let devices = [("a".to_owned(), near(&[0, 1])), ("b".to_owned(), near(&[]))];
@@ -207,7 +212,7 @@ proptest! {
                     let chosen = book.choose(&key, asks, &BTreeSet::new());
                     if let Ok(DeviceChoice::From { available, must_include, count }) = chosen {
                         prop_assert!(book.endpoint(RESOURCE).is_some());
-                        let ids = DeviceBook::pick(&available, &must_include, count, &[]);
+                        let ids = DeviceLedger::pick(&available, &must_include, count, &[]);
                         prop_assert_eq!(ids.len(), asks);
                         book.reserve(key, &ids);
                     }

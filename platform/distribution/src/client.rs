@@ -177,12 +177,12 @@ impl RemoteImage {
             StatusCode::OK => 0,
             _ => return Err(failure(answer, &host, digest).await),
         };
-        Ok(BlobBody { offset, stream: steady(answer.into_body(), host).boxed() })
+        Ok(BlobBody { offset, stream: with_stall_timeout(answer.into_body(), host).boxed() })
     }
 }
 
 /// A body that fails when no data arrives for [`STALL_TIMEOUT`].
-fn steady(body: Incoming, host: String) -> impl Stream<Item = Result<Bytes, PullError>> + Send {
+fn with_stall_timeout(body: Incoming, host: String) -> impl Stream<Item = Result<Bytes, PullError>> + Send {
     let stream = Some(body.into_data_stream());
     futures::stream::unfold((stream, host), |(stream, host)| async move {
         let mut stream = stream?;

@@ -37,7 +37,7 @@ use crate::{
     proxy::Proxy,
     routes::{
         Owner, RouteTable,
-        owner::{Parts, RouteSources},
+        owner::{OwnerDeps, RouteSources},
     },
     target::{DemandSignal, Targets},
 };
@@ -204,7 +204,7 @@ impl Gateway {
 
         let objects = RouteSources { functions, revisions, pods, env };
         let applied = watch::Sender::new(0);
-        let parts = Parts {
+        let parts = OwnerDeps {
             host,
             table: table.clone(),
             targets: targets.clone(),

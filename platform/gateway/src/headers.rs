@@ -165,14 +165,14 @@ impl Peer {
 
 thread_local! {
     /// A buffer for header values, split off piece by piece: one allocation for about twenty requests.
-    static ROOM: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+    static HEADER_BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 /// Small, because a header value keeps the whole buffer alive.
 const ROOM_BYTES: usize = 2048;
 
 /// A header value of at most `bytes_max` visible ASCII characters, written by `write`.
 fn header_text(bytes_max: usize, write: impl FnOnce(&mut BytesMut)) -> HeaderValue {
-    let text = ROOM.with_borrow_mut(|room| {
+    let text = HEADER_BUFFER.with_borrow_mut(|room| {
         if room.capacity() < bytes_max {
             *room = BytesMut::with_capacity(ROOM_BYTES.max(bytes_max));
         }

@@ -118,7 +118,7 @@ impl PodEndpoints {
     }
 
     /// The pod with the fewest requests, if it has room for another; counts the request.
-    fn take(&mut self) -> Option<PodAddress> {
+    fn acquire(&mut self) -> Option<PodAddress> {
         let concurrency = self.concurrency;
         let free = self.pods.iter_mut().filter(|pod| pod.answers && pod.in_flight < concurrency);
         let least = free.min_by_key(|pod| pod.in_flight)?;
@@ -127,7 +127,7 @@ impl PodEndpoints {
     }
 
     /// A request of this pod has ended.
-    fn give_back(&mut self, pod: &PodAddress) {
+    fn release(&mut self, pod: &PodAddress) {
         if let Some(endpoint) = self.find(pod) {
             endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
         }
@@ -269,7 +269,7 @@ impl PodUpstream {
             room.as_mut().enable();
             {
                 let mut endpoints = self.endpoints.lock();
-                if let Some(pod) = endpoints.take() {
+                if let Some(pod) = endpoints.acquire() {
                     return Ok((cold, PodPermit { upstream: self.clone(), pod }));
                 }
                 cold |= !endpoints.pods.iter().any(|pod| pod.answers);
@@ -332,7 +332,7 @@ struct PodPermit {
 
 impl Drop for PodPermit {
     fn drop(&mut self) {
-        self.upstream.endpoints.lock().give_back(&self.pod);
+        self.upstream.endpoints.lock().release(&self.pod);
         self.upstream.room.notify_one();
     }
 }
@@ -394,19 +394,19 @@ mod tests {
     fn the_least_loaded_pod_that_answers_and_has_room_is_taken() {
         let mut endpoints = PodEndpoints { pods: Vec::new(), concurrency: 2 };
         assert_eq!(endpoints.set(vec![pod("a"), pod("b")]).len(), 2);
-        assert_eq!(endpoints.take(), None, "none answers yet");
+        assert_eq!(endpoints.acquire(), None, "none answers yet");
         endpoints.find(&pod("a")).unwrap().answers = true;
-        assert_eq!(endpoints.take(), Some(pod("a")));
+        assert_eq!(endpoints.acquire(), Some(pod("a")));
         endpoints.find(&pod("b")).unwrap().answers = true;
-        assert_eq!(endpoints.take(), Some(pod("b")), "it has less to do");
-        assert!(endpoints.take().is_some() && endpoints.take().is_some());
-        assert_eq!(endpoints.take(), None, "both are full");
-        endpoints.give_back(&pod("b"));
-        assert_eq!(endpoints.take(), Some(pod("b")));
+        assert_eq!(endpoints.acquire(), Some(pod("b")), "it has less to do");
+        assert!(endpoints.acquire().is_some() && endpoints.acquire().is_some());
+        assert_eq!(endpoints.acquire(), None, "both are full");
+        endpoints.release(&pod("b"));
+        assert_eq!(endpoints.acquire(), Some(pod("b")));
         assert_eq!(endpoints.set(vec![pod("b"), pod("c")]), [pod("c")], "the known one keeps its count");
-        assert_eq!(endpoints.take(), None);
-        endpoints.give_back(&pod("a"));
-        assert_eq!(endpoints.take(), None, "a pod that went gives no room");
+        assert_eq!(endpoints.acquire(), None);
+        endpoints.release(&pod("a"));
+        assert_eq!(endpoints.acquire(), None, "a pod that went gives no room");
     }
 
     fn upstream(port: u16, timeout: &str) -> Arc<PodUpstream> {

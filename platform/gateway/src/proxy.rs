@@ -27,7 +27,7 @@ use crate::{
     invocations::{self, AttachedQueue},
     metrics::GatewayCounts,
     refusal::Refusal,
-    rewrite::{settle_host, without_prefix},
+    rewrite::{normalise_host, without_prefix},
     routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
@@ -95,8 +95,8 @@ impl Proxy {
         };
         async move {
             let outcome = match begun {
-                Ok(Way::Function(begun)) => self.end(begun).await,
-                Ok(Way::Other(answering)) => answering.await,
+                Ok(Continuation::Function(begun)) => self.end(begun).await,
+                Ok(Continuation::Other(answering)) => answering.await,
                 Err(refusal) => Err(refusal),
             };
             let mut response = outcome.unwrap_or_else(|refusal| {
@@ -118,8 +118,8 @@ impl Proxy {
         let id = headers::request_id(request.headers_mut());
         let outcome = match self.prepare_from_inside(key, request) {
             Ok(prepared) => match self.begin_prepared(prepared, arrived) {
-                Way::Function(begun) => self.end(begun).await,
-                Way::Other(answering) => answering.await,
+                Continuation::Function(begun) => self.end(begun).await,
+                Continuation::Other(answering) => answering.await,
             },
             Err(refusal) => Err(refusal),
         };
@@ -152,7 +152,7 @@ impl Proxy {
         mut request: Request<Incoming>,
         backend: Arc<IngressBackend>,
         arrived: Instant,
-    ) -> Result<Way, Refusal> {
+    ) -> Result<Continuation, Refusal> {
         if let IngressBackend::Function { key, spin } = &*backend {
             let origin = Origin { function: Some(&**key), spin: spin.as_ref() };
             let prepared = self.prepare(peer, request, &origin)?;
@@ -161,14 +161,14 @@ impl Proxy {
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
         let upgrade = protocol.map(|protocol| Upgrade { protocol, client: hyper::upgrade::on(&mut request) });
         let mut request = DrainOnDrop::wrap(request);
-        self.settle(peer, &mut request)?;
+        self.rewrite_head(peer, &mut request)?;
         let (parts, incoming) = request.into_parts();
         let (body, exceeded) = match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
             Bounded::TooLarge => return Err(Refusal::request_too_large(self.request_bytes_max)),
             Bounded::Body { body, exceeded } => (body, exceeded),
         };
         let (forwarder, limit) = (self.forwarder.clone(), self.request_bytes_max);
-        Ok(Way::Other(Box::pin(async move {
+        Ok(Continuation::Other(Box::pin(async move {
             let IngressBackend::Endpoints(service) = &*backend else { return Err(Refusal::no_route()) };
             let answered = forwarder.forward(service, Request::from_parts(parts, body), upgrade).await;
             match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
@@ -179,7 +179,7 @@ impl Proxy {
     }
 
     /// Checks a request's head, and rewrites it for the function or endpoint.
-    fn settle(&self, peer: &Peer, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<(), Refusal> {
+    fn rewrite_head(&self, peer: &Peer, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<(), Refusal> {
         if headers::has_other_coding(request.headers()) {
             return Err(Refusal::transfer_coding());
         }
@@ -188,7 +188,7 @@ impl Proxy {
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Refusal::not_one_host(hosts));
         }
-        let host = settle_host(request);
+        let host = normalise_host(request);
         if host.as_ref().is_some_and(|host| host.to_str().is_err()) {
             return Err(Refusal::host_is_no_text());
         }
@@ -204,7 +204,7 @@ impl Proxy {
         origin: &Origin<'_>,
     ) -> Result<Prepared, Refusal> {
         let mut request = DrainOnDrop::wrap(request);
-        self.settle(peer, &mut request)?;
+        self.rewrite_head(peer, &mut request)?;
         if let Some(spin) = origin.spin {
             let uri = request.uri().clone();
             let headers = request.headers_mut();
@@ -247,7 +247,7 @@ impl Proxy {
     fn find_any_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<FoundRoute, Refusal> {
         let found = self.table.find(&RoutePlace::of(request.uri(), request.headers()));
         if found.is_err()
-            && let Some(plain) = routes::plainly(request.uri())
+            && let Some(plain) = routes::with_unreserved_decoded(request.uri())
         {
             *request.uri_mut() = plain;
             return self.table.find(&RoutePlace::of(request.uri(), request.headers()));
@@ -262,12 +262,12 @@ impl Proxy {
     }
 
     /// Calls the revision if the request is admitted, or queues the asynchronous invocation.
-    fn begin_prepared(&self, prepared: Prepared, arrived: Instant) -> Way {
+    fn begin_prepared(&self, prepared: Prepared, arrived: Instant) -> Continuation {
         match prepared {
-            Prepared::Call(ready) => Way::Function(self.begin(ready, arrived)),
+            Prepared::Call(ready) => Continuation::Function(self.begin(ready, arrived)),
             Prepared::Enqueue { function, request, exceeded } => {
                 let (queue, limit) = (self.queue.clone(), self.request_bytes_max);
-                Way::Other(Box::pin(async move {
+                Continuation::Other(Box::pin(async move {
                     let queued = queue.enqueue(function, request).await;
                     match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
                         true => Err(Refusal::request_too_large(limit)),
@@ -279,11 +279,11 @@ impl Proxy {
     }
 
     /// Calls the revision, if the request is admitted.
-    fn begin(&self, ready: Ready, arrived: Instant) -> Begun {
+    fn begin(&self, ready: Ready, arrived: Instant) -> StartedRequest {
         let Ready { target, request, set_cookie, exceeded } = ready;
         let access = AccessLog::of(&request);
         let turn = self.turn(&target, request, arrived);
-        Begun { target, turn, arrived, set_cookie, exceeded, access }
+        StartedRequest { target, turn, arrived, set_cookie, exceeded, access }
     }
 
     fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> Turn {
@@ -313,8 +313,8 @@ impl Proxy {
     }
 
     /// Waits for the revision's response, and converts it for the client.
-    async fn end(&self, begun: Begun) -> Result<Response<ResponseBody>, Refusal> {
-        let Begun { target, turn, arrived, set_cookie, exceeded, access } = begun;
+    async fn end(&self, begun: StartedRequest) -> Result<Response<ResponseBody>, Refusal> {
+        let StartedRequest { target, turn, arrived, set_cookie, exceeded, access } = begun;
         let called = match turn {
             Turn::Running(run) => run.answer(&target, arrived).await,
             Turn::Waiting(turn) => match turn.await {
@@ -336,14 +336,14 @@ impl Proxy {
 }
 
 /// The continuation of a request.
-enum Way {
-    Function(Begun),
+enum Continuation {
+    Function(StartedRequest),
     /// The endpoints of a Service, or the queue of asynchronous invocations.
     Other(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
 }
 
 /// A request that was started, or waits for admission.
-struct Begun {
+struct StartedRequest {
     target: Arc<RevisionTarget>,
     turn: Turn,
     arrived: Instant,

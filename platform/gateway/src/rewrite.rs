@@ -7,7 +7,7 @@ use mayfly_runtime::wire::DrainOnDrop;
 
 /// Moves the host into the `host` header, and leaves only the path in the URI: one form for guests, independent of the
 /// client's HTTP version. Returns the host.
-pub(crate) fn settle_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderValue> {
+pub(crate) fn normalise_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderValue> {
     if let Some(authority) = request.uri().authority() {
         let value = HeaderValue::from_str(authority.as_str()).ok()?;
         let path = request.uri().path_and_query().cloned();

@@ -62,7 +62,7 @@ pub(crate) enum Upstream {
 
 /// The inputs of a decision about a revision besides its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct TargetState {
     /// The number of running replicas.
     pub(crate) ready: u32,
     /// Whether any route leads to it.
@@ -125,8 +125,11 @@ impl RevisionTarget {
     }
 
     /// The state recorded by the owner of the routes.
-    pub(crate) fn seen(&self) -> Seen {
-        Seen { ready: self.ready_replicas.load(Ordering::SeqCst), routed: self.routed.load(Ordering::SeqCst) }
+    pub(crate) fn seen(&self) -> TargetState {
+        TargetState {
+            ready: self.ready_replicas.load(Ordering::SeqCst),
+            routed: self.routed.load(Ordering::SeqCst),
+        }
     }
 
     fn permit(self: &Arc<Self>, arrived: Instant, started: Instant) -> Permit {
@@ -268,7 +271,7 @@ impl DemandSignal {
 
     /// Ends the autoscaler's watch of a revision, whose last observed state is `seen`. An arrival or a change after
     /// this call registers the revision again; an earlier one is part of `seen` or found the revision still watched.
-    pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: Seen) {
+    pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: TargetState) {
         target.watched.store(false, Ordering::SeqCst);
         if target.gate.running() + target.gate.waiting() > 0 || target.seen() != seen {
             self.raise(target);

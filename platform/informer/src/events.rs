@@ -66,7 +66,7 @@ impl EventRecorder {
         stop: CancellationToken,
     ) -> Self {
         let (records, queue) = mpsc::channel(QUEUE_MAX);
-        let writer = Writer { client, component, host, memory: Memory::default() };
+        let writer = Writer { client, component, host, memory: RecentEvents::default() };
         tokio::spawn(writer.run(queue, stop));
         Self { records }
     }
@@ -106,7 +106,7 @@ impl EventRecorder {
 }
 
 /// The key by which two records are the same event.
-type Sameness = (String, EventSeverity, &'static str, String);
+type EventKey = (String, EventSeverity, &'static str, String);
 
 #[derive(Clone, Debug)]
 struct Written {
@@ -118,9 +118,9 @@ struct Written {
 
 /// The recently written events.
 #[derive(Default)]
-struct Memory {
-    written: HashMap<Sameness, Written>,
-    order: VecDeque<Sameness>,
+struct RecentEvents {
+    written: HashMap<EventKey, Written>,
+    order: VecDeque<EventKey>,
     budgets: HashMap<String, Budget>,
 }
 
@@ -129,7 +129,7 @@ struct Budget {
     refilled: Instant,
 }
 
-impl Memory {
+impl RecentEvents {
     /// Whether one more event about this object may be written.
     fn allows(&mut self, uid: &str, now: Instant) -> bool {
         if self.budgets.len() >= REMEMBERED_MAX {
@@ -152,8 +152,8 @@ impl Memory {
     }
 
     /// The event this one repeats, with its count raised.
-    fn repeated(&mut self, sameness: &Sameness, now: Instant) -> Option<Written> {
-        let written = self.written.get_mut(sameness)?;
+    fn repeated(&mut self, key: &EventKey, now: Instant) -> Option<Written> {
+        let written = self.written.get_mut(key)?;
         if now.duration_since(written.last) > SAME_FOR {
             return None;
         }
@@ -162,9 +162,9 @@ impl Memory {
         Some(written.clone())
     }
 
-    fn remember(&mut self, sameness: Sameness, written: Written) {
-        if self.written.insert(sameness.clone(), written).is_none() {
-            self.order.push_back(sameness);
+    fn remember(&mut self, key: EventKey, written: Written) {
+        if self.written.insert(key.clone(), written).is_none() {
+            self.order.push_back(key);
         }
         while self.order.len() > REMEMBERED_MAX {
             if let Some(oldest) = self.order.pop_front() {
@@ -178,7 +178,7 @@ struct Writer {
     client: Client,
     component: &'static str,
     host: Option<String>,
-    memory: Memory,
+    memory: RecentEvents,
 }
 
 impl Writer {
@@ -202,8 +202,8 @@ impl Writer {
         if !self.memory.allows(&uid, now) {
             return Ok(());
         }
-        let sameness = (uid, record.severity, record.reason, record.message.clone());
-        if let Some(written) = self.memory.repeated(&sameness, now) {
+        let key = (uid, record.severity, record.reason, record.message.clone());
+        if let Some(written) = self.memory.repeated(&key, now) {
             let events: Api<Event> = Api::namespaced(self.client.clone(), &written.namespace);
             let patch = json!({"count": written.count, "lastTimestamp": Time(record.at)});
             match events.patch(&written.name, &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -216,7 +216,7 @@ impl Writer {
         let name = event.metadata.name.clone().unwrap_or_default();
         let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         events.create(&PostParams::default(), &event).await?;
-        self.memory.remember(sameness, Written { namespace, name, count: 1, last: now });
+        self.memory.remember(key, Written { namespace, name, count: 1, last: now });
         Ok(())
     }
 
@@ -247,7 +247,7 @@ impl Writer {
 mod tests {
     use super::*;
 
-    fn sameness(message: &str) -> Sameness {
+    fn key(message: &str) -> EventKey {
         ("uid".into(), EventSeverity::Normal, "Test", message.into())
     }
 
@@ -257,23 +257,23 @@ mod tests {
 
     #[test]
     fn equal_events_are_counted_while_they_keep_coming() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
-        assert!(memory.repeated(&sameness("a"), now).is_none());
-        memory.remember(sameness("a"), written(now));
-        assert_eq!(memory.repeated(&sameness("a"), now + SAME_FOR).map(|w| w.count), Some(2));
-        assert_eq!(memory.repeated(&sameness("a"), now + SAME_FOR * 2).map(|w| w.count), Some(3));
-        assert!(memory.repeated(&sameness("a"), now + SAME_FOR * 4).is_none(), "that was long ago");
-        assert!(memory.repeated(&sameness("b"), now).is_none());
+        let (mut memory, now) = (RecentEvents::default(), Instant::now());
+        assert!(memory.repeated(&key("a"), now).is_none());
+        memory.remember(key("a"), written(now));
+        assert_eq!(memory.repeated(&key("a"), now + SAME_FOR).map(|w| w.count), Some(2));
+        assert_eq!(memory.repeated(&key("a"), now + SAME_FOR * 2).map(|w| w.count), Some(3));
+        assert!(memory.repeated(&key("a"), now + SAME_FOR * 4).is_none(), "that was long ago");
+        assert!(memory.repeated(&key("b"), now).is_none());
         for n in 0..REMEMBERED_MAX {
-            memory.remember(sameness(&n.to_string()), written(now));
+            memory.remember(key(&n.to_string()), written(now));
         }
         assert_eq!(memory.written.len(), REMEMBERED_MAX);
-        assert!(!memory.written.contains_key(&sameness("a")), "the oldest goes first");
+        assert!(!memory.written.contains_key(&key("a")), "the oldest goes first");
     }
 
     #[test]
     fn an_object_has_a_budget_that_comes_back_slowly() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, now) = (RecentEvents::default(), Instant::now());
         let burst = (0..100).filter(|_| memory.allows("noisy", now)).count();
         assert_eq!(burst, BURST as usize);
         assert!(memory.allows("quiet", now));

@@ -21,7 +21,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use crate::{http::Logs, pod::container::log_path};
 
 /// The interval of checks of the pod behind a followed log.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Checks without a new line after which the log of a container that has ended is complete: lines are written with a
 /// delay.
 const LAST_LOOKS: u32 = 2;
@@ -55,7 +55,7 @@ impl Followed {
             Some(_) => None,
             None => Some(open(&logs, &pod, &id, options.clone()).await?),
         };
-        let mut looks = tokio::time::interval(LOOK_EVERY);
+        let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let said = said.map(Bytes::from);
         let followed = Self { logs, pod, id, options, said, lines, is_over: false, quiet_looks: 0, looks };
@@ -77,7 +77,7 @@ impl Followed {
                     if self.is_over && self.lines.as_ref().is_none_or(LogReader::is_live) {
                         self.quiet_looks += 1;
                     }
-                    if let Err(error) = self.look().await {
+                    if let Err(error) = self.poll().await {
                         return Some(Err(error));
                     }
                     let quiet = self.lines.is_none() || self.quiet_looks > LAST_LOOKS;
@@ -94,9 +94,9 @@ impl Followed {
     }
 
     /// Reads the pod's state, and which replica streams the lines.
-    async fn look(&mut self) -> io::Result<()> {
+    async fn poll(&mut self) -> io::Result<()> {
         self.is_over = self.is_over || self.has_ended();
-        let is_anothers = self.logs.teller(&self.pod).is_some();
+        let is_anothers = self.logs.reporting_replica(&self.pod).is_some();
         if is_anothers {
             self.lines = None;
         } else if self.lines.is_none() && !self.is_over {

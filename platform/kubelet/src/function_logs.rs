@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// The interval of checks of a followed function for new revisions.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval of the sweep for logs of revisions whose deletion was missed.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The capacity of the queue of deleted revisions whose log is to be removed; the sweep removes those that do not fit.
@@ -59,7 +59,7 @@ impl FunctionLogs {
         if !follow {
             return Ok(lines.into_stream());
         }
-        let mut looks = tokio::time::interval(LOOK_EVERY);
+        let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let followed = Followed { wanted, lines, looks };
         let lines = stream::unfold(followed, |mut followed| async move {

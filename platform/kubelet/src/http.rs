@@ -51,7 +51,7 @@ impl Logs {
     /// The replica under whose name a revision's log lines are shown, unless it is this one. Replicas of a revision
     /// on one node share its instances, so a line belongs to no single one; it must be shown once all the same when
     /// the logs of all are read. The oldest running replica is the one that is removed last.
-    pub(crate) fn teller(&self, pod: &Pod) -> Option<String> {
+    pub(crate) fn reporting_replica(&self, pod: &Pod) -> Option<String> {
         let revision = revision_of(pod)?;
         let siblings = self
             .pods
@@ -79,9 +79,11 @@ fn is_running(pod: &Pod) -> bool {
 }
 
 /// The note that is sent instead of lines that another replica's log contains.
-fn shared(at: &str, pod: &Pod, teller: &str) -> String {
+fn shared(at: &str, pod: &Pod, reporting_replica: &str) -> String {
     let revision = revision_of(pod).map_or("", |(_, name)| name);
-    format!("{at}(replicas of revision {revision} share its instances: see the log of pod {teller})\n")
+    format!(
+        "{at}(replicas of revision {revision} share its instances: see the log of pod {reporting_replica})\n"
+    )
 }
 
 /// The query of `kubectl logs`, and `revision` for functions.
@@ -173,7 +175,7 @@ async fn container_logs(
         (false, None, attempt) => attempt,
     };
     let at = if query.timestamps { format!("{} ", Timestamp::now()) } else { String::new() };
-    let said = logs.teller(&pod).map(|teller| shared(&at, &pod, &teller));
+    let said = logs.reporting_replica(&pod).map(|reporting_replica| shared(&at, &pod, &reporting_replica));
     let id =
         ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()), name: container, attempt };
     match said {

@@ -22,7 +22,7 @@ use crate::pressure::{self, DiskCapacity, PressureSignal};
 /// The number of images in the node's status (upstream's `nodeStatusMaxImages`): the largest ones.
 const NODE_IMAGES_MAX: usize = 50;
 /// The interval of the image scan, which bounds the age of the list in the node's status.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of the removal of unused images (upstream's).
 const COLLECT_EVERY: Duration = Duration::from_secs(300);
 
@@ -93,7 +93,7 @@ fn plan(
 }
 
 /// The records of the images after another scan. Pure.
-fn look(
+fn scan(
     before: &BTreeMap<String, KnownImage>,
     records: &[ImageRecord],
     used: &HashSet<String>,
@@ -183,7 +183,7 @@ impl ImageCollector {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 Ok(()) = shortages.changed() => {}
             }
             // When the disk is short, unused images are removed at once, before pods are evicted.
@@ -192,7 +192,7 @@ impl ImageCollector {
                 let Some(store) = runtime.images().filter(|store| store.is_started()) else { continue };
                 let images = known.entry(runtime.class().to_owned()).or_default();
                 match store.list().await {
-                    Ok(records) => *images = look(images, &records, &self.used(), Instant::now()),
+                    Ok(records) => *images = scan(images, &records, &self.used(), Instant::now()),
                     Err(error) => {
                         tracing::debug!(%error, "cannot list the images");
                         continue;
@@ -259,8 +259,8 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let records =
             [record("a", "1", 10), record("b", "2", 10), record("c", "3", 10), record("c2", "3", 10)];
-        let first = look(&BTreeMap::new(), &records, &used(&["a", "b"]), start);
-        let later = look(&first, &records, &used(&["b"]), start + hour);
+        let first = scan(&BTreeMap::new(), &records, &used(&["a", "b"]), start);
+        let later = scan(&first, &records, &used(&["b"]), start + hour);
         let now = start + 2 * hour;
         let config = ImageCollection::default();
         let plan = |available| {
@@ -274,7 +274,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn young_images_stay_and_old_ones_go_whatever_room_there_is() {
         let start = Instant::now();
-        let images = look(&BTreeMap::new(), &[record("a", "1", 10)], &used(&[]), start);
+        let images = scan(&BTreeMap::new(), &[record("a", "1", 10)], &used(&[]), start);
         let plan = |available, config: &ImageCollection, seconds| {
             plan(
                 &images,
@@ -300,7 +300,7 @@ mod tests {
             record("localhost:5000/b:2", "sha256:2", 20),
             record("r.example.com/c@sha256:2", "sha256:2", 20),
         ];
-        let shown = for_node(&look(&BTreeMap::new(), &records, &used(&[]), Instant::now()));
+        let shown = for_node(&scan(&BTreeMap::new(), &records, &used(&[]), Instant::now()));
         let names: Vec<_> = shown.iter().map(|image| image.names.clone().unwrap()).collect();
         assert_eq!(names[0], ["localhost:5000/b@sha256:2", "r.example.com/c@sha256:2", "localhost:5000/b:2"]);
         assert_eq!(names[1], ["docker.io/library/a@sha256:1", "docker.io/library/a:1"]);

@@ -46,9 +46,9 @@ use crate::{
 };
 
 /// The pause between checks of the runtimes' states.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The interval of measuring jobs' files on the disk.
-const WEIGH_EVERY: Duration = Duration::from_secs(2);
+const OUTPUTS_MEASURE_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval of comparing the files of volumes with their sources (upstream: a minute).
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 /// The interval of the search for leftovers of deleted pods.
@@ -276,7 +276,7 @@ impl Kubelet {
     fn wake_on_pods(&self) {
         let (queue, worker) = (self.queue.clone(), self.worker.clone());
         self.worker.pods.handle(move |change: Change<'_, Pod>| {
-            if change.states().any(|pod| worker.is_mine(pod)) {
+            if change.states().any(|pod| worker.is_bound_here(pod)) {
                 let going = matches!(change, Change::Deleted(_))
                     || change.latest().metadata.deletion_timestamp.is_some();
                 if going {
@@ -364,7 +364,7 @@ async fn wake_on_changes(
             }
         }
         // Changes come in bursts, and each check lists all pods.
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -405,7 +405,7 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(WEIGH_EVERY) => {}
+            () = sleep(OUTPUTS_MEASURE_INTERVAL) => {}
         }
         let large = jobs.too_large().await;
         for (key, pod) in &mut *worker.local.lock() {
@@ -475,7 +475,7 @@ async fn sweep(worker: &Worker, csi: Option<Arc<CsiDrivers>>, stop: &Cancellatio
     let mut driver_changes = csi.map(|drivers| drivers.changes());
     let mut failures = 0;
     loop {
-        let pause = match worker.remove_strangers().await {
+        let pause = match worker.remove_orphans().await {
             true => {
                 failures = 0;
                 SWEEP_EVERY

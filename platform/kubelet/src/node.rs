@@ -232,7 +232,7 @@ impl NodeObject {
         let now = Time(Timestamp::now());
         let short = *self.shortages.borrow();
         let measured = PressureSignal::ALL.into_iter().zip(short).map(|(signal, is_short)| {
-            let (reason, message) = signal.words(is_short);
+            let (reason, message) = signal.condition_text(is_short);
             (signal.condition(), if is_short { "True" } else { "False" }, reason, message)
         });
         let ready = ("Ready", "True", "KubeletReady", "kubelet is posting ready status");

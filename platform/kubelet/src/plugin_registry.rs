@@ -34,7 +34,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// The interval of polling the folder.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The timeout of a registration (upstream's for each call).
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pauses between attempts to register a plugin.
@@ -79,7 +79,7 @@ impl PluginRegistry {
         let mut seen: BTreeMap<PathBuf, SeenPlugin> = BTreeMap::new();
         let mut published: Option<Value> = None;
         loop {
-            self.look(&mut seen).await;
+            self.scan(&mut seen).await;
             let wanted = drivers_of_node(&self.drivers.list());
             let nothing_yet = published.is_none() && wanted == json!([]);
             if !nothing_yet && published.as_ref() != Some(&wanted) {
@@ -90,13 +90,13 @@ impl PluginRegistry {
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep(LOOK_EVERY) => {}
+                () = sleep(POLL_INTERVAL) => {}
             }
         }
     }
 
     /// Registers new plugins, and forgets removed ones.
-    async fn look(&self, seen: &mut BTreeMap<PathBuf, SeenPlugin>) {
+    async fn scan(&self, seen: &mut BTreeMap<PathBuf, SeenPlugin>) {
         let sockets = sockets(&self.folder);
         seen.retain(|path, plugin| {
             let stays = sockets.get(path) == Some(&plugin.file());

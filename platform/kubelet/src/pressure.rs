@@ -50,7 +50,7 @@ impl PressureSignal {
     }
 
     /// The reason and message of the condition, in upstream's wording.
-    pub(crate) fn words(self, is_short: bool) -> (&'static str, &'static str) {
+    pub(crate) fn condition_text(self, is_short: bool) -> (&'static str, &'static str) {
         match (self, is_short) {
             (Self::Memory, true) => {
                 ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available")

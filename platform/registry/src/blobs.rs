@@ -32,8 +32,8 @@ impl RegistryServer {
             Method::GET | Method::HEAD => self.read_blob(digest, headers, *method == Method::GET).await,
             Method::DELETE => {
                 let until = jiff::Timestamp::MAX;
-                match self.store.contents.set_aside(&digest, until).await? {
-                    Removal::SetAside(aside) => aside.remove().await?,
+                match self.store.contents.quarantine(&digest, until).await? {
+                    Removal::Quarantined(aside) => aside.remove().await?,
                     Removal::Missing | Removal::Newer => {
                         return Err(RegistryRefusal::blob_unknown(&digest.to_string()));
                     }

@@ -78,7 +78,9 @@ pub(crate) async fn collect(store: &RegistryStore, now: Timestamp) -> io::Result
         }
         // A manifest that references it meanwhile is pushed after its blobs were pushed or checked, which renewed
         // them.
-        if let Removal::SetAside(aside) = store.contents.set_aside(&content.digest, content.created).await? {
+        if let Removal::Quarantined(aside) =
+            store.contents.quarantine(&content.digest, content.created).await?
+        {
             aside.remove().await?;
         }
     }

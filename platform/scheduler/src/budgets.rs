@@ -34,7 +34,7 @@ impl PolicyObjects {
     }
 
     /// Updates the labels of changed namespaces in the cache.
-    pub(crate) fn take_namespaces(&self, keys: BTreeSet<ObjectKey>, cache: &mut Cache) -> Effect {
+    pub(crate) fn update_namespaces(&self, keys: BTreeSet<ObjectKey>, cache: &mut Cache) -> Effect {
         let mut effect = Effect::None;
         for key in keys {
             let namespace = self.namespaces.get(&key);

@@ -40,18 +40,18 @@ pub struct NodeState {
 
 /// A pod that holds resources on a node.
 #[derive(Clone, Debug)]
-struct Held {
+struct BoundPod {
     node: String,
     request: Arc<PodRequest>,
     assumed: bool,
     is_terminating: bool,
 }
 
-/// A pod that was taken out of the cache.
+/// A pod that was removed from the cache temporarily.
 #[derive(Debug)]
-pub(crate) struct TakenOut(Held);
+pub(crate) struct RemovedPod(BoundPod);
 
-impl TakenOut {
+impl RemovedPod {
     pub(crate) fn request(&self) -> &Arc<PodRequest> {
         &self.0.request
     }
@@ -64,11 +64,11 @@ pub struct Cache {
     free: Vec<NodeId>,
     changed: Vec<NodeId>,
     is_changed: Vec<bool>,
-    pods: HashMap<ObjectKey, Held>,
+    pods: HashMap<ObjectKey, BoundPod>,
     /// The same pods by node, for the rules about pods.
     index: PodIndex,
     /// Pods bound to a node that is not known (yet).
-    homeless: HashMap<String, Vec<ObjectKey>>,
+    pods_of_unknown_nodes: HashMap<String, Vec<ObjectKey>>,
 }
 
 /// The effect of a change on waiting pods.
@@ -116,7 +116,7 @@ impl Cache {
                     self.index.remove(id, key);
                 }
                 if !left.is_empty() {
-                    self.homeless.insert(name.into(), left);
+                    self.pods_of_unknown_nodes.insert(name.into(), left);
                 }
             }
             return Effect::None;
@@ -144,7 +144,7 @@ impl Cache {
         self.slots[id] = Some(state);
         self.ids.insert(name.into(), id);
         self.mark(id);
-        for key in self.homeless.remove(name).unwrap_or_default() {
+        for key in self.pods_of_unknown_nodes.remove(name).unwrap_or_default() {
             if let Some(held) = self.pods.get(&key).cloned().filter(|held| held.node == name) {
                 self.add_to_node(&held);
             }
@@ -188,7 +188,7 @@ impl Cache {
         }
         let effect = self.release(key);
         let is_terminating = pod.metadata.deletion_timestamp.is_some();
-        self.hold(Held { node, request: Arc::new(PodRequest::of(pod)), assumed: false, is_terminating });
+        self.hold(BoundPod { node, request: Arc::new(PodRequest::of(pod)), assumed: false, is_terminating });
         effect.max(Effect::MayAttract)
     }
 
@@ -213,17 +213,17 @@ impl Cache {
     pub fn assume(&mut self, request: &PodRequest, node: &str) {
         self.release(&request.key);
         let (node, request) = (node.into(), Arc::new(request.clone()));
-        self.hold(Held { node, request, assumed: true, is_terminating: false });
+        self.hold(BoundPod { node, request, assumed: true, is_terminating: false });
     }
 
-    /// Removes a pod temporarily, to test what fits without it. [`Cache::put_back`] undoes it.
-    pub(crate) fn take_out(&mut self, key: &ObjectKey) -> Option<TakenOut> {
+    /// Removes a pod temporarily, to test what fits without it. [`Cache::restore`] undoes it.
+    pub(crate) fn remove_temporarily(&mut self, key: &ObjectKey) -> Option<RemovedPod> {
         let held = self.pods.get(key).cloned()?;
         self.release(key);
-        Some(TakenOut(held))
+        Some(RemovedPod(held))
     }
 
-    pub(crate) fn put_back(&mut self, pod: TakenOut) {
+    pub(crate) fn restore(&mut self, pod: RemovedPod) {
         self.hold(pod.0);
     }
 
@@ -243,18 +243,18 @@ impl Cache {
         self.pods.get(key).is_some_and(|held| held.request.uid == uid)
     }
 
-    fn hold(&mut self, held: Held) {
+    fn hold(&mut self, held: BoundPod) {
         if self.ids.contains_key(&held.node) {
             self.add_to_node(&held);
         } else {
-            self.homeless.entry(held.node.clone()).or_default().push(held.request.key.clone());
+            self.pods_of_unknown_nodes.entry(held.node.clone()).or_default().push(held.request.key.clone());
         }
         self.pods.insert(held.request.key.clone(), held);
     }
 
     fn release(&mut self, key: &ObjectKey) -> Effect {
         let Some(held) = self.pods.remove(key) else { return Effect::None };
-        if let Some(keys) = self.homeless.get_mut(&held.node) {
+        if let Some(keys) = self.pods_of_unknown_nodes.get_mut(&held.node) {
             keys.retain(|other| other != key);
         }
         let Some(id) = self.ids.get(&held.node).copied() else { return Effect::None };
@@ -266,7 +266,7 @@ impl Cache {
         Effect::MayFit
     }
 
-    fn add_to_node(&mut self, held: &Held) {
+    fn add_to_node(&mut self, held: &BoundPod) {
         let Some(id) = self.ids.get(&held.node).copied() else { return };
         if let Some(state) = &mut self.slots[id] {
             state.add(&held.request);
@@ -275,7 +275,7 @@ impl Cache {
         }
     }
 
-    fn reindex(&mut self, held: &Held) {
+    fn reindex(&mut self, held: &BoundPod) {
         if let Some(id) = self.ids.get(&held.node).copied() {
             self.index.remove(id, &held.request.key);
             self.index.add(id, &held.request, held.is_terminating);

@@ -13,7 +13,7 @@ use std::{cmp::Reverse, sync::Arc};
 use mayfly_api::{k8s::jiff::Timestamp, selector::Selector};
 
 use crate::{
-    cache::{Cache, NodeId, TakenOut},
+    cache::{Cache, NodeId, RemovedPod},
     plan,
     request::PodRequest,
     snapshot::Snapshot,
@@ -166,36 +166,36 @@ fn try_node(
     if keys.is_empty() {
         return None;
     }
-    let taken: Vec<_> = keys.iter().filter_map(|key| cache.take_out(key)).collect();
+    let taken: Vec<_> = keys.iter().filter_map(|key| cache.remove_temporarily(key)).collect();
     let mut fits = |cache: &mut Cache| {
         snapshot.update(cache);
         plan::fits(snapshot, cache.index_mut(), request, id)
     };
     if !fits(cache) {
-        taken.into_iter().for_each(|pod| cache.put_back(pod));
+        taken.into_iter().for_each(|pod| cache.restore(pod));
         return None;
     }
     let mut candidate = Candidate { node: id, victims: Vec::new(), violations: 0 };
     let mut victims = Vec::new();
     for (pod, violates) in in_order_of_reprieve(taken, budgets) {
         let key = pod.request().key.clone();
-        cache.put_back(pod);
+        cache.restore(pod);
         if fits(cache) {
             continue;
         }
-        if let Some(pod) = cache.take_out(&key) {
+        if let Some(pod) = cache.remove_temporarily(&key) {
             candidate.victims.push(pod.request().clone());
             candidate.violations += usize::from(violates);
             victims.push(pod);
         }
     }
-    victims.into_iter().for_each(|pod| cache.put_back(pod));
+    victims.into_iter().for_each(|pod| cache.restore(pod));
     Some(candidate)
 }
 
 /// The pods in the order in which they are reprieved: those whose budgets would be violated, then by priority and
 /// age.
-fn in_order_of_reprieve(mut pods: Vec<TakenOut>, budgets: &[DisruptionBudget]) -> Vec<(TakenOut, bool)> {
+fn in_order_of_reprieve(mut pods: Vec<RemovedPod>, budgets: &[DisruptionBudget]) -> Vec<(RemovedPod, bool)> {
     let age = |pod: &PodRequest| (Reverse(pod.priority), pod.started.is_none(), pod.started);
     pods.sort_by_key(|pod| age(pod.request()));
     let mut allowed: Vec<_> = budgets.iter().map(|budget| budget.allowed).collect();

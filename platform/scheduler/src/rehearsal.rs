@@ -34,7 +34,7 @@ impl Rehearsal {
 
     /// Sets a pod, as the API would; `None` if it was removed.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
-        let effect = self.state.take_pod(key, pod, VolumeNeeds::default(), now);
+        let effect = self.state.update_pod(key, pod, VolumeNeeds::default(), now);
         self.apply(effect, now);
     }
 

@@ -150,9 +150,9 @@ impl Scheduler {
         let mut namespace_changes = self.policies.subscribe_namespaces();
         let (mut bindings, mut reports) = (Bindings::default(), JoinSet::new());
         // Bound pods are counted before the first decision.
-        self.take_namespaces(namespace_changes.take());
+        self.update_namespaces(namespace_changes.take());
         self.take_nodes(node_changes.take());
-        self.take_pods(pod_changes.take());
+        self.update_pods(pod_changes.take());
         loop {
             self.release_overdue(&mut reports, &events);
             self.schedule(&mut bindings, &mut reports, &events);
@@ -169,9 +169,9 @@ impl Scheduler {
                     }
                 }
                 changed = node_changes.next() => self.take_nodes(changed),
-                changed = pod_changes.next() => self.take_pods(changed),
-                changed = namespace_changes.next() => self.take_namespaces(changed),
-                () = storage_changes.next() => self.take_pods(self.with_claims.clone()),
+                changed = pod_changes.next() => self.update_pods(changed),
+                changed = namespace_changes.next() => self.update_namespaces(changed),
+                () = storage_changes.next() => self.update_pods(self.with_claims.clone()),
                 Some(_) = reports.join_next() => {}
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() && has_room && !more => {}
                 () = std::future::ready(()), if more => tokio::task::yield_now().await,
@@ -192,12 +192,12 @@ impl Scheduler {
         self.state.queue.apply(effect, Instant::now());
     }
 
-    fn take_namespaces(&mut self, keys: BTreeSet<ObjectKey>) {
-        let effect = self.policies.take_namespaces(keys, &mut self.state.cache);
+    fn update_namespaces(&mut self, keys: BTreeSet<ObjectKey>) {
+        let effect = self.policies.update_namespaces(keys, &mut self.state.cache);
         self.state.queue.apply(effect, Instant::now());
     }
 
-    fn take_pods(&mut self, keys: BTreeSet<ObjectKey>) {
+    fn update_pods(&mut self, keys: BTreeSet<ObjectKey>) {
         let mut effect = Effect::None;
         for key in keys {
             let pod = self.pods.get(&key);
@@ -208,7 +208,7 @@ impl Scheduler {
             } else {
                 self.with_claims.remove(&key);
             }
-            effect = effect.max(self.state.take_pod(&key, pod.as_deref(), needs, Instant::now()));
+            effect = effect.max(self.state.update_pod(&key, pod.as_deref(), needs, Instant::now()));
         }
         self.state.queue.apply(effect, Instant::now());
     }

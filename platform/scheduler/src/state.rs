@@ -29,7 +29,7 @@ pub(crate) struct SchedulerState {
 
 impl SchedulerState {
     /// Sets a pod to its state in the API, with the constraints of its claims.
-    pub(crate) fn take_pod(
+    pub(crate) fn update_pod(
         &mut self,
         key: &ObjectKey,
         pod: Option<&Pod>,

@@ -407,7 +407,7 @@ impl UpArgs {
 
 impl UpConfig {
     /// A warning about a permitted but unlikely setting, logged at the start.
-    pub(crate) fn doubt(&self) -> Option<String> {
+    pub(crate) fn warning(&self) -> Option<String> {
         let system = rustix::system::sysinfo();
         let machine_bytes = system.totalram.saturating_mul(u64::from(system.mem_unit));
         let asked_bytes = self.function_memory_bytes.filter(|bytes| *bytes > machine_bytes)?;

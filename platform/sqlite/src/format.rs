@@ -8,7 +8,7 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
-use crate::{Log, beside, mark::MarkError};
+use crate::{Log, mark::MarkError, sibling_path};
 
 /// The longest wait of a statement for an operator's `sqlite3` that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -208,11 +208,11 @@ impl DatabaseFormat {
             Err(source) => Err(DatabaseError::Io { path: path.into(), source }),
         };
         match bytes(path)? {
-            0 if bytes(&beside(path, "-wal"))? > 0 => {
+            0 if bytes(&sibling_path(path, "-wal"))? > 0 => {
                 Err(self.damaged(path, "it is missing or empty, but its write-ahead log is not"))
             }
             // With a rollback journal its creation was interrupted: SQLite undoes that.
-            1..PAGE_BYTES_MIN if bytes(&beside(path, "-journal"))? == 0 => {
+            1..PAGE_BYTES_MIN if bytes(&sibling_path(path, "-journal"))? == 0 => {
                 Err(self.damaged(path, "it is only a few bytes long"))
             }
             _ => Ok(()),

@@ -59,7 +59,7 @@ impl Header {
     }
 
     /// Reads frames, from the first, until one is damaged or `most` are read; returns the number of intact ones.
-    pub(crate) fn whole_frames(&self, mut log: impl Read, most: u64) -> io::Result<u64> {
+    pub(crate) fn intact_frames(&self, mut log: impl Read, most: u64) -> io::Result<u64> {
         let mut frame = vec![0; FRAME_HEADER_BYTES + self.page_bytes];
         let mut running = self.checksum;
         for whole in 0..most {
@@ -109,7 +109,7 @@ pub(crate) mod tests {
 
     fn whole(bytes: &[u8], most: u64) -> Option<u64> {
         let (head, frames) = bytes.split_first_chunk().unwrap();
-        Header::parse(head).map(|header| header.whole_frames(frames, most).unwrap())
+        Header::parse(head).map(|header| header.intact_frames(frames, most).unwrap())
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub use log::Log;
 use std::path::{Path, PathBuf};
 
 /// The path of a file that lies beside a database and shares its name.
-fn beside(database: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(database: &Path, suffix: &str) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push(suffix);
     name.into()

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    beside,
     frames::{self, HEADER_BYTES, Header, Salts},
+    sibling_path,
 };
 
 const MARK_BYTES: usize = 32;
@@ -52,7 +52,7 @@ pub(crate) struct Mark {
     path: PathBuf,
     files: Option<Files>,
     /// Whether the failure to write the mark was logged.
-    told: bool,
+    write_failure_logged: bool,
 }
 
 /// Identifies an open file independently of its path: device and inode.
@@ -75,12 +75,12 @@ struct Files {
 }
 
 /// The content of a mark.
-struct Reached {
+struct MarkContent {
     salts: Salts,
     frames: u64,
 }
 
-impl Reached {
+impl MarkContent {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; MARK_BYTES] = bytes.try_into().ok()?;
         let (content, guard) = bytes.split_at(24);
@@ -120,10 +120,10 @@ impl Mark {
         let mark = Self {
             database: database.to_owned(),
             identity: None,
-            wal: beside(database, "-wal"),
-            path: beside(database, "-mark"),
+            wal: sibling_path(database, "-wal"),
+            path: sibling_path(database, "-mark"),
             files: None,
-            told: false,
+            write_failure_logged: false,
         };
         let read = match fs::read(&mark.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(mark),
@@ -135,7 +135,7 @@ impl Mark {
             }
             found => found.map_err(|source| MarkError::Io { path: database.to_owned(), source })?,
         };
-        if let Some(reached) = Reached::decode(&read) {
+        if let Some(reached) = MarkContent::decode(&read) {
             let whole = whole_of(&mark.wal, &reached);
             let whole = whole.map_err(|source| MarkError::Io { path: mark.wal.clone(), source })?;
             if let Some(whole) = whole.filter(|whole| *whole < reached.frames) {
@@ -152,7 +152,7 @@ impl Mark {
     pub(crate) fn advance(&mut self, frames: u64) {
         if let Err(error) = self.write(frames) {
             self.files = None;
-            if !std::mem::replace(&mut self.told, true) {
+            if !std::mem::replace(&mut self.write_failure_logged, true) {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "cannot write the mark: damage to the write-ahead log would not be detected");
             }
@@ -169,7 +169,7 @@ impl Mark {
         };
         let mut header = [0; HEADER_BYTES];
         files.wal.read_exact_at(&mut header, 0)?;
-        let reached = Reached { salts: frames::salts(&header), frames };
+        let reached = MarkContent { salts: frames::salts(&header), frames };
         files.mark.write_all_at(&reached.encode(), 0)
     }
 
@@ -227,7 +227,7 @@ impl Mark {
 }
 
 /// The number of the mark's frames that are complete; `None` if the mark is about another log.
-fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
+fn whole_of(wal: &Path, reached: &MarkContent) -> io::Result<Option<u64>> {
     let mut file = match File::open(wal) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
@@ -240,7 +240,7 @@ fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
     }
     match Header::parse(&head) {
         Some(header) if header.salts == reached.salts => {
-            header.whole_frames(BufReader::with_capacity(BUFFER_BYTES, file), reached.frames).map(Some)
+            header.intact_frames(BufReader::with_capacity(BUFFER_BYTES, file), reached.frames).map(Some)
         }
         // A later log, or an older one that a loss of power brought back together with its mark.
         Some(_) => Ok(None),

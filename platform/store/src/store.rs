@@ -272,14 +272,14 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{object::Key, writer::Stopped};
+    use crate::{object::Key, writer::StopNotifier};
 
     #[tokio::test]
     async fn a_writer_that_panics_is_no_shutdown() {
         let config = Config::new("");
         let store = Store::with_writer(config, StoredObjects::default(), |shared, queue| {
             std::thread::spawn(move || {
-                let _stopped = Stopped(shared);
+                let _stopped = StopNotifier(shared);
                 let mut queue = queue;
                 queue.blocking_recv();
                 panic!("on purpose");

@@ -69,16 +69,16 @@ pub(crate) fn start(
     let writer = Writer { shared, backend, queue, gathering };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
-        let _stopped = Stopped(Arc::clone(&writer.shared));
+        let _stopped = StopNotifier(Arc::clone(&writer.shared));
         writer.run();
     };
     thread.spawn(body).expect("a thread for the store's writer");
 }
 
 /// Announces when dropped that the writer has ended, also after a panic.
-pub(crate) struct Stopped(pub(crate) Arc<StoreContext>);
+pub(crate) struct StopNotifier(pub(crate) Arc<StoreContext>);
 
-impl Drop for Stopped {
+impl Drop for StopNotifier {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let _ = self.0.broken.set("the store's writer ended unexpectedly; start the server again".into());

@@ -22,7 +22,7 @@ pub fn is_name(name: &str) -> bool {
 
 /// `$.detail.items[0].name`, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place(Vec<Step>);
+pub struct EventPath(Vec<Step>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -30,7 +30,7 @@ enum Step {
     Item(usize),
 }
 
-impl Place {
+impl EventPath {
     /// Parses a path of members and items; `None` if the text is not one.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix('$')?;
@@ -95,7 +95,7 @@ impl InputTransform {
 
     /// The input for an event. Parts that the event does not have become null, and empty inside of a text.
     pub fn apply(&self, event: &Value) -> Value {
-        let part = |path: &String| Place::parse(path)?.of(event).cloned();
+        let part = |path: &String| EventPath::parse(path)?.of(event).cloned();
         let mut parts: BTreeMap<&str, Value> =
             self.paths.iter().map(|(name, path)| (name.as_str(), part(path).unwrap_or_default())).collect();
         parts.entry(EVENT).or_insert_with(|| event.clone());
@@ -230,10 +230,10 @@ mod tests {
     #[test]
     fn places() {
         for good in ["$", "$.a", "$.a.b[0][12].c"] {
-            assert!(Place::parse(good).is_some(), "{good}");
+            assert!(EventPath::parse(good).is_some(), "{good}");
         }
         for bad in ["", "a", "$a", "$.", "$..a", "$.a[", "$.a[x]", "$.a[0]b", "$.[0]"] {
-            assert!(Place::parse(bad).is_none(), "{bad}");
+            assert!(EventPath::parse(bad).is_none(), "{bad}");
         }
     }
 }

@@ -130,7 +130,7 @@ fn check_paths(paths: &BTreeMap<String, String>, path: &str, errors: &mut Vec<Fi
             let detail = "a name has letters, digits, '_', '-' and '.'";
             errors.push(FieldError::invalid(path, format!("{name:?}"), detail));
         }
-        if super::transform::Place::parse(place).is_none() {
+        if super::transform::EventPath::parse(place).is_none() {
             let detail = "a part of the event is written $.detail.items[0].name";
             errors.push(FieldError::invalid(format!("{path}.{name}"), format!("{place:?}"), detail));
         }

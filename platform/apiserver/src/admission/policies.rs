@@ -118,7 +118,7 @@ impl AdmissionPolicy {
             match validation.expression.evaluate(values, &context) {
                 Ok(CelValue::Bool(true)) => {}
                 Ok(_) => failures.push(PolicyFailure {
-                    message: validation.said(values, &context),
+                    message: validation.failure_message(values, &context),
                     reason: validation.reason.clone(),
                 }),
                 Err(why) => {
@@ -180,13 +180,13 @@ impl PolicyValidation {
     }
 
     /// The message of a validation that does not hold.
-    fn said(&self, values: &AdmissionValues, context: &Context<'_, '_>) -> String {
-        let said = self.message_expression.as_ref().map(|said| said.evaluate(values, context));
-        if let Some(Ok(CelValue::String(said))) = said
-            && !said.trim().is_empty()
-            && !said.contains('\n')
+    fn failure_message(&self, values: &AdmissionValues, context: &Context<'_, '_>) -> String {
+        let message = self.message_expression.as_ref().map(|message| message.evaluate(values, context));
+        if let Some(Ok(CelValue::String(message))) = message
+            && !message.trim().is_empty()
+            && !message.contains('\n')
         {
-            return said.trim().to_owned();
+            return message.trim().to_owned();
         }
         match self.message.as_str() {
             "" => format!("failed expression: {}", self.expression.text),

@@ -107,7 +107,7 @@ fn stored(store: &Store, plural: &str) -> Vec<Object> {
 }
 
 /// The webhooks that a write concerns.
-pub(crate) struct Concerned {
+pub(crate) struct MatchedWebhooks {
     registered: Arc<Registered>,
     mutating: Vec<usize>,
     validating: Vec<usize>,
@@ -116,12 +116,12 @@ pub(crate) struct Concerned {
 impl ServerState {
     /// The webhooks that concern a write; `None` if there are none. `new` is `None` for a deletion, `old` for a
     /// creation.
-    pub(crate) fn concerned_webhooks(
+    pub(crate) fn matched_webhooks(
         &self,
         attributes: &AdmissionAttributes<'_>,
         new: Option<&Object>,
         old: Option<&Object>,
-    ) -> Option<Concerned> {
+    ) -> Option<MatchedWebhooks> {
         let request = attributes.request;
         let registered = self.webhooks.current.read().clone();
         if (registered.mutating.is_empty() && registered.validating.is_empty())
@@ -142,7 +142,7 @@ impl ServerState {
             webhooks.iter().enumerate().filter(|(_, webhook)| concerns(webhook)).map(|(at, _)| at).collect()
         };
         let (mutating, validating) = (matching(&registered.mutating), matching(&registered.validating));
-        (!mutating.is_empty() || !validating.is_empty()).then_some(Concerned {
+        (!mutating.is_empty() || !validating.is_empty()).then_some(MatchedWebhooks {
             registered,
             mutating,
             validating,
@@ -170,12 +170,12 @@ impl ServerState {
     pub(crate) async fn call_webhooks(
         &self,
         attributes: &AdmissionAttributes<'_>,
-        concerned: &Concerned,
+        matched: &MatchedWebhooks,
         mut new: Option<&mut Object>,
         old: Option<&Object>,
     ) -> Result<Vec<String>, ApiError> {
         let mut warnings = Vec::new();
-        let mutating = concerned.mutating.iter().map(|at| &concerned.registered.mutating[*at]);
+        let mutating = matched.mutating.iter().map(|at| &matched.registered.mutating[*at]);
         let mut changes = Vec::new();
         for webhook in mutating.clone() {
             let changed = self.call_mutating(attributes, webhook, &mut new, old, &mut warnings).await?;
@@ -190,7 +190,7 @@ impl ServerState {
         }
         let review = Review { attributes, new: new.as_deref(), old };
         let mut validating = Vec::new();
-        for webhook in concerned.validating.iter().map(|at| &concerned.registered.validating[*at]) {
+        for webhook in matched.validating.iter().map(|at| &matched.registered.validating[*at]) {
             if is_wanted(webhook, &review)? {
                 validating.push(webhook);
             }
@@ -212,15 +212,15 @@ impl ServerState {
         let kind = attributes.request.kind;
         if part == Part::Scale {
             let (mut scale, before) = (scale_object(kind, new), scale_object(kind, current));
-            let Some(concerned) = self.concerned_webhooks(attributes, Some(&scale), Some(&before)) else {
+            let Some(matched) = self.matched_webhooks(attributes, Some(&scale), Some(&before)) else {
                 return Ok(Vec::new());
             };
-            let called = self.call_webhooks(attributes, &concerned, Some(&mut scale), Some(&before));
+            let called = self.call_webhooks(attributes, &matched, Some(&mut scale), Some(&before));
             let warnings = called.await?;
             take_replicas(kind, new, scale)?;
             return Ok(warnings);
         }
-        let Some(concerned) = self.concerned_webhooks(attributes, Some(new), Some(current)) else {
+        let Some(matched) = self.matched_webhooks(attributes, Some(new), Some(current)) else {
             return Ok(Vec::new());
         };
         prepare(kind, part, new, current)?;
@@ -228,7 +228,7 @@ impl ServerState {
             // Runs again before the write: the warnings of the second run count.
             drop(self.admit(attributes.request, new, Some(current)).await?);
         }
-        self.call_webhooks(attributes, &concerned, Some(new), Some(current)).await
+        self.call_webhooks(attributes, &matched, Some(new), Some(current)).await
     }
 
     /// Checks the update of a part of an object against the policies. Returns the warnings.
@@ -263,8 +263,8 @@ impl ServerState {
             object.meta_mut().entry(field).or_insert_with(|| value.into());
         }
         let mut warnings = Vec::new();
-        if let Some(concerned) = self.concerned_webhooks(attributes, Some(&object), None) {
-            warnings = self.call_webhooks(attributes, &concerned, Some(&mut object), None).await?;
+        if let Some(matched) = self.matched_webhooks(attributes, Some(&object), None) {
+            warnings = self.call_webhooks(attributes, &matched, Some(&mut object), None).await?;
         }
         warnings.extend(self.check_policies(attributes, Some(&object), None)?);
         *body = Value::Object(object.0);

@@ -31,7 +31,7 @@ pub(crate) async fn run(server: Arc<ServerState>) {
         };
         // Changes after this point are seen by the watch.
         let waiting = server.remove_terminating_definitions().await;
-        server.settle_names().await;
+        server.accept_all_names().await;
         let pause = if waiting { RETRY } else { Duration::MAX };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -112,28 +112,28 @@ impl ServerState {
     }
 
     /// Accepts names that became free, and names whose acceptance a restart interrupted.
-    async fn settle_names(&self) {
+    async fn accept_all_names(&self) {
         for definition in definitions(&self.store) {
-            if !names::is_settled(&definition) {
-                self.settle_definition(definition.name()).await;
+            if !names::are_accepted(&definition) {
+                self.accept_definition_names(definition.name()).await;
             }
         }
     }
 
     /// Accepts the names of a definition, if they are free, in a write of its own, as upstream. The kinds are served
     /// when this returns.
-    pub(crate) async fn settle_definition(&self, name: &str) {
-        let _settling = self.custom.settling.lock().await;
+    pub(crate) async fn accept_definition_names(&self, name: &str) {
+        let _accepting = self.custom.accepting.lock().await;
         let mut request = self.own_request(definition_kind(), "");
         request.manager = Manager { name: "kube-apiserver".into(), explicit: false, tracked: true };
         let now = meta::timestamp(request.now);
-        let settled = |current: &Object| {
+        let with_accepted_names = |current: &Object| {
             let mut object = current.clone();
-            super::settle(&mut object, &self.store, &now);
+            super::accept_names(&mut object, &self.store, &now);
             Ok(ObjectUpdate::new(object))
         };
         // If this fails, the background task tries again.
-        if let Err(error) = self.change(&request, name, Part::Status, settled).await {
+        if let Err(error) = self.change(&request, name, Part::Status, with_accepted_names).await {
             tracing::debug!(%error, "cannot write the status of a definition");
         }
     }

@@ -15,7 +15,7 @@ pub(super) fn begin(definition: &mut Object) {
 }
 
 /// Whether a definition's names are accepted as they are.
-pub(super) fn is_settled(definition: &Object) -> bool {
+pub(super) fn are_accepted(definition: &Object) -> bool {
     let conditions = definition.at(&["status", "conditions"]).unwrap_or(&Value::Null);
     let accepted = rules_items(conditions)
         .any(|condition| condition["type"] == "NamesAccepted" && condition["status"] == "True");
@@ -23,7 +23,7 @@ pub(super) fn is_settled(definition: &Object) -> bool {
 }
 
 /// Sets a definition's accepted names and conditions.
-pub(super) fn settle(definition: &mut Object, others: &[Object], now: &Value) {
+pub(super) fn accept_names(definition: &mut Object, others: &[Object], now: &Value) {
     let spec = definition.at(&["spec"]).cloned().unwrap_or(Value::Null);
     let conflict = conflict(&spec, others);
     let status = map_at(&mut definition.0, "status");
@@ -161,10 +161,10 @@ mod tests {
         let now = json!("2026-01-01T00:00:00Z");
         let mut first = definition("widgets", "Widget");
         begin(&mut first);
-        assert!(!is_settled(&first));
+        assert!(!are_accepted(&first));
         add_stored(&mut first);
-        settle(&mut first, &[], &now);
-        assert!(is_settled(&first));
+        accept_names(&mut first, &[], &now);
+        assert!(are_accepted(&first));
         assert_eq!(first.at(&["status", "storedVersions"]), Some(&json!(["v1"])));
         let status = |object: &Object, name: &str| {
             let conditions = object.at(&["status", "conditions"]).unwrap().as_array().unwrap();
@@ -173,10 +173,10 @@ mod tests {
         };
         assert_eq!(status(&first, "Established").0, "True");
         let mut second = definition("gadgets", "Widget");
-        settle(&mut second, std::slice::from_ref(&first), &now);
+        accept_names(&mut second, std::slice::from_ref(&first), &now);
         assert_eq!(status(&second, "NamesAccepted"), ("False".to_owned(), "SingularConflict".to_owned()));
         assert_eq!(status(&second, "Established").0, "False");
-        settle(&mut second, &[], &now);
+        accept_names(&mut second, &[], &now);
         assert_eq!(status(&second, "Established").0, "True");
     }
 }

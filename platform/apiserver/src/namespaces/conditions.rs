@@ -9,14 +9,14 @@ use crate::{object::Object, registry::Kind};
 
 /// The remaining contents of a namespace.
 #[derive(Default)]
-pub(super) struct Left {
+pub(super) struct RemainingContents {
     /// The number of objects of each resource, by `<plural>.<group>`.
     resources: BTreeMap<String, usize>,
     /// The number of objects with each finalizer.
     finalizers: BTreeMap<String, usize>,
 }
 
-impl Left {
+impl RemainingContents {
     pub(super) fn add(&mut self, kind: &Kind, object: &Object) {
         *self.resources.entry(format!("{}.{}", kind.plural, kind.group)).or_default() += 1;
         for finalizer in object.finalizers() {
@@ -96,7 +96,7 @@ mod tests {
             Object(json!({"metadata": {"finalizers": finalizers}}).as_object().expect("a map").clone())
         };
         let kind = |group, version, plural| registry().find(group, version, plural).expect("a row");
-        let mut left = Left::default();
+        let mut left = RemainingContents::default();
         left.add(kind("", "v1", "pods"), &object(&[]));
         left.add(kind("", "v1", "pods"), &object(&["example.com/wait"]));
         left.add(kind("batch", "v1", "jobs"), &object(&["example.com/wait"]));
@@ -121,7 +121,7 @@ mod tests {
         );
         assert_eq!(told(&first, "NamespaceDeletionContentFailure")[0], "False");
 
-        let mut left = Left::default();
+        let mut left = RemainingContents::default();
         left.add(kind("", "v1", "pods"), &object(&[]));
         let second = left.conditions(Some("disk full"), &first, &json!("t2"));
         assert_eq!(told(&second, "NamespaceContentRemaining")[3], "t1", "it was so before");

@@ -131,7 +131,7 @@ fn fits_scope(scope: &str, resource: &str) -> bool {
 }
 
 /// The limited resources that a scope does not apply to.
-fn unfit<'a>(spec: &'a Value, scope: &'a str) -> impl Iterator<Item = &'a String> {
+fn unsupported_by_scope<'a>(spec: &'a Value, scope: &'a str) -> impl Iterator<Item = &'a String> {
     let names = rules::members(&spec["hard"]).map(|(name, _)| name);
     names.filter(move |name| is_limitable(name) && !fits_scope(scope, name))
 }
@@ -148,7 +148,7 @@ fn scope_errors(spec: &Value, errors: &mut Vec<FieldError>) {
         if !SCOPES.contains(scope) {
             refuse("unsupported scope");
         }
-        for _ in unfit(spec, scope) {
+        for _ in unsupported_by_scope(spec, scope) {
             refuse("unsupported scope applied to resource");
         }
     }
@@ -168,7 +168,7 @@ fn selector_errors(spec: &Value, errors: &mut Vec<FieldError>) {
             let path = format!("{PATH}.scopeName");
             errors.push(FieldError::invalid(path, format!("{scope:?}"), "unsupported scope"));
         }
-        for _ in unfit(spec, scope) {
+        for _ in unsupported_by_scope(spec, scope) {
             errors.push(FieldError::invalid(PATH, shown(), "unsupported scope applied to resource"));
         }
         if SCOPES.contains(&scope) && scope != "PriorityClass" && operator != "Exists" {

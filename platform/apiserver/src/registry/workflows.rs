@@ -58,9 +58,9 @@ fn workflow() -> Kind {
         defaults: |object| fill_in::<Workflow>(object),
         on_create: |object| {
             object.0.remove("status");
-            take_what_was_applied(object, &Object::default());
+            restore_from_last_applied(object, &Object::default());
         },
-        on_update: take_what_was_applied,
+        on_update: restore_from_last_applied,
         warn: |new| typed::<Workflow>(new).map_or_else(Vec::new, |workflow| definition_warnings(&workflow)),
         validate: |new, old| {
             let mut errors = Vec::new();
@@ -184,7 +184,7 @@ fn diagnostics(
 /// `kubectl apply` drops nulls from the objects that it creates (`ResultPath: null` has a meaning), and later sends
 /// JSON merge patches, in which a null deletes and which merge a definition into the stored one. The annotation has
 /// the complete applied object.
-fn take_what_was_applied(new: &mut Object, old: &Object) {
+fn restore_from_last_applied(new: &mut Object, old: &Object) {
     let note = |object: &Object| {
         object
             .at(&["metadata", "annotations", ANNOTATION_LAST_APPLIED])

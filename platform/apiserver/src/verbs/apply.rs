@@ -79,7 +79,7 @@ impl ServerState {
             ))
         };
         let warnings = super::check_findings(found, body.duplicates, request.validation, cannot)?.0;
-        meta::place(&mut object, kind, &request.namespace, Some(name))?;
+        meta::set_name_and_namespace(&mut object, kind, &request.namespace, Some(name))?;
         Ok((object, warnings))
     }
 }

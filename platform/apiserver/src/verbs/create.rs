@@ -55,7 +55,7 @@ impl ServerState {
                 Err(error) => return Err(error),
                 Ok(state) => {
                     if custom::is_definition(kind) && !request.dry_run {
-                        self.settle_definition(object.name()).await;
+                        self.accept_definition_names(object.name()).await;
                     }
                     warnings.extend((kind.warn)(&object));
                     return Ok(WriteOutcome { state, created: true, warnings });
@@ -75,14 +75,14 @@ impl ServerState {
         kind.fill_defaults(object);
         let attributes =
             AdmissionAttributes { request, operation: AdmissionOperation::Create, subresource: "" };
-        if let Some(concerned) = self.concerned_webhooks(&attributes, Some(object), None) {
+        if let Some(matched) = self.matched_webhooks(&attributes, Some(object), None) {
             {
                 let _open = self.namespaces.read().await;
                 self.check_namespace(request, object.name())?;
                 // Runs again below: the warnings of the second run count.
                 drop(self.admit(request, object, None).await?);
             }
-            let called = self.call_webhooks(&attributes, &concerned, Some(object), None);
+            let called = self.call_webhooks(&attributes, &matched, Some(object), None);
             warnings.extend(called.await?);
         }
         // Held until the write is done: see `ServerState::namespaces`.

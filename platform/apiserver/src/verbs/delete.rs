@@ -214,8 +214,8 @@ impl ServerState {
         let attributes =
             AdmissionAttributes { request, operation: AdmissionOperation::Delete, subresource: "" };
         let mut warnings = Vec::new();
-        if let Some(concerned) = self.concerned_webhooks(&attributes, None, Some(&object)) {
-            warnings = self.call_webhooks(&attributes, &concerned, None, Some(&object)).await?;
+        if let Some(matched) = self.matched_webhooks(&attributes, None, Some(&object)) {
+            warnings = self.call_webhooks(&attributes, &matched, None, Some(&object)).await?;
         }
         warnings.extend(self.check_policies(&attributes, None, Some(&object))?);
         Ok(warnings)

@@ -142,7 +142,7 @@ impl ServerState {
         self.change(request, name, part, |current| {
             let mut object = patch.apply(kind, current)?;
             set_type(kind, &mut object)?;
-            meta::place(&mut object, kind, &request.namespace, Some(name))?;
+            meta::set_name_and_namespace(&mut object, kind, &request.namespace, Some(name))?;
             let duplicates = body.duplicates.clone();
             let strict = |why: String| ApiError::invalid_patch(&body.value.to_string(), &why);
             let warnings = validate_schema(kind, &mut object, duplicates, request.validation, strict)?;

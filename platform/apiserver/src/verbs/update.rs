@@ -201,7 +201,7 @@ impl ServerState {
                     }
                     drop(definitions);
                     if custom::is_definition(kind) && part == Part::Main {
-                        Box::pin(self.settle_definition(name)).await;
+                        Box::pin(self.accept_definition_names(name)).await;
                     }
                     return outcome(ObjectState::Stored(written.entry));
                 }

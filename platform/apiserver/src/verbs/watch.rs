@@ -91,8 +91,8 @@ impl ServerState {
         if let Some(asked) = start.asked.filter(|asked| *asked > after) {
             return Err(ApiError::future_version(asked.0, after.0));
         }
-        let rhythm = self.rhythm(query);
-        Ok(Lines::new(beginning, start.end_bookmark, selection, view, rhythm, permit).stream())
+        let timers = self.timers(query);
+        Ok(Lines::new(beginning, start.end_bookmark, selection, view, timers, permit).stream())
     }
 
     fn watch_objects(

@@ -31,7 +31,7 @@ impl Drop for Cluster {
 
 /// The result of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct KubectlOutput {
     ok: bool,
     out: String,
     err: String,
@@ -100,14 +100,14 @@ impl Cluster {
         command
     }
 
-    pub(crate) async fn run_with(&self, arguments: &str, input: &str) -> Said {
+    pub(crate) async fn run_with(&self, arguments: &str, input: &str) -> KubectlOutput {
         let mut child = self.command(arguments).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
         drop(stdin);
         let output = child.wait_with_output().await.unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Said { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
+        KubectlOutput { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
     }
 
     /// Runs and must succeed; returns its output.

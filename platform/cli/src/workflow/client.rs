@@ -37,15 +37,15 @@ pub(crate) struct Client {
 
 /// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct ApiRefusal {
     /// Such as `StateMachineDoesNotExist`.
     pub(super) name: String,
     pub(super) message: String,
 }
 
-impl From<Refused> for anyhow::Error {
-    fn from(refused: Refused) -> Self {
-        let Refused { name, message } = refused;
+impl From<ApiRefusal> for anyhow::Error {
+    fn from(refused: ApiRefusal) -> Self {
+        let ApiRefusal { name, message } = refused;
         let what = if message.is_empty() { name.clone() } else { format!("{message} ({name})") };
         let todo = match name.as_str() {
             "StateMachineDoesNotExist" => "see what there is: mayfly workflow list",
@@ -82,15 +82,15 @@ impl Client {
 
     /// Calls an operation; errors include those of the API.
     pub(super) async fn call(&self, operation: &str, params: &Value) -> anyhow::Result<Value> {
-        Ok(self.ask(operation, params).await??)
+        Ok(self.try_call(operation, params).await??)
     }
 
     /// Calls an operation; returns an error of the API as a value, for callers that handle it.
-    pub(super) async fn ask(
+    pub(super) async fn try_call(
         &self,
         operation: &str,
         params: &Value,
-    ) -> anyhow::Result<Result<Value, Refused>> {
+    ) -> anyhow::Result<Result<Value, ApiRefusal>> {
         let credential =
             format!("AWS4-HMAC-SHA256 Credential={ACCOUNT}/20260101/{REGION}/states/aws4_request");
         let request = Request::post(format!("{}/", self.url.trim_end_matches('/')))
@@ -179,7 +179,7 @@ impl Client {
 
     /// The API's description of a workflow; `None` if it does not exist.
     pub(super) async fn workflow(&self, arn: &str) -> anyhow::Result<Option<Value>> {
-        match self.ask("DescribeStateMachine", &json!({"stateMachineArn": arn})).await? {
+        match self.try_call("DescribeStateMachine", &json!({"stateMachineArn": arn})).await? {
             Ok(workflow) => Ok(Some(workflow)),
             Err(refused) if refused.name == "StateMachineDoesNotExist" => Ok(None),
             Err(refused) => Err(refused.into()),
@@ -187,11 +187,11 @@ impl Client {
     }
 }
 
-fn refusal(answer: &Value) -> Refused {
+fn refusal(answer: &Value) -> ApiRefusal {
     let text = |field: &str| answer[field].as_str().unwrap_or("");
     let name = text("__type").rsplit('#').next().unwrap_or("");
     let message = if answer["message"].is_string() { text("message") } else { text("Message") };
-    Refused { name: name.to_owned(), message: message.to_owned() }
+    ApiRefusal { name: name.to_owned(), message: message.to_owned() }
 }
 
 /// The places that can define the API's address, in order of precedence.
@@ -325,7 +325,7 @@ mod tests {
             (json!({"__type": "Y", "Message": "m"}), "Y", "m"),
             (json!({"__type": "a#Z"}), "Z", ""),
         ] {
-            assert_eq!(refusal(&answer), Refused { name: name.into(), message: message.into() });
+            assert_eq!(refusal(&answer), ApiRefusal { name: name.into(), message: message.into() });
         }
     }
 }

@@ -69,7 +69,7 @@ impl Workflow {
     /// `WORKFLOW.EXECUTION`, and either name may contain dots.
     pub(super) async fn as_execution(&self, client: &Client) -> anyhow::Result<Option<String>> {
         for arn in self.executions_meant(client.namespace()) {
-            match client.ask("DescribeExecution", &json!({"executionArn": arn})).await? {
+            match client.try_call("DescribeExecution", &json!({"executionArn": arn})).await? {
                 Ok(_) => return Ok(Some(arn)),
                 Err(refused) if refused.name == "ExecutionDoesNotExist" => {}
                 Err(refused) => return Err(refused.into()),
@@ -140,7 +140,7 @@ impl Execution {
             Self::Newest(workflow) => workflow,
         };
         let params = json!({"stateMachineArn": workflow.arn(), "maxResults": 1});
-        let answer = match client.ask("ListExecutions", &params).await? {
+        let answer = match client.try_call("ListExecutions", &params).await? {
             Ok(answer) => answer,
             Err(refused) if refused.name == "StateMachineDoesNotExist" => {
                 return workflow.as_execution(client).await?.ok_or_else(|| workflow.missing());

@@ -24,7 +24,7 @@ use super::{
     Config,
     plan::{CronJobPlan, plan, with_active},
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, whole};
+use crate::metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, with_explicit_nulls};
 
 /// Starts the Jobs of every CronJob.
 pub(crate) struct CronJobController {
@@ -141,7 +141,7 @@ impl CronJobController {
         let api: Api<CronJob> = Api::namespaced(self.client.clone(), &key.namespace);
         // Conditional on the version that was planned from: a stale copy must not forget the last schedule time.
         let metadata = json!({"resourceVersion": cron_job.metadata.resource_version});
-        let status = whole(status, &["active", "lastScheduleTime", "lastSuccessfulTime"]);
+        let status = with_explicit_nulls(status, &["active", "lastScheduleTime", "lastSuccessfulTime"]);
         let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));
         let result = api.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {

@@ -310,12 +310,12 @@ impl CsiController {
         let request = provision::request(claim, class, topology, secrets);
         let made = driver.create_volume(request).await?.volume.unwrap_or_default();
         if made.volume_id.is_empty() {
-            return Err(driver.lied("CreateVolume", "the volume has no id".to_owned()).into());
+            return Err(driver.invalid_response("CreateVolume", "the volume has no id".to_owned()).into());
         }
         if made.capacity_bytes > 0 && u64::try_from(made.capacity_bytes).unwrap_or(0) < requested_bytes(claim)
         {
             return Err(driver
-                .lied("CreateVolume", "the volume is smaller than was asked for".to_owned())
+                .invalid_response("CreateVolume", "the volume is smaller than was asked for".to_owned())
                 .into());
         }
         let volume = provision::new_volume(claim, class, &made).map_err(kube::Error::SerdeError)?;

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, revision_label},
-    metadata::{is_gone, whole},
+    metadata::{is_gone, with_explicit_nulls},
     owned_pods::{Error, OwnedPods, PodOwner},
     ownership::Dependents,
 };
@@ -156,7 +156,7 @@ impl DaemonSetController {
         if set.status.as_ref() != Some(&plan.status) {
             let optional = ["numberAvailable", "numberUnavailable", "updatedNumberScheduled"];
             let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = Patch::Merge(json!({"status": whole(&plan.status, &optional)}));
+            let patch = Patch::Merge(json!({"status": with_explicit_nulls(&plan.status, &optional)}));
             let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
             if !is_gone(&result) {
                 result?;

@@ -31,7 +31,7 @@ use super::{
     scaling::{Bounds, Resize, desired, replicas},
 };
 use crate::{
-    metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, whole},
+    metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, with_explicit_nulls},
     owned_pods::Error,
     ownership::Dependents,
     pods::is_finished,
@@ -218,7 +218,7 @@ impl DeploymentController {
             "conditions",
         ];
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
-        let mut patch = json!({"status": whole(&plan.status, &optional)});
+        let mut patch = json!({"status": with_explicit_nulls(&plan.status, &optional)});
         // As upstream, the status carries the revision: one write for both.
         if let Some(revision) = &plan.revision {
             patch["metadata"] = json!({"annotations": {ANNOTATION_REVISION: revision}});

@@ -28,7 +28,7 @@ use super::{
     presence::{Presence, PresenceError},
     status,
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
+use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, with_explicit_nulls};
 
 /// The pause before another check for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
@@ -373,7 +373,8 @@ impl Reconciler {
             if state.revision.status.as_ref() != Some(&wanted) {
                 // Owned by the kubelet; this copy may be stale, so do not write it back.
                 let own = RevisionStatus { component: None, ..wanted };
-                let patch = Patch::Merge(json!({"status": whole(&own, &["observedGeneration"])}));
+                let patch =
+                    Patch::Merge(json!({"status": with_explicit_nulls(&own, &["observedGeneration"])}));
                 let revisions = self.revision_api(key);
                 let result = revisions.patch_status(state.name(), &PatchParams::default(), &patch).await;
                 if !is_gone(&result) {
@@ -397,18 +398,23 @@ impl Reconciler {
         let optional = ["url", "latestRevision", "latestReadyRevision", "observedGeneration"];
         // Owned by the controller of triggers; this copy may be stale, so do not write it back.
         let own = FunctionStatus { triggers: Vec::new(), ..wanted.clone() };
-        let patch = Patch::Merge(json!({"status": whole(&own, &optional)}));
+        let patch = Patch::Merge(json!({"status": with_explicit_nulls(&own, &optional)}));
         let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
         let result = functions.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
             result?;
         }
-        self.tell_transition(snapshot, &wanted, events);
+        self.record_transition(snapshot, &wanted, events);
         Ok(routed)
     }
 
     /// Records an event when readiness or its obstacle changed.
-    fn tell_transition(&self, snapshot: &FunctionSnapshot, wanted: &FunctionStatus, events: &EventRecorder) {
+    fn record_transition(
+        &self,
+        snapshot: &FunctionSnapshot,
+        wanted: &FunctionStatus,
+        events: &EventRecorder,
+    ) {
         let before = snapshot.function.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let lost =
             wanted.conditions.iter().find(|new| new.type_ == status::TAG_HOSTS && new.status == "False");

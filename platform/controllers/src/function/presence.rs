@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The time for which the presence of a component is cached.
-const BELIEVED_FOR: Duration = Duration::from_secs(60);
+const CACHED_FOR: Duration = Duration::from_secs(60);
 /// The maximum number of cached components.
 const REMEMBERED_MAX: usize = 20_000;
 
@@ -32,7 +32,7 @@ impl Presence {
 
     pub(super) async fn has(&self, digest: Digest) -> Result<bool, PresenceError> {
         let now = Instant::now();
-        if self.seen.lock().get(&digest).is_some_and(|at| now.duration_since(*at) < BELIEVED_FOR) {
+        if self.seen.lock().get(&digest).is_some_and(|at| now.duration_since(*at) < CACHED_FOR) {
             return Ok(true);
         }
         let failed = |cause: String| PresenceError { digest, cause };

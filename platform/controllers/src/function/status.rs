@@ -21,13 +21,13 @@ pub(super) const TAG_HOSTS: &str = "TagHosts";
 
 /// The reason why something is not ready: a reason for programs, a message for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct NotReady {
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
 impl Readiness {
-    pub(super) fn trouble(&self) -> Option<Trouble> {
+    pub(super) fn not_ready(&self) -> Option<NotReady> {
         let (reason, message) = match self {
             Self::Ready => return None,
             Self::RuntimeMissing { source: "image" } => (
@@ -59,7 +59,7 @@ impl Readiness {
             }
             Self::ComponentInvalid { message } => ("ComponentInvalid", message.clone()),
         };
-        Some(Trouble { reason, message })
+        Some(NotReady { reason, message })
     }
 }
 
@@ -69,10 +69,10 @@ pub(super) fn function(snapshot: &FunctionSnapshot, config: &Config, now: Timest
     let old = function.status.clone().unwrap_or_default();
     let generation = function.metadata.generation;
     let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
-    let trouble = trouble(snapshot);
-    let ready = match &trouble {
+    let not_ready = not_ready(snapshot);
+    let ready = match &not_ready {
         None => condition(&old.conditions, READY, true, "Ready", String::new(), generation, now),
-        Some(Trouble { reason, message }) => {
+        Some(NotReady { reason, message }) => {
             condition(&old.conditions, READY, false, reason, message.clone(), generation, now)
         }
     };
@@ -129,18 +129,18 @@ fn tag_hosts(snapshot: &FunctionSnapshot, old: &[Condition], now: Timestamp) -> 
 }
 
 /// The first obstacle that keeps a target of the traffic from answering.
-fn trouble(snapshot: &FunctionSnapshot) -> Option<Trouble> {
+fn not_ready(snapshot: &FunctionSnapshot) -> Option<NotReady> {
     if snapshot.needs_revision() {
         if let Some(Err(message)) = &snapshot.fetched {
-            return Some(Trouble { reason: "SourceUnavailable", message: message.clone() });
+            return Some(NotReady { reason: "SourceUnavailable", message: message.clone() });
         }
         let message = "the revision of this spec is being made".into();
-        return Some(Trouble { reason: "RevisionPending", message });
+        return Some(NotReady { reason: "RevisionPending", message });
     }
-    snapshot.targets().iter().find_map(|target| target_trouble(snapshot, target))
+    snapshot.targets().iter().find_map(|target| target_not_ready(snapshot, target))
 }
 
-fn target_trouble(snapshot: &FunctionSnapshot, target: &TrafficTarget) -> Option<Trouble> {
+fn target_not_ready(snapshot: &FunctionSnapshot, target: &TrafficTarget) -> Option<NotReady> {
     if let Some(name) = &target.revision {
         let Some(state) = snapshot.revision(name) else {
             let known: Vec<_> = snapshot.revisions.values().map(RevisionState::name).collect();
@@ -149,19 +149,20 @@ fn target_trouble(snapshot: &FunctionSnapshot, target: &TrafficTarget) -> Option
                  before, or to the latest revision); there is: {}",
                 if known.is_empty() { "none".to_owned() } else { known.join(", ") }
             );
-            return Some(Trouble { reason: "RevisionMissing", message });
+            return Some(NotReady { reason: "RevisionMissing", message });
         };
-        return state.readiness.trouble();
+        return state.readiness.not_ready();
     }
-    let mut trouble = snapshot.latest()?.readiness.trouble()?;
+    let mut not_ready = snapshot.latest()?.readiness.not_ready()?;
     if let Some(ready) = snapshot.latest_ready() {
         let with = match snapshot.latest().is_some_and(|latest| latest.name() == ready.name()) {
             true => " with the values it had, as long as this server runs",
             false => "",
         };
-        trouble.message = format!("{}; until then revision {} answers{with}", trouble.message, ready.name());
+        not_ready.message =
+            format!("{}; until then revision {} answers{with}", not_ready.message, ready.name());
     }
-    Some(trouble)
+    Some(not_ready)
 }
 
 /// The status of one of its revisions.
@@ -169,9 +170,9 @@ pub(super) fn revision(state: &RevisionState, now: Timestamp) -> RevisionStatus 
     let revision = &state.revision;
     let old = revision.status.clone().unwrap_or_default();
     let generation = revision.metadata.generation;
-    let ready = match state.readiness.trouble() {
+    let ready = match state.readiness.not_ready() {
         None => condition(&old.conditions, READY, true, "Ready", String::new(), generation, now),
-        Some(Trouble { reason, message }) => {
+        Some(NotReady { reason, message }) => {
             condition(&old.conditions, READY, false, reason, message, generation, now)
         }
     };

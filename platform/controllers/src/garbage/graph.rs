@@ -155,10 +155,9 @@ impl Graph {
             work.push(CollectorWork::Delete(uid.clone()));
         } else if !owners.is_empty() && (first_seen || old_owners != owners) && !being_deleted {
             // Owners are checked at the API only if one of them was never observed.
-            if owners
-                .iter()
-                .any(|owner| self.nodes.get(&owner.uid).is_none_or(|node| doubtful(node, owner, &namespace)))
-            {
+            if owners.iter().any(|owner| {
+                self.nodes.get(&owner.uid).is_none_or(|node| conflicts_with_owner(node, owner, &namespace))
+            }) {
                 work.push(CollectorWork::Delete(uid));
             }
         }
@@ -258,7 +257,7 @@ impl Graph {
 }
 
 /// Whether a reference disagrees with the observed owner.
-fn doubtful(node: &GraphNode, owner: &OwnerReference, namespace: &str) -> bool {
+fn conflicts_with_owner(node: &GraphNode, owner: &OwnerReference, namespace: &str) -> bool {
     let identity = &node.identity;
     let elsewhere = !identity.namespace.is_empty() && identity.namespace != namespace;
     node.is_virtual || elsewhere || identity.kind != owner.kind || identity.name != owner.name

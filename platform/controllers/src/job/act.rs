@@ -30,7 +30,7 @@ use super::{
     pods::is_tracked,
 };
 use crate::{
-    metadata::{is_gone, only, uid, whole},
+    metadata::{is_gone, only, uid, with_explicit_nulls},
     owned_pods::{self, Error, OwnedPods, PodOwner},
 };
 
@@ -88,7 +88,7 @@ impl JobController {
             self.owned.forget(&key);
             self.written.lock().remove(&key);
             self.stuck.lock().remove(&key);
-            self.let_go(&key).await?;
+            self.release_all(&key).await?;
             return Ok(Outcome::Done);
         };
         let managed_by = job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref());
@@ -131,13 +131,13 @@ impl JobController {
             return Ok(Outcome::Done);
         }
         self.write(key, job, known, &plan).await?;
-        for (warning, reason, message) in plan.said {
+        for (warning, reason, message) in plan.events {
             match warning {
                 true => events.warning(&**job, reason, message),
                 false => events.normal(&**job, reason, message),
             }
         }
-        self.tell_stuck(key, job, plan.stuck, events);
+        self.record_stuck(key, job, plan.stuck, events);
         self.release(key, &plan.release).await?;
         match plan.pods {
             JobPods::Nothing => {}
@@ -160,14 +160,14 @@ impl JobController {
     }
 
     /// Records once on the Job why its pods cannot start, because clients that wait for a Job look there.
-    fn tell_stuck(&self, key: &ObjectKey, job: &Job, stuck: Option<String>, events: &EventRecorder) {
-        let mut said = self.stuck.lock();
+    fn record_stuck(&self, key: &ObjectKey, job: &Job, stuck: Option<String>, events: &EventRecorder) {
+        let mut recorded = self.stuck.lock();
         match stuck {
-            None => drop(said.remove(key)),
-            Some(stuck) if said.get(key) == Some(&stuck) => {}
+            None => drop(recorded.remove(key)),
+            Some(stuck) if recorded.get(key) == Some(&stuck) => {}
             Some(stuck) => {
                 events.warning(job, "PodNotStarting", &stuck);
-                said.insert(key.clone(), stuck);
+                recorded.insert(key.clone(), stuck);
             }
         }
     }
@@ -195,8 +195,7 @@ impl JobController {
             version_now = written.metadata.resource_version;
         }
         if job.status.as_ref() != Some(&plan.status) {
-            let patch =
-                json!({"metadata": {"resourceVersion": version_now}, "status": spelled_out(&plan.status)});
+            let patch = json!({"metadata": {"resourceVersion": version_now}, "status": status_with_nulls(&plan.status)});
             let written = jobs.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
             self.note_written(key, &written);
         }
@@ -208,7 +207,7 @@ impl JobController {
     }
 
     /// Releases the pods of a removed Job, which need not be counted.
-    async fn let_go(&self, key: &ObjectKey) -> kube::Result<()> {
+    async fn release_all(&self, key: &ObjectKey) -> kube::Result<()> {
         let mut pods = self.owned.pods.list_namespace(&key.namespace);
         pods.retain(|pod| OwnedPods::<Job>::owner_of(pod).as_ref() == Some(key));
         self.release(key, &pods).await
@@ -228,10 +227,10 @@ fn outcomes(job: &Job) -> Vec<PodOutcome> {
 }
 
 /// The status with absent fields as null, so that a merge patch removes them.
-fn spelled_out(status: &JobStatus) -> Value {
+fn status_with_nulls(status: &JobStatus) -> Value {
     let optional =
         ["active", "succeeded", "failed", "startTime", "completionTime", "completedIndexes", "failedIndexes"];
-    let mut value = whole(status, &optional);
+    let mut value = with_explicit_nulls(status, &optional);
     let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();
     value["uncountedTerminatedPods"] = json!({"succeeded": uncounted.succeeded, "failed": uncounted.failed});
     value

@@ -15,7 +15,7 @@ use mayfly_api::{
 
 use super::{
     indexes, per_index,
-    pods::{Standing, index, is_tracked, outcome, standing},
+    pods::{PodCountState, count_state, index, is_tracked, outcome},
     policy::{PodFailureVerdict, verdict},
 };
 use crate::metadata::uid;
@@ -100,8 +100,8 @@ pub(super) fn count_pods(
     }
     let mut room = OUTCOMES_MAX.saturating_sub(known.len());
     for pod in pods.iter().filter(|pod| is_tracked(pod)) {
-        let standing = standing(pod);
-        if !matches!(standing, Standing::Succeeded | Standing::Failed) {
+        let count_state = count_state(pod);
+        if !matches!(count_state, PodCountState::Succeeded | PodCountState::Failed) {
             continue;
         }
         counted.release.push(pod.clone());
@@ -110,7 +110,7 @@ pub(super) fn count_pods(
             counted.outcomes.push(outcome(pod));
             room -= 1;
         }
-        counted.take(spec, pod, standing);
+        counted.take(spec, pod, count_state);
     }
     if per_index::is_limited(spec) {
         counted.hold(pods, below);
@@ -123,14 +123,14 @@ pub(super) fn count_pods(
 }
 
 impl Counted {
-    fn take(&mut self, spec: &JobSpec, pod: &Pod, standing: Standing) {
+    fn take(&mut self, spec: &JobSpec, pod: &Pod, count_state: PodCountState) {
         let id = uid(pod);
-        match standing {
-            Standing::Succeeded if is_indexed(spec) => {
+        match count_state {
+            PodCountState::Succeeded if is_indexed(spec) => {
                 self.completed
                     .extend(index(pod).filter(|index| (0..spec.completions.unwrap_or(0)).contains(index)));
             }
-            Standing::Succeeded => note(&mut self.uncounted_succeeded, id),
+            PodCountState::Succeeded => note(&mut self.uncounted_succeeded, id),
             _ => match verdict(spec, pod) {
                 PodFailureVerdict::Ignore => {}
                 PodFailureVerdict::Count | PodFailureVerdict::FailIndex => {
@@ -142,7 +142,7 @@ impl Counted {
                 }
             },
         }
-        if standing == Standing::Failed && per_index::fails_index(spec, pod) {
+        if count_state == PodCountState::Failed && per_index::fails_index(spec, pod) {
             let below = spec.completions.unwrap_or(0);
             self.failed_indexes.extend(index(pod).filter(|index| (0..below).contains(index)));
         }
@@ -161,7 +161,7 @@ impl Counted {
             })
         };
         let (held, release) = std::mem::take(&mut self.release).into_iter().partition(|pod| {
-            standing(pod) == Standing::Failed && is_open(pod) && !per_index::is_followed(pod, pods)
+            count_state(pod) == PodCountState::Failed && is_open(pod) && !per_index::is_followed(pod, pods)
         });
         (self.held, self.release) = (held, release);
     }

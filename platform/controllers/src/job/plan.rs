@@ -24,7 +24,7 @@ use super::{
     counting::{Counted, count_pods, is_indexed},
     indexes,
     per_index::{self, IndexFailures},
-    pods::{Standing, finished_at, index, restarts, standing},
+    pods::{PodCountState, count_state, finished_at, index, restarts},
     policy::{PodFailureVerdict, verdict},
     success,
 };
@@ -46,7 +46,7 @@ pub(super) struct JobPlan {
     /// Examine the Job again after this time.
     pub(super) again: Option<Duration>,
     /// Events: whether it is a warning, reason, message.
-    pub(super) said: Vec<(bool, &'static str, String)>,
+    pub(super) events: Vec<(bool, &'static str, String)>,
     /// The reason why a pod does not start, for an event that is recorded once.
     pub(super) stuck: Option<String>,
 }
@@ -78,10 +78,10 @@ pub(super) fn plan(
     let empty = JobSpec::default();
     let spec = job.spec.as_ref().unwrap_or(&empty);
     let old = job.status.clone().unwrap_or_default();
-    let of = |wanted| pods.iter().filter(|pod| standing(pod) == wanted).cloned().collect::<Vec<_>>();
-    let groups = Groups { active: of(Standing::Active), terminating: of(Standing::Terminating) };
+    let of = |wanted| pods.iter().filter(|pod| count_state(pod) == wanted).cloned().collect::<Vec<_>>();
+    let groups = Groups { active: of(PodCountState::Active), terminating: of(PodCountState::Terminating) };
     if conditions::is_finished(&old) {
-        return after_the_end(spec, old, pods, groups, now);
+        return plan_finished(spec, old, pods, groups, now);
     }
     let mut counted = count_pods(spec, &old, pods, known);
     let (outcomes, stuck) = (std::mem::take(&mut counted.outcomes), stuck(&groups));
@@ -92,7 +92,7 @@ pub(super) fn plan(
         end(&mut plan, &counted, &groups, COMPLETE, now);
     } else if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
         if conditions::holding(&plan.status, FAILURE_TARGET).is_none() {
-            plan.said.push((true, reason, message.clone()));
+            plan.events.push((true, reason, message.clone()));
         }
         conditions::set(&mut plan.status, FAILURE_TARGET, true, reason, &message, now);
         end(&mut plan, &counted, &groups, FAILED, now);
@@ -130,7 +130,7 @@ fn stuck(groups: &Groups) -> Option<String> {
 }
 
 /// Plans a Job that is complete or has failed: its pods are released, and it is deleted after its time to live.
-fn after_the_end(
+fn plan_finished(
     spec: &JobSpec,
     status: JobStatus,
     pods: &[Arc<Pod>],
@@ -157,7 +157,7 @@ fn start_or_suspend(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
     if spec.suspend == Some(true) {
         if conditions::holding(status, SUSPENDED).is_none() {
             conditions::set(status, SUSPENDED, true, "JobSuspended", "Job suspended", now);
-            plan.said.push((false, "Suspended", "Job suspended".into()));
+            plan.events.push((false, "Suspended", "Job suspended".into()));
         }
         // The deadline starts again when the Job is resumed.
         status.start_time = None;
@@ -165,7 +165,7 @@ fn start_or_suspend(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
     }
     if conditions::holding(status, SUSPENDED).is_some() {
         conditions::set(status, SUSPENDED, false, "JobResumed", "Job resumed", now);
-        plan.said.push((false, "Resumed", "Job resumed".into()));
+        plan.events.push((false, "Resumed", "Job resumed".into()));
     }
     status.start_time.get_or_insert(Time(now));
 }
@@ -264,7 +264,7 @@ fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'stat
     conditions::set(&mut plan.status, condition, true, &reason, &message, now);
     if condition == COMPLETE {
         plan.status.completion_time = Some(Time(now));
-        plan.said.push((false, "Completed", "Job completed".into()));
+        plan.events.push((false, "Completed", "Job completed".into()));
     }
     // Its ttl may have expired already.
     plan.again = Some(Duration::ZERO);
@@ -345,15 +345,15 @@ fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
 
 /// The rest of the pause after consecutive failures.
 fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -> Option<Duration> {
-    let counts = |pod: &&Arc<Pod>| match standing(pod) {
-        Standing::Succeeded => true,
-        Standing::Failed => verdict(spec, pod) != PodFailureVerdict::Ignore,
-        Standing::Active | Standing::Terminating => false,
+    let counts = |pod: &&Arc<Pod>| match count_state(pod) {
+        PodCountState::Succeeded => true,
+        PodCountState::Failed => verdict(spec, pod) != PodFailureVerdict::Ignore,
+        PodCountState::Active | PodCountState::Terminating => false,
     };
     let mut ended: Vec<_> =
-        pods.iter().filter(counts).filter_map(|pod| Some((finished_at(pod)?, standing(pod)))).collect();
+        pods.iter().filter(counts).filter_map(|pod| Some((finished_at(pod)?, count_state(pod)))).collect();
     ended.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-    let failures = ended.iter().take_while(|(_, standing)| *standing == Standing::Failed).count();
+    let failures = ended.iter().take_while(|(_, count_state)| *count_state == PodCountState::Failed).count();
     let (last, _) = ended.first().filter(|_| failures > 0)?;
     let pause = config.backoff.full(u32::try_from(failures).unwrap_or(u32::MAX));
     let until = last.checked_add(SignedDuration::try_from(pause).ok()?).ok()?;

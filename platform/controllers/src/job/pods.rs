@@ -12,7 +12,7 @@ use super::{COMPLETION_INDEX, FINALIZER};
 
 /// The state of a pod in the counts of its Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum PodCountState {
     Active,
     /// Its deletion was requested, and it has not ended.
     Terminating,
@@ -20,15 +20,15 @@ pub(super) enum Standing {
     Failed,
 }
 
-pub(super) fn standing(pod: &Pod) -> Standing {
+pub(super) fn count_state(pod: &Pod) -> PodCountState {
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
-        Some("Succeeded") => Standing::Succeeded,
-        Some("Failed") => Standing::Failed,
+        Some("Succeeded") => PodCountState::Succeeded,
+        Some("Failed") => PodCountState::Failed,
         // No kubelet will stop it: it never ran, its node is lost, or its deletion was forced.
-        _ if deleting && pod.metadata.deletion_grace_period_seconds == Some(0) => Standing::Failed,
-        _ if deleting => Standing::Terminating,
-        _ => Standing::Active,
+        _ if deleting && pod.metadata.deletion_grace_period_seconds == Some(0) => PodCountState::Failed,
+        _ if deleting => PodCountState::Terminating,
+        _ => PodCountState::Active,
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn outcome(pod: &Pod) -> JobOutcome {
     JobOutcome {
         pod: pod.metadata.name.clone().unwrap_or_default(),
         index: index(pod),
-        succeeded: standing(pod) == Standing::Succeeded,
+        succeeded: count_state(pod) == PodCountState::Succeeded,
         exit_code: end.map(|end| end.exit_code),
         // The pod's own reason (a deadline, an eviction) takes precedence.
         reason: status.reason.or_else(|| of_container(|end| end.reason.clone())).unwrap_or_default(),

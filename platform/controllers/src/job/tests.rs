@@ -286,9 +286,9 @@ proptest! {
                     bad += 1;
                 },
             }
-            let running = pods.iter().filter(|pod| super::pods::standing(pod) == super::pods::Standing::Active);
+            let running = pods.iter().filter(|pod| super::pods::count_state(pod) == super::pods::PodCountState::Active);
             prop_assert!(i32::try_from(running.count()).unwrap() <= parallelism);
-            let at = pods.iter().position(|pod| super::pods::standing(pod) == super::pods::Standing::Active);
+            let at = pods.iter().position(|pod| super::pods::count_state(pod) == super::pods::PodCountState::Active);
             if let Some(at) = at.filter(|_| ends) {
                 let name = pods[at].metadata.name.clone().unwrap();
                 pods[at] = pod(&name, if well { "Succeeded" } else { "Failed" }, true);

@@ -9,7 +9,7 @@ const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-co
 
 /// The sort key of a pod; the smallest is deleted first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct DeletionRank {
     /// A pod without a node before one with a node.
     assigned: bool,
     /// Pending before unknown before running.
@@ -34,7 +34,7 @@ pub(super) fn to_delete(pods: &[Arc<Pod>], count: usize) -> Vec<Arc<Pod>> {
     for pod in pods {
         *on_node.entry(node(pod)).or_default() += 1;
     }
-    let mut ranked: Vec<_> = pods.iter().map(|pod| (place(pod, &on_node), pod)).collect();
+    let mut ranked: Vec<_> = pods.iter().map(|pod| (deletion_rank(pod, &on_node), pod)).collect();
     ranked.sort_by(|(one, _), (other, _)| one.cmp(other));
     ranked.into_iter().take(count).map(|(_, pod)| pod.clone()).collect()
 }
@@ -43,12 +43,12 @@ fn node(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-fn place(pod: &Pod, on_node: &HashMap<&str, usize>) -> Place {
+fn deletion_rank(pod: &Pod, on_node: &HashMap<&str, usize>) -> DeletionRank {
     let status = pod.status.as_ref();
     let annotations = pod.metadata.annotations.as_ref();
     let cost = annotations.and_then(|annotations| annotations.get(ANNOTATION_DELETION_COST)?.parse().ok());
     let ready = crate::pods::is_ready(pod);
-    Place {
+    DeletionRank {
         assigned: !node(pod).is_empty(),
         phase: match status.and_then(|status| status.phase.as_deref()) {
             Some("Running") => 2,

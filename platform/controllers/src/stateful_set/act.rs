@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, template},
-    metadata::{is_gone, uid, whole},
+    metadata::{is_gone, uid, with_explicit_nulls},
     owned_pods::{Error, OwnedPods, PodOwner},
     ownership::{Dependents, controller_reference},
 };
@@ -137,7 +137,7 @@ impl StatefulSetController {
         }
         if set.status.as_ref() != Some(&plan.status) {
             let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = Patch::Merge(json!({"status": whole(&plan.status, &[])}));
+            let patch = Patch::Merge(json!({"status": with_explicit_nulls(&plan.status, &[])}));
             let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
             if !is_gone(&result) {
                 result?;

@@ -29,7 +29,7 @@ use super::policy::{Observation, Policy};
 use crate::{
     admission::RevisionDemand,
     metrics::GatewayCounts,
-    target::{DemandSignal, RevisionTarget, Seen, Upstream},
+    target::{DemandSignal, RevisionTarget, TargetState, Upstream},
 };
 
 /// The interval of decisions while any revision is watched.
@@ -201,7 +201,7 @@ impl Autoscaler {
             && watched.write.is_done(decision.replicas)
         {
             self.watched.remove(uid);
-            self.demand.release(&target, Seen { ready: seen.ready, routed: seen.routed });
+            self.demand.release(&target, TargetState { ready: seen.ready, routed: seen.routed });
         }
     }
 
@@ -291,7 +291,7 @@ impl Write {
 }
 
 fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &RevisionDemand) -> Observation {
-    let Seen { ready, routed } = target.seen();
+    let TargetState { ready, routed } = target.seen();
     let lacks_component = target.lacks_component.load(Ordering::Relaxed);
     Observation { at, spent, requests: demand.count(), ready, routed, lacks_component }
 }

@@ -52,7 +52,7 @@ const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// The interval of PING frames to a silent HTTP/2 peer.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// The number of checks of a connection within the timeout of a request's head.
-const LOOKS: u32 = 4;
+const HEAD_CHECKS: u32 = 4;
 
 /// The state that all connections share.
 pub(super) struct ConnectionContext {
@@ -209,7 +209,7 @@ impl ConnectionContext {
     where
         C: DrainableConnection,
     {
-        let pause = self.header_timeout / LOOKS;
+        let pause = self.header_timeout / HEAD_CHECKS;
         let mut look = pin!(tokio::time::sleep(pause));
         let mut idle = IdleTracker::new(activity, looks_within(self.idle_timeout, pause));
         let (mut draining, mut leaving) = (false, false);
@@ -305,7 +305,7 @@ impl IdleTracker {
         self.seen = requests;
         self.looks = if is_quiet { self.looks + 1 } else { 0 };
         self.head_looks = if is_quiet && activity.is_head_due() { self.head_looks + 1 } else { 0 };
-        self.looks >= self.looks_max || self.head_looks >= LOOKS
+        self.looks >= self.looks_max || self.head_looks >= HEAD_CHECKS
     }
 }
 

@@ -83,7 +83,7 @@ impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
             _ => Refusal::head_too_large(self.head_bytes_max),
         };
         self.proxy.counts.refused(refusal.code);
-        self.rest = words(status, &refusal);
+        self.rest = error_response(status, &refusal);
         self.refused = true;
         true
     }
@@ -101,7 +101,7 @@ impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
 }
 
 /// The complete response.
-fn words(status: StatusCode, refusal: &Refusal) -> Bytes {
+fn error_response(status: StatusCode, refusal: &Refusal) -> Bytes {
     let id = headers::request_id(&mut HeaderMap::new());
     let id = id.to_str().unwrap_or_default();
     let body = refusal.document(id);

@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     FunctionRoute, RouteTable,
-    plan::{self, PlannedTarget, Unhosted},
+    plan::{self, HostedSpecError, PlannedTarget},
     pods::PodRoutes,
-    route::End,
+    route::RouteTarget,
     table::{RouteChanges, TagHost},
 };
 use crate::{
@@ -72,7 +72,7 @@ struct Known {
 }
 
 /// The dependencies of the owner, passed by the gateway.
-pub(crate) struct Parts {
+pub(crate) struct OwnerDeps {
     pub(crate) host: Arc<dyn FunctionHost>,
     pub(crate) table: Arc<RouteTable>,
     pub(crate) targets: Arc<Targets>,
@@ -83,7 +83,7 @@ pub(crate) struct Parts {
 }
 
 impl Owner {
-    pub(crate) fn new(objects: RouteSources, parts: Parts) -> Self {
+    pub(crate) fn new(objects: RouteSources, parts: OwnerDeps) -> Self {
         let changes = Subscriptions {
             functions: objects.functions.subscribe(),
             revisions: objects.revisions.subscribe(),
@@ -93,7 +93,7 @@ impl Owner {
         let of_function =
             objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
         let pods = PodRoutes::new(objects.pods.clone());
-        let Parts { host, table, targets, demand, counts, queue_max, applied } = parts;
+        let OwnerDeps { host, table, targets, demand, counts, queue_max, applied } = parts;
         Self {
             objects,
             of_function,
@@ -247,13 +247,13 @@ impl Owner {
         batch.functions.insert(name, Some(Arc::new(route)));
     }
 
-    fn end(&mut self, planned: PlannedTarget) -> End {
+    fn end(&mut self, planned: PlannedTarget) -> RouteTarget {
         let PlannedTarget { revision, identity, percent, tag } = planned;
-        End { to: revision.map(|revision| self.target(&revision)), identity, percent, tag }
+        RouteTarget { to: revision.map(|revision| self.target(&revision)), identity, percent, tag }
     }
 
     /// The upstream of a revision, by the type of its source.
-    fn hosted(&mut self, revision: &Revision) -> Result<Upstream, Unhosted> {
+    fn hosted(&mut self, revision: &Revision) -> Result<Upstream, HostedSpecError> {
         if revision.spec.source.image.is_none() {
             let spec = plan::hosted_spec(revision, &self.objects.env)?;
             return Ok(Upstream::Local(self.host.prepare(spec)));
@@ -271,8 +271,10 @@ impl Owner {
         let upstream = match (self.hosted(revision), &known) {
             (Ok(upstream), _) => Arc::new(upstream),
             // It keeps the values that it was prepared with, as a pod does.
-            (Err(Unhosted::Environment(_)), Some(known)) if known.is_hosted() => known.upstream.load_full(),
-            (Err(Unhosted::Environment(refusal) | Unhosted::Revision(refusal)), _) => {
+            (Err(HostedSpecError::Environment(_)), Some(known)) if known.is_hosted() => {
+                known.upstream.load_full()
+            }
+            (Err(HostedSpecError::Environment(refusal) | HostedSpecError::Revision(refusal)), _) => {
                 Arc::new(Upstream::Unavailable(refusal))
             }
         };

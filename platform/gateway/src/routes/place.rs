@@ -73,7 +73,7 @@ const LEADING_SEGMENTS: usize = 3;
 
 /// The same URI with the unreserved characters of its leading segments decoded: both forms are equivalent (RFC 3986,
 /// section 6.2.2.2). The function's own part of the path is unchanged. `None` if nothing is encoded.
-pub(crate) fn plainly(uri: &Uri) -> Option<Uri> {
+pub(crate) fn with_unreserved_decoded(uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?.as_str();
     let path = uri.path();
     let end = path.match_indices('/').nth(LEADING_SEGMENTS).map_or(path.len(), |(at, _)| at);
@@ -140,7 +140,7 @@ mod tests {
             ("/fn/ns/gr%zzeet/%65", None),
             ("/fn/ns/hello/%65", None),
         ] {
-            let found = plainly(&sent.parse().unwrap()).map(|uri| uri.to_string());
+            let found = with_unreserved_decoded(&sent.parse().unwrap()).map(|uri| uri.to_string());
             assert_eq!(found.as_deref(), plain, "{sent}");
         }
     }

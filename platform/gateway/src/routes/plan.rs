@@ -124,13 +124,13 @@ fn is_ready(revision: &Revision) -> bool {
 
 /// The reason why a revision cannot run.
 #[derive(Debug)]
-pub(crate) enum Unhosted {
+pub(crate) enum HostedSpecError {
     /// A source of the environment is missing. A revision that was prepared before keeps running.
     Environment(Refusal),
     Revision(Refusal),
 }
 
-impl From<Refusal> for Unhosted {
+impl From<Refusal> for HostedSpecError {
     fn from(refusal: Refusal) -> Self {
         Self::Revision(refusal)
     }
@@ -140,7 +140,10 @@ impl From<Refusal> for Unhosted {
 ///
 /// # Errors
 /// The reason why it cannot run, as a sentence for clients.
-pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Unhosted> {
+pub(crate) fn hosted_spec(
+    revision: &Revision,
+    sources: &impl EnvSources,
+) -> Result<HostedSpec, HostedSpecError> {
     let key = ObjectKey::of(revision);
     let spec = &revision.spec;
     let name = key.to_string();
@@ -157,7 +160,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
         function: spec.function.clone(),
         component,
         env: env::resolve(&key.namespace, &spec.env, &[], sources)
-            .map_err(|why| Unhosted::Environment(not_ready(&why.to_string())))?,
+            .map_err(|why| HostedSpecError::Environment(not_ready(&why.to_string())))?,
         memory_bytes_max: quantity::whole(&spec.limits.memory).map_err(|why| invalid(why.to_string()))?,
         timeout: spec.limits.timeout.0,
         response_bytes_max: quantity::whole(&spec.limits.response).map_err(|why| invalid(why.to_string()))?,
@@ -178,7 +181,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
 /// Temporary reasons: requests are routed although the revision's status, which may be out of date, is not ready. The
 /// host waits for a component that is being compiled and looks for a missing one, and the environment is computed here
 /// from the newest values. A client that has seen a function become ready must not be refused right after.
-const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
+const TRANSIENT_REASONS: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
 const COMPONENT_MISSING: &str = "ComponentMissing";
 
 /// Whether a revision's status reports that its component is not in the artifact store.
@@ -197,7 +200,7 @@ pub(crate) fn image_refusal(revision: &Revision) -> Option<Refusal> {
 fn unready(revision: &Revision) -> Option<String> {
     let conditions = revision.status.as_ref().map(|status| status.conditions.as_slice())?;
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
-    let refuses = ready.status == "False" && !PASSING.contains(&ready.reason.as_str());
+    let refuses = ready.status == "False" && !TRANSIENT_REASONS.contains(&ready.reason.as_str());
     refuses.then(|| match ready.message.as_str() {
         "" => ready.reason.clone(),
         message => message.to_owned(),
@@ -328,7 +331,7 @@ mod tests {
             let mut value = serde_json::to_value(&*base).unwrap();
             json_patch::merge(&mut value, &change);
             let revision: Revision = serde_json::from_value(value).unwrap();
-            let (Unhosted::Environment(refusal) | Unhosted::Revision(refusal)) =
+            let (HostedSpecError::Environment(refusal) | HostedSpecError::Revision(refusal)) =
                 hosted_spec(&revision, &NoSources).unwrap_err();
             assert!(refusal.message.contains(expected), "{refusal}");
         }

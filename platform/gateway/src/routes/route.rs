@@ -24,14 +24,14 @@ pub(crate) struct FunctionRoute {
     function: Option<Arc<Function>>,
     /// `/fn/<namespace>/<name>`
     pub(crate) prefix: HeaderValue,
-    ends: Vec<End>,
+    ends: Vec<RouteTarget>,
     split: Split,
     sticky: Option<StickyBy>,
 }
 
 /// One traffic target.
 #[derive(Clone)]
-pub(crate) struct End {
+pub(crate) struct RouteTarget {
     pub(crate) to: Result<Arc<RevisionTarget>, Refusal>,
     pub(crate) identity: String,
     pub(crate) percent: u32,
@@ -60,7 +60,7 @@ pub(crate) struct RouteChoice<'a> {
 }
 
 impl FunctionRoute {
-    pub(crate) fn new(key: ObjectKey, ends: Vec<End>, sticky: Option<&Sticky>) -> Self {
+    pub(crate) fn new(key: ObjectKey, ends: Vec<RouteTarget>, sticky: Option<&Sticky>) -> Self {
         let prefix = format!("{FUNCTION_PATH_PREFIX}{}/{}", key.namespace, key.name);
         let split = Split::of(&ends);
         let sticky = match &split {
@@ -95,8 +95,8 @@ impl FunctionRoute {
     }
 
     /// The targets, if each of them has a revision that still exists.
-    pub(crate) fn working_ends(&self) -> Option<Vec<End>> {
-        let works = |end: &End| end.to.as_ref().is_ok_and(|to| !to.deleted.load(Ordering::Acquire));
+    pub(crate) fn working_ends(&self) -> Option<Vec<RouteTarget>> {
+        let works = |end: &RouteTarget| end.to.as_ref().is_ok_and(|to| !to.deleted.load(Ordering::Acquire));
         self.ends.iter().all(works).then(|| self.ends.clone())
     }
 
@@ -175,7 +175,7 @@ impl FunctionRoute {
     /// Weighted rendezvous hashing: each value has its own order of targets, and a change of shares moves as few values
     /// as possible. Deterministic across processes.
     fn by_hash(&self, value: &[u8]) -> usize {
-        let score = |end: &End| {
+        let score = |end: &RouteTarget| {
             let hash = mixed(fnv1a(fnv1a(FNV_OFFSET, end.identity.as_bytes()), value));
             // Uniform over (0, 1), then exponential with the share as its rate: the smallest value wins.
             let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
@@ -188,7 +188,7 @@ impl FunctionRoute {
 }
 
 impl Split {
-    fn of(ends: &[End]) -> Self {
+    fn of(ends: &[RouteTarget]) -> Self {
         let shares = ends.iter().map(|end| end.percent).enumerate();
         let weighted: Vec<(usize, u32)> = shares.filter(|(_, percent)| *percent > 0).collect();
         match weighted.as_slice() {
@@ -213,7 +213,7 @@ fn by_number(shares: &[(usize, u32)], number: u32) -> usize {
 }
 
 impl StickyBy {
-    fn of(sticky: &Sticky, ends: &[End], prefix: &str) -> Option<Self> {
+    fn of(sticky: &Sticky, ends: &[RouteTarget], prefix: &str) -> Option<Self> {
         if let Some(name) = &sticky.header {
             return HeaderName::try_from(name.as_str()).ok().map(Self::Header);
         }

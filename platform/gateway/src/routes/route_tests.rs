@@ -12,8 +12,8 @@ fn target(name: &str) -> Arc<RevisionTarget> {
     Arc::new(RevisionTarget::new(name.into(), key, &RevisionSpec::default(), upstream, 10))
 }
 
-fn end(name: &str, percent: u32, tag: Option<&str>) -> End {
-    End { to: Ok(target(name)), identity: name.into(), percent, tag: tag.map(str::to_owned) }
+fn end(name: &str, percent: u32, tag: Option<&str>) -> RouteTarget {
+    RouteTarget { to: Ok(target(name)), identity: name.into(), percent, tag: tag.map(str::to_owned) }
 }
 
 fn route(shares: &[u32], sticky: Option<Sticky>) -> FunctionRoute {

@@ -37,7 +37,7 @@ pub(crate) struct ContainerResult {
 }
 
 /// The contents of a pod's folder.
-struct Found {
+struct PodOutputs {
     result: Value,
     result_truncated: bool,
     stderr: String,
@@ -72,8 +72,10 @@ pub(crate) async fn collect(
                 let bytes = Some(stored.bytes);
                 artifacts.insert(name, ArtifactRef { digest: stored.digest, directory, bytes });
             }
-            Err(Refused::Now(why)) => return Err(why),
-            Err(Refused::Ever(why)) => found.problems.push(format!("artifact {name:?} was not kept: {why}")),
+            Err(ArtifactStoreError::Transient(why)) => return Err(why),
+            Err(ArtifactStoreError::Permanent(why)) => {
+                found.problems.push(format!("artifact {name:?} was not kept: {why}"))
+            }
         }
     }
     let mut unsent = None;
@@ -137,19 +139,19 @@ async fn send(
 }
 
 /// Why an artifact was not stored.
-enum Refused {
+enum ArtifactStoreError {
     /// The store may have space later.
-    Now(String),
+    Transient(String),
     /// A retry would fail the same way.
-    Ever(String),
+    Permanent(String),
 }
 
-impl From<UploadError> for Refused {
+impl From<UploadError> for ArtifactStoreError {
     fn from(error: UploadError) -> Self {
         match error {
-            UploadError::Full | UploadError::Io(_) => Self::Now(error.to_string()),
+            UploadError::Full | UploadError::Io(_) => Self::Transient(error.to_string()),
             UploadError::DigestMismatch { .. } | UploadError::TooLarge { .. } | UploadError::Stream(_) => {
-                Self::Ever(error.to_string())
+                Self::Permanent(error.to_string())
             }
         }
     }
@@ -160,7 +162,7 @@ async fn store(
     folder: &PodFolder,
     path: &Path,
     directory: bool,
-) -> Result<Stored, Refused> {
+) -> Result<Stored, ArtifactStoreError> {
     let max = files.artifact_bytes_max;
     let from = if directory {
         let (tar, tree) = (folder.path().join("tar"), path.to_owned());
@@ -168,26 +170,26 @@ async fn store(
             let packed = fs::File::create(&tar).and_then(|file| tree::pack(&tree, file, max));
             packed.map(|()| tar).map_err(|error| match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    Refused::Now("the node's disk is full".into())
+                    ArtifactStoreError::Transient("the node's disk is full".into())
                 }
-                _ => Refused::Ever(error.to_string()),
+                _ => ArtifactStoreError::Permanent(error.to_string()),
             })
         };
-        blocking(pack).await.map_err(Refused::Now)??
+        blocking(pack).await.map_err(ArtifactStoreError::Transient)??
     } else {
         path.to_owned()
     };
     let opened = tokio::fs::File::open(&from).await;
-    let file = opened.map_err(|error| Refused::Ever(io_message("read", &from, &error)))?;
+    let file = opened.map_err(|error| ArtifactStoreError::Permanent(io_message("read", &from, &error)))?;
     // A tar file has headers besides its content, so `max` does not apply to its size.
     let limit = if directory { u64::MAX } else { max };
     Ok(files.artifacts.upload(None, limit, ReaderStream::new(file)).await?)
 }
 
 /// Reads a pod's folder after its processes have ended. Blocks.
-fn find(folder: &PodFolder) -> Found {
+fn find(folder: &PodFolder) -> PodOutputs {
     let read = |name: &str| fs::read(folder.capture().join(name)).unwrap_or_default();
-    let mut found = Found {
+    let mut found = PodOutputs {
         result: value_of(&read("stdout")),
         result_truncated: folder.capture().join("stdout.truncated").exists(),
         stderr: String::from_utf8_lossy(&read("stderr")).into_owned(),

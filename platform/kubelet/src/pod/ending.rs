@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
-    local::{LocalPod, Now},
+    local::{ContainerPhase, LocalPod},
     plan::{is_over, needs_collecting},
     worker::{Worker, is_gone},
 };
@@ -195,11 +195,11 @@ impl Worker {
 
     /// Removes sandboxes and files of pods that neither the API nor this worker knows. Returns whether everything was
     /// removed.
-    pub(crate) async fn remove_strangers(&self) -> bool {
+    pub(crate) async fn remove_orphans(&self) -> bool {
         let mut is_clean = true;
         let known = || -> HashSet<String> {
             let local = self.local.lock();
-            let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
+            let bound = self.pods.list().into_iter().filter(|pod| self.is_bound_here(pod));
             let bound = bound.filter_map(|pod| pod.metadata.uid.clone());
             bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
         };
@@ -248,8 +248,8 @@ fn ended(pod: &Pod, local: &LocalPod) -> job::ContainerResult {
     let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
     let container = name.map(|name| local.container(name)).unwrap_or_default();
     let exit = match container.now {
-        Now::Exited(exit) => Some(exit),
-        Now::Running { .. } | Now::Waiting { .. } => container.last,
+        ContainerPhase::Exited(exit) => Some(exit),
+        ContainerPhase::Running { .. } | ContainerPhase::Waiting { .. } => container.last,
     };
     let now = Timestamp::now();
     let mut ended = match exit {

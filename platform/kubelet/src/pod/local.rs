@@ -37,12 +37,12 @@ pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
 /// A moment on two clocks. Times in objects, which outlive this process, use the wall clock; pauses use the monotonic
 /// one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Clocks {
     pub(crate) wall: Timestamp,
     pub(crate) steady: Instant,
 }
 
-impl Moment {
+impl Clocks {
     pub(crate) fn now() -> Self {
         Self { wall: Timestamp::now(), steady: Instant::now() }
     }
@@ -60,7 +60,7 @@ pub(crate) struct Exit {
 
 /// The state of a container.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Now {
+pub(crate) enum ContainerPhase {
     /// Not started yet, or not restarted yet; `kubectl get pods` shows the reason.
     Waiting {
         reason: String,
@@ -83,7 +83,7 @@ pub(crate) struct ProbeVerdicts {
 /// One container of the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LocalContainer {
-    pub(crate) now: Now,
+    pub(crate) now: ContainerPhase,
     /// The result of the previous attempt.
     pub(crate) last: Option<Exit>,
     /// The number of the current attempt, which is also the restart count.
@@ -122,7 +122,7 @@ pub(crate) struct LocalPod {
 
 impl Default for LocalContainer {
     fn default() -> Self {
-        let now = Now::Waiting { reason: "ContainerCreating".into(), message: String::new() };
+        let now = ContainerPhase::Waiting { reason: "ContainerCreating".into(), message: String::new() };
         let probes = ProbeVerdicts::default();
         Self {
             now,
@@ -140,7 +140,7 @@ impl Default for LocalContainer {
 impl LocalPod {
     /// The state of a pod that is new to this process, from the status that an earlier process wrote. A container that
     /// was running then and that the runtime does not know now is lost.
-    pub(crate) fn learn(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
+    pub(crate) fn from_status(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let status = pod.status.clone().unwrap_or_default();
         let address = status.pod_ip.as_deref().and_then(|text| text.parse().ok());
@@ -151,7 +151,7 @@ impl LocalPod {
         let mut containers = BTreeMap::new();
         for status in statuses.flatten() {
             let known = known_to_host.iter().any(|(id, _)| id.name == status.name);
-            containers.insert(status.name.clone(), LocalContainer::learn(&status, known));
+            containers.insert(status.name.clone(), LocalContainer::from_status(&status, known));
         }
         Self {
             uid,
@@ -190,7 +190,8 @@ impl LocalPod {
         self.sandbox_failures = self.sandbox_failures.saturating_add(1);
         self.sandbox_not_before = Some(now + START.full(self.sandbox_failures));
         for container in containers {
-            let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.into() };
+            let waiting =
+                ContainerPhase::Waiting { reason: "ContainerCreating".into(), message: message.into() };
             self.containers.entry(container.name.clone()).or_default().now = waiting;
         }
     }
@@ -205,7 +206,8 @@ impl LocalPod {
     pub(crate) fn retry_environment(&mut self) -> bool {
         let mut any = false;
         for container in self.containers.values_mut() {
-            if matches!(&container.now, Now::Waiting { reason, .. } if reason == REASON_ENVIRONMENT) {
+            if matches!(&container.now, ContainerPhase::Waiting { reason, .. } if reason == REASON_ENVIRONMENT)
+            {
                 container.not_before = None;
                 any = true;
             }
@@ -217,7 +219,7 @@ impl LocalPod {
     pub(crate) fn observe_probes(&mut self, verdicts: Vec<(String, u32, ProbeKind, bool)>) {
         for (name, attempt, kind, verdict) in verdicts {
             let Some(container) = self.containers.get_mut(&name) else { continue };
-            if container.attempt != attempt || !matches!(container.now, Now::Running { .. }) {
+            if container.attempt != attempt || !matches!(container.now, ContainerPhase::Running { .. }) {
                 continue;
             }
             let known = match kind {
@@ -231,7 +233,8 @@ impl LocalPod {
 
     /// Records the states that the runtime reports. Returns the containers that left the runtime's queue.
     pub(crate) fn observe_starts(&mut self, observed: &[(ContainerId, ContainerState)]) -> Vec<String> {
-        let is_queued = |known: &LocalContainer| known.queued && matches!(known.now, Now::Waiting { .. });
+        let is_queued =
+            |known: &LocalContainer| known.queued && matches!(known.now, ContainerPhase::Waiting { .. });
         let queued: Vec<String> = self
             .containers
             .iter()
@@ -239,7 +242,10 @@ impl LocalPod {
             .map(|(name, _)| name.clone())
             .collect();
         self.observe(observed);
-        queued.into_iter().filter(|name| matches!(self.container(name).now, Now::Running { .. })).collect()
+        queued
+            .into_iter()
+            .filter(|name| matches!(self.container(name).now, ContainerPhase::Running { .. }))
+            .collect()
     }
 
     /// Records the states that the runtime reports.
@@ -254,7 +260,7 @@ impl LocalPod {
 }
 
 impl LocalContainer {
-    fn learn(status: &ContainerStatus, known_to_host: bool) -> Self {
+    fn from_status(status: &ContainerStatus, known_to_host: bool) -> Self {
         let attempt = u32::try_from(status.restart_count).unwrap_or(0);
         let mut container = Self { attempt, ..Self::default() };
         let terminated = |state: &Option<_>| -> Option<Exit> {
@@ -270,15 +276,15 @@ impl LocalContainer {
         };
         container.last = terminated(&status.last_state);
         if let Some(exit) = terminated(&status.state) {
-            container.now = Now::Exited(exit);
+            container.now = ContainerPhase::Exited(exit);
         } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
             let started = running.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-            container.now = Now::Running { started };
+            container.now = ContainerPhase::Running { started };
             // The last probe results stay valid until there are new ones.
             container.probes.startup = status.started.filter(|started| *started);
             container.probes.readiness = Some(status.ready);
             if !known_to_host {
-                container.now = Now::Exited(Exit {
+                container.now = ContainerPhase::Exited(Exit {
                     started,
                     finished: Timestamp::now(),
                     exit_code: 137,
@@ -292,12 +298,15 @@ impl LocalContainer {
 
     fn is_news(&self, attempt: u32, state: &ContainerState) -> bool {
         let known = match (&self.now, state) {
-            (Now::Running { started: known }, ContainerState::Running { started }) => known == started,
-            (Now::Exited(_), ContainerState::Exited { .. }) => true,
-            (Now::Waiting { .. }, ContainerState::Exited { .. }) => self.not_before.is_some(),
-            (Now::Waiting { reason: known, message: why }, ContainerState::Waiting { reason, message }) => {
-                self.queued && known == reason && why == message
+            (ContainerPhase::Running { started: known }, ContainerState::Running { started }) => {
+                known == started
             }
+            (ContainerPhase::Exited(_), ContainerState::Exited { .. }) => true,
+            (ContainerPhase::Waiting { .. }, ContainerState::Exited { .. }) => self.not_before.is_some(),
+            (
+                ContainerPhase::Waiting { reason: known, message: why },
+                ContainerState::Waiting { reason, message },
+            ) => self.queued && known == reason && why == message,
             // A container that has run does not return to waiting within the same attempt.
             (_, ContainerState::Waiting { .. }) => true,
             _ => false,
@@ -308,18 +317,18 @@ impl LocalContainer {
     fn observe(&mut self, state: &ContainerState) {
         match state {
             ContainerState::Waiting { reason, message } => {
-                if matches!(self.now, Now::Waiting { .. }) {
+                if matches!(self.now, ContainerPhase::Waiting { .. }) {
                     self.queued = true;
                     self.not_before = None;
-                    self.now = Now::Waiting { reason: reason.clone(), message: message.clone() };
+                    self.now = ContainerPhase::Waiting { reason: reason.clone(), message: message.clone() };
                 }
             }
-            ContainerState::Running { started } => self.now = Now::Running { started: *started },
+            ContainerState::Running { started } => self.now = ContainerPhase::Running { started: *started },
             ContainerState::Exited { started, finished, exit_code, reason, message } => {
-                if matches!(self.now, Now::Exited(_)) || self.not_before.is_some() {
+                if matches!(self.now, ContainerPhase::Exited(_)) || self.not_before.is_some() {
                     return;
                 }
-                self.now = Now::Exited(Exit {
+                self.now = ContainerPhase::Exited(Exit {
                     started: *started,
                     finished: *finished,
                     exit_code: *exit_code,
@@ -332,8 +341,8 @@ impl LocalContainer {
 
     /// The container ended and is to be restarted: the next attempt follows after a pause. `name` is `container=…
     /// pod=…`, for the message. Returns whether there is a pause: the first restart is immediate.
-    pub(crate) fn restart_later(&mut self, name: &str, now: Moment) -> bool {
-        let Now::Exited(exit) = self.now.clone() else { return false };
+    pub(crate) fn restart_later(&mut self, name: &str, now: Clocks) -> bool {
+        let ContainerPhase::Exited(exit) = self.now.clone() else { return false };
         let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
         self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
         let pause = match self.failures {
@@ -349,7 +358,7 @@ impl LocalContainer {
         self.probes = ProbeVerdicts::default();
         self.killed_by_probe = false;
         let span = mayfly_api::duration::Span(pause);
-        self.now = Now::Waiting {
+        self.now = ContainerPhase::Waiting {
             reason: "CrashLoopBackOff".into(),
             message: format!("back-off {span} restarting failed {name}"),
         };
@@ -365,8 +374,8 @@ impl LocalContainer {
     /// failed for the same reason.
     pub(crate) fn pull_failed(&mut self, image: &str, why: &str, is_remote: bool, now: Instant) -> bool {
         let again = match &self.now {
-            Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,
-            Now::Running { .. } | Now::Exited(_) => false,
+            ContainerPhase::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,
+            ContainerPhase::Running { .. } | ContainerPhase::Exited(_) => false,
         };
         let (reason, message) = match again {
             true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
@@ -379,11 +388,11 @@ impl LocalContainer {
     fn wait(&mut self, reason: &str, message: String, pauses: Backoff, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + pauses.full(self.failures));
-        self.now = Now::Waiting { reason: reason.into(), message };
+        self.now = ContainerPhase::Waiting { reason: reason.into(), message };
     }
 
     pub(crate) fn started(&mut self, at: Timestamp) {
-        self.now = Now::Running { started: at };
+        self.now = ContainerPhase::Running { started: at };
         self.not_before = None;
     }
 }

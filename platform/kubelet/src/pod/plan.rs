@@ -8,7 +8,7 @@ use mayfly_api::k8s::{
 };
 use tokio::time::Instant;
 
-use super::local::{Exit, LocalContainer, LocalPod, Moment, Now};
+use super::local::{Clocks, ContainerPhase, Exit, LocalContainer, LocalPod};
 use crate::job;
 
 /// Upstream's default grace period.
@@ -90,10 +90,10 @@ pub(crate) enum Completion {
 pub(crate) fn completion(spec: &PodSpec, local: &LocalPod, container: &Container) -> Completion {
     let known = local.container(&container.name);
     match &known.now {
-        Now::Exited(exit) if starts_again(spec, container, &known, exit) => Completion::Alive,
-        Now::Exited(exit) if exit.exit_code == 0 => Completion::Succeeded,
-        Now::Exited(_) => Completion::Failed,
-        Now::Running { .. } | Now::Waiting { .. } => Completion::Alive,
+        ContainerPhase::Exited(exit) if starts_again(spec, container, &known, exit) => Completion::Alive,
+        ContainerPhase::Exited(exit) if exit.exit_code == 0 => Completion::Succeeded,
+        ContainerPhase::Exited(_) => Completion::Failed,
+        ContainerPhase::Running { .. } | ContainerPhase::Waiting { .. } => Completion::Alive,
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn probed_containers(spec: &PodSpec) -> impl Iterator<Item = &Contain
 
 /// Whether a container runs and its startup probe, if it has one, has succeeded.
 pub(crate) fn is_started(container: &Container, known: &LocalContainer) -> bool {
-    let is_running = matches!(known.now, Now::Running { .. });
+    let is_running = matches!(known.now, ContainerPhase::Running { .. });
     is_running && (container.startup_probe.is_none() || known.probes.startup == Some(true))
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn is_ready(container: &Container, known: &LocalContainer) -> bool {
 pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().any(|container| {
         let known = local.container(&container.name);
-        known.attempt > 0 || known.last.is_some() || !matches!(known.now, Now::Waiting { .. })
+        known.attempt > 0 || known.last.is_some() || !matches!(known.now, ContainerPhase::Waiting { .. })
     })
 }
 
@@ -142,12 +142,12 @@ pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
 pub(crate) fn init_failed(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.init_containers.iter().flatten().any(|container| {
         let never = RestartPolicy::of(spec, container) == RestartPolicy::Never;
-        matches!(local.container(&container.name).now, Now::Exited(exit) if exit.exit_code != 0 && never)
+        matches!(local.container(&container.name).now, ContainerPhase::Exited(exit) if exit.exit_code != 0 && never)
     })
 }
 
 /// One step, or how long to wait.
-pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
+pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Clocks) -> Step {
     let Some(spec) = &pod.spec else { return Step::Wait(None) };
     if pod.metadata.deletion_timestamp.is_some() {
         return Step::Terminate { grace: grace(pod, now.wall) };
@@ -157,7 +157,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
         return if local.sandbox { finish(spec, local) } else { Step::Wait(None) };
     }
     if local.ended.is_some() {
-        return over(pod, spec, local, now);
+        return plan_finished(pod, spec, local, now);
     }
     let left = active_for(pod, now.wall);
     if left.is_some_and(|left| left.is_zero()) {
@@ -165,10 +165,10 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
         return Step::End { reason: "DeadlineExceeded", message };
     }
     if init_failed(spec, local) || is_over(spec, local) {
-        return over(pod, spec, local, now);
+        return plan_finished(pod, spec, local, now);
     }
     if !local.sandbox {
-        return match rest(local.sandbox_not_before, now) {
+        return match remaining(local.sandbox_not_before, now) {
             Some(rest) => Step::Wait(Some(rest).into_iter().chain(left).min()),
             None => Step::CreateSandbox,
         };
@@ -183,11 +183,11 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
 }
 
 /// The steps for a pod that has ended: its outputs are stored before its phase becomes final.
-fn over(pod: &Pod, spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
+fn plan_finished(pod: &Pod, spec: &PodSpec, local: &LocalPod, now: Clocks) -> Step {
     if local.sandbox {
         finish(spec, local)
     } else if needs_collecting(pod, local) {
-        match rest(local.collect_not_before, now) {
+        match remaining(local.collect_not_before, now) {
             Some(rest) => Step::Wait(Some(rest)),
             None => Step::Collect,
         }
@@ -226,7 +226,7 @@ fn seconds(value: Option<i64>) -> Option<Duration> {
 fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
     probed_containers(spec).find_map(|container| {
         let known = local.container(&container.name);
-        if !matches!(known.now, Now::Running { .. }) {
+        if !matches!(known.now, ContainerPhase::Running { .. }) {
             return None;
         }
         let (probe, word) = match (known.probes.liveness, known.probes.startup) {
@@ -247,11 +247,11 @@ fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
 
 /// The next container to start: ephemeral ones at any time; init containers one after the other, where a sidecar blocks
 /// the next one only until it has started; then all others at once.
-fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
+fn next_container(spec: &PodSpec, local: &LocalPod, now: Clocks) -> Step {
     let mut shortest: Option<Duration> = None;
     for container in ephemeral_containers(spec) {
         // Ephemeral containers are never restarted.
-        if matches!(local.container(&container.name).now, Now::Waiting { .. })
+        if matches!(local.container(&container.name).now, ContainerPhase::Waiting { .. })
             && let Some(start) = unless_wait(start_or_wait(&container, local, now), &mut shortest)
         {
             return start;
@@ -262,13 +262,13 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
         let known = local.container(&container.name);
         let is_done = match is_sidecar(container) {
             true => is_started(container, &known),
-            false => initialised || matches!(&known.now, Now::Exited(exit) if exit.exit_code == 0),
+            false => initialised || matches!(&known.now, ContainerPhase::Exited(exit) if exit.exit_code == 0),
         };
         let step = match known.now {
             _ if is_done => Step::Wait(None),
-            Now::Exited(_) => return Step::Restart(container.name.clone()),
-            Now::Running { .. } => Step::Wait(None),
-            Now::Waiting { .. } => start_or_wait(container, local, now),
+            ContainerPhase::Exited(_) => return Step::Restart(container.name.clone()),
+            ContainerPhase::Running { .. } => Step::Wait(None),
+            ContainerPhase::Waiting { .. } => start_or_wait(container, local, now),
         };
         if let Some(start) = unless_wait(step, &mut shortest) {
             return start;
@@ -280,11 +280,11 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     for container in &spec.containers {
         let known = local.container(&container.name);
         let step = match &known.now {
-            Now::Exited(exit) if starts_again(spec, container, &known, exit) => {
+            ContainerPhase::Exited(exit) if starts_again(spec, container, &known, exit) => {
                 return Step::Restart(container.name.clone());
             }
-            Now::Exited(_) | Now::Running { .. } => Step::Wait(None),
-            Now::Waiting { .. } => start_or_wait(container, local, now),
+            ContainerPhase::Exited(_) | ContainerPhase::Running { .. } => Step::Wait(None),
+            ContainerPhase::Waiting { .. } => start_or_wait(container, local, now),
         };
         if let Some(start) = unless_wait(step, &mut shortest) {
             return start;
@@ -329,19 +329,19 @@ pub(crate) fn ephemeral_containers(spec: &PodSpec) -> impl Iterator<Item = Conta
     })
 }
 
-fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
+fn start_or_wait(container: &Container, local: &LocalPod, now: Clocks) -> Step {
     let known = local.container(&container.name);
     if known.queued {
         return Step::Wait(None);
     }
-    match rest(known.not_before, now) {
+    match remaining(known.not_before, now) {
         Some(rest) => Step::Wait(Some(rest)),
         None => Step::Start(Box::new(container.clone())),
     }
 }
 
 /// The remaining pause; `None` when it is over.
-fn rest(not_before: Option<Instant>, now: Moment) -> Option<Duration> {
+fn remaining(not_before: Option<Instant>, now: Clocks) -> Option<Duration> {
     not_before?.checked_duration_since(now.steady).filter(|rest| !rest.is_zero())
 }
 
@@ -378,19 +378,19 @@ mod tests {
 
     #[test]
     fn a_pause_is_as_long_whatever_the_wall_clock_says() {
-        let (pod, begin) = (pod(json!({"name": "p"})), Moment::now());
-        let mut local = LocalPod::learn(&pod, &[]);
+        let (pod, begin) = (pod(json!({"name": "p"})), Clocks::now());
+        let mut local = LocalPod::from_status(&pod, &[]);
         local.sandbox_made();
         let container = local.containers.entry("main".into()).or_default();
         // The first restart is immediate, the second after ten seconds.
         for _ in 0..2 {
             let (started, finished) = (begin.wall, begin.wall);
             let (reason, message) = ("Error".into(), String::new());
-            container.now = Now::Exited(Exit { started, finished, exit_code: 1, reason, message });
+            container.now = ContainerPhase::Exited(Exit { started, finished, exit_code: 1, reason, message });
             container.restart_later("main", begin);
         }
         for set_secs in [-3600, 0, 3600] {
-            let after = |seconds| Moment {
+            let after = |seconds| Clocks {
                 wall: begin.wall + SignedDuration::from_secs(set_secs),
                 steady: begin.steady + Duration::from_secs(seconds),
             };
@@ -401,8 +401,8 @@ mod tests {
 
     #[test]
     fn a_container_in_the_runtimes_queue_is_not_started_again() {
-        let (pod, now) = (pod(json!({"name": "p"})), Moment::now());
-        let mut local = LocalPod::learn(&pod, &[]);
+        let (pod, now) = (pod(json!({"name": "p"})), Clocks::now());
+        let mut local = LocalPod::from_status(&pod, &[]);
         local.sandbox_made();
         assert!(matches!(plan(&pod, &local, now), Step::Start(_)));
         let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
@@ -423,12 +423,13 @@ mod tests {
 
     #[test]
     fn a_pause_goes_on_after_a_restart_of_this_process() {
-        let mut container = LocalPod::learn(&pod(json!({"name": "p"})), &[]).container("main");
-        let now = Moment::now();
+        let mut container = LocalPod::from_status(&pod(json!({"name": "p"})), &[]).container("main");
+        let now = Clocks::now();
         for _ in 0..2 {
             let finished = now.wall - SignedDuration::from_secs(7);
             let (reason, message) = ("Error".into(), String::new());
-            container.now = Now::Exited(Exit { started: finished, finished, exit_code: 1, reason, message });
+            container.now =
+                ContainerPhase::Exited(Exit { started: finished, finished, exit_code: 1, reason, message });
             container.restart_later("main", now);
         }
         assert_eq!(container.not_before, Some(now.steady + Duration::from_secs(3)));

@@ -79,7 +79,7 @@ impl Worker {
         self.events.normal(pod, "Pulling", format!("Pulling image {image:?}"));
         let began = Instant::now();
         let secrets = self.pull_secrets(pod).await;
-        let pulled = self.slowly(pod, local, images.pull(image, &secrets));
+        let pulled = self.with_progress_status(pod, local, images.pull(image, &secrets));
         match self.unless_deleted(pod, pulled).await {
             None => false,
             Some(Ok(record)) => {

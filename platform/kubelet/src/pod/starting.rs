@@ -20,7 +20,7 @@ use super::{
     devices,
     fields::NodeView,
     hooks::{Hook, LifecycleMoment},
-    local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
+    local::{ContainerPhase, LocalPod, REASON_ENVIRONMENT, REASON_PULL},
     plan, service_links,
     worker::Worker,
 };
@@ -70,7 +70,8 @@ impl Worker {
         };
         let resolved = match resolved {
             Ok(resolved) => {
-                let filled = Box::pin(self.slowly(pod, local, self.with_files(pod, local, resolved)));
+                let filled =
+                    Box::pin(self.with_progress_status(pod, local, self.with_files(pod, local, resolved)));
                 match self.unless_deleted(pod, filled).await {
                     None => return,
                     Some(Ok(resolved)) => Ok(resolved),
@@ -100,7 +101,7 @@ impl Worker {
         let (reason, message) = match resolved {
             Err(waiting) => waiting,
             Ok(resolved) => match self
-                .unless_deleted(pod, self.slowly(pod, local, runtime.start_container(resolved)))
+                .unless_deleted(pod, self.with_progress_status(pod, local, runtime.start_container(resolved)))
                 .await
             {
                 None => return,
@@ -165,7 +166,7 @@ impl Worker {
                 () = ended => Err("the container ended before it".into()),
             }
         };
-        let done = Box::pin(self.unless_deleted(pod, self.slowly(pod, local, hooked))).await;
+        let done = Box::pin(self.unless_deleted(pod, self.with_progress_status(pod, local, hooked))).await;
         let Some(Err(why)) = done else { return };
         self.events.warning(pod, "FailedPostStartHook", format!("PostStartHook failed: {why}"));
         self.events.normal(pod, "Killing", "FailedPostStartHook");
@@ -280,7 +281,12 @@ impl Worker {
     }
 
     /// Runs `work`, and writes the status `ContainerCreating` when it takes longer than [`SLOW_START`].
-    pub(super) async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
+    pub(super) async fn with_progress_status<T>(
+        &self,
+        pod: &Pod,
+        local: &LocalPod,
+        work: impl Future<Output = T>,
+    ) -> T {
         let mut work = std::pin::pin!(work);
         tokio::select! {
             biased;
@@ -323,9 +329,10 @@ impl Worker {
             return Ok(Outcome::Done);
         }
         self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
-        let mut local = LocalPod::learn(pod, &[]);
+        let mut local = LocalPod::from_status(pod, &[]);
         for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
-            let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.clone() };
+            let waiting =
+                ContainerPhase::Waiting { reason: "ContainerCreating".into(), message: message.clone() };
             local.containers.entry(container.name.clone()).or_default().now = waiting;
         }
         self.write_status(pod, &local, Timestamp::now()).await?;

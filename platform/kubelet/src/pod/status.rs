@@ -12,7 +12,7 @@ use mayfly_runtime::{REASON_NODE_FAIL, REASON_PREEMPTED};
 
 use super::{
     evicting::EVICTED,
-    local::{Exit, LocalContainer, LocalPod, Now, REASON_LOST},
+    local::{ContainerPhase, Exit, LocalContainer, LocalPod, REASON_LOST},
     plan::{
         self, Completion, completion, ephemeral_containers, has_initialised, init_failed, is_sidecar,
         needs_collecting, probed_containers,
@@ -41,7 +41,7 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         let known = local.container(&container.name);
         match is_sidecar(container) {
             true => plan::is_started(container, &known),
-            false => matches!(&known.now, Now::Exited(exit) if exit.exit_code == 0),
+            false => matches!(&known.now, ContainerPhase::Exited(exit) if exit.exit_code == 0),
         }
     };
     let initialised = has_initialised(spec, local) || inits.iter().all(is_done);
@@ -50,10 +50,12 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         .map(|container| container.name.as_str())
         .collect();
     let lost = local.containers.values().find_map(|container| match &container.now {
-        Now::Exited(exit) if exit.reason == REASON_LOST => {
+        ContainerPhase::Exited(exit) if exit.reason == REASON_LOST => {
             Some("The pod was lost when the node's agent started again")
         }
-        Now::Exited(exit) if [REASON_NODE_FAIL, REASON_PREEMPTED].contains(&exit.reason.as_str()) => {
+        ContainerPhase::Exited(exit)
+            if [REASON_NODE_FAIL, REASON_PREEMPTED].contains(&exit.reason.as_str()) =>
+        {
             Some(exit.message.as_str())
         }
         _ => None,
@@ -114,7 +116,7 @@ fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
     // As upstream: running once every container has been started at least once.
     let started = |container: &Container| {
         let local = local.container(&container.name);
-        local.last.is_some() || !matches!(local.now, Now::Waiting { .. })
+        local.last.is_some() || !matches!(local.now, ContainerPhase::Waiting { .. })
     };
     if spec.containers.iter().all(started) { "Running" } else { "Pending" }
 }
@@ -221,7 +223,7 @@ fn statuses(
         .iter()
         .map(|container| {
             let mut known = local.container(&container.name);
-            if let Now::Waiting { reason, .. } = &mut known.now
+            if let ContainerPhase::Waiting { reason, .. } = &mut known.now
                 && reason == "ContainerCreating"
             {
                 *reason = if may_start { waiting.into() } else { "PodInitializing".into() };
@@ -232,7 +234,7 @@ fn statuses(
 }
 
 fn container_status(container: &Container, uid: &str, known: &LocalContainer) -> ContainerStatus {
-    let started = !matches!(known.now, Now::Waiting { .. });
+    let started = !matches!(known.now, ContainerPhase::Waiting { .. });
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -242,18 +244,18 @@ fn container_status(container: &Container, uid: &str, known: &LocalContainer) ->
         started: Some(plan::is_started(container, known)),
         restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
         state: Some(match &known.now {
-            Now::Waiting { reason, message } => ContainerState {
+            ContainerPhase::Waiting { reason, message } => ContainerState {
                 waiting: Some(ContainerStateWaiting {
                     reason: Some(reason.clone()),
                     message: Some(message.clone()).filter(|text| !text.is_empty()),
                 }),
                 ..ContainerState::default()
             },
-            Now::Running { started } => ContainerState {
+            ContainerPhase::Running { started } => ContainerState {
                 running: Some(ContainerStateRunning { started_at: Some(Time(*started)) }),
                 ..ContainerState::default()
             },
-            Now::Exited(exit) => terminated(exit),
+            ContainerPhase::Exited(exit) => terminated(exit),
         }),
         last_state: known.last.as_ref().map(terminated),
         ..ContainerStatus::default()
@@ -289,7 +291,7 @@ mod tests {
         .unwrap();
         let at = Timestamp::UNIX_EPOCH;
         for (reason, disrupted) in [(REASON_NODE_FAIL, true), (REASON_PREEMPTED, true), ("Error", false)] {
-            let mut local = LocalPod::learn(&pod, &[]);
+            let mut local = LocalPod::from_status(&pod, &[]);
             let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
             let (reason, message) = (reason.to_owned(), "Slurm job 7".to_owned());
             let exit = ContainerState::Exited { started: at, finished: at, exit_code: 137, reason, message };
@@ -320,7 +322,7 @@ mod tests {
                 "metadata": {"name": "p", "uid": "u", "annotations": annotations},
                 "spec": {"restartPolicy": "Never", "containers": [{"name": "main"}]}}))
             .unwrap();
-            let mut local = LocalPod::learn(&pod, &[]);
+            let mut local = LocalPod::from_status(&pod, &[]);
             let id = ContainerId { pod: local.uid.clone(), name: "main".into(), attempt: 0 };
             let (reason, message) = ("Completed".to_owned(), String::new());
             let exit = ContainerState::Exited { started: at, finished: at, exit_code: 0, reason, message };

@@ -130,7 +130,7 @@ impl Worker {
                     }
                 };
                 tokio::join!(hook, self.withdrawn(pod, local, ends));
-                stop(&**runtime, id, rest(ends, grace)).await;
+                stop(&**runtime, id, remaining(ends, grace)).await;
             }
         });
         tokio::join!(join_all(hooks_of_sidecars), join_all(end_of_others));
@@ -138,7 +138,7 @@ impl Worker {
             for id in group {
                 self.events.normal(pod, "Killing", format!("Stopping container {}", id.name));
             }
-            join_all(group.iter().map(|id| stop(&**runtime, id, rest(ends, grace)))).await;
+            join_all(group.iter().map(|id| stop(&**runtime, id, remaining(ends, grace)))).await;
         }
     }
 
@@ -179,7 +179,7 @@ impl Worker {
         let ends = Instant::now() + *grace;
         let work = async {
             self.pre_stop(pod, local, runtime, &id, ends, *grace).await;
-            runtime.stop_container(&id, rest(ends, *grace)).await
+            runtime.stop_container(&id, remaining(ends, *grace)).await
         };
         let stopped = self.unless_deleted(pod, work).await;
         let known = local.containers.entry(container.name.clone()).or_default();
@@ -197,7 +197,7 @@ impl Worker {
 }
 
 /// The remaining part of a grace period.
-fn rest(ends: Instant, grace: Duration) -> Duration {
+fn remaining(ends: Instant, grace: Duration) -> Duration {
     match grace.is_zero() {
         true => Duration::ZERO,
         false => ends.saturating_duration_since(Instant::now()).max(GRACE_MIN.min(grace)),
@@ -243,9 +243,9 @@ mod tests {
     async fn every_container_has_a_moment_to_end_unless_it_is_killed() {
         let now = Instant::now();
         let seconds = Duration::from_secs;
-        assert_eq!(rest(now + seconds(30), seconds(30)), seconds(30));
-        assert_eq!(rest(now, seconds(30)), seconds(2), "the hook took it all");
-        assert_eq!(rest(now, seconds(1)), seconds(1));
-        assert_eq!(rest(now, Duration::ZERO), Duration::ZERO);
+        assert_eq!(remaining(now + seconds(30), seconds(30)), seconds(30));
+        assert_eq!(remaining(now, seconds(30)), seconds(2), "the hook took it all");
+        assert_eq!(remaining(now, seconds(1)), seconds(1));
+        assert_eq!(remaining(now, Duration::ZERO), Duration::ZERO);
     }
 }

@@ -27,7 +27,7 @@ use super::{
     container,
     dns::ClusterDnsServer,
     evicting::EVICTED,
-    local::{LocalPod, Moment},
+    local::{Clocks, LocalPod},
     plan::{Step, plan},
     status,
     withdrawal::ServedEndpoints,
@@ -76,7 +76,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// Executes the next steps for one pod.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
-        let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
+        let pod = self.pods.get(&key).filter(|pod| self.is_bound_here(pod));
         self.forget_replaced(&key, pod.as_deref()).await;
         let Some(mut pod) = pod else { return Ok(Outcome::Done) };
         let Some(runtime) = self.runtimes.of_pod(&pod).cloned() else { return self.no_runtime(&pod).await };
@@ -87,7 +87,7 @@ impl Worker {
             }
             local.observe_probes(self.probes.verdicts(&local.uid));
             self.probes.sync(&pod, &local, &runtime);
-            let now = Moment::now();
+            let now = Clocks::now();
             match plan(&pod, &local, now) {
                 Step::Wait(rest) => {
                     self.keep(&key, &local);
@@ -112,7 +112,7 @@ impl Worker {
         Ok(Outcome::RequeueAfter(Duration::ZERO))
     }
 
-    pub(crate) fn is_mine(&self, pod: &Pod) -> bool {
+    pub(crate) fn is_bound_here(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(self.node.as_str())
     }
 
@@ -125,7 +125,7 @@ impl Worker {
             return local.clone();
         }
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
-        let mut local = LocalPod::learn(pod, &runtime.containers(&uid));
+        let mut local = LocalPod::from_status(pod, &runtime.containers(&uid));
         local.sandbox |= runtime.sandboxes().contains(&uid);
         if runtime.assigns_addresses() {
             return local;
@@ -163,7 +163,7 @@ impl Worker {
             Step::Restart(name) => {
                 let title = title(pod);
                 let container = local.containers.entry(name.clone()).or_default();
-                if container.restart_later(&format!("container={name} pod={title}"), Moment::now()) {
+                if container.restart_later(&format!("container={name} pod={title}"), Clocks::now()) {
                     let message = format!("Back-off restarting failed container {name} in pod {title}");
                     self.events.warning(pod, "BackOff", message);
                 }

@@ -25,7 +25,7 @@ use super::{
     thresholds::{ProbeCounter, ProbeKind, ProbeTiming},
 };
 use crate::pod::{
-    local::{LocalPod, Now},
+    local::{ContainerPhase, LocalPod},
     plan,
 };
 
@@ -125,7 +125,7 @@ fn wanted<'a>(pod: &'a Pod, local: &LocalPod) -> Vec<(ProbeId, &'a Container, Ti
     let mut wanted = Vec::new();
     for container in plan::probed_containers(spec) {
         let known = local.container(&container.name);
-        let Now::Running { started } = known.now else { continue };
+        let ContainerPhase::Running { started } = known.now else { continue };
         let kinds: &[ProbeKind] = match plan::is_started(container, &known) {
             false => &[ProbeKind::Startup],
             true => &[ProbeKind::Liveness, ProbeKind::Readiness],

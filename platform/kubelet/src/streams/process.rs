@@ -353,7 +353,7 @@ impl ClientInput {
         while let Some(bytes) = received.next().await {
             codec.push(&bytes);
             while let Some(frame) = codec.next_frame()? {
-                if let Some(answer) = self.take(frame, &mut codec).await?
+                if let Some(answer) = self.handle_frame(frame, &mut codec).await?
                     && self.client.frames.send(answer).await.is_err()
                 {
                     return Ok(());
@@ -366,7 +366,7 @@ impl ClientInput {
     }
 
     /// Handles a frame, and returns the response.
-    async fn take(&mut self, frame: Frame, codec: &mut Codec) -> Result<Option<Bytes>, SpdyError> {
+    async fn handle_frame(&mut self, frame: Frame, codec: &mut Codec) -> Result<Option<Bytes>, SpdyError> {
         let windows = &self.client.windows;
         match frame {
             Frame::Open { stream, headers, fin } => {

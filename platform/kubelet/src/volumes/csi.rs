@@ -201,7 +201,7 @@ impl CsiVolumes {
         driver.node_publish_volume(request).await?;
         if !is_published(source, &target) {
             return Err(driver
-                .lied("NodePublishVolume", format!("nothing is at {}", target.display()))
+                .invalid_response("NodePublishVolume", format!("nothing is at {}", target.display()))
                 .into());
         }
         self.expand(&driver, source, &mut record, &journal).await?;

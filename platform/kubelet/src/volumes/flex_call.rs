@@ -85,7 +85,7 @@ pub(super) async fn call(
     };
     let status = status.map_err(no_driver)?;
     let (stdout, stderr) = tokio::join!(rest(stdout), rest(stderr));
-    judge(driver, call, status.code(), &stdout, &stderr)
+    parse_result(driver, call, status.code(), &stdout, &stderr)
 }
 
 async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
@@ -110,7 +110,7 @@ async fn rest(mut reading: tokio::task::JoinHandle<String>) -> String {
 }
 
 /// Interprets the exit code and the outputs.
-fn judge(
+fn parse_result(
     driver: &str,
     call: &str,
     code: Option<i32>,
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn answers_are_judged_with_the_exit_code() {
-        let judged = |code, stdout: &str, stderr: &str| judge("a/b", "mount", code, stdout, stderr);
+        let judged = |code, stdout: &str, stderr: &str| parse_result("a/b", "mount", code, stdout, stderr);
         let good = judged(Some(0), "{\"status\": \"Success\", \"device\": \"/dev/x\"}\n", "noise").unwrap();
         assert_eq!((good.device.as_str(), good.capabilities.attach), ("/dev/x", true));
         let answer =

@@ -60,8 +60,8 @@ fn sizes_that_hold_nothing_are_refused() {
         assert!(error.contains(expected), "{error}");
     }
     assert_eq!(memory("64Ki").resolve().unwrap().function_memory_bytes, Some(64 << 10));
-    assert_eq!(memory("64Ki").resolve().unwrap().doubt(), None);
-    assert!(memory("100Ti").resolve().unwrap().doubt().unwrap().contains("more than the"));
+    assert_eq!(memory("64Ki").resolve().unwrap().warning(), None);
+    assert!(memory("100Ti").resolve().unwrap().warning().unwrap().contains("more than the"));
     assert_eq!(artifacts("1Mi").resolve().unwrap().artifact_bytes_max, 1 << 20);
 }
 

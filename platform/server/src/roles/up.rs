@@ -69,8 +69,8 @@ pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let config = args.resolve()?;
     let data_dir = data_dir.unless_configured(config.data_dir.clone());
     logging::start(&config.log, config.log_format)?;
-    if let Some(doubt) = config.doubt() {
-        tracing::warn!("{doubt}");
+    if let Some(warning) = config.warning() {
+        tracing::warn!("{warning}");
     }
     let connections = open_files::connections();
     let runtimes = Runtimes::create()?;

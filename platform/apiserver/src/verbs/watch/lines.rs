@@ -24,7 +24,7 @@ const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 const WATCH_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The times of a watch's bookmarks, and its end.
-pub(super) struct Rhythm {
+pub(super) struct WatchTimers {
     bookmarks: Option<Interval>,
     last_bookmark: Option<Instant>,
     deadline: Instant,
@@ -46,13 +46,13 @@ pub(super) struct Lines {
     writer: LineWriter,
     initial: std::vec::IntoIter<Arc<Entry>>,
     end_bookmark: Option<Revision>,
-    rhythm: Rhythm,
+    timers: WatchTimers,
     ended: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl ServerState {
-    pub(super) fn rhythm(&self, query: &Query) -> Rhythm {
+    pub(super) fn timers(&self, query: &Query) -> WatchTimers {
         let now = Instant::now();
         let lasts = match query.timeout_seconds {
             Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WATCH_MAX),
@@ -60,7 +60,7 @@ impl ServerState {
         };
         let interval = self.config.bookmark_interval;
         let bookmarks = query.allow_watch_bookmarks;
-        Rhythm {
+        WatchTimers {
             bookmarks: bookmarks.then(|| interval_at(now + interval, interval)),
             // As upstream, a watch shorter than that sends none.
             last_bookmark: lasts
@@ -74,7 +74,7 @@ impl ServerState {
     }
 }
 
-impl Rhythm {
+impl WatchTimers {
     async fn wake<T>(&mut self, event: impl Future<Output = T>) -> Wake<T> {
         let tick = async {
             match &mut self.bookmarks {
@@ -105,16 +105,16 @@ impl Lines {
         end_bookmark: bool,
         selection: Selection,
         view: ObjectView,
-        rhythm: Rhythm,
+        timers: WatchTimers,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
             source: beginning.source,
             selection,
-            writer: LineWriter::new(view, Clock::clone(&rhythm.clock)),
+            writer: LineWriter::new(view, Clock::clone(&timers.clock)),
             initial: beginning.initial.into_iter(),
             end_bookmark: end_bookmark.then_some(beginning.after),
-            rhythm,
+            timers,
             ended: false,
             _permit: permit,
         }
@@ -134,7 +134,7 @@ impl Lines {
         }
         self.initial_lines(&mut out);
         while out.is_empty() {
-            match self.rhythm.wake(self.source.next()).await {
+            match self.timers.wake(self.source.next()).await {
                 Wake::Event(event) => {
                     self.event(&mut out, event);
                     while !self.ended && out.len() < FRAME_BYTES {
@@ -172,7 +172,7 @@ impl Lines {
             Ok(event) => event,
             Err(ended) => {
                 self.ended = true;
-                if let WatchEnded::Because(error) = ended {
+                if let WatchEnded::Failed(error) = ended {
                     LineWriter::error(out, &error);
                 }
                 return;

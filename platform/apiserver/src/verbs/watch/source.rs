@@ -16,9 +16,9 @@ pub(crate) enum WatchSource {
 /// There will be no more events.
 pub(crate) enum WatchEnded {
     /// The stream ends without an error, and the client reconnects.
-    Quietly,
+    Closed,
     /// The watch ends with this error.
-    Because(ApiError),
+    Failed(ApiError),
 }
 
 impl WatchSource {
@@ -27,9 +27,9 @@ impl WatchSource {
         match self {
             Self::Objects { watch, .. } => match watch.next().await {
                 Ok(event) => Ok(event),
-                Err(WatchClosed::Closed) => Err(WatchEnded::Quietly),
+                Err(WatchClosed::Closed) => Err(WatchEnded::Closed),
                 Err(WatchClosed::Lagged { oldest }) => {
-                    Err(WatchEnded::Because(ApiError::expired(watch.progress().0, oldest.0)))
+                    Err(WatchEnded::Failed(ApiError::expired(watch.progress().0, oldest.0)))
                 }
             },
             Self::View(events) => events.next().await,

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::file::Expect;
-use super::run::Ran;
+use super::run::CaseResult;
 
 /// A difference between the expected and the actual result.
 #[derive(Debug, PartialEq, Serialize)]
@@ -16,7 +16,7 @@ pub(super) struct Difference {
 }
 
 /// All differences, in the order of the expectation.
-pub(super) fn compare(expect: &Expect, ran: &Ran) -> Vec<Difference> {
+pub(super) fn compare(expect: &Expect, ran: &CaseResult) -> Vec<Difference> {
     let mut found = Vec::new();
     if expect.nothing {
         return found;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn success_is_expected_unless_an_error_is() {
-        let ran = Ran { status: "FAILED".into(), error: Some("E".into()), ..Ran::default() };
+        let ran = CaseResult { status: "FAILED".into(), error: Some("E".into()), ..CaseResult::default() };
         assert_eq!(compare(&Expect::default(), &ran)[0].what, "status");
         assert!(compare(&Expect { error: Some("E".into()), ..Expect::default() }, &ran).is_empty());
         assert!(compare(&Expect::nothing(), &ran).is_empty());

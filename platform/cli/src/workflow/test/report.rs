@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::check::{Difference, seconds};
 use super::coverage::Coverage;
-use super::run::Ran;
+use super::run::CaseResult;
 
 /// The length limit of a value, in characters.
 const VALUE_LETTERS_MAX: usize = 400;
@@ -30,7 +30,7 @@ pub(super) struct FileReport {
 /// The report about one case.
 pub(super) struct CaseReport {
     name: String,
-    pub(super) ran: Ran,
+    pub(super) ran: CaseResult,
     differences: Vec<Difference>,
 }
 
@@ -109,7 +109,7 @@ impl FileReport {
 }
 
 impl CaseReport {
-    pub(super) fn new(name: String, ran: Ran, differences: Vec<Difference>) -> Self {
+    pub(super) fn new(name: String, ran: CaseResult, differences: Vec<Difference>) -> Self {
         Self { name, ran, differences }
     }
 

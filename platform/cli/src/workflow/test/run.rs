@@ -41,7 +41,7 @@ const CHILDREN_MAX: usize = 10_000;
 
 /// The result of a case.
 #[derive(Debug, Default)]
-pub(super) struct Ran {
+pub(super) struct CaseResult {
     pub(super) status: String,
     pub(super) output: Option<Value>,
     pub(super) error: Option<String>,
@@ -57,7 +57,7 @@ pub(super) struct Ran {
 }
 
 /// Runs one case to its end, or until it cannot continue.
-pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<Ran> {
+pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<CaseResult> {
     let script = MockScript::new(file, case);
     let start = match case.now.or(file.now) {
         Some(now) => now,
@@ -83,16 +83,16 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
 
 async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> anyhow::Result<Engine> {
     let deps = EngineDeps {
-        functions: Arc::new(Nobody),
-        http: Arc::new(Nobody),
+        functions: Arc::new(NoServices),
+        http: Arc::new(NoServices),
         objects: Arc::new(Files::new(&file.files)),
         clock: Arc::new(VirtualClock::at(start)),
-        randomness: Arc::new(Repeatable::default()),
+        randomness: Arc::new(SeededRandom::default()),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
     let engine = Engine::open(config, deps).await?;
-    engine.bind_activities(Arc::new(Nobody));
+    engine.bind_activities(Arc::new(NoServices));
     engine.bind_mocks(script);
     Ok(engine)
 }
@@ -122,7 +122,7 @@ async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<S
 }
 
 /// Names the states of a loop that was ended only by the limit of events.
-fn endless_loop(ran: &Ran) -> Option<String> {
+fn endless_loop(ran: &CaseResult) -> Option<String> {
     let events = ran.events.first().map_or(0, |events| events.len());
     if ran.status != "FAILED" || (events as u64) < HISTORY_EVENTS_MAX {
         return None;
@@ -140,18 +140,18 @@ fn endless_loop(ran: &Ran) -> Option<String> {
     ))
 }
 
-async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Result<Ran> {
+async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Result<CaseResult> {
     let described = engine.describe(arn).await?.context("the execution is gone")?;
     let events = engine.events(arn).await?.context("the execution is gone")?;
     let path =
         events.iter().filter(|event| is_entry(event)).filter_map(|event| text(event, "name")).collect();
-    let mut ran = Ran {
+    let mut ran = CaseResult {
         status: described.status.as_str().to_owned(),
         output: described.output.as_deref().map(serde_json::from_str).transpose()?,
         error: described.error,
         cause: described.cause,
         path,
-        ..Ran::default()
+        ..CaseResult::default()
     };
     let ends = described.stop_date.or_else(|| Timestamp::from_millisecond(events.last()?.at_ms).ok());
     let elapsed = ends.map(|ends| ends.duration_since(described.start_date));
@@ -190,21 +190,21 @@ pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
 }
 
 /// Never called: the mocks answer first.
-struct Nobody;
+struct NoServices;
 
-impl Functions for Nobody {
+impl Functions for NoServices {
     fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
         Box::pin(async { Err(FunctionError::new("Mayfly.NoMock", String::new()).into()) })
     }
 }
 
-impl HttpTasks for Nobody {
+impl HttpTasks for NoServices {
     fn send(&self, _request: http::Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
         Box::pin(async { Err("there is no network in a test".to_owned()) })
     }
 }
 
-impl Activities for Nobody {
+impl Activities for NoServices {
     fn exists(&self, _arn: &str) -> bool {
         true
     }
@@ -212,9 +212,9 @@ impl Activities for Nobody {
 
 /// Deterministic random numbers.
 #[derive(Default)]
-struct Repeatable(AtomicU64);
+struct SeededRandom(AtomicU64);
 
-impl Randomness for Repeatable {
+impl Randomness for SeededRandom {
     fn bytes(&self) -> [u8; 16] {
         let digest = Sha256::digest(self.0.fetch_add(1, Ordering::Relaxed).to_be_bytes());
         let mut bytes = [0; 16];

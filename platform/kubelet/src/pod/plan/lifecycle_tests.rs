@@ -12,7 +12,7 @@ fn pod(spec: Value) -> Pod {
 /// `name=state`, where a state is `wait`, `run`, `0` to `9` (an exit code), or `run` with probe results: `+s` the
 /// startup probe succeeded, `-l` the liveness probe failed.
 fn local(pod: &Pod, states: &str) -> LocalPod {
-    let mut local = LocalPod::learn(pod, &[]);
+    let mut local = LocalPod::from_status(pod, &[]);
     local.sandbox_made();
     for state in states.split_whitespace() {
         let (name, state) = state.split_once('=').unwrap();
@@ -21,10 +21,11 @@ fn local(pod: &Pod, states: &str) -> LocalPod {
         match (state, state.parse::<i32>()) {
             (_, Ok(exit_code)) => {
                 let (reason, message) = (String::new(), String::new());
-                container.now = Now::Exited(Exit { started: at, finished: at, exit_code, reason, message });
+                container.now =
+                    ContainerPhase::Exited(Exit { started: at, finished: at, exit_code, reason, message });
             }
             ("wait", _) => {}
-            _ => container.now = Now::Running { started: at },
+            _ => container.now = ContainerPhase::Running { started: at },
         }
         container.probes = ProbeVerdicts {
             startup: state.contains("+s").then_some(true).or(state.contains("-s").then_some(false)),
@@ -37,7 +38,7 @@ fn local(pod: &Pod, states: &str) -> LocalPod {
 
 /// The next step in a word.
 fn next(pod: &Pod, states: &str) -> String {
-    match plan(pod, &local(pod, states), Moment::now()) {
+    match plan(pod, &local(pod, states), Clocks::now()) {
         Step::Start(container) => format!("start {}", container.name),
         Step::Restart(name) => format!("restart {name}"),
         Step::Kill(failure) => format!("kill {} {}s", failure.container.name, failure.grace.as_secs()),
@@ -115,7 +116,7 @@ fn a_container_that_a_probe_killed_starts_again_unless_it_never_does() {
         let pod = pod(json!({"restartPolicy": policy, "containers": [{"name": "a"}]}));
         let mut local = local(&pod, "a=0");
         local.containers.get_mut("a").unwrap().killed_by_probe = true;
-        let said = match plan(&pod, &local, Moment::now()) {
+        let said = match plan(&pod, &local, Clocks::now()) {
             Step::Restart(name) => format!("restart {name}"),
             Step::Finish { grace } => format!("finish {}s", grace.as_secs()),
             step => format!("{step:?}"),
@@ -133,7 +134,7 @@ fn messages_about_failed_probes_are_upstreams() {
         let probe = json!({"exec": {}});
         let spec = json!({"restartPolicy": policy, "containers": [{"name": "a", "livenessProbe": probe}]});
         let pod = pod(spec);
-        let Step::Kill(failure) = plan(&pod, &local(&pod, "a=run-l"), Moment::now()) else {
+        let Step::Kill(failure) = plan(&pod, &local(&pod, "a=run-l"), Clocks::now()) else {
             panic!("{policy}")
         };
         assert_eq!(failure.message, message);

@@ -143,7 +143,7 @@ impl GatewayFunctions {
 
     /// Maps a refusal of the gateway to the call's outcome, or to a reason to retry later.
     fn refused(&self, function: &str, refusal: &Refusal) -> InvokeError {
-        match is_passing(refusal, self.gateway.is_ready()) {
+        match is_transient(refusal, self.gateway.is_ready()) {
             true => InvokeError::Unavailable { reason: refusal.to_string() },
             false => refused(function, &self.arns, refusal).into(),
         }
@@ -153,7 +153,7 @@ impl GatewayFunctions {
 /// Whether a refusal is not about the function: the gateway does not know all routes yet, is being stopped, or the
 /// function's first revision is being created. A failed revision stays refused until a new one is deployed, which
 /// retriers and catchers have to see.
-fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
+fn is_transient(refusal: &Refusal, routes_known: bool) -> bool {
     match refusal.code {
         RefusalCode::ShuttingDown => true,
         RefusalCode::NotReady => !routes_known || refusal.retry_after.is_some(),
@@ -300,7 +300,7 @@ mod tests {
             (RefusalCode::Trapped, None, false, false),
             (RefusalCode::QueueFull, soon, true, false),
         ] {
-            assert_eq!(is_passing(&refusal(code, retry_after), routes_known), passing, "{code:?}");
+            assert_eq!(is_transient(&refusal(code, retry_after), routes_known), passing, "{code:?}");
         }
     }
 

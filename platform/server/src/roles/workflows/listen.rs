@@ -25,19 +25,19 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 const EVENTS_TARGET: &str = "AWSEvents.";
 
 #[derive(Clone)]
-struct Doors {
+struct ListenerState {
     workflows: Router,
     events: EventRules,
 }
 
 /// The Step Functions API, and events on the same listener.
 pub(super) fn routes(api: Api, events: EventRules, invocations: Arc<Invocations>) -> Router {
-    let doors = Doors { workflows: router(api), events };
+    let state = ListenerState { workflows: router(api), events };
     let root = post(by_target).fallback(not_a_call);
     Router::new()
         .route("/", root)
         .route("/events", post(cloud_events))
-        .with_state(doors)
+        .with_state(state)
         .merge(super::invocations::routes(invocations))
 }
 
@@ -49,11 +49,11 @@ async fn not_a_call() -> Response {
 }
 
 /// Routes by the target header: AWS services share one address.
-async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Response {
+async fn by_target(State(state): State<ListenerState>, request: Request<Body>) -> Response {
     let target =
         request.headers().get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
     let Some(operation) = target.strip_prefix(EVENTS_TARGET).map(str::to_owned) else {
-        return match doors.workflows.oneshot(request).await {
+        return match state.workflows.oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         };
@@ -68,7 +68,7 @@ async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Respon
         return aws_answer(400, &refusal("UnknownOperationException", why));
     }
     match serde_json::from_slice::<Value>(&body) {
-        Ok(request) => match events::put(&doors.events, &request).await {
+        Ok(request) => match events::put(&state.events, &request).await {
             Ok(answer) => aws_answer(200, &answer),
             Err(why) => aws_answer(400, &refusal("ValidationException", why)),
         },
@@ -77,7 +77,7 @@ async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Respon
 }
 
 /// CloudEvents 1.0 over HTTP: structured, a batch of them, or binary.
-async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Response {
+async fn cloud_events(State(state): State<ListenerState>, request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
     let Ok(body) = read(body).await else {
         let why = format!("a request has {BODY_BYTES_MAX} bytes at most\n");
@@ -89,7 +89,7 @@ async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Res
         Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
     };
     for (event, identity) in &events {
-        if let Err(why) = doors.events.publish(event, identity).await {
+        if let Err(why) = state.events.publish(event, identity).await {
             return (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
         }
     }
