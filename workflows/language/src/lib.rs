@@ -14,6 +14,7 @@
 //! that flows through states begins at [`value`] and is put together in
 //! [`dataflow`].
 
+pub mod arn;
 pub mod choice;
 pub mod dataflow;
 pub mod definition;
