@@ -1,10 +1,11 @@
 //! CreateActivity, DescribeActivity, DeleteActivity, ListActivities, GetActivityTask.
 
+use mayfly_workflows_language::arn::ArnParts;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::arn::{Arn, CredentialScope, check_name};
+use super::arn::{CredentialScope, check_name};
 use super::params::{ResponseFields, date, optional, text};
 use super::{Answer, Api, StepFunctionsError, paging, state_machines, tags};
 use mayfly_workflows_engine::catalog::{Activity, NewActivity};
@@ -35,7 +36,7 @@ impl Api {
     }
 
     pub(super) async fn delete_activity(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "activityArn"), &["activity"])?.text.to_owned();
+        let arn = ArnParts::of(text(params, "activityArn"), &["activity"])?.text.to_owned();
         self.change(move |book| book.plan_delete_activity(&arn)).await?;
         Ok(json!({}))
     }
@@ -74,7 +75,7 @@ impl Api {
     }
 
     fn known_activity(&self, params: &Value) -> Result<Arc<Activity>, StepFunctionsError> {
-        let arn = Arn::of(text(params, "activityArn"), &["activity"])?.text;
+        let arn = ArnParts::of(text(params, "activityArn"), &["activity"])?.text;
         self.catalog.read().activity(arn).cloned().ok_or_else(|| StepFunctionsError::activity_missing(arn))
     }
 }

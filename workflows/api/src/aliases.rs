@@ -1,9 +1,9 @@
 //! CreateStateMachineAlias, UpdateStateMachineAlias, DescribeStateMachineAlias, DeleteStateMachineAlias,
 //! ListStateMachineAliases.
 
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use serde_json::{Value, json};
 
-use super::arn::{Arn, Qualifier};
 use super::params::{ResponseFields, date, optional, text};
 use super::{Answer, Api, StepFunctionsError, paging};
 use mayfly_workflows_engine::catalog::{Alias, NewAlias, Route, UpdateAlias};
@@ -12,7 +12,7 @@ impl Api {
     pub(super) async fn create_alias(&self, params: &Value) -> Answer {
         let routes = routes(params)?.unwrap_or_default();
         let machine_arn = match routes.first() {
-            Some(route) => Arn::of(&route.version_arn, &["stateMachine"])?.unqualified(),
+            Some(route) => route.version_arn.unqualified(),
             None => return Err(StepFunctionsError::resource_missing()),
         };
         self.finish_deletion(&machine_arn).await?;
@@ -24,7 +24,7 @@ impl Api {
             now: self.now(),
         };
         let alias = self.change(|book| book.plan_create_alias(new)).await?;
-        Ok(json!({"stateMachineAliasArn": alias.arn, "creationDate": date(alias.created)}))
+        Ok(json!({"stateMachineAliasArn": alias.arn.as_str(), "creationDate": date(alias.created)}))
     }
 
     pub(super) async fn update_alias(&self, params: &Value) -> Answer {
@@ -64,21 +64,21 @@ impl Api {
 
     /// In order of creation; a version's ARN lists the aliases that route to it.
     pub(super) fn list_aliases(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        let list = format!("ListStateMachineAliases {}", arn.text);
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        let list = format!("ListStateMachineAliases {arn}");
         let after = paging::position(&list, params)?;
         let book = self.catalog.read();
         let machine = book.live(&arn.unqualified())?;
         let mut all: Vec<_> = book.aliases(&machine.arn).collect();
         if arn.qualifier().is_some() {
-            all.retain(|alias| alias.routes.iter().any(|route| route.version_arn == arn.text));
+            all.retain(|alias| alias.routes.iter().any(|route| route.version_arn == arn));
         }
         all.sort_by_key(|alias| alias.order);
         let size = paging::page_size(params);
         let (page, next) = paging::page(all, size, after.as_deref(), |alias| alias.name.clone());
-        let items = page
-            .into_iter()
-            .map(|alias| json!({"stateMachineAliasArn": alias.arn, "creationDate": date(alias.created)}));
+        let items = page.into_iter().map(
+            |alias| json!({"stateMachineAliasArn": alias.arn.as_str(), "creationDate": date(alias.created)}),
+        );
         let next = next.map(|position| paging::token(&list, &position));
         let fields = ResponseFields::default().set("stateMachineAliases", items.collect::<Vec<_>>());
         Ok(fields.maybe("nextToken", next).done())
@@ -86,15 +86,16 @@ impl Api {
 }
 
 fn routing(alias: &Alias) -> Vec<Value> {
-    let route = |route: &Route| json!({"stateMachineVersionArn": route.version_arn, "weight": route.weight});
+    let route =
+        |route: &Route| json!({"stateMachineVersionArn": route.version_arn.as_str(), "weight": route.weight});
     alias.routes.iter().map(route).collect()
 }
 
 /// The machine and the name in an alias's ARN.
-fn alias_of(text: &str) -> Result<(String, String), StepFunctionsError> {
-    let arn = Arn::of(text, &["stateMachine"])?;
+fn alias_of(text: &str) -> Result<(StateMachineArn, String), StepFunctionsError> {
+    let arn = StateMachineArn::parse(text)?;
     match arn.qualifier() {
-        Some(Qualifier::Alias(name)) => Ok((arn.unqualified(), name.to_owned())),
+        Some(ArnQualifier::Alias(name)) => Ok((arn.unqualified(), name.to_owned())),
         _ => Err(StepFunctionsError::invalid_arn(format_args!("Invalid alias ARN: {text}"))),
     }
 }
@@ -103,14 +104,13 @@ fn alias_of(text: &str) -> Result<(String, String), StepFunctionsError> {
 /// that sum up to 100, versions only, of one machine.
 fn routes(params: &Value) -> Result<Option<Vec<Route>>, StepFunctionsError> {
     let Some(given) = params.get("routingConfiguration").and_then(Value::as_array) else { return Ok(None) };
-    let route = |route: &Value| Route {
-        version_arn: text(route, "stateMachineVersionArn").to_owned(),
-        weight: route.get("weight").and_then(Value::as_u64).unwrap_or(0),
+    let route = |route: &Value| {
+        Ok(Route {
+            version_arn: StateMachineArn::parse(text(route, "stateMachineVersionArn"))?,
+            weight: route.get("weight").and_then(Value::as_u64).unwrap_or(0),
+        })
     };
-    let routes: Vec<Route> = given.iter().map(route).collect();
-    let arns: Result<Vec<Arn<'_>>, StepFunctionsError> =
-        routes.iter().map(|route| Arn::of(&route.version_arn, &["stateMachine"])).collect();
-    let arns = arns?;
+    let routes: Vec<Route> = given.iter().map(route).collect::<Result<_, StepFunctionsError>>()?;
     let refused = |must: &str| {
         let received: Vec<&str> = routes.iter().map(|route| route.version_arn.as_str()).collect();
         let received = received.join(", ");
@@ -128,10 +128,11 @@ fn routes(params: &Value) -> Result<Option<Vec<Route>>, StepFunctionsError> {
             weights.join(", ")
         )));
     }
-    if arns.iter().any(|arn| !matches!(arn.qualifier(), Some(Qualifier::Version(_)))) {
+    let is_version = |route: &Route| matches!(route.version_arn.qualifier(), Some(ArnQualifier::Version(_)));
+    if !routes.iter().all(is_version) {
         return refused("state machine version ARNs");
     }
-    if arns.len() == 2 && arns[0].unqualified() != arns[1].unqualified() {
+    if routes.len() == 2 && routes[0].version_arn.unqualified() != routes[1].version_arn.unqualified() {
         return refused("versions of the same state machine");
     }
     Ok(Some(routes))

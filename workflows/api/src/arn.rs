@@ -1,9 +1,10 @@
-//! Amazon resource names of the `states` service: read at the border, built in one place.
+//! The account and region of a request, and refusals of ARNs and names that are well formed.
 
 use std::fmt;
 
 use super::error::StepFunctionsError;
 use mayfly_workflows_engine::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 
 /// The account and region of a request, from the credential scope of its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,11 @@ impl CredentialScope {
         format!("arn:{}:states:{}:{}:{rest}", self.partition(), self.region, self.account)
     }
 
+    /// The ARN of the state machine with this name.
+    pub fn state_machine(&self, name: &str) -> StateMachineArn {
+        StateMachineArn::from_trusted(self.arn(format_args!("stateMachine:{name}")))
+    }
+
     /// The partition that the region lies in.
     pub fn partition(&self) -> &'static str {
         match &self.region {
@@ -36,108 +42,26 @@ impl CredentialScope {
     }
 }
 
-/// An ARN of this service, split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Arn<'a> {
-    /// The whole text.
-    pub(crate) text: &'a str,
-    /// `stateMachine`, `execution`, `express`, `activity`, `mapRun`.
-    pub(crate) resource: &'a str,
-    /// The parts after the resource type, split at colons; never empty.
-    pub(crate) parts: Vec<&'a str>,
-    /// `arn:<partition>:states:<region>:<account>`.
-    pub(crate) prefix: &'a str,
+/// Refuses `…:stateMachine:<name>/<label>`, a state machine that is a Distributed Map state's: it is neither started
+/// nor described nor changed (API reference of those operations; the wording is Mayfly's own).
+pub(crate) fn not_of_map(arn: &StateMachineArn) -> Result<(), StepFunctionsError> {
+    if !arn.name().contains('/') {
+        return Ok(());
+    }
+    Err(StepFunctionsError::validation(format!(
+        "The qualified state machine ARN refers to a Distributed Map state: '{arn}'"
+    )))
 }
 
-impl<'a> Arn<'a> {
-    /// Splits an ARN of the `states` service, or says why it is none.
-    pub(crate) fn parse(text: &'a str) -> Result<Arn<'a>, StepFunctionsError> {
-        if !text.starts_with("arn:") {
-            return Err(StepFunctionsError::invalid_arn(format_args!("Invalid ARN prefix: {text}")));
-        }
-        let fields: Vec<&str> = text.split(':').collect();
-        if fields.len() < 7 || fields[1..].iter().any(|field| field.is_empty()) {
-            return Err(StepFunctionsError::invalid_arn(format_args!("ARN is not valid: {text}")));
-        }
-        if fields[2] != "states" {
-            return Err(StepFunctionsError::invalid_arn(format_args!(
-                "Service name is invalid: {}",
-                fields[2]
-            )));
-        }
-        let prefix_len = fields[..5].iter().map(|field| field.len() + 1).sum::<usize>() - 1;
-        let arn = Arn { text, resource: fields[5], parts: fields[6..].to_vec(), prefix: &text[..prefix_len] };
-        let most = match arn.resource {
-            "activity" => 1,
-            "stateMachine" | "execution" => 2,
-            "express" | "mapRun" => 3,
-            other => {
-                return Err(StepFunctionsError::invalid_arn(format_args!("Invalid resource type: {other}")));
-            }
-        };
-        if arn.parts.len() > most {
-            return Err(StepFunctionsError::invalid_arn(format_args!("ARN is not valid: {text}")));
-        }
-        Ok(arn)
-    }
-
-    /// Splits an ARN that has to name one of `resources`.
-    pub(crate) fn of(text: &'a str, resources: &[&str]) -> Result<Arn<'a>, StepFunctionsError> {
-        let arn = Arn::parse(text)?;
-        if resources.contains(&arn.resource) { Ok(arn) } else { Err(arn.out_of_place()) }
-    }
-
-    /// The refusal of an ARN of a type that the operation does not accept.
-    pub(crate) fn out_of_place(&self) -> StepFunctionsError {
-        StepFunctionsError::invalid_arn(format_args!(
-            "Resource type not valid in this context: {}",
-            self.resource
-        ))
-    }
-
-    /// The ARN of a state machine without version or alias: `…:stateMachine:<name>`.
-    pub(crate) fn unqualified(&self) -> String {
-        format!("{}:stateMachine:{}", self.prefix, self.parts[0])
-    }
-
-    /// Refuses `…:stateMachine:<name>/<label>`, a state machine that is a Distributed Map state's: it is neither started
-    /// nor described nor changed (API reference of those operations; the wording is ours).
-    pub(crate) fn not_of_map(&self) -> Result<(), StepFunctionsError> {
-        if !self.parts[0].contains('/') {
-            return Ok(());
-        }
-        Err(StepFunctionsError::validation(format!(
-            "The qualified state machine ARN refers to a Distributed Map state: '{}'",
-            self.text
-        )))
-    }
-
-    /// The refusal of a version's or an alias's ARN where only a state machine will do.
-    pub(crate) fn qualified(&self, instead: &str) -> StepFunctionsError {
-        let what = match self.qualifier() {
-            Some(Qualifier::Version(_)) => "a state machine version",
-            _ => "a state machine alias",
-        };
-        StepFunctionsError::invalid_arn(format_args!("ARN is of {what}: {}; {instead}", self.text))
-    }
-
-    /// A state machine's version or alias, if the ARN has one.
-    pub(crate) fn qualifier(&self) -> Option<Qualifier<'a>> {
-        let qualifier = *self.parts.get(1)?;
-        Some(match qualifier.parse() {
-            Ok(number) => Qualifier::Version(number),
-            Err(_) => Qualifier::Alias(qualifier),
-        })
-    }
-}
-
-/// The qualifier in a state machine ARN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Qualifier<'a> {
-    /// A published version's number.
-    Version(u64),
-    /// An alias's name.
-    Alias(&'a str),
+/// Refuses the ARN of a version or an alias where an operation takes a state machine's only; `instead` tells the caller
+/// what to do.
+pub(crate) fn unqualified_only(arn: &StateMachineArn, instead: &str) -> Result<(), StepFunctionsError> {
+    let what = match arn.qualifier() {
+        None => return Ok(()),
+        Some(ArnQualifier::Version(_)) => "a state machine version",
+        Some(ArnQualifier::Alias(_)) => "a state machine alias",
+    };
+    Err(StepFunctionsError::invalid_arn(format_args!("ARN is of {what}: {arn}; {instead}")))
 }
 
 /// Whether `name` may name a state machine, an execution or an activity: no white space, brackets,
@@ -152,23 +76,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arns_are_split_and_put_together_again() {
-        let text = "arn:aws:states:us-east-1:000000000000:stateMachine:orders:7";
-        let arn = Arn::of(text, &["stateMachine"]).expect("an ARN");
-        assert_eq!(arn.unqualified(), "arn:aws:states:us-east-1:000000000000:stateMachine:orders");
-        assert_eq!(arn.qualifier(), Some(Qualifier::Version(7)));
+    fn a_scope_makes_arns() {
         let scope = CredentialScope::default();
         assert_eq!(scope.arn(format_args!("activity:a")), "arn:aws:states:us-east-1:000000000000:activity:a");
     }
 
     #[test]
-    fn what_is_no_arn_is_refused_with_its_reason() {
-        let message = |text| Arn::of(text, &["execution"]).expect_err("refused").message.unwrap_or_default();
-        assert_eq!(message("nonsense"), "Invalid Arn: 'Invalid ARN prefix: nonsense'");
-        assert_eq!(
-            message("arn:aws:states:us-east-1:000000000000:stateMachine:a"),
-            "Invalid Arn: 'Resource type not valid in this context: stateMachine'"
-        );
+    fn a_rejected_arn_is_an_error_with_the_reason() {
+        let refused =
+            StateMachineArn::parse("nonsense").map_err(StepFunctionsError::from).expect_err("refused");
+        assert_eq!(refused.message.as_deref(), Some("Invalid Arn: 'Invalid ARN prefix: nonsense'"));
+    }
+
+    #[test]
+    fn a_qualified_arn_is_refused_with_what_it_names() {
+        let machine = StateMachineArn::from_trusted("arn:aws:states:us-east-1:000000000000:stateMachine:a");
+        assert_eq!(unqualified_only(&machine, ""), Ok(()));
+        for (qualifier, what) in [("7", "version"), ("live", "alias")] {
+            let refused = unqualified_only(&machine.qualified(qualifier), "do that").expect_err("refused");
+            let expected =
+                format!("Invalid Arn: 'ARN is of a state machine {what}: {machine}:{qualifier}; do that'");
+            assert_eq!(refused.message, Some(expected));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use mayfly_workflows_engine::catalog::{CatalogError, CatalogRejection};
+use mayfly_workflows_language::arn::{ArnRejection, StateMachineArn};
 
 /// Prefix of the errors that the service itself throws.
 const SERVICE: &str = "com.amazonaws.swf.service.v2.model#";
@@ -115,15 +116,15 @@ impl StepFunctionsError {
         StepFunctionsError::new("InvalidToken", "Invalid Token: 'Invalid token'")
     }
 
-    pub(crate) fn machine_missing(arn: &str) -> StepFunctionsError {
+    pub(crate) fn machine_missing(arn: &StateMachineArn) -> StepFunctionsError {
         StepFunctionsError::new("StateMachineDoesNotExist", format!("State Machine Does Not Exist: '{arn}'"))
     }
 
-    pub(crate) fn machine_deleting(arn: &str) -> StepFunctionsError {
+    pub(crate) fn machine_deleting(arn: &StateMachineArn) -> StepFunctionsError {
         StepFunctionsError::new("StateMachineDeleting", format!("State Machine is being deleted: '{arn}'"))
     }
 
-    pub(crate) fn execution_missing(arn: &str) -> StepFunctionsError {
+    pub(crate) fn execution_missing(arn: impl std::fmt::Display) -> StepFunctionsError {
         StepFunctionsError::new("ExecutionDoesNotExist", format!("Execution Does Not Exist: '{arn}'"))
     }
 
@@ -159,6 +160,12 @@ impl StepFunctionsError {
             body.insert((*name).into(), value.clone());
         }
         Value::Object(body)
+    }
+}
+
+impl From<ArnRejection> for StepFunctionsError {
+    fn from(rejection: ArnRejection) -> StepFunctionsError {
+        StepFunctionsError::invalid_arn(rejection)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Starting, stopping and redriving executions, and everything that describes them.
 
+use mayfly_workflows_language::arn::{ArnQualifier, ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
 
-use super::arn::{Arn, Qualifier, check_name};
+use super::arn::{check_name, not_of_map};
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
@@ -42,7 +43,7 @@ impl Api {
         let wanted = waited_by.map(|_| StateMachineType::Standard);
         let request = self.start_request(params, wanted).await?;
         let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
-        Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
+        Ok(json!({"executionArn": started.execution_arn.as_str(), "startDate": date_of(started.start_date)}))
     }
 
     pub(super) async fn start_sync_execution(&self, params: &Value) -> Answer {
@@ -60,8 +61,8 @@ impl Api {
         params: &Value,
         wanted: Option<StateMachineType>,
     ) -> Result<StartRequest, StepFunctionsError> {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        not_of_map(&arn)?;
         let name = optional(params, "name").map(str::to_owned);
         if let Some(name) = &name {
             check_name(name)?;
@@ -84,19 +85,19 @@ impl Api {
     }
 
     pub(super) async fn stop_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
+        let arn = execution(params)?;
         let (error, cause) = (optional(params, "error"), optional(params, "cause"));
-        let stopped = self.engine.stop(arn, error.map(str::to_owned), cause.map(str::to_owned)).await;
+        let stopped = self.engine.stop(&arn, error.map(str::to_owned), cause.map(str::to_owned)).await;
         Ok(json!({"stopDate": date_of(stopped.map_err(refused)?)}))
     }
 
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
-        let (arn, token) = (execution(params)?.text, optional(params, "clientToken"));
-        let found = self.engine.describe(arn).await.map_err(refused)?;
+        let (arn, token) = (execution(params)?, optional(params, "clientToken"));
+        let found = self.engine.describe(&arn).await.map_err(refused)?;
         if found.is_some_and(|found| self.redrivable(&found) == left_behind()) {
             return Err(StepFunctionsError::new("ExecutionNotRedrivable", LEFT_BEHIND));
         }
-        match self.engine.redrive(arn, token).await {
+        match self.engine.redrive(&arn, token).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
             Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
                 Err(StepFunctionsError::new("ExecutionNotRedrivable", refused.to_string()))
@@ -106,16 +107,17 @@ impl Api {
     }
 
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
-        let found = self.engine.describe(arn).await.map_err(refused)?;
-        self.describe_answer(params, &found.ok_or_else(|| StepFunctionsError::execution_missing(arn))?)
+        let arn = execution(params)?;
+        let found = self.engine.describe(&arn).await.map_err(refused)?;
+        self.describe_answer(params, &found.ok_or_else(|| StepFunctionsError::execution_missing(&arn))?)
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not part of AWS's API, whose
     /// clients poll.
     pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
         model::check("DescribeExecution", params)?;
-        let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
+        let arn = execution(params)?;
+        let ended = tokio::time::timeout(limit, self.engine.wait(&arn)).await;
         match ended {
             Ok(Ok(Some(found))) => self.describe_answer(params, &found),
             Ok(Err(error)) => Err(refused(error)),
@@ -132,9 +134,9 @@ impl Api {
             RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
         };
         let fields = description_fields(found, whole)
-            .maybe("mapRunArn", found.map_run_arn.clone())
-            .maybe("stateMachineVersionArn", found.version_arn.clone())
-            .maybe("stateMachineAliasArn", found.alias_arn.clone())
+            .maybe("mapRunArn", found.map_run_arn.as_ref().map(MapRunArn::as_str))
+            .maybe("stateMachineVersionArn", found.version_arn.as_ref().map(StateMachineArn::as_str))
+            .maybe("stateMachineAliasArn", found.alias_arn.as_ref().map(StateMachineArn::as_str))
             .set("redriveCount", found.redrive_count)
             .maybe("redriveDate", found.redrive_date.map(date_of))
             .set("redriveStatus", status)
@@ -145,8 +147,11 @@ impl Api {
     /// Whether an execution can be redriven: what its own end says, as long as its machine stays. (The model lists the
     /// reason for a machine that is on its way out; that it holds for one that is gone is our reading.)
     fn redrivable(&self, found: &Description) -> RedriveStatus {
-        let machine = found.state_machine_arn.split('/').next().unwrap_or_default();
-        let stays = self.catalog.read().machine(machine).is_some_and(|machine| !machine.deleting);
+        let stays = self
+            .catalog
+            .read()
+            .machine(&found.state_machine_arn.without_label())
+            .is_some_and(|machine| !machine.deleting);
         match &found.redrive_status {
             RedriveStatus::Redrivable if !stays => left_behind(),
             status => status.clone(),
@@ -154,20 +159,20 @@ impl Api {
     }
 
     pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
-        let missing = || StepFunctionsError::execution_missing(arn);
-        let machine = self.engine.snapshot(arn).await.map_err(refused)?.ok_or_else(missing)?;
-        let found = self.engine.describe(arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let arn = execution(params)?;
+        let missing = || StepFunctionsError::execution_missing(&arn);
+        let machine = self.engine.snapshot(&arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let found = self.engine.describe(&arn).await.map_err(refused)?.ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
         let references = if whole { state_machines::references_of(&machine.definition) } else { None };
-        let label = found.map_run_arn.as_deref().and_then(map_run_label);
+        let label = found.map_run_arn.as_ref().and_then(MapRunArn::label);
         // A map run's child runs the processor of the Map state alone.
         let text = match machine.flow {
             Some(flow) => &machine.definition.flow(flow).definition,
             None => &machine.definition_text,
         };
-        let name = found.state_machine_arn.rsplit(':').next().unwrap_or_default();
+        let name = found.state_machine_arn.name();
         let fields = ResponseFields::default()
             .set("stateMachineArn", found.state_machine_arn.as_str())
             .set("name", name)
@@ -178,14 +183,14 @@ impl Api {
             .maybe("tracingConfiguration", detail("tracingConfiguration"))
             .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
             .maybe("revisionId", detail("revisionId"))
-            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("mapRunArn", found.map_run_arn.as_ref().map(MapRunArn::as_str))
             .maybe("label", label)
             .maybe("variableReferences", references);
         Ok(fields.done())
     }
 
     pub(super) async fn get_execution_history(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
+        let arn = execution(params)?;
         let list = format!("GetExecutionHistory {arn}");
         let query = HistoryQuery {
             reverse: flag(params, "reverseOrder").unwrap_or(false),
@@ -193,8 +198,8 @@ impl Api {
             limit: paging::page_size(params),
             from: paging::position(&list, params)?,
         };
-        let page = self.engine.history(arn, query).await.map_err(refused)?;
-        let page = page.ok_or_else(|| StepFunctionsError::execution_missing(arn))?;
+        let page = self.engine.history(&arn, query).await.map_err(refused)?;
+        let page = page.ok_or_else(|| StepFunctionsError::execution_missing(&arn))?;
         let next = page.next.map(|position| paging::token(&list, &position));
         Ok(ResponseFields::default().set("events", page.items).maybe("nextToken", next).done())
     }
@@ -224,26 +229,26 @@ impl Api {
     fn list_of(&self, params: &Value) -> Result<Of, StepFunctionsError> {
         match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
             (Some(text), None) => {
-                let arn = Arn::of(text, &["stateMachine"])?;
-                let missing = || StepFunctionsError::machine_missing(text);
+                let arn = StateMachineArn::parse(text)?;
+                let missing = || StepFunctionsError::machine_missing(&arn);
                 let book = self.catalog.read();
                 let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
                 if machine.kind == StateMachineType::Express {
                     return Err(StepFunctionsError::type_not_supported());
                 }
                 Ok(match arn.qualifier() {
-                    None => Of::StateMachine(text.to_owned()),
-                    Some(Qualifier::Version(number)) => {
+                    None => Of::StateMachine(arn),
+                    Some(ArnQualifier::Version(number)) => {
                         book.version(&machine.arn, number).ok_or_else(missing)?;
-                        Of::Version(text.to_owned())
+                        Of::Version(arn)
                     }
-                    Some(Qualifier::Alias(name)) => {
+                    Some(ArnQualifier::Alias(name)) => {
                         book.alias(&machine.arn, name).ok_or_else(StepFunctionsError::resource_missing)?;
-                        Of::Alias(text.to_owned())
+                        Of::Alias(arn)
                     }
                 })
             }
-            (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
+            (None, Some(text)) => Ok(Of::MapRun(MapRunArn::parse(text)?)),
             _ => Err(StepFunctionsError::validation("Must provide a StateMachine ARN or MapRun ARN")
                 .with("reason", "MISSING_REQUIRED_PARAMETER")),
         }
@@ -268,8 +273,8 @@ pub(super) fn check_input(input: &str) -> Result<(), StepFunctionsError> {
 }
 
 /// The ARN of a STANDARD execution; an express execution is nowhere to be described.
-pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, StepFunctionsError> {
-    Arn::of(text(params, "executionArn"), &["execution"])
+pub(super) fn execution(params: &Value) -> Result<ExecutionArn, StepFunctionsError> {
+    Ok(ExecutionArn::parse(text(params, "executionArn"))?)
 }
 
 /// The fields that all operations about one execution share.
@@ -316,19 +321,13 @@ fn billing(lasted_ms: i64) -> Value {
 /// An entry of ListExecutions. AWS leaves `redriveCount` out of the list of a version's executions.
 fn list_item(found: &Description, by_version: bool) -> Value {
     outline_fields(found)
-        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("mapRunArn", found.map_run_arn.as_ref().map(MapRunArn::as_str))
         .maybe("itemCount", found.item_count)
-        .maybe("stateMachineVersionArn", found.version_arn.clone())
-        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .maybe("stateMachineVersionArn", found.version_arn.as_ref().map(StateMachineArn::as_str))
+        .maybe("stateMachineAliasArn", found.alias_arn.as_ref().map(StateMachineArn::as_str))
         .maybe("redriveCount", (!by_version).then_some(found.redrive_count))
         .maybe("redriveDate", found.redrive_date.map(date_of))
         .done()
-}
-
-/// `arn:…:mapRun:<machine>/<label>:<uuid>`: the label.
-fn map_run_label(arn: &str) -> Option<String> {
-    let (_, label) = arn.split(":mapRun:").nth(1)?.split(':').next()?.split_once('/')?;
-    Some(label.to_owned())
 }
 
 pub(super) fn date_of(timestamp: Timestamp) -> Value {
@@ -387,12 +386,6 @@ mod tests {
                 "{message}"
             );
         }
-    }
-
-    #[test]
-    fn a_map_runs_label_stands_in_its_arn() {
-        let arn = "arn:aws:states:us-east-1:000000000000:mapRun:machine/label:6e0c";
-        assert_eq!(map_run_label(arn).as_deref(), Some("label"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! DescribeMapRun, ListMapRuns, UpdateMapRun.
 
+use mayfly_workflows_language::arn::MapRunArn;
 use serde_json::{Value, json};
 
-use super::arn::Arn;
 use super::executions::{date_of, execution, refused};
 use super::params::{ResponseFields, text};
 use super::{Answer, Api, StepFunctionsError, paging};
@@ -10,8 +10,8 @@ use mayfly_workflows_engine::engine::{MapRunCounts, MapRunDescription, MapRunUpd
 
 impl Api {
     pub(super) async fn describe_map_run(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "mapRunArn"), &["mapRun"])?.text;
-        let found = self.engine.describe_map_run(arn).await.map_err(refused)?;
+        let arn = MapRunArn::parse(text(params, "mapRunArn"))?;
+        let found = self.engine.describe_map_run(&arn).await.map_err(refused)?;
         let found = found.ok_or_else(StepFunctionsError::resource_missing)?;
         let fields = ResponseFields::default()
             .set("mapRunArn", found.map_run_arn.as_str())
@@ -30,26 +30,26 @@ impl Api {
     }
 
     pub(super) async fn list_map_runs(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
+        let arn = execution(params)?;
         let list = format!("ListMapRuns {arn}");
         let after = paging::position(&list, params)?;
-        let found = self.engine.list_map_runs(arn).await.map_err(refused)?;
-        let found = found.ok_or_else(|| StepFunctionsError::execution_missing(arn))?;
+        let found = self.engine.list_map_runs(&arn).await.map_err(refused)?;
+        let found = found.ok_or_else(|| StepFunctionsError::execution_missing(&arn))?;
         let size = paging::page_size(params);
-        let (page, next) = paging::page(found, size, after.as_deref(), |run| run.map_run_arn.clone());
+        let (page, next) = paging::page(found, size, after.as_deref(), |run| run.map_run_arn.to_string());
         let items: Vec<Value> = page.iter().map(list_item).collect();
         let next = next.map(|position| paging::token(&list, &position));
         Ok(ResponseFields::default().set("mapRuns", items).maybe("nextToken", next).done())
     }
 
     pub(super) async fn update_map_run(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "mapRunArn"), &["mapRun"])?.text;
+        let arn = MapRunArn::parse(text(params, "mapRunArn"))?;
         let update = MapRunUpdate {
             max_concurrency: params.get("maxConcurrency").and_then(Value::as_u64),
             tolerated_failure_count: params.get("toleratedFailureCount").and_then(Value::as_u64),
             tolerated_failure_percentage: params.get("toleratedFailurePercentage").and_then(Value::as_f64),
         };
-        let found = self.engine.describe_map_run(arn).await.map_err(refused)?;
+        let found = self.engine.describe_map_run(&arn).await.map_err(refused)?;
         if found.ok_or_else(StepFunctionsError::resource_missing)?.stop_date.is_some() {
             return Err(StepFunctionsError::validation(format!(
                 "Cannot update a completed Map Run: '{arn}'"
@@ -62,7 +62,7 @@ impl Api {
             }
             error => refused(error),
         };
-        self.engine.update_map_run(arn, update).await.map_err(missing)?;
+        self.engine.update_map_run(&arn, update).await.map_err(missing)?;
         Ok(json!({}))
     }
 }

@@ -1,12 +1,12 @@
 //! The resolution of a revision or an ARN to the state machine that the engine runs.
 
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use mayfly_workflows_language::{definition, parse};
 use serde_json::json;
 
-use super::arn::{Arn, Qualifier};
 use super::{Api, StepFunctionsError};
 use mayfly_workflows_engine::catalog::{MachineRecord, MachineRevision};
 use mayfly_workflows_engine::engine;
@@ -53,28 +53,28 @@ pub(super) fn runnable(
 /// The target of a start: the machine, and the version and alias by which it was named.
 pub(super) struct ResolvedStart {
     pub(super) machine: Arc<engine::StartedMachine>,
-    pub(super) version_arn: Option<String>,
-    pub(super) alias_arn: Option<String>,
+    pub(super) version_arn: Option<StateMachineArn>,
+    pub(super) alias_arn: Option<StateMachineArn>,
 }
 
 impl Api {
     /// Finds what a state machine's, a version's or an alias's ARN runs now. An alias with two routes
     /// draws one by weight.
-    pub(super) fn target(&self, arn: &Arn<'_>) -> Result<ResolvedStart, StepFunctionsError> {
-        let missing = || StepFunctionsError::machine_missing(arn.text);
+    pub(super) fn target(&self, arn: &StateMachineArn) -> Result<ResolvedStart, StepFunctionsError> {
+        let missing = || StepFunctionsError::machine_missing(arn);
         let book = self.catalog.read();
         let machine_arn = arn.unqualified();
         let machine = book.machine(&machine_arn).ok_or_else(missing)?;
         if machine.deleting {
-            return Err(StepFunctionsError::machine_deleting(arn.text));
+            return Err(StepFunctionsError::machine_deleting(arn));
         }
         let (number, alias_arn) = match arn.qualifier() {
             None => {
                 let machine = runnable(machine, &machine.revision)?;
                 return Ok(ResolvedStart { machine, version_arn: None, alias_arn: None });
             }
-            Some(Qualifier::Version(number)) => (Some(number), None),
-            Some(Qualifier::Alias(name)) => {
+            Some(ArnQualifier::Version(number)) => (Some(number), None),
+            Some(ArnQualifier::Alias(name)) => {
                 let alias = book.alias(&machine_arn, name).ok_or_else(missing)?;
                 let [draw, ..] = self.randomness.bytes();
                 // 256 is no multiple of 100; the error of a weight stays below half a percent.
@@ -85,7 +85,11 @@ impl Api {
                     hit
                 });
                 let route = drawn.or(alias.routes.last()).ok_or_else(missing)?;
-                (route.version_arn.rsplit(':').next().and_then(|n| n.parse().ok()), Some(alias.arn.clone()))
+                let number = match route.version_arn.qualifier() {
+                    Some(ArnQualifier::Version(number)) => Some(number),
+                    Some(ArnQualifier::Alias(_)) | None => None,
+                };
+                (number, Some(alias.arn.clone()))
             }
         };
         let version = number.and_then(|number| book.version(&machine_arn, number)).ok_or_else(missing)?;

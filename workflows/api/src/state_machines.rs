@@ -1,12 +1,13 @@
 //! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
 
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::variable_references;
 use serde_json::{Value, json};
 
-use super::arn::{Arn, CredentialScope, Qualifier, check_name};
+use super::arn::{CredentialScope, check_name, not_of_map, unqualified_only};
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, paging, resolve, tags};
 use mayfly_workflows_engine::catalog::{
@@ -31,21 +32,26 @@ impl Api {
             self.now(),
         );
         resolve::compile(&revision.definition, kind)?;
-        let arn = scope.arn(format_args!("stateMachine:{name}"));
+        let arn = scope.state_machine(&name);
         self.finish_deletion(&arn).await?;
         let new = NewMachine { arn, name, kind, revision, publish, tags: tags::of_creation(params)? };
         let (machine, version) = self.change(|book| book.plan_create(new)).await?;
         let fields = ResponseFields::default()
             .set("stateMachineArn", machine.arn.as_str())
             .set("creationDate", date(machine.created))
-            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+            .maybe("stateMachineVersionArn", version.map(|version| version.arn.to_string()));
         Ok(fields.done())
     }
 
     /// UpdateStateMachine for a caller that looked at the machine before: refused with a conflict if the machine
     /// has another revision by now.
-    pub async fn update_definition(&self, arn: &str, definition: &str, seen: SeenRevision) -> Answer {
-        let params = json!({"stateMachineArn": arn, "definition": definition});
+    pub async fn update_definition(
+        &self,
+        arn: &StateMachineArn,
+        definition: &str,
+        seen: SeenRevision,
+    ) -> Answer {
+        let params = json!({"stateMachineArn": arn.as_str(), "definition": definition});
         self.update(&params, Some(seen)).await
     }
 
@@ -54,11 +60,9 @@ impl Api {
     }
 
     async fn update(&self, params: &Value, expects: Option<SeenRevision>) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        if arn.qualifier().is_some() {
-            return Err(arn.qualified("only the state machine itself can be updated"));
-        }
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        not_of_map(&arn)?;
+        unqualified_only(&arn, "only the state machine itself can be updated")?;
         let publish = publication(params)?;
         let (definition, role_arn) = (optional(params, "definition"), optional(params, "roleArn"));
         let (logging, tracing) = (logging(params)?, tracing_enabled(params));
@@ -71,13 +75,13 @@ impl Api {
                  must be specified",
             ));
         }
-        self.finish_deletion(arn.text).await?;
-        let kind = self.catalog.read().live(arn.text)?.kind;
+        self.finish_deletion(&arn).await?;
+        let kind = self.catalog.read().live(&arn)?.kind;
         if let Some(definition) = definition {
             resolve::compile(definition, kind)?;
         }
         let update = UpdateMachine {
-            arn: arn.text.to_owned(),
+            arn,
             definition: definition.map(Into::into),
             role_arn: role_arn.map(role).transpose()?,
             logging,
@@ -93,15 +97,15 @@ impl Api {
         let fields = ResponseFields::default()
             .set("updateDate", date(updated))
             .maybe("revisionId", machine.revision.id.clone())
-            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+            .maybe("stateMachineVersionArn", version.map(|version| version.arn.to_string()));
         Ok(fields.done())
     }
 
     pub(super) async fn describe_state_machine(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        not_of_map(&arn)?;
         self.finish_deletion(&arn.unqualified()).await?;
-        let missing = || StepFunctionsError::machine_missing(arn.text);
+        let missing = || StepFunctionsError::machine_missing(&arn);
         let book = self.catalog.read();
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
@@ -111,7 +115,7 @@ impl Api {
                 .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                 .set("creationDate", date(machine.created))
                 .done()),
-            Some(Qualifier::Version(number)) => {
+            Some(ArnQualifier::Version(number)) => {
                 let version = book.version(&machine.arn, number).ok_or_else(missing)?;
                 Ok(description_fields(machine, &version.revision, whole)
                     .set("stateMachineArn", version.arn.as_str())
@@ -120,21 +124,18 @@ impl Api {
                     .maybe("description", version.description.clone())
                     .done())
             }
-            Some(Qualifier::Alias(_)) => Err(missing()),
+            Some(ArnQualifier::Alias(_)) => Err(missing()),
         }
     }
 
     pub(super) async fn delete_state_machine(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        if arn.qualifier().is_some() {
-            let instead = "use DeleteStateMachineVersion or DeleteStateMachineAlias";
-            return Err(arn.qualified(instead));
-        }
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        not_of_map(&arn)?;
+        unqualified_only(&arn, "use DeleteStateMachineVersion or DeleteStateMachineAlias")?;
         loop {
-            let seen = self.catalog.read().machine(arn.text).cloned();
+            let seen = self.catalog.read().machine(&arn).cloned();
             let Some(seen) = seen else { return Ok(json!({})) };
-            let running = self.has_running(arn.text).await?;
+            let running = self.has_running(&arn).await?;
             if self.change(move |book| book.plan_delete(&seen, running)).await? {
                 return Ok(json!({}));
             }
@@ -145,7 +146,7 @@ impl Api {
         const LIST: &str = "ListStateMachines";
         let after = paging::position(LIST, params)?;
         let prefix = scope.arn(format_args!("stateMachine:"));
-        let leaving: Vec<String> = {
+        let leaving: Vec<StateMachineArn> = {
             let book = self.catalog.read();
             book.machines(&prefix).filter(|machine| machine.deleting).map(|m| m.arn.clone()).collect()
         };
@@ -158,7 +159,7 @@ impl Api {
         let (page, next) = paging::page(all, size, after.as_deref(), |machine| machine.name.clone());
         let items = page.into_iter().map(|machine| {
             json!({
-                "stateMachineArn": machine.arn,
+                "stateMachineArn": machine.arn.as_str(),
                 "name": machine.name,
                 "type": machine.kind.as_str(),
                 "creationDate": date(machine.created),
@@ -172,7 +173,7 @@ impl Api {
     }
 
     /// A machine that is being deleted goes when its last execution has ended; this looks whether it has.
-    pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), StepFunctionsError> {
+    pub(super) async fn finish_deletion(&self, arn: &StateMachineArn) -> Result<(), StepFunctionsError> {
         let deleting = self.catalog.read().machine(arn).filter(|machine| machine.deleting).cloned();
         let Some(deleting) = deleting else { return Ok(()) };
         if !self.has_running(arn).await? {
@@ -182,9 +183,9 @@ impl Api {
         Ok(())
     }
 
-    async fn has_running(&self, arn: &str) -> Result<bool, StepFunctionsError> {
+    async fn has_running(&self, arn: &StateMachineArn) -> Result<bool, StepFunctionsError> {
         let query = ListQuery {
-            of: Of::StateMachine(arn.to_owned()),
+            of: Of::StateMachine(arn.clone()),
             status: Some(RunStatus::Running),
             redriven: None,
             limit: 1,

@@ -1,10 +1,10 @@
 //! TagResource, UntagResource, ListTagsForResource.
 
+use mayfly_workflows_language::arn::ArnParts;
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::arn::Arn;
 use super::params::text;
 use super::{Answer, Api, StepFunctionsError};
 
@@ -61,5 +61,5 @@ impl Api {
 }
 
 fn tagged(params: &Value) -> Result<String, StepFunctionsError> {
-    Ok(Arn::of(text(params, "resourceArn"), &["stateMachine", "activity"])?.text.to_owned())
+    Ok(ArnParts::of(text(params, "resourceArn"), &["stateMachine", "activity"])?.text.to_owned())
 }

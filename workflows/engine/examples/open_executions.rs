@@ -8,6 +8,7 @@
 //! again. Prints a line of JSON for each part.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -226,7 +227,9 @@ fn machine(name: &str, definition: &Value) -> Result<Arc<StartedMachine>, Failur
     let compiled = mayfly_workflows_language::parse::compile(&text, kind)
         .map_err(|rejection| format!("the definition is refused: {}", rejection.message()))?;
     Ok(Arc::new(StartedMachine {
-        arn: format!("arn:aws:states:us-east-1:000000000000:stateMachine:{name}"),
+        arn: StateMachineArn::from_trusted(format!(
+            "arn:aws:states:us-east-1:000000000000:stateMachine:{name}"
+        )),
         name: name.to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/bench".to_owned(),
         kind,

@@ -1,5 +1,6 @@
 //! The rows of the journal.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::dataflow::Verdict;
 use serde::{Deserialize, Serialize};
 
@@ -12,19 +13,19 @@ pub struct ExecutionRow {
     /// The id, which rises in order of starts.
     pub id: u64,
     /// Its ARN.
-    pub arn: String,
+    pub arn: ExecutionArn,
     /// Its name.
     pub name: String,
     /// The unqualified ARN of its state machine.
-    pub machine_arn: String,
+    pub machine_arn: StateMachineArn,
     /// The state machine's content.
     pub machine: ContentDigest,
     /// The version that was started.
-    pub version_arn: Option<String>,
+    pub version_arn: Option<StateMachineArn>,
     /// The alias that was started.
-    pub alias_arn: Option<String>,
+    pub alias_arn: Option<StateMachineArn>,
     /// The map run it is a child of.
-    pub map_run_arn: Option<String>,
+    pub map_run_arn: Option<MapRunArn>,
     /// The data with which the machine begins: see [`Birth`].
     pub birth: Birth,
     /// The input, as it was written.
@@ -150,13 +151,13 @@ pub enum ExecutionOwner {
     /// All executions except the children of map runs.
     Everyone,
     /// A state machine's.
-    Machine(String),
+    Machine(StateMachineArn),
     /// A version's.
-    Version(String),
+    Version(StateMachineArn),
     /// An alias's.
-    Alias(String),
+    Alias(StateMachineArn),
     /// A map run's.
-    MapRun(String),
+    MapRun(MapRunArn),
 }
 
 /// A page of a list, newest first.
@@ -224,7 +225,7 @@ pub enum JournalChange {
     /// A map run began.
     MapRun {
         /// Its ARN.
-        arn: String,
+        arn: MapRunArn,
         /// The execution it belongs to.
         execution: u64,
     },

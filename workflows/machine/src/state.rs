@@ -4,6 +4,7 @@ use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::dataflow::{Variables, Verdict};
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
 use mayfly_workflows_language::value::Value;
@@ -19,21 +20,21 @@ pub struct Facts {
     /// The journal's number.
     pub execution: u64,
     /// Its ARN.
-    pub arn: Arc<str>,
+    pub arn: ExecutionArn,
     /// Its name.
     pub name: Arc<str>,
     /// The role it runs as.
     pub role_arn: Arc<str>,
     /// Its state machine's ARN, unqualified.
-    pub machine_arn: Arc<str>,
+    pub machine_arn: StateMachineArn,
     /// Its state machine's name.
     pub machine_name: Arc<str>,
     /// Express executions are not journalled.
     pub express: bool,
     /// The version it was started as, if it was.
-    pub version_arn: Option<Arc<str>>,
+    pub version_arn: Option<StateMachineArn>,
     /// The alias it was started through, if it was.
-    pub alias_arn: Option<Arc<str>>,
+    pub alias_arn: Option<StateMachineArn>,
     /// The input as it was written.
     pub input_text: Arc<str>,
     /// The same, parsed.
@@ -51,7 +52,7 @@ pub struct Facts {
     /// The flow to run: the whole machine, or a Map's processor.
     pub flow: FlowId,
     /// The map run it is a child of.
-    pub map_run_arn: Option<Arc<str>>,
+    pub map_run_arn: Option<MapRunArn>,
     /// The edition of the rules it runs by, at most [`EDITION`].
     pub edition: u32,
     /// Its bounds.
@@ -262,8 +263,7 @@ pub(super) struct RunPhase {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MapRunState {
     /// Its ARN.
-    #[serde(with = "super::checkpoint::shared")]
-    pub arn: Arc<str>,
+    pub arn: MapRunArn,
     /// The Map state.
     pub state: StateId,
     /// The run's status.
@@ -295,8 +295,7 @@ pub struct MapRunState {
 /// A child of a map run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Child {
-    #[serde(with = "super::checkpoint::shared")]
-    pub(super) arn: Arc<str>,
+    pub(super) arn: ExecutionArn,
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) items: u64,

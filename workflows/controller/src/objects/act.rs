@@ -1,6 +1,7 @@
 //! Reads an object and its state machine, computes the next step with [`plan`](super::plan), carries it out, and
 //! repeats.
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -29,6 +30,7 @@ use super::{
     changes::DefinitionChanges,
     definitions::{definition_of_machine, definition_of_object, kind_of},
     plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
+    state_machine_arn,
 };
 
 /// Workflows looked at at the same time.
@@ -41,7 +43,7 @@ const READY: &str = "Ready";
 pub struct WorkflowObjects {
     reconciler: Arc<Reconciler>,
     /// ARNs of state machines.
-    queue: WorkQueue<String>,
+    queue: WorkQueue<StateMachineArn>,
 }
 
 struct Reconciler {
@@ -49,7 +51,7 @@ struct Reconciler {
     client: Client,
     directory: Directory,
     written: Arc<DefinitionChanges>,
-    made: Mutex<HashMap<String, Made>>,
+    made: Mutex<HashMap<StateMachineArn, Made>>,
 }
 
 /// A revision that the reconciler made from an object: it is as old as the object's change, and an object that was
@@ -84,7 +86,7 @@ impl WorkflowObjects {
                 Change::Deleted(object) => times.forget(object),
                 _ => times.see(change.latest()),
             }
-            change.states().for_each(|object| changed.add(names::state_machine_arn(object)));
+            change.states().for_each(|object| changed.add(state_machine_arn(object)));
         });
         Self {
             reconciler: Arc::new(Reconciler { api, client, directory, written, made: Mutex::default() }),
@@ -109,11 +111,11 @@ impl WorkflowObjects {
 }
 
 /// Queues the state machines that the catalog changed.
-async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
+async fn follow(api: Api, queue: WorkQueue<StateMachineArn>, stop: CancellationToken) {
     let mut changes = api.catalog().changes();
-    let mut known: HashMap<String, Arc<MachineRecord>> = HashMap::new();
+    let mut known: HashMap<StateMachineArn, Arc<MachineRecord>> = HashMap::new();
     loop {
-        let now: HashMap<String, Arc<MachineRecord>> =
+        let now: HashMap<StateMachineArn, Arc<MachineRecord>> =
             api.catalog().read().machines("").map(|machine| (machine.arn.clone(), machine.clone())).collect();
         for (arn, machine) in &now {
             if known.get(arn).is_none_or(|before| !Arc::ptr_eq(before, machine)) {
@@ -131,7 +133,7 @@ async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
 }
 
 impl Reconciler {
-    async fn look(&self, arn: &str) -> Result<Outcome, Error> {
+    async fn look(&self, arn: &StateMachineArn) -> Result<Outcome, Error> {
         let mut objects = self.directory.objects(arn).into_iter();
         let object = objects.next();
         for other in objects {
@@ -163,7 +165,7 @@ impl Reconciler {
         step: Step,
         object: &Workflow,
         machine: Option<&Seen>,
-        arn: &str,
+        arn: &StateMachineArn,
     ) -> Result<Outcome, Error> {
         let kinds = self.kinds(&ObjectKey::of(object));
         let name = object.metadata.name.as_deref().unwrap_or_default();
@@ -189,7 +191,7 @@ impl Reconciler {
                 if self.api.catalog().read().machine(arn).map(|now| now.created) != created {
                     return Ok(Outcome::RequeueAfter(Duration::ZERO));
                 }
-                let request = json!({"stateMachineArn": arn});
+                let request = json!({"stateMachineArn": arn.as_str()});
                 self.api.call("DeleteStateMachine", &request, &scope(arn)).await.map_err(Error::Api)?;
                 self.finalizers(object, false).await?;
             }
@@ -224,7 +226,7 @@ impl Reconciler {
                     "the state machine of this name was deleted, and its executions are still running";
                 self.report(object, None, Err(("StateMachineDeleting", message.into()))).await?;
                 // The catalog lets it go when it is asked after it.
-                let request = json!({"stateMachineArn": arn});
+                let request = json!({"stateMachineArn": arn.as_str()});
                 let _ = self.api.call("DescribeStateMachine", &request, &scope(arn)).await;
                 return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
             }
@@ -233,7 +235,7 @@ impl Reconciler {
     }
 
     /// The catalog need not remember any more that this machine was deleted.
-    async fn forget(&self, arn: &str) -> Result<Outcome, Error> {
+    async fn forget(&self, arn: &StateMachineArn) -> Result<Outcome, Error> {
         // Not from the informer: an object that was created a moment ago is on its way to it. Without the note of the
         // deletion that object would make the machine again. Its arrival brings the key back; the pause is for an
         // object of this name that stands for another machine.
@@ -241,7 +243,7 @@ impl Reconciler {
         if self.kinds(&key).get_opt(&key.name).await?.is_some() {
             return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
         }
-        let (api, arn) = (self.api.clone(), arn.to_owned());
+        let (api, arn) = (self.api.clone(), arn.clone());
         let forgotten = tokio::task::spawn_blocking(move || {
             api.catalog().change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
         });
@@ -252,9 +254,9 @@ impl Reconciler {
         })
     }
 
-    async fn create_machine(&self, object: &Workflow, arn: &str) -> Result<Outcome, Error> {
+    async fn create_machine(&self, object: &Workflow, arn: &StateMachineArn) -> Result<Outcome, Error> {
         let request = json!({
-            "name": arn.rsplit(':').next().unwrap_or_default(),
+            "name": arn.last_field(),
             "definition": definition::text(&definition_of_object(&object.spec)),
             "roleArn": names::ROLE,
             "type": object.spec.kind.as_str(),
@@ -274,7 +276,7 @@ impl Reconciler {
         operation: &str,
         request: &Value,
         object: &Workflow,
-        arn: &str,
+        arn: &StateMachineArn,
     ) -> Result<Outcome, Error> {
         let answer = Box::pin(self.api.call(operation, request, &scope(arn))).await;
         self.answered(answer.map(drop), object).await
@@ -299,7 +301,7 @@ impl Reconciler {
     }
 
     /// Gives a revision that was made here the time of the change it was made from.
-    fn date(&self, arn: &str, machine: Option<&mut Seen>) {
+    fn date(&self, arn: &StateMachineArn, machine: Option<&mut Seen>) {
         let mut made = self.made.lock();
         let Some(seen) = machine else {
             made.remove(arn);
@@ -310,9 +312,9 @@ impl Reconciler {
         }
     }
 
-    fn made(&self, arn: &str, revision: SeenRevision, changed_ms: i64) {
+    fn made(&self, arn: &StateMachineArn, revision: SeenRevision, changed_ms: i64) {
         let mut made = self.made.lock();
-        made.insert(arn.to_owned(), Made { revision, changed_ms });
+        made.insert(arn.clone(), Made { revision, changed_ms });
     }
 
     /// Writes the agreement to the object, where it is not there already.
@@ -331,7 +333,7 @@ impl Reconciler {
         unless_gone(kinds.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
     }
 
-    async fn create_object(&self, arn: &str, machine: &MachineRecord) -> Result<Outcome, Error> {
+    async fn create_object(&self, arn: &StateMachineArn, machine: &MachineRecord) -> Result<Outcome, Error> {
         let (key, state_machine) = self.directory.place(arn);
         let spec = WorkflowSpec {
             kind: kind_of(machine.kind),
@@ -392,7 +394,7 @@ impl Reconciler {
         let mut new = old.clone();
         new.observed_generation = object.metadata.generation;
         if let Some(Seen { machine, facts }) = seen {
-            new.state_machine_arn = Some(machine.arn.clone());
+            new.state_machine_arn = Some(machine.arn.to_string());
             new.revision_id = Some(machine.revision.id.clone().unwrap_or_else(|| "INITIAL".into()));
             new.definition_digest = Some(facts.digest.clone());
         }
@@ -487,8 +489,8 @@ fn facts_of(machine: &MachineRecord) -> MachineFacts {
 }
 
 /// Region and account of an ARN.
-pub fn scope(arn: &str) -> CredentialScope {
-    let mut fields = arn.split(':').skip(3);
+pub fn scope(arn: &StateMachineArn) -> CredentialScope {
+    let mut fields = arn.as_str().split(':').skip(3);
     let mut next = || fields.next().unwrap_or_default().to_owned();
     CredentialScope { region: next(), account: next() }
 }

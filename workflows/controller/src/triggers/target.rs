@@ -1,12 +1,13 @@
 //! What a trigger starts: executions of a workflow's state machine, or asynchronous invocations of a function.
 
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, header};
 use mayfly_api::{
     Function, ObjectKey, Workflow,
-    workflow::{Trigger, TriggerStatus, names::state_machine_arn},
+    workflow::{Trigger, TriggerStatus},
 };
 use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::engine::StartError;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{
     invocations::{EnqueueError, Invocations, execution_arn},
-    objects::scope,
+    objects::{scope, state_machine_arn},
 };
 
 /// The header of an invocation's name: the same name is queued once.
@@ -31,7 +32,7 @@ pub(super) enum TriggerOwner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StartTarget {
     /// Executions of the state machine with this ARN.
-    StateMachine(String),
+    StateMachine(StateMachineArn),
     /// Asynchronous invocations.
     Function(ObjectKey),
 }
@@ -76,7 +77,7 @@ impl<'a> Triggered<'a> {
 #[derive(Debug)]
 pub(super) enum StartOutcome {
     /// The execution, or the invocation's execution, with this ARN runs.
-    Started(String),
+    Started(ExecutionArn),
     /// The name is taken: it was started before.
     Before,
     /// It was refused, and would be again.
@@ -101,12 +102,12 @@ impl Starter {
         }
     }
 
-    async fn start_execution(&self, machine: &str, name: &str, input: &Value) -> StartOutcome {
-        let request = json!({"stateMachineArn": machine, "name": name, "input": input.to_string()});
+    async fn start_execution(&self, machine: &StateMachineArn, name: &str, input: &Value) -> StartOutcome {
+        let request = json!({"stateMachineArn": machine.as_str(), "name": name, "input": input.to_string()});
         match Box::pin(self.api.call("StartExecution", &request, &scope(machine))).await {
-            Ok(answer) => {
-                StartOutcome::Started(answer["executionArn"].as_str().unwrap_or_default().to_owned())
-            }
+            Ok(answer) => StartOutcome::Started(ExecutionArn::from_trusted(
+                answer["executionArn"].as_str().unwrap_or_default(),
+            )),
             Err(error) if error.code == "ExecutionAlreadyExists" => StartOutcome::Before,
             Err(error) => {
                 let why = format!("{}: {}", error.code, error.message.unwrap_or_default());

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
 use super::inner::{ApplyError, Busy, Inner, PendingEffect};
@@ -96,11 +97,11 @@ impl Reporter {
 
     /// Stops an execution that was started for this effect, if the effect was cancelled. An effect that is
     /// interrupted by the engine's shutdown is not cancelled: the next start of the engine finds the execution again.
-    pub(crate) fn stop_unawaited(&self, arn: &str) {
+    pub(crate) fn stop_unawaited(&self, arn: ExecutionArn) {
         let closes = self.inner.closing.load(Ordering::Acquire) || self.is_interrupted();
         let given_up = !closes && !self.is_wanted();
         if given_up {
-            self.inner.stop_child(arn.into());
+            self.inner.stop_child(arn);
         }
     }
 
@@ -115,7 +116,7 @@ impl Reporter {
     }
 
     /// The execution's ARN.
-    pub(crate) fn execution_arn(&self) -> &str {
+    pub(crate) fn execution_arn(&self) -> &ExecutionArn {
         &self.running.arn
     }
 

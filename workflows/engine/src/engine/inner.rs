@@ -232,7 +232,7 @@ impl Inner {
         }
         for action in &actions {
             if let Action::RegisterRun { arn } = action {
-                changes.push(JournalChange::MapRun { arn: arn.to_string(), execution: running.id });
+                changes.push(JournalChange::MapRun { arn: arn.clone(), execution: running.id });
             }
         }
         let (busy, seq) = (self.busy(), cell.seq);

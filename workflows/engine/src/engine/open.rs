@@ -259,7 +259,7 @@ impl Inner {
         journal: &dyn Journal,
         id: u64,
     ) -> Result<LoadedExecution, JournalError> {
-        let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else {
+        let Some(arn) = journal.execution(id)?.map(|row| row.arn) else {
             return Ok(LoadedExecution::Ended);
         };
         let Some(place) = self.live.take(&arn) else { return Ok(LoadedExecution::Reserved) };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
@@ -214,7 +215,7 @@ impl TestEngine {
         Self { engine, functions, files }
     }
 
-    pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> String {
+    pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> ExecutionArn {
         let started = self.engine.start_execution(request(machine, input)).await.expect("starts");
         started.execution_arn
     }
@@ -226,7 +227,7 @@ impl TestEngine {
         (ended, self.lines(&arn).await)
     }
 
-    pub(super) async fn lines(&self, arn: &str) -> Vec<String> {
+    pub(super) async fn lines(&self, arn: &ExecutionArn) -> Vec<String> {
         let events = self.engine.events(arn).await.expect("read").expect("there");
         events.iter().map(|event| format!("{} {} {}", event.id, event.previous, event.kind)).collect()
     }
@@ -250,7 +251,7 @@ pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> 
         Err(rejection) => panic!("{}", rejection.message()),
     };
     Arc::new(StartedMachine {
-        arn: "arn:aws:states:us-east-1:000000000000:stateMachine:m".to_owned(),
+        arn: StateMachineArn::from_trusted("arn:aws:states:us-east-1:000000000000:stateMachine:m"),
         name: "m".to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/r".to_owned(),
         kind,

@@ -1,5 +1,6 @@
 //! The work of Task states.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
@@ -231,7 +232,7 @@ async fn start_execution(
     reporter: &Reporter,
     arguments: &Value,
     waits: bool,
-) -> Result<(Value, String), FunctionError> {
+) -> Result<(Value, ExecutionArn), FunctionError> {
     let mut wanted = sdk::request(arguments);
     if let Some(wanted) = wanted.as_object_mut() {
         // A second try after a crash finds the execution of the first.
@@ -250,7 +251,8 @@ async fn start_execution(
         let id = request_id(reporter);
         optimised_failure(&error, &id)
     })?;
-    let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default().to_owned();
+    let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default();
+    let arn = ExecutionArn::from_trusted(arn);
     let told = sdk::answer(&answer, TimeFormat::Milliseconds);
     let id = request_id(reporter);
     let envelope = Envelope {
@@ -272,7 +274,7 @@ async fn start_execution(
 }
 
 /// The length of the service's answer: it writes times as `1.688136138721E9`.
-fn service_bytes(answer: &serde_json::Value, arn: &str) -> usize {
+fn service_bytes(answer: &serde_json::Value, arn: &ExecutionArn) -> usize {
     let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
     format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()
 }
@@ -285,7 +287,7 @@ async fn start_and_wait(
 ) -> Finished {
     let arn =
         match task.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn")).and_then(Value::as_str) {
-            Some(arn) => arn.to_owned(),
+            Some(arn) => ExecutionArn::from_trusted(arn),
             // Not left halfway: an execution that has begun is either waited for or stopped.
             None => {
                 match reporter.to_the_end(begin_awaited(reporter.clone(), task.arguments.clone())).await {
@@ -306,13 +308,13 @@ async fn start_and_wait(
 }
 
 /// Starts the execution that a task waits for, and journals that; returns its ARN while a state waits for it.
-async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<String>, FunctionError> {
+async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<ExecutionArn>, FunctionError> {
     let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
     let output = Payload::Here(answer.to_text().into());
     if reporter.report(Event::Submitted { n: reporter.n, output }).await {
         return Ok(Some(arn));
     }
-    reporter.stop_unawaited(&arn);
+    reporter.stop_unawaited(arn);
     Ok(None)
 }
 
@@ -396,8 +398,8 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
                 origin: CallOrigin {
-                    state_machine: reporter.state_machine().arn.clone(),
-                    execution: reporter.execution_arn().to_owned(),
+                    state_machine: reporter.state_machine().arn.to_string(),
+                    execution: reporter.execution_arn().to_string(),
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };

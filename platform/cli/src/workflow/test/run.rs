@@ -1,5 +1,6 @@
 //! One case, taken through the real engine: a journal in memory, a clock that jumps.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -98,7 +99,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
 }
 
 /// Waits for the end; what keeps it from coming is returned.
-async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<String> {
+async fn to_the_end(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
@@ -140,7 +141,7 @@ fn endless_loop(ran: &Ran) -> Option<String> {
     ))
 }
 
-async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Result<Ran> {
+async fn outcome(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> anyhow::Result<Ran> {
     let described = engine.describe(arn).await?.context("the execution is gone")?;
     let events = engine.events(arn).await?.context("the execution is gone")?;
     let path =
@@ -166,8 +167,13 @@ async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Res
     let runs: Vec<_> = runs.into_iter().filter_map(|event| text(event, "mapRunArn")).collect();
     ran.events.push(events);
     for run in runs {
-        let query =
-            ListQuery { of: Of::MapRun(run), status: None, redriven: None, limit: CHILDREN_MAX, from: None };
+        let query = ListQuery {
+            of: Of::MapRun(MapRunArn::from_trusted(run)),
+            status: None,
+            redriven: None,
+            limit: CHILDREN_MAX,
+            from: None,
+        };
         for child in engine.list(query).await?.items {
             ran.events.extend(engine.events(&child.execution_arn).await?);
         }

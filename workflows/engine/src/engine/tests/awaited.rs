@@ -11,7 +11,7 @@ const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
 /// Starts a state machine that never ends by itself, whatever is asked for; keeps the ARNs of what it started.
 struct ChildStarts {
     engine: Engine,
-    started: Mutex<Vec<String>>,
+    started: Mutex<Vec<ExecutionArn>>,
 }
 
 impl ChildStarts {
@@ -54,7 +54,12 @@ fn waits() -> serde_json::Value {
 }
 
 /// The children, as soon as each of them is waited for.
-async fn children(starts: &ChildStarts, world: &TestEngine, parent: &str, count: usize) -> Vec<String> {
+async fn children(
+    starts: &ChildStarts,
+    world: &TestEngine,
+    parent: &ExecutionArn,
+    count: usize,
+) -> Vec<ExecutionArn> {
     let looked = async {
         loop {
             let submitted = world.lines(parent).await;
@@ -68,7 +73,7 @@ async fn children(starts: &ChildStarts, world: &TestEngine, parent: &str, count:
     starts.started.lock().clone()
 }
 
-async fn ends_as(world: &TestEngine, arn: &str, status: RunStatus) {
+async fn ends_as(world: &TestEngine, arn: &ExecutionArn, status: RunStatus) {
     let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
     assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
 }
@@ -182,7 +187,7 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
         "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
             "StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}}}}});
     let parent = first.start(&machine(map, StateMachineType::Standard), "[1, 2]").await;
-    let mut children: Vec<String> = Vec::new();
+    let mut children: Vec<ExecutionArn> = Vec::new();
     until("both children have begun", || {
         let found = journal.open_executions().expect("read");
         let rows = found.into_iter().filter_map(|id| journal.execution(id).expect("read"));
