@@ -4,8 +4,8 @@ mod stand_ins;
 
 use std::sync::Arc;
 
-use mayfly_workflows_api::CredentialScope;
 use mayfly_workflows_engine::engine::{ExecutionChange, ListQuery, Of, RunStatus};
+use mayfly_workflows_engine::service::CredentialScope;
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
 

@@ -24,7 +24,7 @@ mod changes;
 mod definitions;
 mod plan;
 
-pub use act::{WorkflowObjects, scope};
+pub use act::WorkflowObjects;
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Namespace};
 use mayfly_api::{Workflow, workflow::names};

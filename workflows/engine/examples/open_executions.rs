@@ -19,10 +19,11 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use jiff::Timestamp;
 use mayfly_workflows_engine::{
+    catalog::Catalog,
     engine::{
         Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-        InvokeError, ListQuery, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of, OsRandomness,
-        RunStatus, StartRequest, StartedMachine, StateMachineType,
+        InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of,
+        OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
     },
     timers::SystemClock,
 };
@@ -207,6 +208,8 @@ async fn open(dir: &Path) -> Result<Engine, Failure> {
         objects: Arc::new(Nothing),
         clock: Arc::new(SystemClock),
         randomness: Arc::new(OsRandomness),
+        catalog: Arc::new(Catalog::open(None)?),
+        wire: Arc::new(NoWireOperations),
     };
     Ok(Engine::open(config, deps).await?)
 }

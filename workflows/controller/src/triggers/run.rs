@@ -14,8 +14,8 @@ use mayfly_api::{
     workflow::{Overlap, Schedule, Trigger, TriggerStatus, schedule::Times},
 };
 use mayfly_informer::Informer;
-use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::engine::{Engine, RunStatus};
+use mayfly_workflows_engine::service::WorkflowService;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -67,14 +67,14 @@ struct Running {
 
 impl Triggers {
     pub fn new(
-        api: Api,
+        service: WorkflowService,
         invocations: Arc<Invocations>,
         engine: Engine,
         client: Client,
         workflows: Informer<Workflow>,
         functions: Informer<Function>,
     ) -> Self {
-        let starter = Starter { api, invocations };
+        let starter = Starter { service, invocations };
         let (events, noted) = EventRules::new(starter.clone());
         Self { starter, engine, client, workflows, functions, events, noted, known: HashMap::new() }
     }

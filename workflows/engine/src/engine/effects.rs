@@ -8,9 +8,11 @@ use futures::FutureExt as _;
 use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
+use super::Engine;
 use super::inner::{ApplyError, Busy, Inner, PendingEffect};
 use super::live::{ResidentExecution, ResidentState};
 use crate::executor::{files, tasks};
+use crate::service::WorkflowService;
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Call, EffectId, Event, envelope};
@@ -108,6 +110,11 @@ impl Reporter {
     /// Which task of which execution this is.
     pub(crate) fn waiter(&self) -> WaitedBy {
         WaitedBy { execution: self.running.id, effect: self.n.0 }
+    }
+
+    /// The operations of Step Functions, for tasks that call them.
+    pub(crate) fn service(&self) -> WorkflowService {
+        WorkflowService::new(Engine { inner: self.inner.clone() })
     }
 
     /// The execution's number.

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks, Operations};
+use super::deps::{Activities, EngineDeps, Integrations, Mocks};
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::mocked::Alarms;
@@ -57,7 +57,6 @@ pub(crate) struct Inner {
     pub(super) wheel_changed: Notify,
     pub(super) lines: Arc<ActivityQueues>,
     pub(super) fair: Mutex<FairQueue<PendingEffect>>,
-    pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
     pub(super) mocks: OnceLock<Arc<dyn Mocks>>,

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::config::Config;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks, OperationError, Operations};
+use super::deps::{Activities, EngineDeps, Integrations, Mocks};
 use super::error::EngineOpenError;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
@@ -21,7 +21,7 @@ use crate::executor::endpoint::S3;
 use crate::executor::fair::FairQueue;
 use crate::timers::Wheel;
 use mayfly_workflows_journal::{
-    ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution, WaitedBy,
+    ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution,
 };
 use mayfly_workflows_machine::Output;
 
@@ -77,7 +77,6 @@ impl Engine {
             wheel_changed: Notify::new(),
             lines: Arc::default(),
             fair: Mutex::new(FairQueue::new(limits.effects, limits.effects_per_execution)),
-            operations: OnceLock::new(),
             activities: OnceLock::new(),
             integrations: OnceLock::new(),
             mocks: OnceLock::new(),
@@ -98,7 +97,7 @@ impl Engine {
     }
 
     /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
-    /// memory. To be called once, after operations, activities and integrations are bound. Returns the number of
+    /// memory. To be called once, after activities and integrations are bound. Returns the number of
     /// resumed executions.
     pub async fn resume(&self) -> Result<usize, EngineOpenError> {
         let open = self.begin_resume().await?;
@@ -126,13 +125,6 @@ impl Engine {
             self.inner.stop_if_left(&running);
         }
         Ok(unreadable)
-    }
-
-    /// Sets the API through which tasks call Step Functions.
-    pub fn bind_operations(&self, operations: Arc<dyn Operations>) {
-        if self.inner.operations.set(operations).is_err() {
-            tracing::warn!("the workflow engine's operations were bound twice; the first stay");
-        }
     }
 
     /// Sets the catalog of activities.
@@ -301,31 +293,6 @@ impl Inner {
         let out = Output::default();
         let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;
         Ok(ResidentExecution::new(state_machine, machine, row, seq))
-    }
-
-    /// The Step Functions API, or the error when there is none.
-    fn operations(&self) -> Result<&Arc<dyn Operations>, OperationError> {
-        self.operations.get().ok_or_else(|| OperationError {
-            code: "ServiceUnavailable".to_owned(),
-            message: "the Step Functions API is not running in this process".to_owned(),
-        })
-    }
-
-    pub(crate) async fn operation(
-        &self,
-        operation: &str,
-        request: serde_json::Value,
-    ) -> Result<serde_json::Value, OperationError> {
-        self.operations()?.call(operation, request).await
-    }
-
-    /// Starts an execution for a task that waits for its end.
-    pub(crate) async fn start_for(
-        &self,
-        request: serde_json::Value,
-        waited_by: WaitedBy,
-    ) -> Result<serde_json::Value, OperationError> {
-        self.operations()?.start_for(request, waited_by).await
     }
 
     pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {

@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
+use crate::catalog::Catalog;
+use crate::service::{ServiceError, StartExecution, WorkflowService};
 use crate::timers::VirtualClock;
 use mayfly_workflows_journal::{Journal, MemoryJournal};
 
@@ -176,6 +178,29 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
         objects: files,
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(OsRandomness),
+        catalog: Arc::new(Catalog::open(None).expect("opens")),
+        wire: Arc::new(StartRequests),
+    }
+}
+
+/// Decodes the members of a StartExecution that tests use.
+pub(super) struct StartRequests;
+
+impl WireOperations for StartRequests {
+    fn decode_start(&self, request: &serde_json::Value) -> Result<StartExecution, OperationError> {
+        let text = |name: &str| request.get(name).and_then(serde_json::Value::as_str).map(str::to_owned);
+        let state_machine = text("stateMachineArn").unwrap_or_default();
+        let state_machine = StateMachineArn::parse(&state_machine).map_err(ServiceError::from)?;
+        Ok(StartExecution { state_machine, name: None, input: text("input"), trace_header: None })
+    }
+
+    fn call<'a>(
+        &'a self,
+        _service: &'a WorkflowService,
+        operation: &'a str,
+        _request: &'a serde_json::Value,
+    ) -> BoxFuture<'a, Result<serde_json::Value, OperationError>> {
+        panic!("no task of these tests calls {operation}");
     }
 }
 

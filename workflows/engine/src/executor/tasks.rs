@@ -12,13 +12,14 @@ use tokio::sync::mpsc;
 use super::activities::Work;
 use super::endpoint;
 use super::http;
-use super::sdk::{self, TimeFormat};
+use super::sdk;
 use crate::engine::{
     CallOrigin, Description, EffectGuards, ExecutionError, FunctionCall, FunctionError, FunctionOutput,
-    IntegrationCall, InvokeError, OperationError, Reporter,
+    IntegrationCall, InvokeError, OperationError, Reporter, Started,
 };
+use crate::service::ResourceName;
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use mayfly_workflows_machine::envelope::{self, Envelope};
 use mayfly_workflows_machine::{Event, TaskCall, time_text};
 
@@ -233,50 +234,46 @@ async fn start_execution(
     arguments: &Value,
     waits: bool,
 ) -> Result<(Value, ExecutionArn), FunctionError> {
-    let mut wanted = sdk::request(arguments);
-    if let Some(wanted) = wanted.as_object_mut() {
-        // A second try after a crash finds the execution of the first.
-        wanted.entry("name").or_insert_with(|| {
-            let digest = mayfly_workflows_language::execution::ContentDigest::of(
-                reporter.idempotency_key().as_bytes(),
-            );
-            serde_json::Value::from(digest.uuid().to_string())
-        });
-    }
-    let answer = match waits {
-        true => reporter.inner.start_for(wanted, reporter.waiter()).await,
-        false => reporter.inner.operation("StartExecution", wanted).await,
-    };
-    let answer = answer.map_err(|error| {
+    let started = start(reporter, arguments, waits).await.map_err(|error| {
         let id = request_id(reporter);
         optimised_failure(&error, &id)
     })?;
-    let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default();
-    let arn = ExecutionArn::from_trusted(arn);
-    let told = sdk::answer(&answer, TimeFormat::Milliseconds);
     let id = request_id(reporter);
     let envelope = Envelope {
         request_id: &id,
-        bytes: service_bytes(&answer, &arn),
+        bytes: service_bytes(&started),
         at_ms: reporter.inner.now_ms(),
         content_type: "application/x-amz-json-1.0",
         extra: &[],
     };
     let [http_metadata, response_metadata] = envelope.members();
-    let member = |name: &str| told.get(name).cloned().unwrap_or_default();
     let answer = Value::object([
-        ("ExecutionArn", member("ExecutionArn")),
+        ("ExecutionArn", Value::from(started.execution_arn.as_str())),
         http_metadata,
         response_metadata,
-        ("StartDate", member("StartDate")),
+        ("StartDate", Value::from(started.start_date.as_millisecond())),
     ]);
-    Ok((answer, arn))
+    Ok((answer, started.execution_arn))
+}
+
+async fn start(reporter: &Reporter, arguments: &Value, waits: bool) -> Result<Started, OperationError> {
+    let mut request = reporter.inner.deps.wire.decode_start(&sdk::request(arguments))?;
+    if request.name.is_none() {
+        // A second try after a crash finds the execution of the first.
+        let digest = ContentDigest::of(reporter.idempotency_key().as_bytes());
+        request.name = Some(ResourceName::parse(&digest.uuid().to_string())?);
+    }
+    let service = reporter.service();
+    Ok(match waits {
+        true => Box::pin(service.start_awaited(request, reporter.waiter())).await?,
+        false => Box::pin(service.start_execution(request)).await?,
+    })
 }
 
 /// The length of the service's answer: it writes times as `1.688136138721E9`.
-fn service_bytes(answer: &serde_json::Value, arn: &ExecutionArn) -> usize {
-    let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
-    format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()
+fn service_bytes(started: &Started) -> usize {
+    let seconds = started.start_date.as_millisecond() as f64 / 1000.0;
+    format!("{{\"executionArn\":\"{}\",\"startDate\":{seconds:E}}}", started.execution_arn).len()
 }
 
 async fn start_and_wait(
@@ -371,11 +368,11 @@ fn exception(code: &str) -> String {
     if code.ends_with("Exception") { code.to_owned() } else { format!("{code}Exception") }
 }
 
-/// `aws-sdk:sfn:…`: our own API as the SDK integration calls it.
+/// `aws-sdk:sfn:…`: the operations of this process as the SDK integration calls them.
 async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result<Value, FunctionError> {
-    let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
-    match answer {
-        Ok(answer) => Ok(sdk::answer(&answer, TimeFormat::Text)),
+    let (service, operation, request) = (reporter.service(), sdk::capital(action), sdk::request(arguments));
+    match reporter.inner.deps.wire.call(&service, &operation, &request).await {
+        Ok(answer) => Ok(sdk::answer(&answer)),
         Err(error) => Err(FunctionError::new(
             format!("Sfn.{}", exception(&error.code)),
             format!(

@@ -11,10 +11,11 @@ use bytes::Bytes;
 use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
+use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
     Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
-    HttpTasks, InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, ObjectStore, Of,
-    Randomness, StartRequest,
+    HttpTasks, InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
+    ObjectStore, Of, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
 use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
@@ -89,6 +90,8 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
         objects: Arc::new(Files::new(&file.files)),
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(Repeatable::default()),
+        catalog: Arc::new(Catalog::open(None)?),
+        wire: Arc::new(NoWireOperations),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
