@@ -202,13 +202,16 @@ async fn lateness(engine: &Engine, machine: &StartedMachine, due: i64) -> Result
 
 async fn open(dir: &Path) -> Result<Engine, Failure> {
     let config = Config { data_dir: Some(dir.to_owned()), ..Config::default() };
+    let catalog = Arc::new(Catalog::open(None)?);
     let deps = EngineDeps {
         functions: Arc::new(Nothing),
         http: Arc::new(Nothing),
         objects: Arc::new(Nothing),
         clock: Arc::new(SystemClock),
         randomness: Arc::new(OsRandomness),
-        catalog: Arc::new(Catalog::open(None)?),
+        activities: catalog.clone(),
+        mocks: None,
+        catalog,
         wire: Arc::new(NoWireOperations),
     };
     Ok(Engine::open(config, deps).await?)

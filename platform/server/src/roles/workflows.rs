@@ -120,10 +120,11 @@ impl Workflows {
             randomness: Arc::new(OsRandomness),
             catalog: catalog.clone(),
             wire: Arc::new(Wire),
+            activities: catalog.clone(),
+            mocks: None,
         };
         let engine = Engine::open(config, deps).await?;
         let jobs = Arc::new(Jobs::new(jobs));
-        engine.bind_activities(catalog.clone());
         let service = WorkflowService::new(engine.clone());
         let Cluster { client, workflows, functions: objects, namespaces } = cluster;
         let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller));

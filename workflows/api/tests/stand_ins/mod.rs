@@ -27,10 +27,11 @@ pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Eng
         randomness: Arc::new(OsRandomness),
         catalog: catalog.clone(),
         wire: Arc::new(Wire),
+        activities: catalog.clone(),
+        mocks: None,
     };
     let config = Config { data_dir: folder.map(Path::to_owned), ..Config::default() };
     let engine = Engine::open(config, deps).await.expect("the engine opens");
-    engine.bind_activities(catalog.clone());
     let api = Api::new(WorkflowService::new(engine.clone()));
     (engine, catalog, api)
 }

@@ -248,6 +248,10 @@ pub struct EngineDeps {
     pub catalog: Arc<Catalog>,
     /// The wire form of operations for tasks that call Step Functions.
     pub wire: Arc<dyn WireOperations>,
+    /// Knows the activities: the catalog, but in tests.
+    pub activities: Arc<dyn Activities>,
+    /// Answers all tasks in the place of their services, in tests of definitions.
+    pub mocks: Option<Arc<dyn Mocks>>,
 }
 
 /// Source of random numbers.

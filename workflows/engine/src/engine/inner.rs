@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks};
+use super::deps::{EngineDeps, Integrations};
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::mocked::Alarms;
@@ -57,9 +57,7 @@ pub(crate) struct Inner {
     pub(super) wheel_changed: Notify,
     pub(super) lines: Arc<ActivityQueues>,
     pub(super) fair: Mutex<FairQueue<PendingEffect>>,
-    pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
-    pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
     /// Waits that belong to no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
     pub(super) timers: super::delivery::TimerDelivery,

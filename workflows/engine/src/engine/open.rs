@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::config::Config;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks};
+use super::deps::{EngineDeps, Integrations};
 use super::error::EngineOpenError;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
@@ -77,9 +77,7 @@ impl Engine {
             wheel_changed: Notify::new(),
             lines: Arc::default(),
             fair: Mutex::new(FairQueue::new(limits.effects, limits.effects_per_execution)),
-            activities: OnceLock::new(),
             integrations: OnceLock::new(),
-            mocks: OnceLock::new(),
             alarms: Mutex::default(),
             timers: super::delivery::TimerDelivery::new(),
             changes: super::changes::ChangeBroadcast::default(),
@@ -97,7 +95,7 @@ impl Engine {
     }
 
     /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
-    /// memory. To be called once, after activities and integrations are bound. Returns the number of
+    /// memory. To be called once, after the integrations are bound. Returns the number of
     /// resumed executions.
     pub async fn resume(&self) -> Result<usize, EngineOpenError> {
         let open = self.begin_resume().await?;
@@ -127,29 +125,16 @@ impl Engine {
         Ok(unreadable)
     }
 
-    /// Sets the catalog of activities.
-    pub fn bind_activities(&self, activities: Arc<dyn Activities>) {
-        if self.inner.activities.set(activities).is_err() {
-            tracing::warn!("the workflow engine's activities were bound twice; the first stay");
-        }
-    }
-
     /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
     pub fn carries_out(&self, resource: &str) -> bool {
         self.inner.integration(resource).is_some()
     }
 
-    /// Sets the implementation of further service integrations.
+    /// Sets the implementation of further service integrations. They come after the engine because they start executions
+    /// themselves (`events:putEvents`), so they are made from it.
     pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
         if self.inner.integrations.set(integrations).is_err() {
             tracing::warn!("the workflow engine's integrations were bound twice; the first stay");
-        }
-    }
-
-    /// Has all tasks answered by these mocks. Bind them before the first start.
-    pub fn bind_mocks(&self, mocks: Arc<dyn Mocks>) {
-        if self.inner.mocks.set(mocks).is_err() {
-            tracing::warn!("the workflow engine's mocks were bound twice; the first stay");
         }
     }
 

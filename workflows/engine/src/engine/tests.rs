@@ -180,6 +180,8 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
         randomness: Arc::new(OsRandomness),
         catalog: Arc::new(Catalog::open(None).expect("opens")),
         wire: Arc::new(StartRequests),
+        activities: Arc::new(AnyActivity),
+        mocks: None,
     }
 }
 
@@ -236,7 +238,6 @@ impl TestEngine {
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
         let engine = Engine::with_journal(config, deps, journal).await.expect("opens");
-        engine.bind_activities(Arc::new(AnyActivity));
         Self { engine, functions, files }
     }
 

@@ -62,7 +62,7 @@ impl From<Result<Value, InvokeError>> for Finished {
 
 /// Carries out a task.
 pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut EffectGuards) -> Finished {
-    if let Some(mocks) = reporter.inner.mocks() {
+    if let Some(mocks) = &reporter.inner.deps.mocks {
         return super::mocked::run(reporter, task, guards, mocks).await;
     }
     match &task.resource {
@@ -209,7 +209,7 @@ fn request_id(reporter: &Reporter) -> String {
 
 async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
     let n = reporter.n;
-    if !reporter.inner.activity_exists(arn) {
+    if !reporter.inner.deps.activities.exists(arn) {
         let cause = format!("The activity {arn} does not exist.");
         reporter.report(Event::Refused { n, cause }).await;
         return Finished::Later;

@@ -92,13 +92,12 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
         randomness: Arc::new(Repeatable::default()),
         catalog: Arc::new(Catalog::open(None)?),
         wire: Arc::new(NoWireOperations),
+        activities: Arc::new(Nobody),
+        mocks: Some(script),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
-    let engine = Engine::open(config, deps).await?;
-    engine.bind_activities(Arc::new(Nobody));
-    engine.bind_mocks(script);
-    Ok(engine)
+    Ok(Engine::open(config, deps).await?)
 }
 
 /// Waits for the end; what keeps it from coming is returned.
