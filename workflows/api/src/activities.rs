@@ -1,31 +1,25 @@
 //! CreateActivity, DescribeActivity, DeleteActivity, ListActivities, GetActivityTask.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
-use super::arn::{Arn, CredentialScope, check_name};
 use super::params::{ResponseFields, date, optional, text};
-use super::{Answer, Api, StepFunctionsError, paging, state_machines, tags};
-use mayfly_workflows_engine::catalog::{Activity, NewActivity};
+use super::{Answer, Api, paging, state_machines, tags};
+use mayfly_workflows_engine::service::{CreateActivity, CredentialScope, ResourceName};
 
 impl Api {
     pub(super) async fn create_activity(&self, params: &Value, scope: &CredentialScope) -> Answer {
-        let name = text(params, "name").to_owned();
-        check_name(&name)?;
-        let new = NewActivity {
-            arn: scope.arn(format_args!("activity:{name}")),
-            name,
+        let request = CreateActivity {
+            scope: scope.clone(),
+            name: ResourceName::parse(text(params, "name"))?,
             encryption: state_machines::encryption(params)?,
-            tags: tags::of_creation(params)?,
-            now: self.now(),
+            tags: tags::of_creation(params),
         };
-        let activity = self.change(|book| book.plan_create_activity(new)).await?;
+        let activity = self.service.create_activity(request).await?;
         Ok(json!({"activityArn": activity.arn, "creationDate": date(activity.created)}))
     }
 
     pub(super) fn describe_activity(&self, params: &Value) -> Answer {
-        let activity = self.known_activity(params)?;
+        let activity = self.service.describe_activity(text(params, "activityArn"))?;
         let fields = ResponseFields::default()
             .set("activityArn", activity.arn.as_str())
             .set("name", activity.name.as_str())
@@ -35,27 +29,21 @@ impl Api {
     }
 
     pub(super) async fn delete_activity(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "activityArn"), &["activity"])?.text.to_owned();
-        self.change(move |book| book.plan_delete_activity(&arn)).await?;
+        self.service.delete_activity(text(params, "activityArn")).await?;
         Ok(json!({}))
     }
 
     pub(super) fn list_activities(&self, params: &Value, scope: &CredentialScope) -> Answer {
         const LIST: &str = "ListActivities";
-        let after = paging::position(LIST, params)?;
-        let book = self.catalog.read();
-        let prefix = scope.arn(format_args!("activity:"));
-        let all = book.activities(&prefix);
-        let size = paging::page_size(params);
-        let (page, next) = paging::page(all, size, after.as_deref(), |activity| activity.name.clone());
-        let items = page.into_iter().map(|activity| {
+        let page = self.service.list_activities(scope, &paging::request(LIST, params)?);
+        let items = page.items.iter().map(|activity| {
             json!({
                 "activityArn": activity.arn,
                 "name": activity.name,
                 "creationDate": date(activity.created),
             })
         });
-        let next = next.map(|position| paging::token(LIST, &position));
+        let next = page.next.map(|position| paging::token(LIST, &position));
         Ok(ResponseFields::default()
             .set("activities", items.collect::<Vec<_>>())
             .maybe("nextToken", next)
@@ -64,17 +52,11 @@ impl Api {
 
     /// Waits for work. When none came, AWS answers with an empty object: no token, no input.
     pub(super) async fn get_activity_task(&self, params: &Value) -> Answer {
-        let activity = self.known_activity(params)?;
         let worker = optional(params, "workerName").map(str::to_owned);
-        let task = self.engine.get_activity_task(&activity.arn, worker).await;
+        let task = self.service.activity_task(text(params, "activityArn"), worker).await?;
         Ok(match task {
             Some(task) => json!({"taskToken": task.token, "input": task.input}),
             None => json!({}),
         })
-    }
-
-    fn known_activity(&self, params: &Value) -> Result<Arc<Activity>, StepFunctionsError> {
-        let arn = Arn::of(text(params, "activityArn"), &["activity"])?.text;
-        self.catalog.read().activity(arn).cloned().ok_or_else(|| StepFunctionsError::activity_missing(arn))
     }
 }

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 use super::params::{optional, text};
 use super::{Answer, Api, StepFunctionsError};
 use mayfly_workflows_engine::engine::TokenError;
+use mayfly_workflows_engine::service::ServiceError;
 
 impl Api {
     pub(super) async fn send_task_success(&self, params: &Value) -> Answer {
         let (token, output) = (text(params, "taskToken"), text(params, "output"));
-        match self.engine.send_task_success(token, output).await {
+        match self.service.engine().send_task_success(token, output).await {
             // Worded like the errors of unreadable inputs; no recording shows one of these.
             Err(refusal @ TokenError::InvalidOutput(_)) => {
                 let told = value::Value::parse(output).map_err(|error| error.describe(output));
@@ -24,18 +25,18 @@ impl Api {
     pub(super) async fn send_task_failure(&self, params: &Value) -> Answer {
         let (error, cause) = (optional(params, "error"), optional(params, "cause"));
         let (error, cause) = (error.map(str::to_owned), cause.map(str::to_owned));
-        settled(self.engine.send_task_failure(text(params, "taskToken"), error, cause).await)
+        settled(self.service.engine().send_task_failure(text(params, "taskToken"), error, cause).await)
     }
 
     pub(super) async fn send_task_heartbeat(&self, params: &Value) -> Answer {
-        settled(self.engine.send_task_heartbeat(text(params, "taskToken")).await)
+        settled(self.service.engine().send_task_heartbeat(text(params, "taskToken")).await)
     }
 }
 
 fn settled(outcome: Result<(), TokenError>) -> Answer {
     match outcome {
         Ok(()) => Ok(json!({})),
-        Err(TokenError::Invalid) => Err(StepFunctionsError::invalid_token()),
+        Err(TokenError::Invalid) => Err(ServiceError::InvalidToken.into()),
         Err(refusal @ TokenError::TimedOut) => {
             Err(StepFunctionsError::new("TaskTimedOut", refusal.to_string()))
         }

@@ -1,8 +1,10 @@
-//! The errors of operations: AWS's error codes and their messages, in one place.
+//! The errors of operations on the wire: code, message, status and body. The service's errors have AWS's codes and
+//! messages already; those of the protocol and the service model are here.
 
 use serde_json::{Map, Value, json};
 
-use mayfly_workflows_engine::catalog::{CatalogError, CatalogRejection};
+use mayfly_workflows_engine::service::ServiceError;
+use mayfly_workflows_language::arn::ArnRejection;
 
 /// Prefix of the errors that the service itself throws.
 const SERVICE: &str = "com.amazonaws.swf.service.v2.model#";
@@ -100,54 +102,6 @@ impl StepFunctionsError {
         StepFunctionsError::new("ValidationException", message)
     }
 
-    /// An ARN that cannot be one; `reason` is AWS's inner sentence.
-    pub fn invalid_arn(reason: impl std::fmt::Display) -> StepFunctionsError {
-        StepFunctionsError::new("InvalidArn", format!("Invalid Arn: '{reason}'"))
-    }
-
-    /// A name with characters that names do not have.
-    pub fn invalid_name(name: &str) -> StepFunctionsError {
-        StepFunctionsError::new("InvalidName", format!("Invalid Name: '{name}'"))
-    }
-
-    /// A page or task token that this service did not give out.
-    pub fn invalid_token() -> StepFunctionsError {
-        StepFunctionsError::new("InvalidToken", "Invalid Token: 'Invalid token'")
-    }
-
-    pub(crate) fn machine_missing(arn: &str) -> StepFunctionsError {
-        StepFunctionsError::new("StateMachineDoesNotExist", format!("State Machine Does Not Exist: '{arn}'"))
-    }
-
-    pub(crate) fn machine_deleting(arn: &str) -> StepFunctionsError {
-        StepFunctionsError::new("StateMachineDeleting", format!("State Machine is being deleted: '{arn}'"))
-    }
-
-    pub(crate) fn execution_missing(arn: &str) -> StepFunctionsError {
-        StepFunctionsError::new("ExecutionDoesNotExist", format!("Execution Does Not Exist: '{arn}'"))
-    }
-
-    pub(crate) fn activity_missing(arn: &str) -> StepFunctionsError {
-        StepFunctionsError::new("ActivityDoesNotExist", format!("Activity Does Not Exist: '{arn}'"))
-    }
-
-    /// Aliases, versions and map runs share one wording.
-    pub(crate) fn resource_missing() -> StepFunctionsError {
-        StepFunctionsError::new("ResourceNotFound", "Request references a resource that does not exist.")
-    }
-
-    pub(crate) fn conflict(message: impl Into<String>) -> StepFunctionsError {
-        StepFunctionsError::new("ConflictException", message)
-    }
-
-    /// STANDARD asked of an EXPRESS machine, or the other way round.
-    pub(crate) fn type_not_supported() -> StepFunctionsError {
-        StepFunctionsError::new(
-            "StateMachineTypeNotSupported",
-            "This operation is not supported by this type of state machine",
-        )
-    }
-
     /// The body of the answer, as awsJson1_0 has it.
     pub fn body(&self) -> Value {
         let mut body = Map::new();
@@ -162,44 +116,22 @@ impl StepFunctionsError {
     }
 }
 
-impl From<CatalogRejection> for StepFunctionsError {
-    fn from(refusal: CatalogRejection) -> StepFunctionsError {
-        match refusal {
-            CatalogRejection::MachineMissing(arn) => StepFunctionsError::machine_missing(&arn),
-            CatalogRejection::MachineDeleting(arn) => StepFunctionsError::machine_deleting(&arn),
-            CatalogRejection::MachineExists(arn) => StepFunctionsError::new(
-                "StateMachineAlreadyExists",
-                format!("State Machine Already Exists: '{arn}'"),
-            ),
-            CatalogRejection::ActivityExists(arn) => {
-                StepFunctionsError::new("ActivityAlreadyExists", format!("Activity Already Exists: '{arn}'"))
-            }
-            CatalogRejection::ResourceMissing(_) => StepFunctionsError::resource_missing(),
-            CatalogRejection::TaggedMissing(arn) => {
-                StepFunctionsError::new("ResourceNotFound", format!("Resource not found: '{arn}'"))
-            }
-            CatalogRejection::StaleRevision { asked, current } => StepFunctionsError::conflict(format!(
-                "Failed to publish the State Machine version for revision {asked}. The current State Machine \
-                 revision is {current}."
-            )),
-            CatalogRejection::AliasExists(_) => StepFunctionsError::conflict(
-                "Failed to create alias because an alias with the same name and a different routing \
-                 configuration already exists.",
-            ),
-            CatalogRejection::VersionReferenced(aliases) => StepFunctionsError::conflict(format!(
-                "Version to be deleted must not be referenced by an alias. Current list of aliases \
-                 referencing this version: [{}]",
-                aliases.join(", ")
-            )),
-            CatalogRejection::TooManyTags(arn) => StepFunctionsError::new(
-                "TooManyTags",
-                "You've exceeded the number of tags allowed for a resource.",
-            )
-            .with("resourceName", arn),
-            CatalogRejection::Store(error @ (CatalogError::Database(_) | CatalogError::Interrupted)) => {
-                StepFunctionsError::unavailable(&error)
-            }
-            CatalogRejection::Store(error) => StepFunctionsError::internal(&error),
+impl From<ArnRejection> for StepFunctionsError {
+    fn from(rejection: ArnRejection) -> StepFunctionsError {
+        ServiceError::from(rejection).into()
+    }
+}
+
+impl From<ServiceError> for StepFunctionsError {
+    fn from(error: ServiceError) -> StepFunctionsError {
+        let wire = StepFunctionsError::new(error.code(), error.to_string());
+        match error {
+            ServiceError::Length { .. } => StepFunctionsError { prefix: VALIDATOR, ..wire },
+            ServiceError::Validation { reason: Some(reason), .. } => wire.with("reason", reason),
+            ServiceError::TooManyTags(arn) => wire.with("resourceName", arn),
+            ServiceError::Unavailable(cause) => StepFunctionsError::unavailable(&cause),
+            ServiceError::Internal(cause) => StepFunctionsError::internal(&cause),
+            _ => wire,
         }
     }
 }
@@ -229,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_body_names_the_shape_and_the_message() {
-        let body = StepFunctionsError::invalid_name("a/b").body();
+        let body = StepFunctionsError::from(ServiceError::InvalidName("a/b".to_owned())).body();
         assert_eq!(
             body,
             json!({"__type": "com.amazonaws.swf.service.v2.model#InvalidName", "message": "Invalid Name: 'a/b'"})

@@ -1,176 +1,103 @@
 //! Starting, stopping and redriving executions, and everything that describes them.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mayfly_workflows_language::value;
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use serde_json::{Value, json};
 
-use super::arn::{Arn, Qualifier, check_name};
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
-    Description, ExecutionError, HistoryQuery, ListQuery, Of, RedriveError, RedriveStatus, RunStatus,
-    StartError, StartRequest,
+    Description, HistoryQuery, ListQuery, Of, RedriveStatus, RunStatus, Started,
 };
-use mayfly_workflows_journal::{JournalError, WaitedBy};
+use mayfly_workflows_engine::service::{ExecutionDefinition, ResourceName, StartExecution};
 
-/// The reason for which an execution is not redriven while its machine is being deleted (the model's words).
-const LEFT_BEHIND: &str = "State machine is in DELETING status";
-
-fn left_behind() -> RedriveStatus {
-    RedriveStatus::NotRedrivable(LEFT_BEHIND.to_owned())
+/// Decodes a start.
+pub(super) fn start_of(params: &Value) -> Result<StartExecution, StepFunctionsError> {
+    Ok(StartExecution {
+        state_machine: StateMachineArn::parse(text(params, "stateMachineArn"))?,
+        name: optional(params, "name").map(ResourceName::parse).transpose()?,
+        input: optional(params, "input").map(str::to_owned),
+        trace_header: optional(params, "traceHeader").map(str::to_owned),
+    })
 }
 
-/// AWS's limit of an input or an output, in bytes.
-pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
+/// The answer of StartExecution.
+fn started_fields(started: &Started) -> Value {
+    json!({"executionArn": started.execution_arn.as_str(), "startDate": date_of(started.start_date)})
+}
+
+/// Whether the answer has inputs and outputs, and not the metadata only.
+fn whole(params: &Value) -> bool {
+    optional(params, "includedData") != Some("METADATA_ONLY")
+}
 
 impl Api {
     pub(super) async fn start_execution(&self, params: &Value) -> Answer {
-        self.start(params, None).await
+        let started = self.service.start_execution(start_of(params)?).await?;
+        Ok(started_fields(&started))
     }
 
-    /// StartExecution for a task that waits for the execution's end.
-    pub(super) async fn start_for(&self, params: &Value, waited_by: WaitedBy) -> Answer {
+    /// StartExecution, answered like DescribeExecution when the execution has ended or `limit` is over. An EXPRESS
+    /// execution cannot be described: its start is the whole answer. Not part of AWS's API, whose clients poll.
+    pub(super) async fn start_and_wait(&self, params: &Value, limit: Duration) -> Answer {
         model::check("StartExecution", params)?;
-        self.start(params, Some(waited_by)).await
-    }
-
-    async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
-        // A caller that waits needs an execution that can be described at its end, which an EXPRESS one cannot.
-        let wanted = waited_by.map(|_| StateMachineType::Standard);
-        let request = self.start_request(params, wanted).await?;
-        let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
-        Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
+        let started = self.service.start_execution(start_of(params)?).await?;
+        let ended = match ExecutionArn::parse(started.execution_arn.as_str()) {
+            Ok(arn) => self.service.describe_ended(&arn, limit).await.ok(),
+            Err(_) => None,
+        };
+        Ok(ended.map_or_else(|| started_fields(&started), |found| describe_answer(&found, true)))
     }
 
     pub(super) async fn start_sync_execution(&self, params: &Value) -> Answer {
-        let request = self.start_request(params, Some(StateMachineType::Express)).await?;
-        let ended = self.engine.start_sync(request).await.map_err(start_refused)?;
-        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let ended = self.service.start_sync_execution(start_of(params)?).await?;
         let lasted =
             ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
-        Ok(description_fields(&ended, whole).set("billingDetails", billing(lasted)).done())
-    }
-
-    /// The checked parameters of a start, with the current machine.
-    async fn start_request(
-        &self,
-        params: &Value,
-        wanted: Option<StateMachineType>,
-    ) -> Result<StartRequest, StepFunctionsError> {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        let name = optional(params, "name").map(str::to_owned);
-        if let Some(name) = &name {
-            check_name(name)?;
-        }
-        self.finish_deletion(&arn.unqualified()).await?;
-        let target = self.target(&arn)?;
-        if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
-            return Err(StepFunctionsError::type_not_supported());
-        }
-        let input = optional(params, "input").unwrap_or("{}").to_owned();
-        check_input(&input)?;
-        Ok(StartRequest {
-            state_machine: target.machine,
-            name,
-            input,
-            trace_header: optional(params, "traceHeader").map(str::to_owned),
-            version_arn: target.version_arn,
-            alias_arn: target.alias_arn,
-        })
+        Ok(description_fields(&ended, whole(params)).set("billingDetails", billing(lasted)).done())
     }
 
     pub(super) async fn stop_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
         let (error, cause) = (optional(params, "error"), optional(params, "cause"));
-        let stopped = self.engine.stop(arn, error.map(str::to_owned), cause.map(str::to_owned)).await;
-        Ok(json!({"stopDate": date_of(stopped.map_err(refused)?)}))
+        let arn = execution(params)?;
+        let stopped = self.service.stop_execution(&arn, error.map(str::to_owned), cause.map(str::to_owned));
+        Ok(json!({"stopDate": date_of(stopped.await?)}))
     }
 
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
-        let (arn, token) = (execution(params)?.text, optional(params, "clientToken"));
-        let found = self.engine.describe(arn).await.map_err(refused)?;
-        if found.is_some_and(|found| self.redrivable(&found) == left_behind()) {
-            return Err(StepFunctionsError::new("ExecutionNotRedrivable", LEFT_BEHIND));
-        }
-        match self.engine.redrive(arn, token).await {
-            Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
-            Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
-                Err(StepFunctionsError::new("ExecutionNotRedrivable", refused.to_string()))
-            }
-            Err(RedriveError::Execution(error)) => Err(refused(error)),
-        }
+        let redriven =
+            self.service.redrive_execution(&execution(params)?, optional(params, "clientToken")).await?;
+        Ok(json!({"redriveDate": date_of(redriven)}))
     }
 
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
-        let found = self.engine.describe(arn).await.map_err(refused)?;
-        self.describe_answer(params, &found.ok_or_else(|| StepFunctionsError::execution_missing(arn))?)
+        let found = self.service.describe_execution(&execution(params)?).await?;
+        Ok(describe_answer(&found, whole(params)))
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not part of AWS's API, whose
     /// clients poll.
     pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
         model::check("DescribeExecution", params)?;
-        let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
-        match ended {
-            Ok(Ok(Some(found))) => self.describe_answer(params, &found),
-            Ok(Err(error)) => Err(refused(error)),
-            Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
-        }
-    }
-
-    /// The answer of DescribeExecution.
-    fn describe_answer(&self, params: &Value, found: &Description) -> Answer {
-        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-        let (status, reason) = match self.redrivable(found) {
-            RedriveStatus::Redrivable => ("REDRIVABLE", None),
-            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason)),
-            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
-        };
-        let fields = description_fields(found, whole)
-            .maybe("mapRunArn", found.map_run_arn.clone())
-            .maybe("stateMachineVersionArn", found.version_arn.clone())
-            .maybe("stateMachineAliasArn", found.alias_arn.clone())
-            .set("redriveCount", found.redrive_count)
-            .maybe("redriveDate", found.redrive_date.map(date_of))
-            .set("redriveStatus", status)
-            .maybe("redriveStatusReason", reason);
-        Ok(fields.done())
-    }
-
-    /// Whether an execution can be redriven: what its own end says, as long as its machine stays. (The model lists the
-    /// reason for a machine that is on its way out; that it holds for one that is gone is our reading.)
-    fn redrivable(&self, found: &Description) -> RedriveStatus {
-        let machine = found.state_machine_arn.split('/').next().unwrap_or_default();
-        let stays = self.catalog.read().machine(machine).is_some_and(|machine| !machine.deleting);
-        match &found.redrive_status {
-            RedriveStatus::Redrivable if !stays => left_behind(),
-            status => status.clone(),
-        }
+        let found = self.service.describe_ended(&execution(params)?, limit).await?;
+        Ok(describe_answer(&found, whole(params)))
     }
 
     pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
-        let missing = || StepFunctionsError::execution_missing(arn);
-        let machine = self.engine.snapshot(arn).await.map_err(refused)?.ok_or_else(missing)?;
-        let found = self.engine.describe(arn).await.map_err(refused)?.ok_or_else(missing)?;
-        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let found = self.service.describe_state_machine_for_execution(&execution(params)?).await?;
+        let ExecutionDefinition { machine, execution } = found;
+        let whole = whole(params);
         let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
         let references = if whole { state_machines::references_of(&machine.definition) } else { None };
-        let label = found.map_run_arn.as_deref().and_then(map_run_label);
         // A map run's child runs the processor of the Map state alone.
         let text = match machine.flow {
             Some(flow) => &machine.definition.flow(flow).definition,
             None => &machine.definition_text,
         };
-        let name = found.state_machine_arn.rsplit(':').next().unwrap_or_default();
         let fields = ResponseFields::default()
-            .set("stateMachineArn", found.state_machine_arn.as_str())
-            .set("name", name)
+            .set("stateMachineArn", execution.state_machine_arn.as_str())
+            .set("name", execution.state_machine_arn.name())
             .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
             .set("roleArn", machine.role_arn.as_str())
             .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
@@ -178,14 +105,14 @@ impl Api {
             .maybe("tracingConfiguration", detail("tracingConfiguration"))
             .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
             .maybe("revisionId", detail("revisionId"))
-            .maybe("mapRunArn", found.map_run_arn.clone())
-            .maybe("label", label)
+            .maybe("mapRunArn", execution.map_run_arn.as_ref().map(MapRunArn::as_str))
+            .maybe("label", execution.map_run_arn.as_ref().and_then(MapRunArn::label))
             .maybe("variableReferences", references);
         Ok(fields.done())
     }
 
     pub(super) async fn get_execution_history(&self, params: &Value) -> Answer {
-        let arn = execution(params)?.text;
+        let arn = execution(params)?;
         let list = format!("GetExecutionHistory {arn}");
         let query = HistoryQuery {
             reverse: flag(params, "reverseOrder").unwrap_or(false),
@@ -193,19 +120,20 @@ impl Api {
             limit: paging::page_size(params),
             from: paging::position(&list, params)?,
         };
-        let page = self.engine.history(arn, query).await.map_err(refused)?;
-        let page = page.ok_or_else(|| StepFunctionsError::execution_missing(arn))?;
+        let page = self.service.execution_history(&arn, query).await?;
         let next = page.next.map(|position| paging::token(&list, &position));
         Ok(ResponseFields::default().set("events", page.items).maybe("nextToken", next).done())
     }
 
     pub(super) async fn list_executions(&self, params: &Value) -> Answer {
-        let of = self.list_of(params)?;
-        if let Of::MapRun(arn) = &of
-            && !self.engine.has_map_run(arn).await.map_err(refused)?
-        {
-            return Err(StepFunctionsError::resource_missing());
-        }
+        let of = match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
+            (Some(text), None) => self.service.executions_of(StateMachineArn::parse(text)?)?,
+            (None, Some(text)) => self.service.children_of(MapRunArn::parse(text)?).await?,
+            _ => {
+                return Err(StepFunctionsError::validation("Must provide a StateMachine ARN or MapRun ARN")
+                    .with("reason", "MISSING_REQUIRED_PARAMETER"));
+            }
+        };
         let list = format!("ListExecutions {of:?}");
         let by_version = matches!(of, Of::Version(_));
         let query = ListQuery {
@@ -215,61 +143,34 @@ impl Api {
             limit: paging::page_size(params),
             from: paging::position(&list, params)?,
         };
-        let page = self.engine.list(query).await.map_err(refused)?;
+        let page = self.service.list_executions(query).await?;
         let items: Vec<Value> = page.items.iter().map(|found| list_item(found, by_version)).collect();
         let next = page.next.map(|position| paging::token(&list, &position));
         Ok(ResponseFields::default().set("executions", items).maybe("nextToken", next).done())
     }
-
-    fn list_of(&self, params: &Value) -> Result<Of, StepFunctionsError> {
-        match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
-            (Some(text), None) => {
-                let arn = Arn::of(text, &["stateMachine"])?;
-                let missing = || StepFunctionsError::machine_missing(text);
-                let book = self.catalog.read();
-                let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
-                if machine.kind == StateMachineType::Express {
-                    return Err(StepFunctionsError::type_not_supported());
-                }
-                Ok(match arn.qualifier() {
-                    None => Of::StateMachine(text.to_owned()),
-                    Some(Qualifier::Version(number)) => {
-                        book.version(&machine.arn, number).ok_or_else(missing)?;
-                        Of::Version(text.to_owned())
-                    }
-                    Some(Qualifier::Alias(name)) => {
-                        book.alias(&machine.arn, name).ok_or_else(StepFunctionsError::resource_missing)?;
-                        Of::Alias(text.to_owned())
-                    }
-                })
-            }
-            (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
-            _ => Err(StepFunctionsError::validation("Must provide a StateMachine ARN or MapRun ARN")
-                .with("reason", "MISSING_REQUIRED_PARAMETER")),
-        }
-    }
 }
 
-/// Whether a text may be an execution's input: JSON, and not larger than AWS allows.
-pub(super) fn check_input(input: &str) -> Result<(), StepFunctionsError> {
-    if input.len() > PAYLOAD_BYTES_MAX {
-        return Err(StepFunctionsError::constraints(&[format!(
-            "Value at 'input' failed to satisfy constraint: Member must have length less than or equal to \
-             {PAYLOAD_BYTES_MAX}"
-        )]));
-    }
-    match value::Value::parse(input) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(StepFunctionsError::new(
-            "InvalidExecutionInput",
-            format!("Invalid State Machine Execution Input: '{}'", error.describe(input)),
-        )),
-    }
+/// The answer of DescribeExecution.
+fn describe_answer(found: &Description, whole: bool) -> Value {
+    let (status, reason) = match &found.redrive_status {
+        RedriveStatus::Redrivable => ("REDRIVABLE", None),
+        RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.as_str())),
+        RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+    };
+    let fields = description_fields(found, whole)
+        .maybe("mapRunArn", found.map_run_arn.as_ref().map(MapRunArn::as_str))
+        .maybe("stateMachineVersionArn", found.version_arn.as_ref().map(StateMachineArn::as_str))
+        .maybe("stateMachineAliasArn", found.alias_arn.as_ref().map(StateMachineArn::as_str))
+        .set("redriveCount", found.redrive_count)
+        .maybe("redriveDate", found.redrive_date.map(date_of))
+        .set("redriveStatus", status)
+        .maybe("redriveStatusReason", reason);
+    fields.done()
 }
 
 /// The ARN of a STANDARD execution; an express execution is nowhere to be described.
-pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, StepFunctionsError> {
-    Arn::of(text(params, "executionArn"), &["execution"])
+pub(super) fn execution(params: &Value) -> Result<ExecutionArn, StepFunctionsError> {
+    Ok(ExecutionArn::parse(text(params, "executionArn"))?)
 }
 
 /// The fields that all operations about one execution share.
@@ -316,52 +217,17 @@ fn billing(lasted_ms: i64) -> Value {
 /// An entry of ListExecutions. AWS leaves `redriveCount` out of the list of a version's executions.
 fn list_item(found: &Description, by_version: bool) -> Value {
     outline_fields(found)
-        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("mapRunArn", found.map_run_arn.as_ref().map(MapRunArn::as_str))
         .maybe("itemCount", found.item_count)
-        .maybe("stateMachineVersionArn", found.version_arn.clone())
-        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .maybe("stateMachineVersionArn", found.version_arn.as_ref().map(StateMachineArn::as_str))
+        .maybe("stateMachineAliasArn", found.alias_arn.as_ref().map(StateMachineArn::as_str))
         .maybe("redriveCount", (!by_version).then_some(found.redrive_count))
         .maybe("redriveDate", found.redrive_date.map(date_of))
         .done()
 }
 
-/// `arn:…:mapRun:<machine>/<label>:<uuid>`: the label.
-fn map_run_label(arn: &str) -> Option<String> {
-    let (_, label) = arn.split(":mapRun:").nth(1)?.split(':').next()?.split_once('/')?;
-    Some(label.to_owned())
-}
-
 pub(super) fn date_of(timestamp: Timestamp) -> Value {
     date(timestamp.as_millisecond())
-}
-
-pub(super) fn refused(error: ExecutionError) -> StepFunctionsError {
-    match error {
-        ExecutionError::NotFound(arn) => StepFunctionsError::execution_missing(&arn),
-        ExecutionError::InvalidPage => StepFunctionsError::invalid_token(),
-        error @ (ExecutionError::Closed
-        | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
-            StepFunctionsError::unavailable(&error)
-        }
-        error => StepFunctionsError::internal(&error),
-    }
-}
-
-fn start_refused(error: StartError) -> StepFunctionsError {
-    match error {
-        StartError::AlreadyExists { arn } => {
-            StepFunctionsError::new("ExecutionAlreadyExists", format!("Execution Already Exists: '{arn}'"))
-        }
-        StartError::TooMany { limit } => StepFunctionsError::new(
-            "ExecutionLimitExceeded",
-            format!("The maximum number of running executions has been reached: {limit}"),
-        ),
-        error @ (StartError::Closed
-        | StartError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
-            StepFunctionsError::unavailable(&error)
-        }
-        error => StepFunctionsError::internal(&error),
-    }
 }
 
 #[cfg(test)]
@@ -373,33 +239,5 @@ mod tests {
         for (lasted, billed) in [(0, 100), (1, 100), (100, 100), (101, 200), (250, 300)] {
             assert_eq!(billing(lasted)["billedDurationInMilliseconds"], json!(billed), "{lasted}");
         }
-    }
-
-    #[test]
-    fn a_journal_that_cannot_be_written_is_told_with_its_reason() {
-        let full = || JournalError::Database("database or disk is full".to_owned());
-        for refused in [start_refused(StartError::Journal(full())), refused(ExecutionError::Journal(full()))]
-        {
-            assert_eq!((refused.code, refused.status), ("ServiceUnavailable", 503));
-            let message = refused.message.unwrap_or_default();
-            assert!(
-                message.contains("database or disk is full") && message.contains("try again"),
-                "{message}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_map_runs_label_stands_in_its_arn() {
-        let arn = "arn:aws:states:us-east-1:000000000000:mapRun:machine/label:6e0c";
-        assert_eq!(map_run_label(arn).as_deref(), Some("label"));
-    }
-
-    #[test]
-    fn an_input_is_json_of_at_most_256_kib() {
-        assert!(check_input("{}").is_ok());
-        assert_eq!(check_input("{").expect_err("broken").code, "InvalidExecutionInput");
-        let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
-        assert_eq!(check_input(&large).expect_err("large").code, "ValidationException");
     }
 }

@@ -12,11 +12,11 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::routing::post;
 use http_body_util::{BodyExt, Limited};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::arn::CredentialScope;
 use super::error::StepFunctionsError;
 use super::{Answer, Api};
+use mayfly_workflows_engine::service::CredentialScope;
 
 /// The maximum size of a body: a definition of 1 MiB with every character escaped fits.
 const BODY_BYTES_MAX: usize = 8 << 20;
@@ -33,7 +33,7 @@ pub fn router(api: Api) -> Router {
 }
 
 async fn serve(State(api): State<Api>, request: Request<Body>) -> Response<Body> {
-    let request_id = api.uuid();
+    let request_id = api.service.random_uuid();
     let (head, body) = request.into_parts();
     let answer = match Limited::new(body, BODY_BYTES_MAX).collect().await {
         Ok(body) => answer(&api, &head.headers, &body.to_bytes()).await,
@@ -56,12 +56,7 @@ async fn answer(api: &Api, headers: &HeaderMap, body: &[u8]) -> Answer {
     }
     match wait(headers)? {
         Some(limit) if operation == "DescribeExecution" => api.describe_ended(&params, limit).await,
-        Some(limit) if operation == "StartExecution" => {
-            let started = Box::pin(api.call(operation, &params, &scope(headers))).await?;
-            let asked = json!({"executionArn": started["executionArn"]});
-            // An express execution is not described: it has been started, and that is all there is to say.
-            Ok(api.describe_ended(&asked, limit).await.unwrap_or(started))
-        }
+        Some(limit) if operation == "StartExecution" => Box::pin(api.start_and_wait(&params, limit)).await,
         _ => Box::pin(api.call(operation, &params, &scope(headers))).await,
     }
 }

@@ -1,15 +1,15 @@
-//! The Step Functions API: 37 operations over the engine and the catalog.
+//! The wire form of the Step Functions API: 37 operations in AWS's JSON.
 //!
 //! [`http`] implements the protocol (awsJson1_0), [`model`] checks a request against the public service model,
-//! [`Api::call`] dispatches the operation. Each operation reads its parameters, calls the catalog or the engine, and
-//! builds the answer in AWS's form; the messages of refusals are in [`error`].
+//! [`Api::call`] dispatches the operation. Each operation decodes its parameters, calls the
+//! [`WorkflowService`](mayfly_workflows_engine::service::WorkflowService) and encodes the answer; the errors' bodies are
+//! in [`error`].
 //!
-//! Not here: the meaning of a definition (the language), executions (the engine), authentication (any signature is
-//! accepted; the listener's address decides who reaches it).
+//! Not here: the rules of the operations (the service), the meaning of a definition (the language), executions (the
+//! engine), authentication (any signature is accepted; the listener's address decides who reaches it).
 
 mod activities;
 mod aliases;
-mod arn;
 mod callbacks;
 mod error;
 mod executions;
@@ -18,60 +18,35 @@ mod map_runs;
 mod model;
 mod paging;
 mod params;
-mod resolve;
 mod state_machines;
 mod tags;
 mod test_state;
 mod validate;
 mod versions;
+mod wire;
 
-pub use arn::CredentialScope;
 pub use error::StepFunctionsError;
 pub use http::router;
 pub use model::operations;
+pub use wire::Wire;
 
-use std::sync::Arc;
-
-use futures::future::BoxFuture;
 use serde_json::Value;
 
-use mayfly_workflows_engine::catalog::{
-    Catalog, CatalogChange, CatalogError, CatalogRejection, CatalogState,
-};
-use mayfly_workflows_engine::engine::{Activities, Engine, OperationError, Operations, Randomness};
-use mayfly_workflows_engine::timers::Clock;
-use mayfly_workflows_journal::WaitedBy;
+use mayfly_workflows_engine::service::{CredentialScope, WorkflowService};
 
-/// The API over one engine and one catalog. Cheap to clone.
+/// The wire form over one service. Cheap to clone.
 #[derive(Clone)]
 pub struct Api {
-    engine: Engine,
-    catalog: Arc<Catalog>,
-    clock: Arc<dyn Clock>,
-    randomness: Arc<dyn Randomness>,
+    service: WorkflowService,
 }
 
 /// The answer of an operation: the body of the response, or an error.
 pub(crate) type Answer = Result<Value, StepFunctionsError>;
 
 impl Api {
-    /// Puts the API on top of an engine, and tells the engine how to reach it for tasks that call Step
-    /// Functions themselves (`states:startExecution`, `aws-sdk:sfn:*`, activities).
-    pub fn new(
-        engine: Engine,
-        catalog: Arc<Catalog>,
-        clock: Arc<dyn Clock>,
-        randomness: Arc<dyn Randomness>,
-    ) -> Api {
-        let api = Api { engine, catalog, clock, randomness };
-        api.engine.bind_activities(Arc::new(KnownActivities(Arc::clone(&api.catalog))));
-        api.engine.bind_operations(Arc::new(OwnOperations(api.clone())));
-        api
-    }
-
-    /// The catalog below the API.
-    pub fn catalog(&self) -> &Arc<Catalog> {
-        &self.catalog
+    /// The wire form of this service's operations.
+    pub fn new(service: WorkflowService) -> Api {
+        Api { service }
     }
 
     /// Runs one operation for `scope`: checks the parameters against the model, then does it.
@@ -115,59 +90,9 @@ impl Api {
             "UpdateStateMachine" => self.update_state_machine(params).await,
             "UpdateStateMachineAlias" => self.update_alias(params).await,
             "ValidateStateMachineDefinition" => {
-                validate::validate_definition(params, |resource| self.engine.carries_out(resource))
+                validate::validate_definition(params, |resource| self.service.engine().carries_out(resource))
             }
             _ => Err(StepFunctionsError::unknown_operation()),
         }
     }
-
-    fn now(&self) -> i64 {
-        self.clock.now_ms()
-    }
-
-    fn uuid(&self) -> String {
-        self.randomness.uuid().to_string()
-    }
-
-    /// A change of the catalog. It waits for the disk, so it has a thread for blocking work.
-    async fn change<T: Send + 'static>(
-        &self,
-        plan: impl FnOnce(&CatalogState) -> Result<(Vec<CatalogChange>, T), CatalogRejection> + Send + 'static,
-    ) -> Result<T, CatalogRejection> {
-        let catalog = Arc::clone(&self.catalog);
-        match tokio::task::spawn_blocking(move || catalog.change(plan)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(CatalogRejection::Store(CatalogError::Interrupted)),
-        }
-    }
-}
-
-/// The engine's question to the catalog.
-struct KnownActivities(Arc<Catalog>);
-
-impl Activities for KnownActivities {
-    fn exists(&self, arn: &str) -> bool {
-        self.0.read().activity(arn).is_some()
-    }
-}
-
-/// The engine's way to our own operations. The scope is that of the resources the request names; what is
-/// created from inside a workflow belongs to the default scope.
-struct OwnOperations(Api);
-
-impl Operations for OwnOperations {
-    fn call(&self, operation: &str, request: Value) -> BoxFuture<'_, Result<Value, OperationError>> {
-        let operation = operation.to_owned();
-        Box::pin(async move {
-            self.0.call(&operation, &request, &CredentialScope::default()).await.map_err(operation_error)
-        })
-    }
-
-    fn start_for(&self, request: Value, waited_by: WaitedBy) -> BoxFuture<'_, Result<Value, OperationError>> {
-        Box::pin(async move { self.0.start_for(&request, waited_by).await.map_err(operation_error) })
-    }
-}
-
-fn operation_error(error: StepFunctionsError) -> OperationError {
-    OperationError { code: error.code.to_owned(), message: error.message.unwrap_or_default() }
 }

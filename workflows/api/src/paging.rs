@@ -6,6 +6,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::StepFunctionsError;
+use mayfly_workflows_engine::service::{PageRequest, ServiceError};
 
 /// AWS's number of items on a page when the request names none (or 0).
 pub(crate) const PAGE_SIZE: usize = 100;
@@ -30,36 +31,19 @@ pub(crate) fn token(list: &str, position: &str) -> String {
 /// The position inside a token that [`token`] made for the same list; anything else is an InvalidToken.
 pub(crate) fn position(list: &str, params: &Value) -> Result<Option<String>, StepFunctionsError> {
     let Some(token) = params.get("nextToken").and_then(Value::as_str) else { return Ok(None) };
-    let bytes = BASE64.decode(token).map_err(|_| StepFunctionsError::invalid_token())?;
-    let text = String::from_utf8(bytes).map_err(|_| StepFunctionsError::invalid_token())?;
-    let (found, position) = text.split_at_checked(MARK_LEN).ok_or_else(StepFunctionsError::invalid_token)?;
+    let bytes = BASE64.decode(token).map_err(|_| ServiceError::InvalidToken)?;
+    let text = String::from_utf8(bytes).map_err(|_| ServiceError::InvalidToken)?;
+    let (found, position) = text.split_at_checked(MARK_LEN).ok_or(ServiceError::InvalidToken)?;
     if found == mark(list, position) {
         Ok(Some(position.to_owned()))
     } else {
-        Err(StepFunctionsError::invalid_token())
+        Err(ServiceError::InvalidToken.into())
     }
 }
 
-/// Cuts a sorted list into a page: what follows `after` by `key`, at most `size` items, and the key that
-/// the next page begins after.
-pub(crate) fn page<T>(
-    items: impl IntoIterator<Item = T>,
-    size: usize,
-    after: Option<&str>,
-    key: impl Fn(&T) -> String,
-) -> (Vec<T>, Option<String>) {
-    let mut items = items.into_iter();
-    if let Some(after) = after {
-        items.by_ref().find(|item| key(item) == after);
-    }
-    let mut page: Vec<T> = items.by_ref().take(size + 1).collect();
-    let next = if page.len() > size {
-        page.truncate(size);
-        page.last().map(&key)
-    } else {
-        None
-    };
-    (page, next)
+/// The page of `list` that a request names by its token and its number of items.
+pub(crate) fn request(list: &str, params: &Value) -> Result<PageRequest, StepFunctionsError> {
+    Ok(PageRequest { limit: page_size(params), after: position(list, params)? })
 }
 
 const MARK_LEN: usize = 16;
@@ -81,22 +65,5 @@ mod tests {
         assert_eq!(position("ListStateMachines", &params).expect_err("another list").code, "InvalidToken");
         let made_up = json!({"nextToken": "InvalidToken"});
         assert_eq!(position("ListActivities", &made_up).expect_err("made up").code, "InvalidToken");
-    }
-
-    #[test]
-    fn pages_follow_each_other_without_gap_or_overlap() {
-        let items: Vec<String> = (0..13).map(|n| format!("{n:02}")).collect();
-        let mut seen = Vec::new();
-        let mut after = None;
-        loop {
-            let (page, next) = page(items.clone(), 5, after.as_deref(), String::clone);
-            assert!(page.len() <= 5);
-            seen.extend(page);
-            after = next;
-            if after.is_none() {
-                break;
-            }
-        }
-        assert_eq!(seen, items);
     }
 }

@@ -1,197 +1,104 @@
 //! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::variable_references;
+use mayfly_workflows_language::arn::StateMachineArn;
+use mayfly_workflows_language::definition::{StateMachineType, variable_references};
 use serde_json::{Value, json};
 
-use super::arn::{Arn, CredentialScope, Qualifier, check_name};
 use super::params::{ResponseFields, date, flag, optional, text};
-use super::{Answer, Api, StepFunctionsError, paging, resolve, tags};
-use mayfly_workflows_engine::catalog::{
-    MachineRecord, MachineRevision, NewMachine, Publication, SeenRevision, UpdateMachine,
+use super::{Answer, Api, StepFunctionsError, paging, tags};
+use mayfly_workflows_engine::catalog::{MachineRecord, MachineRevision, Publication};
+use mayfly_workflows_engine::service::{
+    CreateStateMachine, CreatedStateMachine, CredentialScope, ResourceName, UpdateStateMachine, check_role,
+    compiled,
 };
-use mayfly_workflows_engine::engine::{ListQuery, Of, RunStatus};
 
 impl Api {
     pub(super) async fn create_state_machine(&self, params: &Value, scope: &CredentialScope) -> Answer {
-        let name = text(params, "name").to_owned();
-        check_name(&name)?;
-        let publish = publication(params)?;
-        let kind = optional(params, "type")
-            .and_then(StateMachineType::from_word)
-            .unwrap_or(StateMachineType::Standard);
-        let revision = MachineRevision::new(
-            text(params, "definition"),
-            &role(text(params, "roleArn"))?,
-            logging(params)?.unwrap_or_else(default_logging),
-            tracing_enabled(params).unwrap_or(false),
-            encryption(params)?,
-            self.now(),
-        );
-        resolve::compile(&revision.definition, kind)?;
-        let arn = scope.arn(format_args!("stateMachine:{name}"));
-        self.finish_deletion(&arn).await?;
-        let new = NewMachine { arn, name, kind, revision, publish, tags: tags::of_creation(params)? };
-        let (machine, version) = self.change(|book| book.plan_create(new)).await?;
+        let request = CreateStateMachine {
+            scope: scope.clone(),
+            name: ResourceName::parse(text(params, "name"))?,
+            kind: optional(params, "type")
+                .and_then(StateMachineType::from_word)
+                .unwrap_or(StateMachineType::Standard),
+            publish: publication(params)?,
+            definition: text(params, "definition").to_owned(),
+            role_arn: check_role(text(params, "roleArn"))?,
+            logging: logging(params)?,
+            tracing: tracing_enabled(params).unwrap_or(false),
+            encryption: encryption(params)?,
+            tags: tags::of_creation(params),
+        };
+        let CreatedStateMachine { machine, version } = self.service.create_state_machine(request).await?;
         let fields = ResponseFields::default()
             .set("stateMachineArn", machine.arn.as_str())
             .set("creationDate", date(machine.created))
-            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+            .maybe("stateMachineVersionArn", version.as_ref().map(|version| version.arn.as_str()));
         Ok(fields.done())
     }
 
-    /// UpdateStateMachine for a caller that looked at the machine before: refused with a conflict if the machine
-    /// has another revision by now.
-    pub async fn update_definition(&self, arn: &str, definition: &str, seen: SeenRevision) -> Answer {
-        let params = json!({"stateMachineArn": arn, "definition": definition});
-        self.update(&params, Some(seen)).await
-    }
-
     pub(super) async fn update_state_machine(&self, params: &Value) -> Answer {
-        self.update(params, None).await
-    }
-
-    async fn update(&self, params: &Value, expects: Option<SeenRevision>) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        if arn.qualifier().is_some() {
-            return Err(arn.qualified("only the state machine itself can be updated"));
-        }
-        let publish = publication(params)?;
-        let (definition, role_arn) = (optional(params, "definition"), optional(params, "roleArn"));
-        let (logging, tracing) = (logging(params)?, tracing_enabled(params));
-        let encrypted = params.get("encryptionConfiguration").is_some_and(|value| !value.is_null());
-        if definition.is_none() && role_arn.is_none() && logging.is_none() && tracing.is_none() && !encrypted
-        {
-            return Err(StepFunctionsError::new(
-                "MissingRequiredParameter",
-                "Either the definition, the role ARN, the LoggingConfiguration, or the TracingConfiguration \
-                 must be specified",
-            ));
-        }
-        self.finish_deletion(arn.text).await?;
-        let kind = self.catalog.read().live(arn.text)?.kind;
-        if let Some(definition) = definition {
-            resolve::compile(definition, kind)?;
-        }
-        let update = UpdateMachine {
-            arn: arn.text.to_owned(),
-            definition: definition.map(Into::into),
-            role_arn: role_arn.map(role).transpose()?,
-            logging,
-            tracing,
-            encryption: if encrypted { Some(encryption(params)?) } else { None },
-            revision_id: self.uuid(),
-            publish,
-            expects,
-            now: self.now(),
+        let request = UpdateStateMachine {
+            arn: StateMachineArn::parse(text(params, "stateMachineArn"))?,
+            publish: publication(params)?,
+            definition: optional(params, "definition").map(str::to_owned),
+            role_arn: optional(params, "roleArn").map(check_role).transpose()?,
+            logging: logging(params)?,
+            tracing: tracing_enabled(params),
+            encryption: encryption(params)?,
+            expects: None,
         };
-        let updated = update.now;
-        let (machine, version) = self.change(|book| book.plan_update(update)).await?;
+        let updated = self.service.update_state_machine(request).await?;
         let fields = ResponseFields::default()
-            .set("updateDate", date(updated))
-            .maybe("revisionId", machine.revision.id.clone())
-            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+            .set("updateDate", date(updated.updated_ms))
+            .maybe("revisionId", updated.machine.revision.id.clone())
+            .maybe("stateMachineVersionArn", updated.version.as_ref().map(|version| version.arn.as_str()));
         Ok(fields.done())
     }
 
     pub(super) async fn describe_state_machine(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        self.finish_deletion(&arn.unqualified()).await?;
-        let missing = || StepFunctionsError::machine_missing(arn.text);
-        let book = self.catalog.read();
-        let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        let described = self.service.describe_state_machine(&arn).await?;
+        let machine = &described.machine;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-        match arn.qualifier() {
-            None => Ok(description_fields(machine, &machine.revision, whole)
+        let fields = description_fields(machine, described.revision(), whole)
+            .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" });
+        Ok(match &described.version {
+            None => fields
                 .set("stateMachineArn", machine.arn.as_str())
-                .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                 .set("creationDate", date(machine.created))
-                .done()),
-            Some(Qualifier::Version(number)) => {
-                let version = book.version(&machine.arn, number).ok_or_else(missing)?;
-                Ok(description_fields(machine, &version.revision, whole)
-                    .set("stateMachineArn", version.arn.as_str())
-                    .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
-                    .set("creationDate", date(version.created))
-                    .maybe("description", version.description.clone())
-                    .done())
-            }
-            Some(Qualifier::Alias(_)) => Err(missing()),
-        }
+                .done(),
+            Some(version) => fields
+                .set("stateMachineArn", version.arn.as_str())
+                .set("creationDate", date(version.created))
+                .maybe("description", version.description.clone())
+                .done(),
+        })
     }
 
     pub(super) async fn delete_state_machine(&self, params: &Value) -> Answer {
-        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
-        arn.not_of_map()?;
-        if arn.qualifier().is_some() {
-            let instead = "use DeleteStateMachineVersion or DeleteStateMachineAlias";
-            return Err(arn.qualified(instead));
-        }
-        loop {
-            let seen = self.catalog.read().machine(arn.text).cloned();
-            let Some(seen) = seen else { return Ok(json!({})) };
-            let running = self.has_running(arn.text).await?;
-            if self.change(move |book| book.plan_delete(&seen, running)).await? {
-                return Ok(json!({}));
-            }
-        }
+        let arn = StateMachineArn::parse(text(params, "stateMachineArn"))?;
+        self.service.delete_state_machine(&arn).await?;
+        Ok(json!({}))
     }
 
     pub(super) async fn list_state_machines(&self, params: &Value, scope: &CredentialScope) -> Answer {
         const LIST: &str = "ListStateMachines";
-        let after = paging::position(LIST, params)?;
-        let prefix = scope.arn(format_args!("stateMachine:"));
-        let leaving: Vec<String> = {
-            let book = self.catalog.read();
-            book.machines(&prefix).filter(|machine| machine.deleting).map(|m| m.arn.clone()).collect()
-        };
-        for arn in leaving {
-            self.finish_deletion(&arn).await?;
-        }
-        let book = self.catalog.read();
-        let size = paging::page_size(params);
-        let all = book.machines(&prefix);
-        let (page, next) = paging::page(all, size, after.as_deref(), |machine| machine.name.clone());
-        let items = page.into_iter().map(|machine| {
+        let page = self.service.list_state_machines(scope, &paging::request(LIST, params)?).await?;
+        let items = page.items.iter().map(|machine| {
             json!({
-                "stateMachineArn": machine.arn,
+                "stateMachineArn": machine.arn.as_str(),
                 "name": machine.name,
                 "type": machine.kind.as_str(),
                 "creationDate": date(machine.created),
             })
         });
-        let next = next.map(|position| paging::token(LIST, &position));
+        let next = page.next.map(|position| paging::token(LIST, &position));
         Ok(ResponseFields::default()
             .set("stateMachines", items.collect::<Vec<_>>())
             .maybe("nextToken", next)
             .done())
-    }
-
-    /// A machine that is being deleted goes when its last execution has ended; this looks whether it has.
-    pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), StepFunctionsError> {
-        let deleting = self.catalog.read().machine(arn).filter(|machine| machine.deleting).cloned();
-        let Some(deleting) = deleting else { return Ok(()) };
-        if !self.has_running(arn).await? {
-            // Another request may have finished it, and the name may be another machine's by now.
-            self.change(move |book| book.plan_delete(&deleting, false)).await?;
-        }
-        Ok(())
-    }
-
-    async fn has_running(&self, arn: &str) -> Result<bool, StepFunctionsError> {
-        let query = ListQuery {
-            of: Of::StateMachine(arn.to_owned()),
-            status: Some(RunStatus::Running),
-            redriven: None,
-            limit: 1,
-            from: None,
-        };
-        let page = self.engine.list(query).await.map_err(|error| StepFunctionsError::internal(&error))?;
-        Ok(!page.items.is_empty())
     }
 }
 
@@ -214,8 +121,7 @@ fn description_fields(machine: &MachineRecord, revision: &MachineRevision, whole
 }
 
 fn references(machine: &MachineRecord, revision: &MachineRevision) -> Option<Value> {
-    let compiled = resolve::runnable(machine, revision).ok()?;
-    references_of(&compiled.definition)
+    references_of(&compiled(machine, revision).ok()?.definition)
 }
 
 /// Which states read which variables; absent where none does.
@@ -243,19 +149,6 @@ fn publication(params: &Value) -> Result<Option<Publication>, StepFunctionsError
             Err(StepFunctionsError::validation("Version description can only be set when publish is true"))
         }
     }
-}
-
-/// A role is taken over as it is named; it only has to be an ARN.
-pub(super) fn role(arn: &str) -> Result<String, StepFunctionsError> {
-    if arn.starts_with("arn:") && arn.split(':').count() >= 6 {
-        Ok(arn.to_owned())
-    } else {
-        Err(StepFunctionsError::new("InvalidArn", format!("Invalid Role Arn: '{arn}'")))
-    }
-}
-
-fn default_logging() -> Value {
-    json!({"level": "OFF", "includeExecutionData": false})
 }
 
 /// The logging configuration with AWS's defaults; a level other than OFF needs a destination.
@@ -291,10 +184,11 @@ fn tracing_enabled(params: &Value) -> Option<bool> {
     Some(flag(given, "enabled").unwrap_or(false))
 }
 
-/// The encryption configuration with AWS's defaults: keys are AWS's, or the caller's with 300 s of reuse.
-pub(super) fn encryption(params: &Value) -> Result<Value, StepFunctionsError> {
+/// The encryption configuration with AWS's defaults, if the request has one: keys are AWS's, or the caller's with 300 s
+/// of reuse.
+pub(super) fn encryption(params: &Value) -> Result<Option<Value>, StepFunctionsError> {
     let Some(given) = params.get("encryptionConfiguration").filter(|value| !value.is_null()) else {
-        return Ok(json!({"type": "AWS_OWNED_KEY"}));
+        return Ok(None);
     };
     let refused = |message: &str| {
         Err(StepFunctionsError::new(
@@ -307,12 +201,12 @@ pub(super) fn encryption(params: &Value) -> Result<Value, StepFunctionsError> {
         ("CUSTOMER_MANAGED_KMS_KEY", None) => {
             refused("kmsKeyId is required when type is CUSTOMER_MANAGED_KMS_KEY")
         }
-        ("CUSTOMER_MANAGED_KMS_KEY", Some(key)) => Ok(json!({
+        ("CUSTOMER_MANAGED_KMS_KEY", Some(key)) => Ok(Some(json!({
             "type": "CUSTOMER_MANAGED_KMS_KEY",
             "kmsKeyId": key,
             "kmsDataKeyReusePeriodSeconds": period.unwrap_or(300),
-        })),
+        }))),
         (_, Some(_)) => refused("kmsKeyId must not be set when type is AWS_OWNED_KEY"),
-        (_, None) => Ok(json!({"type": "AWS_OWNED_KEY"})),
+        (_, None) => Ok(Some(json!({"type": "AWS_OWNED_KEY"}))),
     }
 }

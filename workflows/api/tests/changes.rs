@@ -4,8 +4,8 @@ mod stand_ins;
 
 use std::sync::Arc;
 
-use mayfly_workflows_api::CredentialScope;
 use mayfly_workflows_engine::engine::{ExecutionChange, ListQuery, Of, RunStatus};
+use mayfly_workflows_engine::service::CredentialScope;
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
 
@@ -46,10 +46,10 @@ async fn starts_and_ends_are_told() {
     }
     let query = |status, from| ListQuery { of: Of::Everyone, status, redriven: None, limit: 1, from };
     let first = engine.list(query(None, None)).await.expect("a list");
-    assert!(first.items[0].state_machine_arn.ends_with(":bad"), "newest first");
+    assert!(first.items[0].state_machine_arn.as_str().ends_with(":bad"), "newest first");
     let second = engine.list(query(None, first.next)).await.expect("a list");
     assert!(
-        second.items[0].state_machine_arn.ends_with(":good") && second.next.is_none(),
+        second.items[0].state_machine_arn.as_str().ends_with(":good") && second.next.is_none(),
         "express ones are not kept"
     );
     let failed = engine.list(query(Some(RunStatus::Failed), None)).await.expect("a list");

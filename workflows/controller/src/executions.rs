@@ -5,6 +5,7 @@
 //! watch. Revisions are microseconds of the clock, strictly increasing, so that those of an earlier run are recognised
 //! as old.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -101,7 +102,7 @@ impl Executions {
                 loop {
                     match told {
                         // Not shown here, and many: they would push other changes out.
-                        Ok(changed) if is_of_invocations(&changed.execution.execution_arn) => {}
+                        Ok(changed) if is_of_invocations(changed.execution.execution_arn.as_str()) => {}
                         Ok(changed) => recent.remember(revision, changed),
                         Err(RecvError::Lagged(_)) => recent.forget(revision),
                         Err(RecvError::Closed) => return,
@@ -132,8 +133,8 @@ impl Executions {
         let Some((workflow, own_name)) = names::parse_execution(name) else { return Ok(None) };
         let machine = self.directory.arn(&ObjectKey::new(namespace, workflow));
         if let Some(own_name) = own_name {
-            let (_, machine_name) = machine.rsplit_once(':').unwrap_or_default();
-            let arn = format!("{}{machine_name}:{own_name}", names::EXECUTION_PREFIX);
+            let arn = format!("{}{}:{own_name}", names::EXECUTION_PREFIX, machine.last_field());
+            let arn = ExecutionArn::from_trusted(arn);
             return self.engine.describe(&arn).await.map_err(failed);
         }
         let mut from = None;
@@ -176,7 +177,7 @@ impl Executions {
         loop {
             let page = self.page(of.clone(), status, asked, from.clone()).await?;
             looked_through += page.items.len();
-            let shown = |found: &&Description| !is_of_invocations(&found.execution_arn);
+            let shown = |found: &&Description| !is_of_invocations(found.execution_arn.as_str());
             let mut of_workflows = page.items.iter().enumerate().filter(|(_, found)| shown(found));
             if let Some((index, _)) = of_workflows.nth(limit - items.len()) {
                 // Read again without the excess, so that the token is that of the last item.
@@ -194,7 +195,7 @@ impl Executions {
     }
 
     /// The last events, a line each.
-    async fn history(&self, arn: &str) -> Result<Vec<String>, ViewError> {
+    async fn history(&self, arn: &ExecutionArn) -> Result<Vec<String>, ViewError> {
         let query = HistoryQuery { reverse: true, include_data: false, limit: HISTORY_MAX, from: None };
         let page = self.engine.history(arn, query).await.map_err(failed)?;
         let mut events = page.map(|page| page.items).unwrap_or_default();
@@ -381,8 +382,8 @@ fn object(workflow: &ObjectKey, found: &Description, whole: bool, status: Option
         "spec": {
             "workflow": workflow.name,
             "name": found.name,
-            "executionArn": found.execution_arn,
-            "stateMachineArn": found.state_machine_arn,
+            "executionArn": found.execution_arn.as_str(),
+            "stateMachineArn": found.state_machine_arn.as_str(),
         },
         "status": {"phase": shown.as_str(), "startTime": time(found.start_date)},
     });
@@ -426,8 +427,8 @@ fn microseconds(at: Timestamp) -> u64 {
 }
 
 /// The same for the same execution, and for no other.
-fn uid(arn: &str) -> String {
-    let digest = Sha256::digest(arn);
+fn uid(arn: &ExecutionArn) -> String {
+    let digest = Sha256::digest(arn.as_str());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()

@@ -29,6 +29,7 @@ use mayfly_workflows_engine::engine::{
     Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine,
     StateMachineType,
 };
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -119,19 +120,20 @@ fn machine_name(function: &ObjectKey) -> String {
     format!("{MACHINE_PREFIX}{}.{}", function.namespace, function.name)
 }
 
-fn machine_arn(function: &ObjectKey) -> String {
-    format!("{STATE_MACHINE_PREFIX}{}", machine_name(function))
+fn machine_arn(function: &ObjectKey) -> StateMachineArn {
+    StateMachineArn::from_trusted(format!("{STATE_MACHINE_PREFIX}{}", machine_name(function)))
 }
 
 /// The function and the id of an execution that is an invocation.
-fn parse_arn(arn: &str) -> Option<(ObjectKey, &str)> {
-    let (machine, id) = arn.strip_prefix(EXECUTION_PREFIX)?.strip_prefix(MACHINE_PREFIX)?.split_once(':')?;
+fn parse_arn(arn: &ExecutionArn) -> Option<(ObjectKey, &str)> {
+    let (machine, id) =
+        arn.as_str().strip_prefix(EXECUTION_PREFIX)?.strip_prefix(MACHINE_PREFIX)?.split_once(':')?;
     let (namespace, function) = machine.split_once('.')?;
     Some((ObjectKey::new(namespace, function), id))
 }
 
-pub(crate) fn execution_arn(function: &ObjectKey, id: &str) -> String {
-    format!("{EXECUTION_PREFIX}{}:{id}", machine_name(function))
+pub(crate) fn execution_arn(function: &ObjectKey, id: &str) -> ExecutionArn {
+    ExecutionArn::from_trusted(format!("{EXECUTION_PREFIX}{}:{id}", machine_name(function)))
 }
 
 impl Invocations {
@@ -178,7 +180,7 @@ impl Invocations {
             alias_arn: None,
         };
         match (self.engine.start_execution(start).await, name) {
-            (Ok(started), _) => Ok(started.execution_arn.rsplit(':').next().unwrap_or_default().to_owned()),
+            (Ok(started), _) => Ok(started.execution_arn.last_field().to_owned()),
             // The earlier request has another deadline, and so another input.
             (Err(StartError::AlreadyExists { .. }), Some(name)) => Ok(name),
             (Err(error), _) => Err(error.into()),
@@ -344,7 +346,7 @@ impl Invocations {
             let of = Of::StateMachine(machine_arn(function));
             let query = ListQuery { of, status, redriven: None, limit: PURGE_PAGE, from };
             let page = self.engine.list(query).await?;
-            let arns: Vec<String> = page.items.into_iter().map(|found| found.execution_arn).collect();
+            let arns: Vec<ExecutionArn> = page.items.into_iter().map(|found| found.execution_arn).collect();
             for arn in &arns {
                 self.engine.stop(arn, Some("Mayfly.Purged".to_owned()), None).await?;
             }
@@ -412,10 +414,10 @@ mod tests {
     #[test]
     fn arns_of_invocations_are_recognised() {
         let function = ObjectKey::new("shop", "charge");
-        assert!(is_of_invocations(&machine_arn(&function)));
-        assert!(is_of_invocations(&execution_arn(&function, "i")));
+        assert!(is_of_invocations(machine_arn(&function).as_str()));
+        assert!(is_of_invocations(execution_arn(&function, "i").as_str()));
         assert_eq!(parse_arn(&execution_arn(&function, "i")), Some((function.clone(), "i")));
-        assert_eq!(parse_arn(&format!("{EXECUTION_PREFIX}shop.charge:i")), None);
+        assert_eq!(parse_arn(&ExecutionArn::from_trusted(format!("{EXECUTION_PREFIX}shop.charge:i"))), None);
         assert!(!is_of_invocations(&format!("{STATE_MACHINE_PREFIX}mayfly-invocations")));
         assert!(!is_of_invocations(&format!("{EXECUTION_PREFIX}shop.charge:i")));
     }

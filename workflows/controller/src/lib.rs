@@ -2,9 +2,10 @@
 //!
 //! **Belongs here:** the reconciler that keeps Workflow objects and the catalog of state machines alike ([`objects`]),
 //! executions as read-only objects ([`executions`]), triggers and events that start executions ([`triggers`],
-//! [`events`]), asynchronous invocations of functions ([`invocations`]), the Jobs that tasks run ([`jobs`]), the buckets of distributed maps and S3 tasks ([`buckets`]).
-//! **Does not belong here:** how an execution runs (`mayfly-workflows-engine`), the Step Functions API
-//! (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
+//! [`events`]), asynchronous invocations of functions ([`invocations`]), the Jobs that tasks run ([`jobs`]), the buckets of
+//! distributed maps and S3 tasks ([`buckets`]).
+//! **Does not belong here:** how an execution runs and the operations of Step Functions
+//! (`mayfly-workflows-engine`), their wire form (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
 
 pub mod buckets;
 pub mod events;

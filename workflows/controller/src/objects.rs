@@ -24,14 +24,12 @@ mod changes;
 mod definitions;
 mod plan;
 
-pub use act::{WorkflowObjects, scope};
+pub use act::WorkflowObjects;
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Namespace};
-use mayfly_api::{
-    Workflow,
-    workflow::names::{self, state_machine_arn},
-};
+use mayfly_api::{Workflow, workflow::names};
 use mayfly_informer::{Index, Informer};
+use mayfly_workflows_language::arn::StateMachineArn;
 
 /// The state in which object and state machine last agreed.
 pub const AGREED: &str = "mayfly.dev/agreed-state-machine";
@@ -41,6 +39,11 @@ pub const FINALIZER: &str = "mayfly.dev/state-machine";
 
 /// An index by the ARN of the state machine.
 const BY_STATE_MACHINE: &str = "state-machine";
+
+/// The ARN of a workflow's state machine.
+pub fn state_machine_arn(workflow: &Workflow) -> StateMachineArn {
+    StateMachineArn::from_trusted(names::state_machine_arn(workflow))
+}
 
 /// Which object stands for a state machine.
 #[derive(Clone)]
@@ -52,36 +55,40 @@ pub struct Directory {
 
 impl Directory {
     pub fn new(workflows: Informer<Workflow>, namespaces: Informer<Namespace>) -> Self {
-        let by_state_machine = workflows.index(BY_STATE_MACHINE, |object| vec![state_machine_arn(object)]);
+        let by_state_machine =
+            workflows.index(BY_STATE_MACHINE, |object| vec![names::state_machine_arn(object)]);
         Self { workflows, by_state_machine, namespaces }
     }
 
     /// The objects that claim a state machine, the rightful one first: the oldest.
-    pub fn objects(&self, arn: &str) -> Vec<std::sync::Arc<Workflow>> {
-        let mut objects = self.by_state_machine.get(arn);
+    pub fn objects(&self, arn: &StateMachineArn) -> Vec<std::sync::Arc<Workflow>> {
+        let mut objects = self.by_state_machine.get(arn.as_str());
         objects.sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
         objects
     }
 
     /// The key of a state machine's object, and the name that it has to contain.
-    pub fn place(&self, arn: &str) -> (ObjectKey, Option<String>) {
+    pub fn place(&self, arn: &StateMachineArn) -> (ObjectKey, Option<String>) {
         if let Some(object) = self.objects(arn).first() {
             return (ObjectKey::of(&**object), object.spec.state_machine.clone());
         }
         let is_namespace = |name: &str| self.namespaces.get(&ObjectKey::cluster(name)).is_some();
-        let (key, named) = names::workflow_of(arn, is_namespace);
+        let (key, named) = names::workflow_of(arn.as_str(), is_namespace);
         match self.workflows.get(&key) {
             // Its name is taken by an object that stands for another state machine.
-            Some(_) => names::workflow_of_digest(arn),
+            Some(_) => names::workflow_of_digest(arn.as_str()),
             None => (key, named),
         }
     }
 
     /// The state machine's ARN of a workflow, whether it has an object or had one.
-    pub fn arn(&self, key: &ObjectKey) -> String {
+    pub fn arn(&self, key: &ObjectKey) -> StateMachineArn {
         match self.workflows.get(key) {
             Some(object) => state_machine_arn(&object),
-            None => format!("{}{}", names::STATE_MACHINE_PREFIX, names::state_machine_name(key)),
+            None => {
+                let name = names::state_machine_name(key);
+                StateMachineArn::from_trusted(format!("{}{name}", names::STATE_MACHINE_PREFIX))
+            }
         }
     }
 

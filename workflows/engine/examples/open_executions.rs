@@ -8,6 +8,7 @@
 //! again. Prints a line of JSON for each part.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,10 +19,11 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use jiff::Timestamp;
 use mayfly_workflows_engine::{
+    catalog::Catalog,
     engine::{
         Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-        InvokeError, ListQuery, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of, OsRandomness,
-        RunStatus, StartRequest, StartedMachine, StateMachineType,
+        InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of,
+        OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
     },
     timers::SystemClock,
 };
@@ -200,12 +202,17 @@ async fn lateness(engine: &Engine, machine: &StartedMachine, due: i64) -> Result
 
 async fn open(dir: &Path) -> Result<Engine, Failure> {
     let config = Config { data_dir: Some(dir.to_owned()), ..Config::default() };
+    let catalog = Arc::new(Catalog::open(None)?);
     let deps = EngineDeps {
         functions: Arc::new(Nothing),
         http: Arc::new(Nothing),
         objects: Arc::new(Nothing),
         clock: Arc::new(SystemClock),
         randomness: Arc::new(OsRandomness),
+        activities: catalog.clone(),
+        mocks: None,
+        catalog,
+        wire: Arc::new(NoWireOperations),
     };
     Ok(Engine::open(config, deps).await?)
 }
@@ -226,7 +233,9 @@ fn machine(name: &str, definition: &Value) -> Result<Arc<StartedMachine>, Failur
     let compiled = mayfly_workflows_language::parse::compile(&text, kind)
         .map_err(|rejection| format!("the definition is refused: {}", rejection.message()))?;
     Ok(Arc::new(StartedMachine {
-        arn: format!("arn:aws:states:us-east-1:000000000000:stateMachine:{name}"),
+        arn: StateMachineArn::from_trusted(format!(
+            "arn:aws:states:us-east-1:000000000000:stateMachine:{name}"
+        )),
         name: name.to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/bench".to_owned(),
         kind,

@@ -26,6 +26,8 @@ use tokio::sync::watch;
 
 use store::CatalogStore;
 
+use crate::engine::Activities;
+
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
     book: RwLock<CatalogState>,
@@ -116,6 +118,12 @@ impl Catalog {
             self.changed.send_replace(());
         }
         Ok(answer)
+    }
+}
+
+impl Activities for Catalog {
+    fn exists(&self, arn: &str) -> bool {
+        self.read().activity(arn).is_some()
     }
 }
 

@@ -42,8 +42,8 @@ pub use config::{Config, EngineLimits};
 pub use counters::ExecutionCount;
 pub use deps::{
     Activities, CallOrigin, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-    IntegrationCall, Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations,
-    OsRandomness, Randomness, Streamed,
+    IntegrationCall, Integrations, InvokeError, MockAnswer, MockCall, Mocks, NoWireOperations,
+    OperationError, OsRandomness, Randomness, Streamed, WireOperations,
 };
 pub(crate) use effects::{EffectGuards, Reporter};
 pub use error::{EngineOpenError, ExecutionError, RedriveError, StartError, TokenError};

@@ -4,10 +4,15 @@ use mayfly_workflows_engine::catalog::{
     Catalog, CatalogRejection, CatalogState, MachineRevision, NewActivity, NewAlias, NewMachine, Publication,
     Route, UpdateMachine,
 };
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::StateMachineType;
 use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
+
+fn arn() -> StateMachineArn {
+    StateMachineArn::from_trusted(ARN)
+}
 
 fn revision(definition: &str) -> MachineRevision {
     MachineRevision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
@@ -15,7 +20,7 @@ fn revision(definition: &str) -> MachineRevision {
 
 fn new(definition: &str, publish: bool) -> NewMachine {
     NewMachine {
-        arn: ARN.into(),
+        arn: arn(),
         name: "m".into(),
         kind: StateMachineType::Standard,
         revision: revision(definition),
@@ -27,7 +32,7 @@ fn new(definition: &str, publish: bool) -> NewMachine {
 fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
     UpdateMachine {
         expects: None,
-        arn: ARN.into(),
+        arn: arn(),
         definition: Some(definition.into()),
         role_arn: None,
         logging: None,
@@ -41,9 +46,9 @@ fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
 
 fn alias(weights: &[(u64, u64)]) -> NewAlias {
     let route =
-        |(version, weight): &(u64, u64)| Route { version_arn: format!("{ARN}:{version}"), weight: *weight };
+        |(version, weight): &(u64, u64)| Route { version_arn: arn().qualified(version), weight: *weight };
     NewAlias {
-        machine_arn: ARN.into(),
+        machine_arn: arn(),
         name: "live".into(),
         description: None,
         routes: weights.iter().map(route).collect(),
@@ -52,14 +57,14 @@ fn alias(weights: &[(u64, u64)]) -> NewAlias {
 }
 
 fn delete(catalog: &Catalog, still_running: bool) {
-    let seen = catalog.read().machine(ARN).cloned().expect("there");
+    let seen = catalog.read().machine(&arn()).cloned().expect("there");
     let deleted =
         catalog.change(|book: &CatalogState| book.plan_delete(&seen, still_running)).expect("deletes");
     assert!(deleted, "as it was seen");
 }
 
 fn shape(book: &CatalogState) -> String {
-    let machine = book.machine(ARN).map(|machine| {
+    let machine = book.machine(&arn()).map(|machine| {
         (
             machine.revision.definition.to_string(),
             machine.revision.id.clone(),
@@ -67,8 +72,9 @@ fn shape(book: &CatalogState) -> String {
             machine.tags.clone(),
         )
     });
-    let versions: Vec<_> = book.versions(ARN).map(|version| version.arn.clone()).collect();
-    let aliases: Vec<_> = book.aliases(ARN).map(|alias| (alias.name.clone(), alias.routes.clone())).collect();
+    let versions: Vec<_> = book.versions(&arn()).map(|version| version.arn.clone()).collect();
+    let aliases: Vec<_> =
+        book.aliases(&arn()).map(|alias| (alias.name.clone(), alias.routes.clone())).collect();
     let activities: Vec<_> = book.activities("arn:").map(|activity| activity.arn.clone()).collect();
     format!("{machine:?} {versions:?} {aliases:?} {activities:?}")
 }
@@ -99,7 +105,7 @@ fn what_was_acknowledged_is_there_after_reopening() {
     assert_eq!(shape(&again.read()), before);
     delete(&again, false);
     let third = Catalog::open(Some(&path)).expect("opens a third time");
-    assert!(third.read().machine(ARN).is_none() && third.read().versions(ARN).next().is_none());
+    assert!(third.read().machine(&arn()).is_none() && third.read().versions(&arn()).next().is_none());
 }
 
 #[test]
@@ -150,7 +156,7 @@ fn versions_are_revisions_and_numbers_are_not_given_twice() {
     let catalog = Catalog::open(None).expect("opens");
     catalog.change(|book| book.plan_create(new("a", true))).expect("creates");
     let publish = |revision: Option<&'static str>| {
-        let planned = catalog.change(|book| book.plan_publish(ARN, revision, None, 5));
+        let planned = catalog.change(|book| book.plan_publish(&arn(), revision, None, 5));
         planned.map(|(_, version)| version.expect("a version").number)
     };
     assert_eq!(publish(None).expect("published"), 1);
@@ -159,8 +165,8 @@ fn versions_are_revisions_and_numbers_are_not_given_twice() {
     catalog.change(|book| book.plan_update(update("b", "r2", false))).expect("updates");
     assert!(matches!(publish(Some("INITIAL")), Err(CatalogRejection::StaleRevision { .. })));
     assert_eq!(publish(Some("r2")).expect("published"), 2);
-    catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("deletes");
-    catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("is gone");
+    catalog.change(|book| book.plan_delete_version(&arn(), 2)).expect("deletes");
+    catalog.change(|book| book.plan_delete_version(&arn(), 2)).expect("is gone");
     assert_eq!(publish(None).expect("published"), 3);
 }
 
@@ -174,7 +180,7 @@ fn aliases_route_to_versions_that_are_there() {
     create(alias(&[(1, 100)])).expect("the same again");
     catalog.change(|book| book.plan_update(update("b", "r1", true))).expect("updates");
     assert!(matches!(create(alias(&[(2, 100)])), Err(CatalogRejection::AliasExists(_))));
-    let refused = catalog.change(|book| book.plan_delete_version(ARN, 1)).expect_err("referenced");
+    let refused = catalog.change(|book| book.plan_delete_version(&arn(), 1)).expect_err("referenced");
     assert!(matches!(refused, CatalogRejection::VersionReferenced(names) if names == ["live"]));
 }
 
@@ -183,11 +189,11 @@ fn a_machine_with_running_executions_goes_later() {
     let catalog = Catalog::open(None).expect("opens");
     catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
     delete(&catalog, true);
-    assert!(catalog.read().machine(ARN).is_some_and(|machine| machine.deleting));
+    assert!(catalog.read().machine(&arn()).is_some_and(|machine| machine.deleting));
     let refused = catalog.change(|book| book.plan_create(new("a", false))).expect_err("not yet");
     assert!(matches!(refused, CatalogRejection::MachineDeleting(_)));
     delete(&catalog, false);
-    assert!(catalog.read().machine(ARN).is_none());
+    assert!(catalog.read().machine(&arn()).is_none());
 }
 
 #[test]
@@ -196,7 +202,7 @@ fn who_finishes_a_deletion_late_leaves_the_next_machine_alone() {
     catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
     delete(&catalog, true);
     // Two look at it; one finishes, and the name is given again before the other comes to it.
-    let seen = catalog.read().machine(ARN).cloned().expect("there");
+    let seen = catalog.read().machine(&arn()).cloned().expect("there");
     delete(&catalog, false);
     catalog.change(|book| book.plan_create(new("b", true))).expect("creates");
     let before = shape(&catalog.read());

@@ -13,6 +13,7 @@
 //! [`SqliteJournal`] is durable; [`MemoryJournal`] is for offline tests of workflows. Both pass the same conformance
 //! tests.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::execution::ContentDigest;
 
 mod memory;
@@ -119,7 +120,7 @@ pub trait Journal: Send + Sync {
     fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError>;
 
     /// An execution's row by ARN.
-    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError>;
+    fn execution_by_arn(&self, arn: &ExecutionArn) -> Result<Option<ExecutionRow>, JournalError>;
 
     /// The execution's records with `seq > after`, in order.
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
@@ -129,7 +130,7 @@ pub trait Journal: Send + Sync {
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
 
     /// The numbers and ARNs of the given executions that have not ended.
-    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, ExecutionArn)>, JournalError> {
         let mut arns = Vec::with_capacity(ids.len());
         for &id in ids {
             arns.extend(self.execution(id)?.filter(ExecutionRow::is_open).map(|row| (id, row.arn)));
@@ -172,10 +173,10 @@ pub trait Journal: Send + Sync {
 
     /// The ARN of an open execution that references this artifact (`sha256:…`): in its definition, its input, or in any
     /// recorded event.
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError>;
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError>;
 
     /// The execution that a map run belongs to.
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;
+    fn map_run(&self, arn: &MapRunArn) -> Result<Option<u64>, JournalError>;
 
     /// Writes the queued batches and stops. Later writes fail.
     fn close(&self);

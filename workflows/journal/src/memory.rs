@@ -1,5 +1,6 @@
 //! A journal in memory, lost with its process.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::execution::ContentDigest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -68,12 +69,12 @@ impl Drop for MemoryJournal {
 struct Tables {
     closed: bool,
     executions: BTreeMap<u64, ExecutionRow>,
-    by_arn: HashMap<String, u64>,
+    by_arn: HashMap<ExecutionArn, u64>,
     records: HashMap<u64, Vec<RecordRow>>,
     parts: HashMap<ContentDigest, Arc<str>>,
     part_uses: HashSet<(u64, ContentDigest)>,
     machines: HashMap<ContentDigest, Arc<[u8]>>,
-    map_runs: HashMap<String, u64>,
+    map_runs: HashMap<MapRunArn, u64>,
     checkpoints: HashMap<u64, (u64, Vec<u8>)>,
 }
 
@@ -178,7 +179,7 @@ impl Journal for MemoryJournal {
         Ok(self.tables.lock().executions.get(&id).cloned())
     }
 
-    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+    fn execution_by_arn(&self, arn: &ExecutionArn) -> Result<Option<ExecutionRow>, JournalError> {
         let tables = self.tables.lock();
         Ok(tables.by_arn.get(arn).and_then(|id| tables.executions.get(id)).cloned())
     }
@@ -232,14 +233,14 @@ impl Journal for MemoryJournal {
         Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
         let tables = self.tables.lock();
         let mut open = tables.executions.values().filter(|row| row.outcome.status == RunStatus::Running);
         let user = open.find(|row| tables.names(row, artifact));
         Ok(user.map(|row| row.arn.clone()))
     }
 
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+    fn map_run(&self, arn: &MapRunArn) -> Result<Option<u64>, JournalError> {
         Ok(self.tables.lock().map_runs.get(arn).copied())
     }
 

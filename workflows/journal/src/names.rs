@@ -4,8 +4,9 @@
 //! of them references; a referenced one must be kept, however long the execution sleeps. Finding the references reads
 //! only a few rows.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::read::signed;
 use super::{ExecutionRow, JournalError};
@@ -50,14 +51,18 @@ pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]
 }
 
 /// The ARN of an open execution that references the artifact in its data or its definition.
-pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+pub(super) fn user_of(
+    db: &Connection,
+    artifact: &ContentDigest,
+) -> Result<Option<ExecutionArn>, JournalError> {
     let artifact = &artifact.0[..];
+    let arn = |row: &Row<'_>| Ok(ExecutionArn::from_trusted(row.get::<_, String>(0)?));
     let mut itself = db.prepare_cached(
         "SELECT e.arn FROM artifacts_of_executions a JOIN executions e ON e.id = a.execution \
          WHERE a.artifact = ?1 AND e.status = 'RUNNING' LIMIT 1",
     )?;
-    if let Some(arn) = itself.query_row([artifact], |row| row.get(0)).optional()? {
-        return Ok(Some(arn));
+    if let Some(user) = itself.query_row([artifact], arn).optional()? {
+        return Ok(Some(user));
     }
     // Few definitions reference artifacts; the check avoids a scan of all open executions.
     let mut machines = db.prepare_cached("SELECT 1 FROM artifacts_of_machines WHERE artifact = ?1")?;
@@ -68,7 +73,7 @@ pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Optio
         "SELECT arn FROM executions WHERE status = 'RUNNING' AND machine IN \
          (SELECT machine FROM artifacts_of_machines WHERE artifact = ?1) LIMIT 1",
     )?;
-    Ok(by_definition.query_row([artifact], |row| row.get(0)).optional()?)
+    Ok(by_definition.query_row([artifact], arn).optional()?)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Reads rows from SQLite.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
 
@@ -37,13 +38,13 @@ fn execution_row(row: &Row<'_>) -> rusqlite::Result<ExecutionRow> {
     let output_part: bool = row.get(15)?;
     Ok(ExecutionRow {
         id: unsigned(row.get(0)?)?,
-        arn: row.get(1)?,
+        arn: ExecutionArn::from_trusted(row.get::<_, String>(1)?),
         name: row.get(2)?,
-        machine_arn: row.get(3)?,
+        machine_arn: StateMachineArn::from_trusted(row.get::<_, String>(3)?),
         machine: digest(&machine)?,
-        version_arn: row.get(5)?,
-        alias_arn: row.get(6)?,
-        map_run_arn: row.get(7)?,
+        version_arn: row.get::<_, Option<String>>(5)?.map(StateMachineArn::from_trusted),
+        alias_arn: row.get::<_, Option<String>>(6)?.map(StateMachineArn::from_trusted),
+        map_run_arn: row.get::<_, Option<String>>(7)?.map(MapRunArn::from_trusted),
         birth,
         input: payload(row.get(9)?, row.get(10)?)?,
         start_ms: row.get(11)?,
@@ -78,9 +79,12 @@ pub(super) fn execution(db: &Connection, id: u64) -> Result<Option<ExecutionRow>
     Ok(statement.query_row([signed(id)], execution_row).optional()?)
 }
 
-pub(super) fn execution_by_arn(db: &Connection, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+pub(super) fn execution_by_arn(
+    db: &Connection,
+    arn: &ExecutionArn,
+) -> Result<Option<ExecutionRow>, JournalError> {
     let mut statement = db.prepare_cached(&format!("SELECT {COLUMNS} FROM executions WHERE arn = ?1"))?;
-    Ok(statement.query_row([arn], execution_row).optional()?)
+    Ok(statement.query_row([arn.as_str()], execution_row).optional()?)
 }
 
 pub(super) fn records(db: &Connection, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
@@ -99,14 +103,14 @@ pub(super) fn checkpoint(db: &Connection, id: u64) -> Result<Option<(u64, Vec<u8
 }
 
 /// In one transaction: separate reads would each lock the log.
-pub(super) fn open_arns(db: &Connection, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+pub(super) fn open_arns(db: &Connection, ids: &[u64]) -> Result<Vec<(u64, ExecutionArn)>, JournalError> {
     let transaction = db.unchecked_transaction()?;
     let mut statement =
         db.prepare_cached("SELECT arn FROM executions WHERE id = ?1 AND status = 'RUNNING'")?;
     let mut arns = Vec::with_capacity(ids.len());
     for &id in ids {
-        let arn = statement.query_row([signed(id)], |row| row.get(0)).optional()?;
-        arns.extend(arn.map(|arn| (id, arn)));
+        let arn: Option<String> = statement.query_row([signed(id)], |row| row.get(0)).optional()?;
+        arns.extend(arn.map(|arn| (id, ExecutionArn::from_trusted(arn))));
     }
     transaction.finish()?;
     Ok(arns)
@@ -151,13 +155,13 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     let mut values: Vec<Sql> = Vec::new();
     let (condition, arn) = match &query.owner {
         ExecutionOwner::Everyone => ("map_run_arn IS NULL", None),
-        ExecutionOwner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn)),
-        ExecutionOwner::Version(arn) => ("version_arn = ?", Some(arn)),
-        ExecutionOwner::Alias(arn) => ("alias_arn = ?", Some(arn)),
-        ExecutionOwner::MapRun(arn) => ("map_run_arn = ?", Some(arn)),
+        ExecutionOwner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn.as_str())),
+        ExecutionOwner::Version(arn) => ("version_arn = ?", Some(arn.as_str())),
+        ExecutionOwner::Alias(arn) => ("alias_arn = ?", Some(arn.as_str())),
+        ExecutionOwner::MapRun(arn) => ("map_run_arn = ?", Some(arn.as_str())),
     };
     sql.push_str(condition);
-    values.extend(arn.map(|arn| arn.clone().into()));
+    values.extend(arn.map(|arn| arn.to_owned().into()));
     // A literal, not a parameter: otherwise SQLite cannot use the partial index of open executions.
     if query.status == Some(RunStatus::Running) {
         sql.push_str(" AND status = 'RUNNING'");
@@ -188,7 +192,7 @@ pub(super) fn open_executions(db: &Connection) -> Result<Vec<u64>, JournalError>
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-pub(super) fn map_run(db: &Connection, arn: &str) -> Result<Option<u64>, JournalError> {
+pub(super) fn map_run(db: &Connection, arn: &MapRunArn) -> Result<Option<u64>, JournalError> {
     let mut statement = db.prepare_cached("SELECT execution FROM map_runs WHERE arn = ?1")?;
-    Ok(statement.query_row([arn], |row| unsigned(row.get(0)?)).optional()?)
+    Ok(statement.query_row([arn.as_str()], |row| unsigned(row.get(0)?)).optional()?)
 }

@@ -1,5 +1,6 @@
 //! The rows of the journal.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::dataflow::Verdict;
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +12,20 @@ use mayfly_workflows_language::execution::{ContentDigest, Payload};
 pub struct ExecutionRow {
     /// The id, which increases in the order of starts.
     pub id: u64,
-    pub arn: String,
+    /// Its ARN.
+    pub arn: ExecutionArn,
+    /// Its name.
     pub name: String,
     /// The unqualified ARN of its state machine.
-    pub machine_arn: String,
-    /// The digest of the state machine.
+    pub machine_arn: StateMachineArn,
+    /// The state machine's content.
     pub machine: ContentDigest,
     /// The version that was started.
-    pub version_arn: Option<String>,
+    pub version_arn: Option<StateMachineArn>,
     /// The alias that was started.
-    pub alias_arn: Option<String>,
+    pub alias_arn: Option<StateMachineArn>,
     /// The map run it is a child of.
-    pub map_run_arn: Option<String>,
+    pub map_run_arn: Option<MapRunArn>,
     /// Constant data of the execution: see [`Birth`].
     pub birth: Birth,
     /// The input, as the client sent it.
@@ -147,13 +150,13 @@ pub enum ExecutionOwner {
     /// All executions except the children of map runs.
     Everyone,
     /// The executions of a state machine.
-    Machine(String),
+    Machine(StateMachineArn),
     /// The executions of a version.
-    Version(String),
+    Version(StateMachineArn),
     /// The executions of an alias.
-    Alias(String),
+    Alias(StateMachineArn),
     /// The children of a map run.
-    MapRun(String),
+    MapRun(MapRunArn),
 }
 
 /// A page of a list, newest first.
@@ -221,7 +224,7 @@ pub enum JournalChange {
     /// A map run began.
     MapRun {
         /// The map run's ARN.
-        arn: String,
+        arn: MapRunArn,
         /// The execution it belongs to.
         execution: u64,
     },

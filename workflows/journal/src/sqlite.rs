@@ -1,6 +1,7 @@
 //! The journal in SQLite: a database file in WAL mode with `synchronous=FULL`, one writer thread with group commit, and
 //! a few reading connections.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::execution::ContentDigest;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -387,7 +388,7 @@ impl Journal for SqliteJournal {
         self.read(|db| read::execution(db, id))
     }
 
-    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+    fn execution_by_arn(&self, arn: &ExecutionArn) -> Result<Option<ExecutionRow>, JournalError> {
         self.read(|db| read::execution_by_arn(db, arn))
     }
 
@@ -399,7 +400,7 @@ impl Journal for SqliteJournal {
         self.read(|db| read::checkpoint(db, id))
     }
 
-    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, String)>, JournalError> {
+    fn open_arns(&self, ids: &[u64]) -> Result<Vec<(u64, ExecutionArn)>, JournalError> {
         self.read(|db| read::open_arns(db, ids))
     }
 
@@ -436,11 +437,11 @@ impl Journal for SqliteJournal {
         self.read(read::open_executions)
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
         self.read(|db| names::user_of(db, artifact))
     }
 
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+    fn map_run(&self, arn: &MapRunArn) -> Result<Option<u64>, JournalError> {
         self.read(|db| read::map_run(db, arn))
     }
 

@@ -1,5 +1,6 @@
 //! The conformance suite of all journals.
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -12,14 +13,22 @@ mod faults;
 /// A timeout far above the duration of any test.
 const LONG: Duration = Duration::from_secs(20);
 
+fn execution_arn(machine: &str, id: u64) -> ExecutionArn {
+    ExecutionArn::from_trusted(format!("arn:execution:{machine}:{id}"))
+}
+
+fn machine_arn(machine: &str) -> StateMachineArn {
+    StateMachineArn::from_trusted(format!("arn:stateMachine:{machine}"))
+}
+
 fn row(id: u64, machine: &str) -> ExecutionRow {
     ExecutionRow {
         id,
-        arn: format!("arn:execution:{machine}:{id}"),
+        arn: execution_arn(machine, id),
         name: id.to_string(),
-        machine_arn: format!("arn:stateMachine:{machine}"),
+        machine_arn: machine_arn(machine),
         machine: ContentDigest::of(machine.as_bytes()),
-        version_arn: id.is_multiple_of(2).then(|| format!("arn:stateMachine:{machine}:1")),
+        version_arn: id.is_multiple_of(2).then(|| machine_arn(machine).qualified(1)),
         alias_arn: None,
         map_run_arn: None,
         birth: Birth { seed: [7; 16], ..Birth::default() },
@@ -59,14 +68,14 @@ fn conformance(journal: &dyn Journal) {
         let body = format!("record {seq}").into_bytes();
         changes.push(JournalChange::Record { execution: 2, row: RecordRow { seq, at_ms: 5, body } });
     }
-    changes.push(JournalChange::MapRun { arn: "arn:mapRun:x".to_owned(), execution: 2 });
+    changes.push(JournalChange::MapRun { arn: MapRunArn::from_trusted("arn:mapRun:x"), execution: 2 });
     let machine = ContentDigest::of(b"machine");
     changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
     changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
     write(journal, changes).expect("written");
 
     assert_eq!(journal.last_execution().expect("read"), 5);
-    let second = journal.execution_by_arn("arn:execution:one:2").expect("read").expect("there");
+    let second = journal.execution_by_arn(&execution_arn("one", 2)).expect("read").expect("there");
     assert_eq!(second.outcome, ended);
     assert_eq!(second.input, Payload::from("{ \"as\": \"written\" }"));
     assert_eq!(journal.execution(2).expect("read"), Some(second));
@@ -76,7 +85,7 @@ fn conformance(journal: &dyn Journal) {
     );
     let later = journal.records(2, 1).expect("read");
     assert_eq!(later.iter().map(|row| row.seq).collect::<Vec<_>>(), [2, 3]);
-    assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), Some(2));
+    assert_eq!(journal.map_run(&MapRunArn::from_trusted("arn:mapRun:x")).expect("read"), Some(2));
     assert_eq!(journal.machine(&machine).expect("read").as_deref(), Some(&b"machine"[..]));
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4, 5]);
     open_executions_together(journal);
@@ -100,7 +109,7 @@ fn open_executions_together(journal: &dyn Journal) {
     let checkpoint = JournalChange::Checkpoint { execution: 3, seq: 1, body: b"state".to_vec() };
     write(journal, vec![record(1), checkpoint, record(2)]).expect("written");
     let arns = journal.open_arns(&[5, 2, 3, 99]).expect("read");
-    assert_eq!(arns, [(5, "arn:execution:one:5".to_owned()), (3, "arn:execution:other:3".to_owned())]);
+    assert_eq!(arns, [(5, execution_arn("one", 5)), (3, execution_arn("other", 3))]);
     let read = journal.open_with_records(&[5, 2, 3, 99]).expect("read");
     let row = |id| journal.execution(id).expect("read").expect("there");
     let none = StoredExecution { row: row(5), checkpoint: None, records: Vec::new() };
@@ -138,7 +147,7 @@ fn artifacts(journal: &dyn Journal) {
     write(journal, changes).expect("written");
     let named = ["input", "record", "large", "definition"];
     for name in named {
-        assert_eq!(user(name).as_deref(), Some("arn:execution:names:7"), "{name}");
+        assert_eq!(user(name), Some(execution_arn("names", 7)), "{name}");
     }
     assert_eq!(user("another"), None);
     write(journal, vec![outcome(7, RunStatus::Failed, Some(60))]).expect("written");
@@ -177,17 +186,18 @@ fn removals(journal: &dyn Journal, output: &Payload) {
     });
     write(journal, changes).expect("written");
     let ended = OutcomeRow { status: RunStatus::Succeeded, stop_ms: Some(7), ..OutcomeRow::running() };
-    let child = ExecutionRow { map_run_arn: Some("arn:mapRun:open".to_owned()), ..row(6, "child") };
-    let run = JournalChange::MapRun { arn: "arn:mapRun:open".to_owned(), execution: 3 };
+    let child =
+        ExecutionRow { map_run_arn: Some(MapRunArn::from_trusted("arn:mapRun:open")), ..row(6, "child") };
+    let run = JournalChange::MapRun { arn: MapRunArn::from_trusted("arn:mapRun:open"), execution: 3 };
     write(journal, vec![run, JournalChange::Start(Box::new(child))]).expect("written");
     write(journal, vec![JournalChange::Outcome { execution: 6, row: Box::new(ended) }]).expect("written");
     assert_eq!(journal.ended_before(51, 10).expect("read"), [2, 4], "a child waits for its parent");
 
     write(journal, vec![JournalChange::Remove { execution: 2 }]).expect("written");
     assert_eq!(journal.execution(2).expect("read"), None);
-    assert_eq!(journal.execution_by_arn("arn:execution:one:2").expect("read"), None);
+    assert_eq!(journal.execution_by_arn(&execution_arn("one", 2)).expect("read"), None);
     assert!(journal.records(2, 0).expect("read").is_empty());
-    assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), None);
+    assert_eq!(journal.map_run(&MapRunArn::from_trusted("arn:mapRun:x")).expect("read"), None);
     assert!(loaded(output.clone(), journal).is_ok(), "the first still has its payload");
 }
 
@@ -196,16 +206,13 @@ fn lists(journal: &dyn Journal) {
         let rows = journal.list(&ListRows { owner, status, redriven, before, limit }).expect("read");
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
-    let one = || ExecutionOwner::Machine("arn:stateMachine:one".to_owned());
+    let one = || ExecutionOwner::Machine(machine_arn("one"));
     assert_eq!(ask(one(), None, None, None, 10), [5, 4, 2, 1]);
     assert_eq!(ask(one(), None, None, Some(4), 1), [2]);
     assert_eq!(ask(one(), Some(RunStatus::Running), None, None, 10), [5, 4, 1]);
     assert_eq!(ask(one(), None, Some(true), None, 10), [2]);
     assert_eq!(ask(one(), None, Some(false), None, 10), [5, 4, 1]);
-    assert_eq!(
-        ask(ExecutionOwner::Version("arn:stateMachine:one:1".to_owned()), None, None, None, 10),
-        [4, 2]
-    );
+    assert_eq!(ask(ExecutionOwner::Version(machine_arn("one").qualified(1)), None, None, None, 10), [4, 2]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Writes changes to SQLite.
 
+use mayfly_workflows_language::arn::{MapRunArn, StateMachineArn};
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -134,7 +135,7 @@ fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rus
         JournalChange::Remove { execution } => remove(db, *execution)?,
         JournalChange::MapRun { arn, execution } => {
             db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
-                .execute(params![arn, signed(*execution)])?;
+                .execute(params![arn.as_str(), signed(*execution)])?;
         }
     }
     Ok(())
@@ -150,13 +151,13 @@ fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()>
     )?
     .execute(params![
         signed(row.id),
-        row.arn,
+        row.arn.as_str(),
         row.name,
-        row.machine_arn,
+        row.machine_arn.as_str(),
         &row.machine.0[..],
-        row.version_arn,
-        row.alias_arn,
-        row.map_run_arn,
+        row.version_arn.as_ref().map(StateMachineArn::as_str),
+        row.alias_arn.as_ref().map(StateMachineArn::as_str),
+        row.map_run_arn.as_ref().map(MapRunArn::as_str),
         birth,
         input,
         input_part,

@@ -9,6 +9,7 @@
 //! Start reading at [`definition`], the compiled model, and [`parse`], which creates it from text and collects every
 //! [`validate::Diagnostic`]. The data of states is based on [`value`]; its processing is in [`dataflow`].
 
+pub mod arn;
 pub mod choice;
 pub mod dataflow;
 pub mod definition;

@@ -3,6 +3,7 @@
 use super::ids::{EffectId, MapRunId, TimerId};
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId};
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
@@ -41,12 +42,12 @@ pub enum Action {
     /// Stop a child of a map run, or an execution that a task waited for.
     StopChild {
         /// The execution's ARN.
-        arn: Arc<str>,
+        arn: ExecutionArn,
     },
     /// A map run began: register its ARN.
     RegisterRun {
         /// The map run's ARN.
-        arn: Arc<str>,
+        arn: MapRunArn,
     },
     /// Apply [`super::Event::Continue`] after other executions had a turn.
     Continue,
@@ -78,9 +79,9 @@ pub struct ChildStart {
     /// The index of the child.
     pub index: u32,
     /// The child's ARN.
-    pub arn: Arc<str>,
+    pub arn: ExecutionArn,
     /// The map run's ARN.
-    pub run_arn: Arc<str>,
+    pub run_arn: MapRunArn,
     /// `machine/label`, the name of the children's state machine.
     pub machine_name: Arc<str>,
     /// The flow of the parent's definition that it runs.
@@ -118,8 +119,7 @@ pub enum Call {
         #[serde(with = "super::checkpoint::exact")]
         arguments: Value,
         /// The map run.
-        #[serde(with = "super::checkpoint::shared")]
-        run_arn: Arc<str>,
+        run_arn: MapRunArn,
         /// The results of the children.
         #[serde(with = "super::checkpoint::results")]
         results: Arc<Vec<ChildResult>>,
@@ -146,8 +146,7 @@ pub struct TaskCall {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChildResult {
     /// The child's ARN.
-    #[serde(with = "super::checkpoint::shared")]
-    pub arn: Arc<str>,
+    pub arn: ExecutionArn,
     /// The result of the execution.
     pub outcome: ExecutionOutcome,
     /// The child's input.

@@ -31,7 +31,7 @@ pub(crate) fn context_object(
     state: StateContext<'_>,
 ) -> Value {
     let mut execution: Vec<(&str, Value)> = vec![
-        ("Id", Value::String(facts.arn.clone())),
+        ("Id", Value::String(facts.arn.clone().into())),
         ("Input", facts.input.clone()),
         ("StartTime", Value::from(time_text(facts.start_ms))),
         ("Name", Value::String(facts.name.clone())),
@@ -55,7 +55,7 @@ pub(crate) fn context_object(
         (
             "StateMachine",
             Value::object([
-                ("Id", Value::String(facts.machine_arn.clone())),
+                ("Id", Value::String(facts.machine_arn.clone().into())),
                 ("Name", Value::String(facts.machine_name.clone())),
             ]),
         ),

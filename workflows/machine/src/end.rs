@@ -3,6 +3,7 @@
 use super::ids::{ThreadId, TimerId};
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::{IntegrationPattern, Resource, StateKind};
 use mayfly_workflows_language::value::Value;
 
@@ -113,7 +114,7 @@ impl Turn<'_> {
             && let Some(arn) = call.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn"))
             && let Some(arn) = arn.as_str()
         {
-            self.out.actions.push(Action::StopChild { arn: arn.into() });
+            self.out.actions.push(Action::StopChild { arn: ExecutionArn::from_trusted(arn) });
         }
     }
 

@@ -3,6 +3,7 @@
 use super::ids::{EffectId, MapRunId, ThreadId};
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::dataflow::EvaluationScope;
 use mayfly_workflows_language::definition::{
     Batcher, DataFlow, MapState, State, StateKind, StateMachineType,
@@ -83,7 +84,7 @@ impl Turn<'_> {
         let arn =
             format!("arn:{}:states:{}:{}:mapRun:{name}:{id}", facts.partition, facts.region, facts.account);
         MapRunState {
-            arn: arn.into(),
+            arn: MapRunArn::from_trusted(arn),
             state: state.id,
             status: RunStatus::Running,
             start_ms: self.at_ms,
@@ -172,7 +173,8 @@ impl Turn<'_> {
                 "arn:{}:states:{}:{}:{what}:{name}:{id}",
                 facts.partition, facts.region, facts.account
             );
-            children.push(Child { arn: arn.into(), input, items, start_ms: self.at_ms, result: None });
+            let arn = ExecutionArn::from_trusted(arn);
+            children.push(Child { arn, input, items, start_ms: self.at_ms, result: None });
         }
         if let Some(run) = self.m.runs.get_mut(&run) {
             run.children = children;

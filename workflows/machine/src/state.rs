@@ -4,6 +4,7 @@ use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::dataflow::{Variables, Verdict};
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
 use mayfly_workflows_language::value::Value;
@@ -18,20 +19,22 @@ use mayfly_workflows_language::execution::RunStatus;
 pub struct Facts {
     /// The execution's number in the journal.
     pub execution: u64,
-    pub arn: Arc<str>,
+    /// Its ARN.
+    pub arn: ExecutionArn,
+    /// Its name.
     pub name: Arc<str>,
     /// The ARN of the execution role.
     pub role_arn: Arc<str>,
     /// The unqualified ARN of the state machine.
-    pub machine_arn: Arc<str>,
+    pub machine_arn: StateMachineArn,
     /// The name of the state machine.
     pub machine_name: Arc<str>,
     /// Express executions are not journalled.
     pub express: bool,
     /// The version that was started, if any.
-    pub version_arn: Option<Arc<str>>,
+    pub version_arn: Option<StateMachineArn>,
     /// The alias that was started, if any.
-    pub alias_arn: Option<Arc<str>>,
+    pub alias_arn: Option<StateMachineArn>,
     /// The input, as the client sent it.
     pub input_text: Arc<str>,
     /// The parsed input.
@@ -49,7 +52,7 @@ pub struct Facts {
     /// The flow to run: the whole machine, or a Map's processor.
     pub flow: FlowId,
     /// The ARN of the map run, for a child.
-    pub map_run_arn: Option<Arc<str>>,
+    pub map_run_arn: Option<MapRunArn>,
     /// The edition of the rules of this execution, at most [`EDITION`].
     pub edition: u32,
     pub limits: ExecutionLimits,
@@ -258,9 +261,9 @@ pub(super) struct RunPhase {
 /// A map run of a distributed Map.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MapRunState {
-    #[serde(with = "super::checkpoint::shared")]
-    pub arn: Arc<str>,
-    /// The Map state of the run.
+    /// Its ARN.
+    pub arn: MapRunArn,
+    /// The Map state.
     pub state: StateId,
     /// The run's status.
     pub status: RunStatus,
@@ -291,8 +294,7 @@ pub struct MapRunState {
 /// A child of a map run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Child {
-    #[serde(with = "super::checkpoint::shared")]
-    pub(super) arn: Arc<str>,
+    pub(super) arn: ExecutionArn,
     #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) items: u64,

@@ -3,6 +3,7 @@
 use super::ids::{ThreadId, TimerId};
 use std::collections::VecDeque;
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::dataflow::{Ambient, Variables};
 use mayfly_workflows_language::definition::{State, StateId, StateKind, Transition};
 use mayfly_workflows_language::value::{Map, Value};
@@ -117,8 +118,8 @@ impl Turn<'_> {
                 EventDetails::new("executionStartedEventDetails")
                     .data("input", facts.input_text.clone())
                     .text("roleArn", facts.role_arn.clone())
-                    .maybe("stateMachineAliasArn", facts.alias_arn.as_deref())
-                    .maybe("stateMachineVersionArn", facts.version_arn.as_deref()),
+                    .maybe("stateMachineAliasArn", facts.alias_arn.as_ref().map(StateMachineArn::as_str))
+                    .maybe("stateMachineVersionArn", facts.version_arn.as_ref().map(StateMachineArn::as_str)),
             )
         });
         // A map run's child has its parent's definition, but not its timeout.

@@ -18,7 +18,7 @@ use mayfly_accept::AcceptPort;
 use mayfly_api::{Function, Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
-use mayfly_workflows_api::Api;
+use mayfly_workflows_api::{Api, Wire};
 pub(crate) use mayfly_workflows_controller::jobs::JobsDeps;
 use mayfly_workflows_controller::{
     buckets::Buckets,
@@ -33,6 +33,7 @@ use mayfly_workflows_controller::{
 use mayfly_workflows_engine::{
     catalog::Catalog,
     engine::{AwsEndpoints, Config, Engine, EngineDeps, EngineLimits, OsRandomness},
+    service::WorkflowService,
     timers::SystemClock,
 };
 use tokio::net::TcpListener;
@@ -96,7 +97,9 @@ impl Workflows {
             .mode(0o700)
             .create(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
-        let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
+        let catalog = folder.join("catalog.db");
+        let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
+        let catalog = Arc::new(catalog);
         let WorkflowSettings { endpoints, retention, history_events_max } = settings;
         let mut limits = EngineLimits { retention, ..EngineLimits::default() };
         limits.execution.history_events_max = history_events_max;
@@ -113,20 +116,21 @@ impl Workflows {
             functions: caller.clone(),
             http: Arc::new(Web::new()),
             objects: Arc::new(Buckets::new(folder.join("buckets"), jobs.artifacts.clone())),
-            clock: clock.clone(),
-            randomness: randomness.clone(),
+            clock: Arc::new(SystemClock),
+            randomness: Arc::new(OsRandomness),
+            catalog: catalog.clone(),
+            wire: Arc::new(Wire),
+            activities: catalog.clone(),
+            mocks: None,
         };
         let engine = Engine::open(config, deps).await?;
         let jobs = Arc::new(Jobs::new(jobs));
-        let catalog = folder.join("catalog.db");
-        let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
-        let catalog = Arc::new(catalog);
-        let api = Api::new(engine.clone(), catalog.clone(), clock, randomness);
+        let service = WorkflowService::new(engine.clone());
         let Cluster { client, workflows, functions: objects, namespaces } = cluster;
         let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller));
         functions.attach_invocations(Arc::new(invocations::DurableQueue(invocations.clone())));
         let triggers = Triggers::new(
-            api.clone(),
+            service.clone(),
             invocations.clone(),
             engine.clone(),
             client.clone(),
@@ -141,8 +145,18 @@ impl Workflows {
         ])));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
-        let objects = WorkflowObjects::new(api.clone(), client, directory);
-        Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events, invocations })
+        let objects = WorkflowObjects::new(service.clone(), client, directory);
+        Ok(Self {
+            engine,
+            api: Api::new(service),
+            catalog,
+            jobs,
+            executions,
+            objects,
+            triggers,
+            events,
+            invocations,
+        })
     }
 
     /// The view of executions in the Kubernetes API.

@@ -6,28 +6,33 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::Request;
-use mayfly_workflows_api::Api;
+use mayfly_workflows_api::{Api, Wire};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
     Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
     InvokeError, ObjectBody, ObjectError, ObjectPage, ObjectStore, OsRandomness,
 };
+use mayfly_workflows_engine::service::WorkflowService;
 use mayfly_workflows_engine::timers::Clock;
 
 /// An engine with its catalog and the API on both, in this folder or in memory.
 pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Engine, Arc<Catalog>, Api) {
+    let path = folder.map(|folder| folder.join("catalog.db"));
+    let catalog = Arc::new(Catalog::open(path.as_deref()).expect("the catalog opens"));
     let deps = EngineDeps {
         functions: Arc::new(Nowhere),
         http: Arc::new(Nowhere),
         objects: Arc::new(Nowhere),
-        clock: clock.clone(),
+        clock,
         randomness: Arc::new(OsRandomness),
+        catalog: catalog.clone(),
+        wire: Arc::new(Wire),
+        activities: catalog.clone(),
+        mocks: None,
     };
     let config = Config { data_dir: folder.map(Path::to_owned), ..Config::default() };
     let engine = Engine::open(config, deps).await.expect("the engine opens");
-    let catalog = folder.map(|folder| folder.join("catalog.db"));
-    let catalog = Arc::new(Catalog::open(catalog.as_deref()).expect("the catalog opens"));
-    let api = Api::new(engine.clone(), catalog.clone(), clock, Arc::new(OsRandomness));
+    let api = Api::new(WorkflowService::new(engine.clone()));
     (engine, catalog, api)
 }
 

@@ -4,6 +4,7 @@
 //! step of the task's execution may be durable before its Job is deleted; so each Job that a task waits for names its
 //! execution, and is deleted when that has ended. Level-triggered: an API that fails, or a crash, only delays it.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::{
@@ -93,7 +94,7 @@ impl OrphanedJobs {
         };
         if task.is_none() {
             let Some(execution) = awaiting_execution(&job) else { return Ok(Outcome::Done) };
-            let execution = engine.describe(execution).await?;
+            let execution = engine.describe(&ExecutionArn::from_trusted(execution)).await?;
             let goes_on = |status| matches!(status, RunStatus::Running | RunStatus::PendingRedrive);
             if execution.is_some_and(|execution| goes_on(execution.status)) {
                 return Ok(Outcome::RequeueAfter(LOOK_EVERY));

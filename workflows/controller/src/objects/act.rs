@@ -1,6 +1,7 @@
 //! Reads an object and its state machine, computes the next step with [`plan`](super::plan), carries it out, and
 //! repeats.
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -18,8 +19,10 @@ use mayfly_informer::{
     Change,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_api::{Api, CredentialScope, StepFunctionsError};
-use mayfly_workflows_engine::catalog::{CatalogError, MachineRecord, SeenRevision};
+use mayfly_workflows_engine::catalog::{Catalog, CatalogError, MachineRecord, SeenRevision};
+use mayfly_workflows_engine::service::{
+    CreateStateMachine, CredentialScope, ResourceName, ServiceError, UpdateStateMachine, WorkflowService,
+};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -27,8 +30,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AGREED, Directory, FINALIZER,
     changes::DefinitionChanges,
-    definitions::{definition_of_machine, definition_of_object, kind_of},
+    definitions::{definition_of_machine, definition_of_object, kind_of, machine_type_of},
     plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
+    state_machine_arn,
 };
 
 /// Workflows looked at at the same time.
@@ -41,15 +45,15 @@ const READY: &str = "Ready";
 pub struct WorkflowObjects {
     reconciler: Arc<Reconciler>,
     /// ARNs of state machines.
-    queue: WorkQueue<String>,
+    queue: WorkQueue<StateMachineArn>,
 }
 
 struct Reconciler {
-    api: Api,
+    service: WorkflowService,
     client: Client,
     directory: Directory,
     written: Arc<DefinitionChanges>,
-    made: Mutex<HashMap<String, Made>>,
+    made: Mutex<HashMap<StateMachineArn, Made>>,
 }
 
 /// A revision that the reconciler made from an object: it is as old as the object's change, and an object that was
@@ -63,8 +67,8 @@ struct Made {
 enum Error {
     #[error(transparent)]
     Kinds(#[from] kube::Error),
-    #[error("{0:?}")]
-    Api(StepFunctionsError),
+    #[error(transparent)]
+    Service(ServiceError),
 }
 
 /// A state machine as it was looked at.
@@ -74,7 +78,7 @@ struct Seen {
 }
 
 impl WorkflowObjects {
-    pub fn new(api: Api, client: Client, directory: Directory) -> Self {
+    pub fn new(service: WorkflowService, client: Client, directory: Directory) -> Self {
         let queue = WorkQueue::default();
         let changed = queue.clone();
         let written = Arc::new(DefinitionChanges::default());
@@ -84,17 +88,17 @@ impl WorkflowObjects {
                 Change::Deleted(object) => times.forget(object),
                 _ => times.see(change.latest()),
             }
-            change.states().for_each(|object| changed.add(names::state_machine_arn(object)));
+            change.states().for_each(|object| changed.add(state_machine_arn(object)));
         });
         Self {
-            reconciler: Arc::new(Reconciler { api, client, directory, written, made: Mutex::default() }),
+            reconciler: Arc::new(Reconciler { service, client, directory, written, made: Mutex::default() }),
             queue,
         }
     }
 
     /// Runs until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let follow = follow(self.reconciler.api.clone(), self.queue.clone(), stop.clone());
+        let follow = follow(self.reconciler.service.catalog().clone(), self.queue.clone(), stop.clone());
         tokio::select! {
             () = self.reconciler.directory.synced() => {}
             () = stop.cancelled() => return,
@@ -109,19 +113,19 @@ impl WorkflowObjects {
 }
 
 /// Queues the state machines that the catalog changed.
-async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
-    let mut changes = api.catalog().changes();
-    let mut known: HashMap<String, Arc<MachineRecord>> = HashMap::new();
+async fn follow(catalog: Arc<Catalog>, queue: WorkQueue<StateMachineArn>, stop: CancellationToken) {
+    let mut changes = catalog.changes();
+    let mut known: HashMap<StateMachineArn, Arc<MachineRecord>> = HashMap::new();
     loop {
-        let now: HashMap<String, Arc<MachineRecord>> =
-            api.catalog().read().machines("").map(|machine| (machine.arn.clone(), machine.clone())).collect();
+        let now: HashMap<StateMachineArn, Arc<MachineRecord>> =
+            catalog.read().machines("").map(|machine| (machine.arn.clone(), machine.clone())).collect();
         for (arn, machine) in &now {
             if known.get(arn).is_none_or(|before| !Arc::ptr_eq(before, machine)) {
                 queue.add(arn.clone());
             }
         }
         // Deleted machines are kept until their object is deleted: these are few.
-        api.catalog().read().deleted().for_each(|arn| queue.add(arn.clone()));
+        catalog.read().deleted().for_each(|arn| queue.add(arn.clone()));
         known = now;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
@@ -131,14 +135,14 @@ async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
 }
 
 impl Reconciler {
-    async fn look(&self, arn: &str) -> Result<Outcome, Error> {
+    async fn look(&self, arn: &StateMachineArn) -> Result<Outcome, Error> {
         let mut objects = self.directory.objects(arn).into_iter();
         let object = objects.next();
         for other in objects {
             self.report(&other, None, Err(("NameTaken", name_taken(object.as_deref())))).await?;
         }
         let (machine, deleted) = {
-            let book = self.api.catalog().read();
+            let book = self.service.catalog().read();
             (book.machine(arn).cloned(), book.is_deleted(arn))
         };
         let mut machine = machine.map(with_facts);
@@ -163,7 +167,7 @@ impl Reconciler {
         step: Step,
         object: &Workflow,
         machine: Option<&Seen>,
-        arn: &str,
+        arn: &StateMachineArn,
     ) -> Result<Outcome, Error> {
         let kinds = self.kinds(&ObjectKey::of(object));
         let name = object.metadata.name.as_deref().unwrap_or_default();
@@ -177,20 +181,20 @@ impl Reconciler {
                 let definition = definition::text(&definition_of_object(&object.spec));
                 let seen = SeenRevision::of(&seen.machine);
                 let (created, (_, changed_ms)) = (seen.created, self.written.of(object));
-                let answer = Box::pin(self.api.update_definition(arn, &definition, seen)).await;
-                if let Some(revision) = answer.as_ref().ok().and_then(|answer| answer["revisionId"].as_str())
-                {
-                    self.made(arn, SeenRevision { created, revision: revision.to_owned() }, changed_ms);
+                let request = UpdateStateMachine::definition(arn.clone(), definition, seen);
+                let updated = Box::pin(self.service.update_state_machine(request)).await;
+                let machine = updated.as_ref().ok().map(|updated| &updated.machine);
+                if let Some(revision) = machine.and_then(|machine| machine.revision.id.clone()) {
+                    self.made(arn, SeenRevision { created, revision }, changed_ms);
                 }
-                return self.answered(answer.map(drop), object).await;
+                return self.answered(updated.map(drop), object).await;
             }
             Step::DeleteMachine => {
                 let created = machine.map(|seen| seen.machine.created);
-                if self.api.catalog().read().machine(arn).map(|now| now.created) != created {
+                if self.service.catalog().read().machine(arn).map(|now| now.created) != created {
                     return Ok(Outcome::RequeueAfter(Duration::ZERO));
                 }
-                let request = json!({"stateMachineArn": arn});
-                self.api.call("DeleteStateMachine", &request, &scope(arn)).await.map_err(Error::Api)?;
+                self.service.delete_state_machine(arn).await.map_err(Error::Service)?;
                 self.finalizers(object, false).await?;
             }
             Step::UpdateObject => {
@@ -223,9 +227,8 @@ impl Reconciler {
                 let message =
                     "the state machine of this name was deleted, and its executions are still running";
                 self.report(object, None, Err(("StateMachineDeleting", message.into()))).await?;
-                // The catalog lets it go when it is asked after it.
-                let request = json!({"stateMachineArn": arn});
-                let _ = self.api.call("DescribeStateMachine", &request, &scope(arn)).await;
+                // A description deletes the state machine if its last execution has ended.
+                let _ = self.service.describe_state_machine(arn).await;
                 return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
             }
         }
@@ -233,7 +236,7 @@ impl Reconciler {
     }
 
     /// The catalog need not remember any more that this machine was deleted.
-    async fn forget(&self, arn: &str) -> Result<Outcome, Error> {
+    async fn forget(&self, arn: &StateMachineArn) -> Result<Outcome, Error> {
         // Not from the informer: an object that was created a moment ago is on its way to it. Without the note of the
         // deletion that object would make the machine again. Its arrival brings the key back; the pause is for an
         // object of this name that stands for another machine.
@@ -241,9 +244,9 @@ impl Reconciler {
         if self.kinds(&key).get_opt(&key.name).await?.is_some() {
             return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
         }
-        let (api, arn) = (self.api.clone(), arn.to_owned());
+        let (catalog, arn) = (self.service.catalog().clone(), arn.clone());
         let forgotten = tokio::task::spawn_blocking(move || {
-            api.catalog().change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
+            catalog.change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
         });
         // Errors of the catalog are reported by its health.
         Ok(match forgotten.await {
@@ -252,54 +255,45 @@ impl Reconciler {
         })
     }
 
-    async fn create_machine(&self, object: &Workflow, arn: &str) -> Result<Outcome, Error> {
-        let request = json!({
-            "name": arn.rsplit(':').next().unwrap_or_default(),
-            "definition": definition::text(&definition_of_object(&object.spec)),
-            "roleArn": names::ROLE,
-            "type": object.spec.kind.as_str(),
-        });
+    async fn create_machine(&self, object: &Workflow, arn: &StateMachineArn) -> Result<Outcome, Error> {
         let (_, changed_ms) = self.written.of(object);
-        let outcome = self.ask("CreateStateMachine", &request, object, arn).await?;
-        let first = self.api.catalog().read().machine(arn).map(|machine| SeenRevision::of(machine));
+        let created = Box::pin(self.create(object, arn)).await;
+        let outcome = self.answered(created, object).await?;
+        let first = self.service.catalog().read().machine(arn).map(|machine| SeenRevision::of(machine));
         if let Some(first) = first.filter(|first| first.revision == "INITIAL") {
             self.made(arn, first, changed_ms);
         }
         Ok(outcome)
     }
 
-    /// Calls the Step Functions API; a refusal is reported in the object's status.
-    async fn ask(
-        &self,
-        operation: &str,
-        request: &Value,
-        object: &Workflow,
-        arn: &str,
-    ) -> Result<Outcome, Error> {
-        let answer = Box::pin(self.api.call(operation, request, &scope(arn))).await;
-        self.answered(answer.map(drop), object).await
+    async fn create(&self, object: &Workflow, arn: &StateMachineArn) -> Result<(), ServiceError> {
+        let request = CreateStateMachine::new(
+            CredentialScope::of(arn),
+            ResourceName::parse(arn.last_field())?,
+            machine_type_of(object.spec.kind),
+            definition::text(&definition_of_object(&object.spec)),
+            names::ROLE.to_owned(),
+        );
+        self.service.create_state_machine(request).await.map(drop)
     }
 
-    async fn answered(
-        &self,
-        answer: Result<(), StepFunctionsError>,
-        object: &Workflow,
-    ) -> Result<Outcome, Error> {
+    /// The outcome of a change of the state machine; a refusal is reported in the object's status.
+    async fn answered(&self, answer: Result<(), ServiceError>, object: &Workflow) -> Result<Outcome, Error> {
         match answer {
             Ok(()) => Ok(Outcome::Done),
             // The machine was changed after it was looked at: look again.
-            Err(error) if error.code == "ConflictException" => Ok(Outcome::RequeueAfter(Duration::ZERO)),
-            Err(error) if error.status < 500 => {
-                let message = format!("{}: {}", error.code, error.message.unwrap_or_default());
+            Err(ServiceError::Conflict(_)) => Ok(Outcome::RequeueAfter(Duration::ZERO)),
+            Err(error) if error.is_refusal() => {
+                let message = format!("{}: {error}", error.code());
                 self.report(object, None, Err(("Refused", message))).await?;
                 Ok(Outcome::RequeueAfter(RETRY_REFUSED))
             }
-            Err(error) => Err(Error::Api(error)),
+            Err(error) => Err(Error::Service(error)),
         }
     }
 
     /// Gives a revision that was made here the time of the change it was made from.
-    fn date(&self, arn: &str, machine: Option<&mut Seen>) {
+    fn date(&self, arn: &StateMachineArn, machine: Option<&mut Seen>) {
         let mut made = self.made.lock();
         let Some(seen) = machine else {
             made.remove(arn);
@@ -310,9 +304,9 @@ impl Reconciler {
         }
     }
 
-    fn made(&self, arn: &str, revision: SeenRevision, changed_ms: i64) {
+    fn made(&self, arn: &StateMachineArn, revision: SeenRevision, changed_ms: i64) {
         let mut made = self.made.lock();
-        made.insert(arn.to_owned(), Made { revision, changed_ms });
+        made.insert(arn.clone(), Made { revision, changed_ms });
     }
 
     /// Writes the agreement to the object, where it is not there already.
@@ -331,7 +325,7 @@ impl Reconciler {
         unless_gone(kinds.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
     }
 
-    async fn create_object(&self, arn: &str, machine: &MachineRecord) -> Result<Outcome, Error> {
+    async fn create_object(&self, arn: &StateMachineArn, machine: &MachineRecord) -> Result<Outcome, Error> {
         let (key, state_machine) = self.directory.place(arn);
         let spec = WorkflowSpec {
             kind: kind_of(machine.kind),
@@ -392,7 +386,7 @@ impl Reconciler {
         let mut new = old.clone();
         new.observed_generation = object.metadata.generation;
         if let Some(Seen { machine, facts }) = seen {
-            new.state_machine_arn = Some(machine.arn.clone());
+            new.state_machine_arn = Some(machine.arn.to_string());
             new.revision_id = Some(machine.revision.id.clone().unwrap_or_else(|| "INITIAL".into()));
             new.definition_digest = Some(facts.digest.clone());
         }
@@ -484,11 +478,4 @@ fn facts_of(machine: &MachineRecord) -> MachineFacts {
         created_ms: created,
         changed_ms: machine.revision.updated,
     }
-}
-
-/// Region and account of an ARN.
-pub fn scope(arn: &str) -> CredentialScope {
-    let mut fields = arn.split(':').skip(3);
-    let mut next = || fields.next().unwrap_or_default().to_owned();
-    CredentialScope { region: next(), account: next() }
 }

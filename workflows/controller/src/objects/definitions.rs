@@ -30,3 +30,11 @@ pub(super) fn kind_of(kind: StateMachineType) -> WorkflowType {
         StateMachineType::Express => WorkflowType::Express,
     }
 }
+
+/// The type of an object's state machine.
+pub(super) fn machine_type_of(kind: WorkflowType) -> StateMachineType {
+    match kind {
+        WorkflowType::Standard => StateMachineType::Standard,
+        WorkflowType::Express => StateMachineType::Express,
+    }
+}

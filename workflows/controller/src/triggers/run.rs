@@ -1,5 +1,6 @@
 //! Keeps the state of every trigger, starts what is due, and writes the state to the objects.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,8 +14,8 @@ use mayfly_api::{
     workflow::{Overlap, Schedule, Trigger, TriggerStatus, schedule::Times},
 };
 use mayfly_informer::Informer;
-use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::engine::{Engine, RunStatus};
+use mayfly_workflows_engine::service::WorkflowService;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -66,14 +67,14 @@ struct Running {
 
 impl Triggers {
     pub fn new(
-        api: Api,
+        service: WorkflowService,
         invocations: Arc<Invocations>,
         engine: Engine,
         client: Client,
         workflows: Informer<Workflow>,
         functions: Informer<Function>,
     ) -> Self {
-        let starter = Starter { api, invocations };
+        let starter = Starter { service, invocations };
         let (events, noted) = EventRules::new(starter.clone());
         Self { starter, engine, client, workflows, functions, events, noted, known: HashMap::new() }
     }
@@ -331,7 +332,7 @@ async fn step(
                 let error = match starter.start(target, &name, &input).await {
                     StartOutcome::Started(arn) => {
                         if rule.overlap != Overlap::Allow {
-                            status.active.push(arn);
+                            status.active.push(arn.to_string());
                         }
                         None
                     }
@@ -380,7 +381,7 @@ fn input(trigger: &Trigger, scheduled: Timestamp) -> Value {
 async fn forget_ended(engine: &Engine, status: &mut TriggerStatus) {
     let mut still = Vec::new();
     for arn in status.active.drain(..) {
-        match engine.describe(&arn).await {
+        match engine.describe(&ExecutionArn::from_trusted(arn.as_str())).await {
             Ok(Some(found)) if found.status != RunStatus::Running => {}
             Ok(None) => {}
             // An execution that cannot be read may be running.
@@ -393,7 +394,10 @@ async fn forget_ended(engine: &Engine, status: &mut TriggerStatus) {
 async fn stop_active(engine: &Engine, status: &mut TriggerStatus) {
     for arn in status.active.drain(..) {
         let cause = Some("a later start of the same trigger took its place (overlap: Replace)".to_owned());
-        if let Err(error) = engine.stop(&arn, Some("Mayfly.Replaced".to_owned()), cause).await {
+        if let Err(error) = engine
+            .stop(&ExecutionArn::from_trusted(arn.as_str()), Some("Mayfly.Replaced".to_owned()), cause)
+            .await
+        {
             tracing::warn!(arn, %error, "an execution that is to be replaced cannot be stopped");
         }
     }

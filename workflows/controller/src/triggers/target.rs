@@ -1,20 +1,21 @@
 //! What a trigger starts: executions of a workflow's state machine, or asynchronous invocations of a function.
 
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, header};
 use mayfly_api::{
     Function, ObjectKey, Workflow,
-    workflow::{Trigger, TriggerStatus, names::state_machine_arn},
+    workflow::{Trigger, TriggerStatus},
 };
-use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::engine::StartError;
-use serde_json::{Value, json};
+use mayfly_workflows_engine::service::{ResourceName, ServiceError, StartExecution, WorkflowService};
+use serde_json::Value;
 
 use crate::{
     invocations::{EnqueueError, Invocations, execution_arn},
-    objects::scope,
+    objects::state_machine_arn,
 };
 
 /// The header of an invocation's name: the same name is queued once.
@@ -31,7 +32,7 @@ pub(super) enum TriggerOwner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StartTarget {
     /// Executions of the state machine with this ARN.
-    StateMachine(String),
+    StateMachine(StateMachineArn),
     /// Asynchronous invocations.
     Function(ObjectKey),
 }
@@ -76,7 +77,7 @@ impl<'a> Triggered<'a> {
 #[derive(Debug)]
 pub(super) enum StartOutcome {
     /// The execution, or the invocation's execution, with this ARN runs.
-    Started(String),
+    Started(ExecutionArn),
     /// The name is taken: it was started before.
     Before,
     /// It was refused, and would be again.
@@ -88,7 +89,7 @@ pub(super) enum StartOutcome {
 /// Starts executions and invocations. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Starter {
-    pub(super) api: Api,
+    pub(super) service: WorkflowService,
     pub(super) invocations: Arc<Invocations>,
 }
 
@@ -101,20 +102,23 @@ impl Starter {
         }
     }
 
-    async fn start_execution(&self, machine: &str, name: &str, input: &Value) -> StartOutcome {
-        let request = json!({"stateMachineArn": machine, "name": name, "input": input.to_string()});
-        match Box::pin(self.api.call("StartExecution", &request, &scope(machine))).await {
-            Ok(answer) => {
-                StartOutcome::Started(answer["executionArn"].as_str().unwrap_or_default().to_owned())
-            }
-            Err(error) if error.code == "ExecutionAlreadyExists" => StartOutcome::Before,
-            Err(error) => {
-                let why = format!("{}: {}", error.code, error.message.unwrap_or_default());
-                match error.status < 500 && error.code != "ExecutionLimitExceeded" {
-                    true => StartOutcome::Refused(why),
-                    false => StartOutcome::Failed(why),
-                }
-            }
+    async fn start_execution(&self, machine: &StateMachineArn, name: &str, input: &Value) -> StartOutcome {
+        let name = match ResourceName::parse(name) {
+            Ok(name) => name,
+            Err(error) => return StartOutcome::Refused(reason(&error)),
+        };
+        let request = StartExecution {
+            state_machine: machine.clone(),
+            name: Some(name),
+            input: Some(input.to_string()),
+            trace_header: None,
+        };
+        match Box::pin(self.service.start_execution(request)).await {
+            Ok(started) => StartOutcome::Started(started.execution_arn),
+            Err(ServiceError::ExecutionAlreadyExists(_)) => StartOutcome::Before,
+            Err(error @ ServiceError::ExecutionLimitExceeded { .. }) => StartOutcome::Failed(reason(&error)),
+            Err(error) if error.is_refusal() => StartOutcome::Refused(reason(&error)),
+            Err(error) => StartOutcome::Failed(reason(&error)),
         }
     }
 
@@ -136,4 +140,8 @@ impl Starter {
             Err(error) => StartOutcome::Failed(error.to_string()),
         }
     }
+}
+
+fn reason(error: &ServiceError) -> String {
+    format!("{}: {error}", error.code())
 }

@@ -1,5 +1,6 @@
 //! Decisions about creations, changes and deletions: pure functions from the catalog's content to the changes.
 
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,19 +18,19 @@ use super::store::CatalogError;
 pub enum CatalogRejection {
     /// The state machine does not exist.
     #[error("no state machine {0}")]
-    MachineMissing(String),
+    MachineMissing(StateMachineArn),
     /// The state machine is being deleted.
     #[error("state machine {0} is being deleted")]
-    MachineDeleting(String),
+    MachineDeleting(StateMachineArn),
     /// A state machine of this name exists with a different definition or configuration.
     #[error("state machine {0} exists")]
-    MachineExists(String),
+    MachineExists(StateMachineArn),
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
     ActivityExists(String),
     /// The alias or version does not exist.
     #[error("no such resource: {0}")]
-    ResourceMissing(String),
+    ResourceMissing(StateMachineArn),
     /// Nothing that has tags.
     #[error("nothing to tag: {0}")]
     TaggedMissing(String),
@@ -43,7 +44,7 @@ pub enum CatalogRejection {
     },
     /// An alias of the same name with other routes.
     #[error("alias {0} exists")]
-    AliasExists(String),
+    AliasExists(StateMachineArn),
     /// Aliases still send traffic to the version.
     #[error("version is referenced by {0:?}")]
     VersionReferenced(Vec<String>),
@@ -61,7 +62,7 @@ pub(crate) const TAGS_MAX: usize = 50;
 /// A machine to create.
 pub struct NewMachine {
     /// The unqualified ARN.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// Its name.
     pub name: String,
     /// STANDARD or EXPRESS.
@@ -77,7 +78,7 @@ pub struct NewMachine {
 /// The changes of a machine.
 pub struct UpdateMachine {
     /// The machine.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// Each field that is present replaces the machine's.
     pub definition: Option<Arc<str>>,
     /// See `definition`.
@@ -118,7 +119,7 @@ impl SeenRevision {
 /// An alias to create.
 pub struct NewAlias {
     /// The machine of the routed versions.
-    pub machine_arn: String,
+    pub machine_arn: StateMachineArn,
     /// The alias's name.
     pub name: String,
     /// The alias's description.
@@ -132,7 +133,7 @@ pub struct NewAlias {
 /// The changes of an alias.
 pub struct UpdateAlias {
     /// The alias's machine.
-    pub machine_arn: String,
+    pub machine_arn: StateMachineArn,
     /// The alias's name.
     pub name: String,
     /// Replaces the description if named.
@@ -164,9 +165,9 @@ type Planned<T> = Result<(Vec<CatalogChange>, T), CatalogRejection>;
 
 impl CatalogState {
     /// The machine, unless it is missing or being deleted.
-    pub fn live(&self, arn: &str) -> Result<&Arc<MachineRecord>, CatalogRejection> {
-        let machine = self.machine(arn).ok_or_else(|| CatalogRejection::MachineMissing(arn.to_owned()))?;
-        if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
+    pub fn live(&self, arn: &StateMachineArn) -> Result<&Arc<MachineRecord>, CatalogRejection> {
+        let machine = self.machine(arn).ok_or_else(|| CatalogRejection::MachineMissing(arn.clone()))?;
+        if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.clone())) } else { Ok(machine) }
     }
 
     /// CreateStateMachine. An equal request returns the machine that the first one created; role and tags are not
@@ -189,7 +190,7 @@ impl CatalogState {
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn));
+            return Err(CatalogRejection::TooManyTags(new.arn.to_string()));
         }
         let mut machine = MachineRecord {
             arn: new.arn,
@@ -239,7 +240,7 @@ impl CatalogState {
     /// PublishStateMachineVersion: the newest revision becomes a version, unless it is one already.
     pub fn plan_publish(
         &self,
-        arn: &str,
+        arn: &StateMachineArn,
         revision_id: Option<&str>,
         description: Option<String>,
         now: i64,
@@ -281,25 +282,25 @@ impl CatalogState {
             let machine = MachineRecord { deleting: true, ..MachineRecord::clone(seen) };
             return Ok((vec![CatalogChange::Put(Record::Machine(Box::new(machine)))], true));
         }
-        let versions = self.versions(arn).map(|version| version.arn.clone());
-        let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
+        let versions = self.versions(arn).map(|version| version.arn.to_string());
+        let aliases = self.aliases(arn).map(|alias| alias.arn.to_string());
         let gone = versions.chain(aliases).map(CatalogChange::Delete);
         Ok((gone.chain([CatalogChange::Put(Record::Deleted(arn.clone()))]).collect(), true))
     }
 
     /// The reconciler of Workflow objects has seen that this machine was deleted.
-    pub fn plan_forget_deleted(&self, arn: &str) -> Planned<()> {
-        let known = self.is_deleted(arn).then(|| CatalogChange::Delete(arn.to_owned()));
+    pub fn plan_forget_deleted(&self, arn: &StateMachineArn) -> Planned<()> {
+        let known = self.is_deleted(arn).then(|| CatalogChange::Delete(arn.to_string()));
         Ok((known.into_iter().collect(), ()))
     }
 
     /// DeleteStateMachineVersion: not while an alias routes to it; a version that is not there is gone.
-    pub fn plan_delete_version(&self, machine_arn: &str, number: u64) -> Planned<()> {
+    pub fn plan_delete_version(&self, machine_arn: &StateMachineArn, number: u64) -> Planned<()> {
         let Some(version) = self.version(machine_arn, number) else { return Ok((Vec::new(), ())) };
         let routed = |alias: &&Arc<Alias>| alias.routes.iter().any(|route| route.version_arn == version.arn);
         let names: Vec<String> = self.aliases(machine_arn).filter(routed).map(|a| a.name.clone()).collect();
         if names.is_empty() {
-            Ok((vec![CatalogChange::Delete(version.arn.clone())], ()))
+            Ok((vec![CatalogChange::Delete(version.arn.to_string())], ()))
         } else {
             Err(CatalogRejection::VersionReferenced(names))
         }
@@ -318,7 +319,7 @@ impl CatalogState {
         }
         let newest = self.aliases(&new.machine_arn).map(|alias| alias.order).max();
         let alias = Alias {
-            arn: format!("{}:{}", new.machine_arn, new.name),
+            arn: new.machine_arn.qualified(&new.name),
             machine_arn: new.machine_arn,
             name: new.name,
             description: new.description,
@@ -332,7 +333,7 @@ impl CatalogState {
 
     /// UpdateStateMachineAlias.
     pub fn plan_update_alias(&self, update: UpdateAlias) -> Planned<i64> {
-        let missing = || CatalogRejection::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
+        let missing = || CatalogRejection::ResourceMissing(update.machine_arn.qualified(&update.name));
         let mut alias = Alias::clone(self.alias(&update.machine_arn, &update.name).ok_or_else(missing)?);
         if let Some(routes) = update.routes {
             self.check_routes(&routes)?;
@@ -344,15 +345,15 @@ impl CatalogState {
     }
 
     /// DeleteStateMachineAlias; an alias that is not there is gone.
-    pub fn plan_delete_alias(&self, machine_arn: &str, name: &str) -> Planned<()> {
+    pub fn plan_delete_alias(&self, machine_arn: &StateMachineArn, name: &str) -> Planned<()> {
         let alias = self.alias(machine_arn, name);
-        Ok((alias.map(|alias| CatalogChange::Delete(alias.arn.clone())).into_iter().collect(), ()))
+        Ok((alias.map(|alias| CatalogChange::Delete(alias.arn.to_string())).into_iter().collect(), ()))
     }
 
     fn check_routes(&self, routes: &[Route]) -> Result<(), CatalogRejection> {
-        let there = |route: &Route| {
-            let (machine, number) = route.version_arn.rsplit_once(':')?;
-            self.version(machine, number.parse().ok()?)
+        let there = |route: &Route| match route.version_arn.qualifier()? {
+            ArnQualifier::Version(number) => self.version(&route.version_arn.unqualified(), number),
+            ArnQualifier::Alias(_) => None,
         };
         match routes.iter().find(|route| there(route).is_none()) {
             Some(route) => Err(CatalogRejection::ResourceMissing(route.version_arn.clone())),
@@ -384,7 +385,7 @@ impl CatalogState {
 
     /// The tags of a machine or an activity.
     pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, CatalogRejection> {
-        let machine = self.machine(arn).map(|machine| &machine.tags);
+        let machine = self.machine_by_text(arn).map(|machine| &machine.tags);
         let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
         tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
     }
@@ -396,7 +397,7 @@ impl CatalogState {
         if tags.len() > TAGS_MAX {
             return Err(CatalogRejection::TooManyTags(arn.to_owned()));
         }
-        let record = match self.machine(arn) {
+        let record = match self.machine_by_text(arn) {
             Some(machine) => {
                 Record::Machine(Box::new(MachineRecord { tags, ..MachineRecord::clone(machine) }))
             }
@@ -415,7 +416,7 @@ impl MachineRecord {
         let number = self.next_version;
         self.next_version += 1;
         Version {
-            arn: format!("{}:{number}", self.arn),
+            arn: self.arn.qualified(number),
             machine_arn: self.arn.clone(),
             number,
             description,

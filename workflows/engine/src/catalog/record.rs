@@ -1,7 +1,10 @@
 //! The records of the catalog.
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::StateMachineType;
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
@@ -82,7 +85,7 @@ mod shared_text {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MachineRecord {
     /// Without qualifier.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// Unique in its account and region.
     pub name: String,
     /// Never changes.
@@ -130,9 +133,9 @@ impl From<PublicationRecord> for Publication {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Version {
     /// `<machine>:<number>`.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// The machine it is a version of.
-    pub machine_arn: String,
+    pub machine_arn: StateMachineArn,
     /// From 1.
     pub number: u64,
     /// The version's description.
@@ -147,7 +150,7 @@ pub struct Version {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The version that gets the share.
-    pub version_arn: String,
+    pub version_arn: StateMachineArn,
     /// Percent.
     pub weight: u64,
 }
@@ -156,9 +159,9 @@ pub struct Route {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Alias {
     /// `<machine>:<name>`.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// The machine it belongs to.
-    pub machine_arn: String,
+    pub machine_arn: StateMachineArn,
     /// Unique in its machine.
     pub name: String,
     /// The alias's description.
@@ -201,18 +204,18 @@ pub enum Record {
     Activity(Activity),
     /// The state machine with this ARN was deleted. Kept until the reconciler of Workflow objects has seen it: a machine
     /// that is neither here nor said to be deleted was lost, with the file or with an older copy of it.
-    Deleted(String),
+    Deleted(StateMachineArn),
 }
 
 impl Record {
     /// The ARN that identifies it.
     pub fn arn(&self) -> &str {
         match self {
-            Record::Machine(machine) => &machine.arn,
-            Record::Version(version) => &version.arn,
-            Record::Alias(alias) => &alias.arn,
+            Record::Machine(machine) => machine.arn.as_str(),
+            Record::Version(version) => version.arn.as_str(),
+            Record::Alias(alias) => alias.arn.as_str(),
             Record::Activity(activity) => &activity.arn,
-            Record::Deleted(arn) => arn,
+            Record::Deleted(arn) => arn.as_str(),
         }
     }
 }
@@ -229,16 +232,21 @@ pub enum CatalogChange {
 /// The catalog in memory.
 #[derive(Default, Debug)]
 pub struct CatalogState {
-    machines: BTreeMap<String, Arc<MachineRecord>>,
-    versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
-    aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
+    machines: BTreeMap<StateMachineArn, Arc<MachineRecord>>,
+    versions: BTreeMap<StateMachineArn, BTreeMap<u64, Arc<Version>>>,
+    aliases: BTreeMap<StateMachineArn, BTreeMap<String, Arc<Alias>>>,
     activities: BTreeMap<String, Arc<Activity>>,
-    deleted: BTreeSet<String>,
+    deleted: BTreeSet<StateMachineArn>,
 }
 
 impl CatalogState {
     /// The machine with this unqualified ARN.
-    pub fn machine(&self, arn: &str) -> Option<&Arc<MachineRecord>> {
+    pub fn machine(&self, arn: &StateMachineArn) -> Option<&Arc<MachineRecord>> {
+        self.machines.get(arn)
+    }
+
+    /// The machine with this unqualified ARN, for callers that do not know the type of the resource.
+    pub(super) fn machine_by_text(&self, arn: &str) -> Option<&Arc<MachineRecord>> {
         self.machines.get(arn)
     }
 
@@ -248,32 +256,32 @@ impl CatalogState {
     }
 
     /// Whether the machine with this unqualified ARN was deleted and its deletion is still recorded.
-    pub fn is_deleted(&self, arn: &str) -> bool {
+    pub fn is_deleted(&self, arn: &StateMachineArn) -> bool {
         self.deleted.contains(arn)
     }
 
     /// ARNs of machines that were deleted and are still remembered.
-    pub fn deleted(&self) -> impl Iterator<Item = &String> {
+    pub fn deleted(&self) -> impl Iterator<Item = &StateMachineArn> {
         self.deleted.iter()
     }
 
     /// A machine's version.
-    pub fn version(&self, machine_arn: &str, number: u64) -> Option<&Arc<Version>> {
+    pub fn version(&self, machine_arn: &StateMachineArn, number: u64) -> Option<&Arc<Version>> {
         self.versions.get(machine_arn)?.get(&number)
     }
 
     /// A machine's versions, oldest first.
-    pub fn versions(&self, machine_arn: &str) -> impl DoubleEndedIterator<Item = &Arc<Version>> {
+    pub fn versions(&self, machine_arn: &StateMachineArn) -> impl DoubleEndedIterator<Item = &Arc<Version>> {
         self.versions.get(machine_arn).into_iter().flat_map(BTreeMap::values)
     }
 
     /// A machine's alias.
-    pub fn alias(&self, machine_arn: &str, name: &str) -> Option<&Arc<Alias>> {
+    pub fn alias(&self, machine_arn: &StateMachineArn, name: &str) -> Option<&Arc<Alias>> {
         self.aliases.get(machine_arn)?.get(name)
     }
 
     /// A machine's aliases, by name.
-    pub fn aliases(&self, machine_arn: &str) -> impl Iterator<Item = &Arc<Alias>> {
+    pub fn aliases(&self, machine_arn: &StateMachineArn) -> impl Iterator<Item = &Arc<Alias>> {
         self.aliases.get(machine_arn).into_iter().flat_map(BTreeMap::values)
     }
 
@@ -325,7 +333,12 @@ impl CatalogState {
     }
 }
 
-fn within<'a, T>(all: &'a BTreeMap<String, Arc<T>>, prefix: &str) -> impl Iterator<Item = &'a Arc<T>> {
+fn within<'a, K: Borrow<str> + Ord, T>(
+    all: &'a BTreeMap<K, Arc<T>>,
+    prefix: &str,
+) -> impl Iterator<Item = &'a Arc<T>> {
     let prefix = prefix.to_owned();
-    all.range(prefix.clone()..).take_while(move |(arn, _)| arn.starts_with(&prefix)).map(|(_, record)| record)
+    all.range::<str, _>((Bound::Included(&*prefix), Bound::Unbounded))
+        .take_while(move |(arn, _)| (*arn).borrow().starts_with(&prefix))
+        .map(|(_, record)| record)
 }

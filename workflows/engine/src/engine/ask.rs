@@ -1,5 +1,6 @@
 //! Questions about executions.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use mayfly_workflows_journal::{ExecutionOwner, ListRows, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
-    pub async fn describe(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
+    pub async fn describe(&self, arn: &ExecutionArn) -> Result<Option<Description>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
             let cell = running.lock();
             return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind)));
@@ -20,7 +21,7 @@ impl Engine {
 
     /// The ARN of an execution that has not ended, running or evicted, and that names this artifact: in its
     /// definition, its input, or in anything that came to it from outside. `artifact` is `sha256:` and 64 digits.
-    pub async fn user_of(&self, artifact: &str) -> Result<Option<String>, ExecutionError> {
+    pub async fn user_of(&self, artifact: &str) -> Result<Option<ExecutionArn>, ExecutionError> {
         let Some(artifact) = artifacts_in(artifact.as_bytes()).next() else { return Ok(None) };
         Ok(self.inner.read(move |journal| journal.user_of(&artifact)).await?)
     }
@@ -30,16 +31,16 @@ impl Engine {
     ///
     /// # Errors
     /// The execution cannot be read and time does not help, or the engine shuts down.
-    pub async fn wait(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
+    pub async fn wait(&self, arn: &ExecutionArn) -> Result<Option<Description>, ExecutionError> {
         self.inner.wait(arn).await
     }
 
     /// The state machine an execution runs, as it was when it started.
-    pub async fn snapshot(&self, arn: &str) -> Result<Option<Arc<StartedMachine>>, ExecutionError> {
+    pub async fn snapshot(&self, arn: &ExecutionArn) -> Result<Option<Arc<StartedMachine>>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
             return Ok(Some(running.state_machine.clone()));
         }
-        let (inner, wanted) = (self.inner.clone(), arn.to_owned());
+        let (inner, wanted) = (self.inner.clone(), arn.clone());
         Ok(self
             .inner
             .read(move |journal| match journal.execution_by_arn(&wanted)? {

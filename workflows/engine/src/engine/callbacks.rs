@@ -23,10 +23,6 @@ impl Inner {
         self.lines.offer(work);
     }
 
-    pub(crate) fn activity_exists(&self, arn: &str) -> bool {
-        self.activities.get().is_some_and(|activities| activities.exists(arn))
-    }
-
     /// The execution a token belongs to, and its effect.
     async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<ResidentExecution>, EffectId), TokenError> {
         let token = Token::parse(text).ok_or(TokenError::Invalid)?;

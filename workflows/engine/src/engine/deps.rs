@@ -8,7 +8,8 @@ use futures::stream::{BoxStream, StreamExt as _};
 use http::{Request, Response};
 
 use super::objects::ObjectStore;
-use mayfly_workflows_journal::WaitedBy;
+use crate::catalog::Catalog;
+use crate::service::{ServiceError, StartExecution, WorkflowService};
 
 /// A function to call for a task.
 #[derive(Debug, Clone)]
@@ -105,31 +106,65 @@ pub trait HttpTasks: Send + Sync {
 /// A body that comes bit by bit; a connection that breaks is text.
 pub type Streamed = BoxStream<'static, Result<Bytes, String>>;
 
-/// The Step Functions API of this process, as tasks call it (`states:startExecution`, `aws-sdk:sfn:…`). The API crate
-/// implements it over the same engine.
-pub trait Operations: Send + Sync {
-    /// Carries out one operation; times are seconds, as on the wire.
-    fn call(
-        &self,
-        operation: &str,
-        request: serde_json::Value,
-    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>>;
+/// The wire form of Step Functions' operations, for tasks whose arguments are requests (`states:startExecution`,
+/// `aws-sdk:sfn:…`). The API crate implements it; the operations themselves are the [`WorkflowService`]'s.
+pub trait WireOperations: Send + Sync {
+    /// Decodes the request of a StartExecution and checks it against the service model.
+    fn decode_start(&self, request: &serde_json::Value) -> Result<StartExecution, OperationError>;
 
-    /// `StartExecution` for a task that waits for the execution's end.
-    fn start_for(
-        &self,
-        request: serde_json::Value,
-        waited_by: WaitedBy,
-    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>>;
+    /// Carries out one operation; times of the answer are seconds, as on the wire.
+    fn call<'a>(
+        &'a self,
+        service: &'a WorkflowService,
+        operation: &'a str,
+        request: &'a serde_json::Value,
+    ) -> BoxFuture<'a, Result<serde_json::Value, OperationError>>;
 }
 
-/// An operation's refusal.
+/// No wire form: tasks that call Step Functions fail.
+#[derive(Debug, Default)]
+pub struct NoWireOperations;
+
+impl NoWireOperations {
+    fn error() -> OperationError {
+        OperationError {
+            code: "ServiceUnavailable".to_owned(),
+            message: "the Step Functions API is not running in this process".to_owned(),
+        }
+    }
+}
+
+impl WireOperations for NoWireOperations {
+    fn decode_start(&self, _request: &serde_json::Value) -> Result<StartExecution, OperationError> {
+        Err(Self::error())
+    }
+
+    fn call<'a>(
+        &'a self,
+        _service: &'a WorkflowService,
+        _operation: &'a str,
+        _request: &'a serde_json::Value,
+    ) -> BoxFuture<'a, Result<serde_json::Value, OperationError>> {
+        Box::pin(async { Err(Self::error()) })
+    }
+}
+
+/// An operation's refusal, as tasks see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperationError {
     /// `StateMachineDoesNotExist`.
     pub code: String,
     /// The service's error message.
     pub message: String,
+}
+
+impl From<ServiceError> for OperationError {
+    fn from(error: ServiceError) -> Self {
+        if !error.is_refusal() {
+            tracing::warn!(%error, "an operation of a task cannot be carried out");
+        }
+        Self { code: error.code().to_owned(), message: error.message().unwrap_or_default() }
+    }
 }
 
 /// Services the server adds (`job:run`) or points at another endpoint.
@@ -209,6 +244,14 @@ pub struct EngineDeps {
     pub clock: Arc<dyn crate::timers::Clock>,
     /// Random numbers; injected for tests.
     pub randomness: Arc<dyn Randomness>,
+    /// The state machines that tasks can start.
+    pub catalog: Arc<Catalog>,
+    /// The wire form of operations for tasks that call Step Functions.
+    pub wire: Arc<dyn WireOperations>,
+    /// Knows the activities: the catalog, but in tests.
+    pub activities: Arc<dyn Activities>,
+    /// Answers all tasks in the place of their services, in tests of definitions.
+    pub mocks: Option<Arc<dyn Mocks>>,
 }
 
 /// Source of random numbers.

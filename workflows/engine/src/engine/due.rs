@@ -1,5 +1,6 @@
 //! Timers that became due together, as the threads that deliver them share them.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,10 +94,10 @@ fn find(inner: &Arc<Inner>, keys: &[TimerKey]) -> Result<Vec<(TimerKey, DueExecu
         return Ok(found);
     }
     let ids: Vec<u64> = evicted.iter().map(|key| key.execution).collect();
-    let arns: HashMap<u64, String> = inner.journal.open_arns(&ids)?.into_iter().collect();
+    let arns: HashMap<u64, ExecutionArn> = inner.journal.open_arns(&ids)?.into_iter().collect();
     let mut reserved = HashMap::new();
     for key in evicted {
-        match arns.get(&key.execution).map(|arn| inner.live.take(&arn.as_str().into())) {
+        match arns.get(&key.execution).map(|arn| inner.live.take(arn)) {
             Some(Some(place)) => drop(reserved.insert(key.execution, (key, place))),
             // Another task is reading it, or it is being evicted, or it is here with another timer.
             Some(None) => inner.fire_reserved(key),

@@ -5,11 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
+use super::Engine;
 use super::inner::{ApplyError, Busy, Inner, PendingEffect};
 use super::live::{ResidentExecution, ResidentState};
 use crate::executor::{files, tasks};
+use crate::service::WorkflowService;
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Call, EffectId, Event, envelope};
@@ -96,11 +99,11 @@ impl Reporter {
 
     /// Stops an execution that was started for this effect, if the effect was cancelled. An effect that is
     /// interrupted by the engine's shutdown is not cancelled: the next start of the engine finds the execution again.
-    pub(crate) fn stop_unawaited(&self, arn: &str) {
+    pub(crate) fn stop_unawaited(&self, arn: ExecutionArn) {
         let closes = self.inner.closing.load(Ordering::Acquire) || self.is_interrupted();
         let given_up = !closes && !self.is_wanted();
         if given_up {
-            self.inner.stop_child(arn.into());
+            self.inner.stop_child(arn);
         }
     }
 
@@ -109,13 +112,18 @@ impl Reporter {
         WaitedBy { execution: self.running.id, effect: self.n.0 }
     }
 
+    /// The operations of Step Functions, for tasks that call them.
+    pub(crate) fn service(&self) -> WorkflowService {
+        WorkflowService::new(Engine { inner: self.inner.clone() })
+    }
+
     /// The execution's number.
     pub(crate) fn execution(&self) -> u64 {
         self.running.id
     }
 
     /// The execution's ARN.
-    pub(crate) fn execution_arn(&self) -> &str {
+    pub(crate) fn execution_arn(&self) -> &ExecutionArn {
         &self.running.arn
     }
 

@@ -1,5 +1,7 @@
 //! Errors of the engine's operations. The API maps them to AWS's names.
 
+use mayfly_workflows_language::arn::ExecutionArn;
+
 /// Starting failed; nothing was started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -7,7 +9,7 @@ pub enum StartError {
     #[error("execution already exists: '{arn}'")]
     AlreadyExists {
         /// The one that has the name.
-        arn: String,
+        arn: ExecutionArn,
     },
     /// More executions are running than the limit allows.
     #[error("too many open executions ({limit}); start more when some have ended")]

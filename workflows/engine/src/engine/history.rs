@@ -1,5 +1,6 @@
 //! Histories, computed from the journal.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ impl Engine {
     /// The page is none that an answer named, or the journal cannot be read.
     pub async fn history(
         &self,
-        arn: &str,
+        arn: &ExecutionArn,
         query: HistoryQuery,
     ) -> Result<Option<Page<serde_json::Value>>, ExecutionError> {
         let from: usize = match query.from.as_deref() {
@@ -83,8 +84,8 @@ impl Engine {
     ///
     /// # Errors
     /// The journal cannot be read.
-    pub async fn events(&self, arn: &str) -> Result<Option<Arc<Vec<HistoryEvent>>>, ExecutionError> {
-        let (inner, wanted) = (self.inner.clone(), arn.to_owned());
+    pub async fn events(&self, arn: &ExecutionArn) -> Result<Option<Arc<Vec<HistoryEvent>>>, ExecutionError> {
+        let (inner, wanted) = (self.inner.clone(), arn.clone());
         Ok(self
             .inner
             .read(move |journal| {

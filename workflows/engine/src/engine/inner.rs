@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks, Operations};
+use super::deps::{EngineDeps, Integrations};
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::mocked::Alarms;
@@ -57,10 +57,7 @@ pub(crate) struct Inner {
     pub(super) wheel_changed: Notify,
     pub(super) lines: Arc<ActivityQueues>,
     pub(super) fair: Mutex<FairQueue<PendingEffect>>,
-    pub(super) operations: OnceLock<Arc<dyn Operations>>,
-    pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
-    pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
     /// Waits that belong to no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
     pub(super) timers: super::delivery::TimerDelivery,
@@ -232,7 +229,7 @@ impl Inner {
         }
         for action in &actions {
             if let Action::RegisterRun { arn } = action {
-                changes.push(JournalChange::MapRun { arn: arn.to_string(), execution: running.id });
+                changes.push(JournalChange::MapRun { arn: arn.clone(), execution: running.id });
             }
         }
         let (busy, seq) = (self.busy(), cell.seq);

@@ -1,5 +1,6 @@
 //! Executions that are in memory.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -19,7 +20,7 @@ use mayfly_workflows_machine::{EffectId, Machine, TimerId};
 /// An execution in memory.
 pub(super) struct ResidentExecution {
     pub(super) id: u64,
-    pub(super) arn: Arc<str>,
+    pub(super) arn: ExecutionArn,
     pub(super) express: bool,
     /// Its definition has expressions that may take long: they are evaluated where blocking is allowed.
     pub(super) may_block: bool,
@@ -62,7 +63,7 @@ const SHARDS: usize = 64;
 /// The executions in memory, by number and by ARN.
 pub(super) struct Live {
     by_id: Vec<Mutex<HashMap<u64, Arc<ResidentExecution>>>>,
-    by_arn: Vec<Mutex<HashMap<Arc<str>, Slot>>>,
+    by_arn: Vec<Mutex<HashMap<ExecutionArn, Slot>>>,
 }
 
 /// An ARN's place.
@@ -76,7 +77,7 @@ pub(super) enum Slot {
 /// A reserved ARN, released when the reservation is dropped unfilled, also by a caller that stopped waiting.
 pub(super) struct NameReservation {
     live: Arc<Live>,
-    arn: Arc<str>,
+    arn: ExecutionArn,
     filled: bool,
 }
 
@@ -113,7 +114,7 @@ impl ResidentExecution {
     ) -> Arc<Self> {
         Arc::new(Self {
             id: row.id,
-            arn: row.arn.as_str().into(),
+            arn: row.arn.clone(),
             express: state_machine.kind == StateMachineType::Express,
             may_block: may_take_long(&state_machine.definition),
             state_machine,
@@ -196,9 +197,10 @@ impl Live {
         &self.by_id[usize::try_from(id % SHARDS as u64).unwrap_or(0)]
     }
 
-    fn arns(&self, arn: &str) -> &Mutex<HashMap<Arc<str>, Slot>> {
+    fn arns(&self, arn: &ExecutionArn) -> &Mutex<HashMap<ExecutionArn, Slot>> {
         // Names are mostly random: a sum spreads them well enough.
-        let sum = arn.bytes().fold(0usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(usize::from(byte)));
+        let bytes = arn.as_str().bytes();
+        let sum = bytes.fold(0usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(usize::from(byte)));
         &self.by_arn[sum % SHARDS]
     }
 
@@ -206,7 +208,7 @@ impl Live {
         self.ids(id).lock().get(&id).cloned()
     }
 
-    pub(super) fn by_arn(&self, arn: &str) -> Option<Arc<ResidentExecution>> {
+    pub(super) fn by_arn(&self, arn: &ExecutionArn) -> Option<Arc<ResidentExecution>> {
         match self.arns(arn).lock().get(arn) {
             Some(Slot::There(running)) => Some(running.clone()),
             _ => None,
@@ -214,7 +216,7 @@ impl Live {
     }
 
     /// Reserves an ARN, if it is free.
-    pub(super) fn take(self: &Arc<Self>, arn: &Arc<str>) -> Option<NameReservation> {
+    pub(super) fn take(self: &Arc<Self>, arn: &ExecutionArn) -> Option<NameReservation> {
         let mut slots = self.arns(arn).lock();
         if slots.contains_key(arn) {
             return None;
@@ -224,7 +226,7 @@ impl Live {
 
     /// Like [`Live::take`], but waits while another task starts or reads an execution with this ARN; `None` when the
     /// execution is in memory.
-    pub(super) async fn take_settled(self: &Arc<Self>, arn: &Arc<str>) -> Option<NameReservation> {
+    pub(super) async fn take_settled(self: &Arc<Self>, arn: &ExecutionArn) -> Option<NameReservation> {
         loop {
             let settled = {
                 let mut slots = self.arns(arn).lock();
@@ -243,7 +245,11 @@ impl Live {
         }
     }
 
-    fn place(self: &Arc<Self>, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> NameReservation {
+    fn place(
+        self: &Arc<Self>,
+        slots: &mut HashMap<ExecutionArn, Slot>,
+        arn: &ExecutionArn,
+    ) -> NameReservation {
         slots.insert(arn.clone(), Slot::Taken(Vec::new()));
         NameReservation { live: self.clone(), arn: arn.clone(), filled: false }
     }
@@ -291,7 +297,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_place_is_woken_when_it_is_given_back() {
-        let (live, arn) = (Arc::new(Live::new()), Arc::from("arn"));
+        let (live, arn) = (Arc::new(Live::new()), ExecutionArn::from_trusted("arn"));
         let wakes: Arc<Wakes> = Arc::default();
         let waker = wakes.clone().into();
         let mut context = Context::from_waker(&waker);

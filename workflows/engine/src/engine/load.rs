@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::dataflow::Verdict;
 use mayfly_workflows_language::definition::{FlowId, StateMachineType};
 use mayfly_workflows_language::parse;
@@ -18,7 +19,7 @@ use mayfly_workflows_machine::{Event, Facts, Machine, Output};
 /// A state machine as the journal keeps it.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    arn: String,
+    arn: StateMachineArn,
     name: String,
     role_arn: String,
     kind: StateMachineType,
@@ -150,14 +151,14 @@ impl Inner {
         let input = Value::parse(&text).map_err(|error| damaged("executions", error))?;
         let facts = Facts {
             execution: row.id,
-            arn: row.arn.as_str().into(),
+            arn: row.arn.clone(),
             name: row.name.as_str().into(),
             role_arn: state_machine.role_arn.as_str().into(),
-            machine_arn: state_machine.arn.as_str().into(),
+            machine_arn: state_machine.arn.clone(),
             machine_name: state_machine.name.as_str().into(),
             express: state_machine.kind == StateMachineType::Express,
-            version_arn: row.version_arn.as_deref().map(Into::into),
-            alias_arn: row.alias_arn.as_deref().map(Into::into),
+            version_arn: row.version_arn.clone(),
+            alias_arn: row.alias_arn.clone(),
             input_text: text,
             input,
             start_ms: row.start_ms,
@@ -166,7 +167,7 @@ impl Inner {
             region: self.config.region.as_str().into(),
             account: self.config.account.as_str().into(),
             flow: state_machine.flow.unwrap_or_else(|| state_machine.definition.root()),
-            map_run_arn: row.map_run_arn.as_deref().map(Into::into),
+            map_run_arn: row.map_run_arn.clone(),
             edition: row.birth.edition,
             limits: self.config.limits.execution,
         };

@@ -1,5 +1,6 @@
 //! Map runs: their children are started and stopped, the parent is notified of their ends, and runs are described.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
@@ -26,11 +27,11 @@ pub use mayfly_workflows_machine::MapRunCounts;
 #[derive(Debug, Clone)]
 pub struct MapRunDescription {
     /// The run's ARN.
-    pub map_run_arn: String,
+    pub map_run_arn: MapRunArn,
     /// The execution it belongs to.
-    pub execution_arn: String,
+    pub execution_arn: ExecutionArn,
     /// That execution's state machine.
-    pub state_machine_arn: String,
+    pub state_machine_arn: StateMachineArn,
     /// The run's status.
     pub status: RunStatus,
     /// When it started.
@@ -128,7 +129,7 @@ impl Inner {
             return Ok(());
         }
         let state_machine = parent.child_machine(child);
-        let name = child.arn.rsplit(':').next().unwrap_or_default().to_owned();
+        let name = child.arn.last_field().to_owned();
         let birth = Birth {
             seed: self.deps.randomness.bytes(),
             trace_header: None,
@@ -147,15 +148,15 @@ impl Inner {
             arn: child.arn.clone(),
             name,
             state_machine,
-            machine_arn: format!(
+            machine_arn: StateMachineArn::from_trusted(format!(
                 "arn:{}:states:{}:{}:stateMachine:{}",
                 self.config.partition, self.config.region, self.config.account, child.machine_name
-            ),
+            )),
             input,
             birth,
             version_arn: None,
             alias_arn: None,
-            map_run_arn: Some(child.run_arn.to_string()),
+            map_run_arn: Some(child.run_arn.clone()),
             // Numbered by its parent, and looked for above.
             named: false,
             at_any_load: comes_first(parent, child),
@@ -206,7 +207,7 @@ impl Inner {
         });
     }
 
-    pub(super) fn stop_child(self: &Arc<Self>, arn: Arc<str>) {
+    pub(super) fn stop_child(self: &Arc<Self>, arn: ExecutionArn) {
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
@@ -268,9 +269,9 @@ impl Inner {
     fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
         let (item_counts, execution_counts) = run.counts();
         MapRunDescription {
-            map_run_arn: run.arn.to_string(),
-            execution_arn: machine.facts().arn.to_string(),
-            state_machine_arn: machine.facts().machine_arn.to_string(),
+            map_run_arn: run.arn.clone(),
+            execution_arn: machine.facts().arn.clone(),
+            state_machine_arn: machine.facts().machine_arn.clone(),
             status: run.status,
             start_date: timestamp(run.start_ms),
             stop_date: run.stop_ms.map(timestamp),
@@ -415,22 +416,25 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
 
 impl Engine {
     /// Whether a map run has this ARN.
-    pub async fn has_map_run(&self, arn: &str) -> Result<bool, ExecutionError> {
-        let arn = arn.to_owned();
+    pub async fn has_map_run(&self, arn: &MapRunArn) -> Result<bool, ExecutionError> {
+        let arn = arn.clone();
         Ok(self.inner.read(move |journal| journal.map_run(&arn)).await?.is_some())
     }
 
     /// Describes a map run; `None` when there is none with this ARN.
-    pub async fn describe_map_run(&self, arn: &str) -> Result<Option<MapRunDescription>, ExecutionError> {
-        let wanted = arn.to_owned();
+    pub async fn describe_map_run(
+        &self,
+        arn: &MapRunArn,
+    ) -> Result<Option<MapRunDescription>, ExecutionError> {
+        let wanted = arn.clone();
         let Some(id) = self.inner.read(move |journal| journal.map_run(&wanted)).await? else {
             return Ok(None);
         };
-        let (inner, wanted) = (self.inner.clone(), arn.to_owned());
+        let (inner, wanted) = (self.inner.clone(), arn.clone());
         let found = self
             .inner
             .with_machine(id, move |machine| {
-                let run = machine.map_runs().find(|(_, run)| *run.arn == *wanted);
+                let run = machine.map_runs().find(|(_, run)| run.arn == wanted);
                 run.map(|(_, run)| inner.run_description(machine, run))
             })
             .await?;
@@ -440,12 +444,12 @@ impl Engine {
     /// An execution's map runs, oldest first; `None` when it does not exist.
     pub async fn list_map_runs(
         &self,
-        execution_arn: &str,
+        execution_arn: &ExecutionArn,
     ) -> Result<Option<Vec<MapRunDescription>>, ExecutionError> {
         let id = match self.inner.live.by_arn(execution_arn) {
             Some(running) => running.id,
             None => {
-                let wanted = execution_arn.to_owned();
+                let wanted = execution_arn.clone();
                 match self.inner.read(move |journal| journal.execution_by_arn(&wanted)).await? {
                     Some(row) => row.id,
                     None => return Ok(None),
@@ -461,15 +465,15 @@ impl Engine {
     }
 
     /// Changes a map run's settings.
-    pub async fn update_map_run(&self, arn: &str, update: MapRunUpdate) -> Result<(), ExecutionError> {
-        let missing = || ExecutionError::NotFound(arn.to_owned());
-        let wanted = arn.to_owned();
+    pub async fn update_map_run(&self, arn: &MapRunArn, update: MapRunUpdate) -> Result<(), ExecutionError> {
+        let missing = || ExecutionError::NotFound(arn.to_string());
+        let wanted = arn.clone();
         let id = self.inner.read(move |journal| journal.map_run(&wanted)).await?.ok_or_else(missing)?;
         // A run whose execution has ended keeps its settings.
         let Some(running) = self.inner.live.by_id(id) else { return Ok(()) };
         let run = {
             let cell = running.lock();
-            let found = cell.machine.map_runs().find(|(_, run)| *run.arn == *arn).map(|(number, _)| number);
+            let found = cell.machine.map_runs().find(|(_, run)| run.arn == *arn).map(|(number, _)| number);
             found.ok_or_else(missing)?
         };
         let event = Event::UpdateRun {

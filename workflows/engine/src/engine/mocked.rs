@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Engine;
-use super::deps::Mocks;
 use super::inner::{Busy, Inner};
 use crate::timers::TimerKey;
 
@@ -23,10 +22,6 @@ pub(super) struct Alarms {
 }
 
 impl Inner {
-    pub(crate) fn mocks(&self) -> Option<Arc<dyn Mocks>> {
-        self.mocks.get().cloned()
-    }
-
     /// Resolves after this time. The value keeps a virtual clock still until it is dropped, so that the waiter can
     /// act first.
     pub(crate) fn alarm(&self, after: Duration) -> oneshot::Receiver<Busy> {

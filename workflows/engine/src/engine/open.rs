@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::config::Config;
-use super::deps::{Activities, EngineDeps, Integrations, Mocks, OperationError, Operations};
+use super::deps::{EngineDeps, Integrations};
 use super::error::EngineOpenError;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
@@ -21,7 +21,7 @@ use crate::executor::endpoint::S3;
 use crate::executor::fair::FairQueue;
 use crate::timers::Wheel;
 use mayfly_workflows_journal::{
-    ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution, WaitedBy,
+    ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution,
 };
 use mayfly_workflows_machine::Output;
 
@@ -77,10 +77,7 @@ impl Engine {
             wheel_changed: Notify::new(),
             lines: Arc::default(),
             fair: Mutex::new(FairQueue::new(limits.effects, limits.effects_per_execution)),
-            operations: OnceLock::new(),
-            activities: OnceLock::new(),
             integrations: OnceLock::new(),
-            mocks: OnceLock::new(),
             alarms: Mutex::default(),
             timers: super::delivery::TimerDelivery::new(),
             changes: super::changes::ChangeBroadcast::default(),
@@ -98,7 +95,7 @@ impl Engine {
     }
 
     /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
-    /// memory. To be called once, after operations, activities and integrations are bound. Returns the number of
+    /// memory. To be called once, after the integrations are bound. Returns the number of
     /// resumed executions.
     pub async fn resume(&self) -> Result<usize, EngineOpenError> {
         let open = self.begin_resume().await?;
@@ -128,36 +125,16 @@ impl Engine {
         Ok(unreadable)
     }
 
-    /// Sets the API through which tasks call Step Functions.
-    pub fn bind_operations(&self, operations: Arc<dyn Operations>) {
-        if self.inner.operations.set(operations).is_err() {
-            tracing::warn!("the workflow engine's operations were bound twice; the first stay");
-        }
-    }
-
-    /// Sets the catalog of activities.
-    pub fn bind_activities(&self, activities: Arc<dyn Activities>) {
-        if self.inner.activities.set(activities).is_err() {
-            tracing::warn!("the workflow engine's activities were bound twice; the first stay");
-        }
-    }
-
     /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
     pub fn carries_out(&self, resource: &str) -> bool {
         self.inner.integration(resource).is_some()
     }
 
-    /// Sets the implementation of further service integrations.
+    /// Sets the implementation of further service integrations. They come after the engine because they start executions
+    /// themselves (`events:putEvents`), so they are made from it.
     pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
         if self.inner.integrations.set(integrations).is_err() {
             tracing::warn!("the workflow engine's integrations were bound twice; the first stay");
-        }
-    }
-
-    /// Has all tasks answered by these mocks. Bind them before the first start.
-    pub fn bind_mocks(&self, mocks: Arc<dyn Mocks>) {
-        if self.inner.mocks.set(mocks).is_err() {
-            tracing::warn!("the workflow engine's mocks were bound twice; the first stay");
         }
     }
 
@@ -259,7 +236,7 @@ impl Inner {
         journal: &dyn Journal,
         id: u64,
     ) -> Result<LoadedExecution, JournalError> {
-        let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else {
+        let Some(arn) = journal.execution(id)?.map(|row| row.arn) else {
             return Ok(LoadedExecution::Ended);
         };
         let Some(place) = self.live.take(&arn) else { return Ok(LoadedExecution::Reserved) };
@@ -301,31 +278,6 @@ impl Inner {
         let out = Output::default();
         let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;
         Ok(ResidentExecution::new(state_machine, machine, row, seq))
-    }
-
-    /// The Step Functions API, or the error when there is none.
-    fn operations(&self) -> Result<&Arc<dyn Operations>, OperationError> {
-        self.operations.get().ok_or_else(|| OperationError {
-            code: "ServiceUnavailable".to_owned(),
-            message: "the Step Functions API is not running in this process".to_owned(),
-        })
-    }
-
-    pub(crate) async fn operation(
-        &self,
-        operation: &str,
-        request: serde_json::Value,
-    ) -> Result<serde_json::Value, OperationError> {
-        self.operations()?.call(operation, request).await
-    }
-
-    /// Starts an execution for a task that waits for its end.
-    pub(crate) async fn start_for(
-        &self,
-        request: serde_json::Value,
-        waited_by: WaitedBy,
-    ) -> Result<serde_json::Value, OperationError> {
-        self.operations()?.start_for(request, waited_by).await
     }
 
     pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {

@@ -1,5 +1,6 @@
 //! Ended executions taken up again.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,8 +20,7 @@ impl Inner {
         token: Option<String>,
     ) -> Result<i64, RedriveError> {
         let _redriven = self.retention_lock.read().await;
-        let arn: Arc<str> = row.arn.as_str().into();
-        let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
+        let Some(place) = self.live.take(&row.arn) else { return Err(RedriveError::AlreadyRunning) };
         let inner = self.clone();
         let loaded = self
             .read(move |journal| match journal.execution(row.id)? {
@@ -42,8 +42,12 @@ impl Inner {
     }
 
     /// When a request of this name redrove the execution, if it did lately.
-    async fn redriven_by(self: &Arc<Self>, arn: &str, token: &str) -> Result<Option<i64>, ExecutionError> {
-        let wanted = arn.to_owned();
+    async fn redriven_by(
+        self: &Arc<Self>,
+        arn: &ExecutionArn,
+        token: &str,
+    ) -> Result<Option<i64>, ExecutionError> {
+        let wanted = arn.clone();
         let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? else {
             return Ok(None);
         };
@@ -58,7 +62,7 @@ impl Inner {
                     row.map(|row| inner.recomputed(row)).transpose()
                 })
                 .await?
-                .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?
+                .ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?
             }
         };
         let redriven = running.lock().machine.redriven_by(token, self.now_ms());
@@ -69,7 +73,11 @@ impl Inner {
 impl Engine {
     /// Redrives an execution that failed, timed out or was stopped. `token` identifies the request: for a quarter of
     /// an hour a repeated request gets the same response and changes nothing.
-    pub async fn redrive(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
+    pub async fn redrive(
+        &self,
+        arn: &ExecutionArn,
+        token: Option<&str>,
+    ) -> Result<jiff::Timestamp, RedriveError> {
         let Some(token) = token else { return self.redrive_once(arn, None).await };
         if let Some(before) = self.inner.redriven_by(arn, token).await? {
             return Ok(timestamp(before));
@@ -84,8 +92,12 @@ impl Engine {
         }
     }
 
-    async fn redrive_once(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+    async fn redrive_once(
+        &self,
+        arn: &ExecutionArn,
+        token: Option<&str>,
+    ) -> Result<jiff::Timestamp, RedriveError> {
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
         match there.redrive_status {
             RedriveStatus::Redrivable => {}
             RedriveStatus::NotRedrivable(reason) => return Err(RedriveError::NotRedrivable(reason)),
@@ -96,13 +108,13 @@ impl Engine {
                 ));
             }
         }
-        let wanted = arn.to_owned();
+        let wanted = arn.clone();
         let row = self
             .inner
             .read(move |journal| journal.execution_by_arn(&wanted))
             .await
             .map_err(ExecutionError::from)?
-            .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+            .ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
         Ok(timestamp(self.inner.redrive_row(row, token.map(str::to_owned)).await?))
     }
 }

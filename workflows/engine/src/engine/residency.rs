@@ -3,6 +3,7 @@
 //! An evicted execution keeps its entry in the timer wheel and, when it waits for a worker, in the activity's queue.
 //! A timer, a token or a request loads it: its state is recomputed from its records.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -51,14 +52,14 @@ impl Inner {
     /// The same by ARN.
     pub(super) async fn awake_by_arn(
         self: &Arc<Self>,
-        arn: &str,
+        arn: &ExecutionArn,
     ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
         if let Some(running) = self.live.by_arn(arn)
             && !running.lock().evicted
         {
             return Ok(Some(running));
         }
-        let wanted = arn.to_owned();
+        let wanted = arn.clone();
         match self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
             Some(row) if row.outcome.status == RunStatus::Running => self.ensure_resident(row.id).await,
             _ => Ok(None),

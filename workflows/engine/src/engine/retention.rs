@@ -3,6 +3,7 @@
 use std::sync::Weak;
 use std::time::Duration;
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 
 use super::Engine;
@@ -62,7 +63,7 @@ impl Engine {
     }
 
     /// Deletes the executions among these that have ended. Returns how many were deleted.
-    pub async fn forget(&self, arns: Vec<String>) -> Result<usize, JournalError> {
+    pub async fn forget(&self, arns: Vec<ExecutionArn>) -> Result<usize, JournalError> {
         let _settled = self.inner.retention_lock.write().await;
         let ended = self.inner.read(move |journal| {
             let mut ended = Vec::with_capacity(arns.len());

@@ -1,5 +1,6 @@
 //! Executions begun, and ended from outside.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
@@ -21,16 +22,16 @@ use mayfly_workflows_machine::{EDITION, Event, Output};
 
 /// Everything an execution begins with.
 pub(super) struct NewExecution {
-    pub(super) arn: Arc<str>,
+    pub(super) arn: ExecutionArn,
     pub(super) name: String,
     pub(super) state_machine: Arc<StartedMachine>,
     /// Unqualified; of a map run's child `machine/label`.
-    pub(super) machine_arn: String,
+    pub(super) machine_arn: StateMachineArn,
     pub(super) input: Arc<str>,
     pub(super) birth: Birth,
-    pub(super) version_arn: Option<String>,
-    pub(super) alias_arn: Option<String>,
-    pub(super) map_run_arn: Option<String>,
+    pub(super) version_arn: Option<StateMachineArn>,
+    pub(super) alias_arn: Option<StateMachineArn>,
+    pub(super) map_run_arn: Option<MapRunArn>,
     /// The caller chose the name: an ended execution may have had it.
     pub(super) named: bool,
     /// It begins however many executions are open.
@@ -82,11 +83,11 @@ impl Inner {
         let room = self.room(new.at_any_load)?;
         // Another task may be reading the journal for it.
         let Some(place) = self.live.take_settled(&new.arn).await else {
-            return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
+            return Err(StartError::AlreadyExists { arn: new.arn });
         };
         // Reserve the ARN first: an execution of this name may begin and end while the journal is read.
         if self.had(&new).await? {
-            return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
+            return Err(StartError::AlreadyExists { arn: new.arn });
         }
         let (running, durable) = self.begin_in(place, room, new)?;
         match durable.await {
@@ -105,7 +106,7 @@ impl Inner {
     }
 
     /// Waits until the start of an execution in memory is durable or has failed; at once for all others.
-    async fn wait_begun(&self, arn: &str) {
+    async fn wait_begun(&self, arn: &ExecutionArn) {
         let begun = {
             let Some(running) = self.live.by_arn(arn) else { return };
             let mut cell = running.lock();
@@ -145,7 +146,7 @@ impl Inner {
         let express = kind == StateMachineType::Express;
         let mut row = ExecutionRow {
             id,
-            arn: new.arn.to_string(),
+            arn: new.arn,
             name: new.name,
             machine_arn: new.machine_arn,
             machine: digest,
@@ -271,7 +272,7 @@ impl Engine {
         match self.inner.begin(new).await {
             Ok(running) => {
                 let start_date = timestamp(running.lock().row.start_ms);
-                Ok(Started { execution_arn: arn.to_string(), start_date })
+                Ok(Started { execution_arn: arn, start_date })
             }
             // The first start of this name may be this one said again.
             Err(StartError::AlreadyExists { arn }) => {
@@ -333,7 +334,7 @@ impl Engine {
             ),
         };
         NewExecution {
-            arn: arn.into(),
+            arn: ExecutionArn::from_trusted(arn),
             name,
             machine_arn: state_machine.arn.clone(),
             state_machine,
@@ -357,7 +358,7 @@ impl Engine {
     /// Stops an execution; returns when it ended (it may have before).
     pub async fn stop(
         &self,
-        arn: &str,
+        arn: &ExecutionArn,
         error: Option<String>,
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
@@ -366,7 +367,7 @@ impl Engine {
             let stopped = running.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
         Ok(there.stop_date.unwrap_or(there.start_date))
     }
 }
@@ -374,7 +375,7 @@ impl Engine {
 /// A synchronous execution ends with the question for it.
 struct StopWhenDropped {
     engine: Engine,
-    arn: Arc<str>,
+    arn: ExecutionArn,
 }
 
 impl Drop for StopWhenDropped {

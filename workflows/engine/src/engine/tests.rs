@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
+use crate::catalog::Catalog;
+use crate::service::{ServiceError, StartExecution, WorkflowService};
 use crate::timers::VirtualClock;
 use mayfly_workflows_journal::{Journal, MemoryJournal};
 
@@ -175,6 +178,31 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
         objects: files,
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(OsRandomness),
+        catalog: Arc::new(Catalog::open(None).expect("opens")),
+        wire: Arc::new(StartRequests),
+        activities: Arc::new(AnyActivity),
+        mocks: None,
+    }
+}
+
+/// Decodes the members of a StartExecution that tests use.
+pub(super) struct StartRequests;
+
+impl WireOperations for StartRequests {
+    fn decode_start(&self, request: &serde_json::Value) -> Result<StartExecution, OperationError> {
+        let text = |name: &str| request.get(name).and_then(serde_json::Value::as_str).map(str::to_owned);
+        let state_machine = text("stateMachineArn").unwrap_or_default();
+        let state_machine = StateMachineArn::parse(&state_machine).map_err(ServiceError::from)?;
+        Ok(StartExecution { state_machine, name: None, input: text("input"), trace_header: None })
+    }
+
+    fn call<'a>(
+        &'a self,
+        _service: &'a WorkflowService,
+        operation: &'a str,
+        _request: &'a serde_json::Value,
+    ) -> BoxFuture<'a, Result<serde_json::Value, OperationError>> {
+        panic!("no task of these tests calls {operation}");
     }
 }
 
@@ -210,11 +238,10 @@ impl TestEngine {
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
         let engine = Engine::with_journal(config, deps, journal).await.expect("opens");
-        engine.bind_activities(Arc::new(AnyActivity));
         Self { engine, functions, files }
     }
 
-    pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> String {
+    pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> ExecutionArn {
         let started = self.engine.start_execution(request(machine, input)).await.expect("starts");
         started.execution_arn
     }
@@ -226,7 +253,7 @@ impl TestEngine {
         (ended, self.lines(&arn).await)
     }
 
-    pub(super) async fn lines(&self, arn: &str) -> Vec<String> {
+    pub(super) async fn lines(&self, arn: &ExecutionArn) -> Vec<String> {
         let events = self.engine.events(arn).await.expect("read").expect("there");
         events.iter().map(|event| format!("{} {} {}", event.id, event.previous, event.kind)).collect()
     }
@@ -250,7 +277,7 @@ pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> 
         Err(rejection) => panic!("{}", rejection.message()),
     };
     Arc::new(StartedMachine {
-        arn: "arn:aws:states:us-east-1:000000000000:stateMachine:m".to_owned(),
+        arn: StateMachineArn::from_trusted("arn:aws:states:us-east-1:000000000000:stateMachine:m"),
         name: "m".to_owned(),
         role_arn: "arn:aws:iam::000000000000:role/r".to_owned(),
         kind,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::{self, StateMachineType};
 use mayfly_workflows_language::execution::RunStatus;
 
@@ -13,7 +14,7 @@ use mayfly_workflows_language::execution::RunStatus;
 #[derive(Debug, Clone)]
 pub struct StartedMachine {
     /// ARN without version or alias.
-    pub arn: String,
+    pub arn: StateMachineArn,
     /// The name; `machine/label` for the children of a map run.
     pub name: String,
     /// The role that executions assume.
@@ -43,16 +44,16 @@ pub struct StartRequest {
     /// `X-Amzn-Trace-Id`, passed through.
     pub trace_header: Option<String>,
     /// Present when a version was started.
-    pub version_arn: Option<String>,
+    pub version_arn: Option<StateMachineArn>,
     /// Present when an alias was started.
-    pub alias_arn: Option<String>,
+    pub alias_arn: Option<StateMachineArn>,
 }
 
 /// An accepted start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
     /// The execution's ARN.
-    pub execution_arn: String,
+    pub execution_arn: ExecutionArn,
     /// The time of the start; of the first start when equal starts came twice.
     pub start_date: Timestamp,
 }
@@ -72,9 +73,9 @@ pub enum RedriveStatus {
 #[derive(Debug, Clone)]
 pub struct Description {
     /// The execution's ARN.
-    pub execution_arn: String,
+    pub execution_arn: ExecutionArn,
     /// The state machine's ARN, unqualified.
-    pub state_machine_arn: String,
+    pub state_machine_arn: StateMachineArn,
     /// The execution's name.
     pub name: String,
     /// Standard or express.
@@ -96,11 +97,11 @@ pub struct Description {
     /// `X-Amzn-Trace-Id` of the start.
     pub trace_header: Option<String>,
     /// Version that was started.
-    pub version_arn: Option<String>,
+    pub version_arn: Option<StateMachineArn>,
     /// Alias that was started.
-    pub alias_arn: Option<String>,
+    pub alias_arn: Option<StateMachineArn>,
     /// The map run that this child belongs to.
-    pub map_run_arn: Option<String>,
+    pub map_run_arn: Option<MapRunArn>,
     /// The number of items that this child processes.
     pub item_count: Option<u64>,
     /// The number of redrives.
@@ -126,13 +127,13 @@ pub enum Of {
     /// All executions except the children of map runs.
     Everyone,
     /// A state machine's, started by any version or alias.
-    StateMachine(String),
+    StateMachine(StateMachineArn),
     /// A version's.
-    Version(String),
+    Version(StateMachineArn),
     /// An alias's.
-    Alias(String),
+    Alias(StateMachineArn),
     /// A map run's children.
-    MapRun(String),
+    MapRun(MapRunArn),
 }
 
 /// A question for [`super::Engine::list`]; answers come newest first.

@@ -1,5 +1,6 @@
 //! Executions waited for: until their end, or until they can be read.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
@@ -19,13 +20,16 @@ const READ_RETRY: Duration = Duration::from_secs(1);
 impl Inner {
     /// Waits for an execution's end; `None` when there is no such execution. A temporary failure to read the journal
     /// is waited out, because it does not mean that the execution does not exist.
-    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+    pub(crate) async fn wait(
+        self: &Arc<Self>,
+        arn: &ExecutionArn,
+    ) -> Result<Option<Description>, ExecutionError> {
         loop {
             match self.wait_readable(arn).await {
                 Err(ExecutionError::Journal(error @ JournalError::Database(_)))
                     if !self.closing.load(Ordering::Acquire) =>
                 {
-                    tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
+                    tracing::warn!(%arn, %error, "an execution that is waited for cannot be read; trying again");
                     // From here on this task only waits: a virtual clock may jump.
                     drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
                 }
@@ -34,7 +38,10 @@ impl Inner {
         }
     }
 
-    async fn wait_readable(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+    async fn wait_readable(
+        self: &Arc<Self>,
+        arn: &ExecutionArn,
+    ) -> Result<Option<Description>, ExecutionError> {
         loop {
             if let Some(running) = self.awake_by_arn(arn).await? {
                 let ends = {
@@ -64,9 +71,9 @@ impl Inner {
 
     pub(super) async fn describe_stored(
         self: &Arc<Self>,
-        arn: &str,
+        arn: &ExecutionArn,
     ) -> Result<Option<Description>, ExecutionError> {
-        let (inner, wanted) = (self.clone(), arn.to_owned());
+        let (inner, wanted) = (self.clone(), arn.clone());
         Ok(self
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };

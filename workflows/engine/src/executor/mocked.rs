@@ -16,7 +16,7 @@ pub(crate) async fn run(
     reporter: &Reporter,
     task: &TaskCall,
     guards: &mut EffectGuards,
-    mocks: Arc<dyn Mocks>,
+    mocks: &Arc<dyn Mocks>,
 ) -> Finished {
     let n = reporter.n;
     let Some((state, retries)) = reporter.state() else { return Finished::Later };

@@ -4,45 +4,31 @@ use mayfly_workflows_language::value::{Map, Value};
 
 use mayfly_workflows_machine::time_text;
 
-/// The form of times in a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TimeFormat {
-    /// `aws-sdk:` integrations: ISO 8601.
-    Text,
-    /// Optimised integrations: milliseconds since the epoch.
-    Milliseconds,
-}
-
-/// An answer of our API as workflows see it: members begin with a capital,
-/// times (`…Date`) are no seconds any more.
-pub(crate) fn answer(value: &serde_json::Value, times: TimeFormat) -> Value {
+/// An answer of Step Functions as workflows see it: members begin with a capital letter, times (`…Date`) are texts in
+/// ISO 8601 and not seconds.
+pub(crate) fn answer(value: &serde_json::Value) -> Value {
     match value {
         serde_json::Value::Object(members) => Value::from(
             members
                 .iter()
                 .map(|(name, value)| {
-                    let told = if name.ends_with("Date") || name == "timestamp" {
-                        time(value, times)
-                    } else {
-                        answer(value, times)
+                    let told = match name.ends_with("Date") || name == "timestamp" {
+                        true => time(value),
+                        false => answer(value),
                     };
                     (capital(name).into(), told)
                 })
                 .collect::<Map>(),
         ),
-        serde_json::Value::Array(items) => items.iter().map(|item| answer(item, times)).collect(),
+        serde_json::Value::Array(items) => items.iter().map(answer).collect(),
         other => Value::from(other),
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "milliseconds of our millennium")]
-fn time(value: &serde_json::Value, times: TimeFormat) -> Value {
+fn time(value: &serde_json::Value) -> Value {
     let Some(seconds) = value.as_f64() else { return Value::from(value) };
-    let at_ms = (seconds * 1000.0).round() as i64;
-    match times {
-        TimeFormat::Text => Value::from(time_text(at_ms)),
-        TimeFormat::Milliseconds => Value::from(at_ms),
-    }
+    Value::from(time_text((seconds * 1000.0).round() as i64))
 }
 
 /// A task's arguments in the form that the API reads: members begin with a small letter, members that the API takes
@@ -85,13 +71,6 @@ mod tests {
         let arguments = Value::parse(r#"{"StateMachineArn":"a","Input":{"k":1},"Name":null}"#).expect("JSON");
         assert_eq!(request(&arguments), serde_json::json!({"stateMachineArn": "a", "input": "{\"k\":1}"}));
         let told = serde_json::json!({"executionArn": "e", "startDate": 1_700_000_000.25});
-        assert_eq!(
-            answer(&told, TimeFormat::Text).to_text(),
-            r#"{"ExecutionArn":"e","StartDate":"2023-11-14T22:13:20.250Z"}"#
-        );
-        assert_eq!(
-            answer(&told, TimeFormat::Milliseconds).to_text(),
-            r#"{"ExecutionArn":"e","StartDate":1700000000250}"#
-        );
+        assert_eq!(answer(&told).to_text(), r#"{"ExecutionArn":"e","StartDate":"2023-11-14T22:13:20.250Z"}"#);
     }
 }

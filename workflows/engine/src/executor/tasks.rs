@@ -1,5 +1,6 @@
 //! The work of Task states.
 
+use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use tokio::sync::mpsc;
 use super::activities::Work;
 use super::endpoint;
 use super::http;
-use super::sdk::{self, TimeFormat};
+use super::sdk;
 use crate::engine::{
     CallOrigin, Description, EffectGuards, ExecutionError, FunctionCall, FunctionError, FunctionOutput,
-    IntegrationCall, InvokeError, OperationError, Reporter,
+    IntegrationCall, InvokeError, OperationError, Reporter, Started,
 };
+use crate::service::ResourceName;
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use mayfly_workflows_machine::envelope::{self, Envelope};
 use mayfly_workflows_machine::{Event, TaskCall, time_text};
 
@@ -60,7 +62,7 @@ impl From<Result<Value, InvokeError>> for Finished {
 
 /// Carries out a task.
 pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut EffectGuards) -> Finished {
-    if let Some(mocks) = reporter.inner.mocks() {
+    if let Some(mocks) = &reporter.inner.deps.mocks {
         return super::mocked::run(reporter, task, guards, mocks).await;
     }
     match &task.resource {
@@ -207,7 +209,7 @@ fn request_id(reporter: &Reporter) -> String {
 
 async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
     let n = reporter.n;
-    if !reporter.inner.activity_exists(arn) {
+    if !reporter.inner.deps.activities.exists(arn) {
         let cause = format!("The activity {arn} does not exist.");
         reporter.report(Event::Refused { n, cause }).await;
         return Finished::Later;
@@ -231,50 +233,47 @@ async fn start_execution(
     reporter: &Reporter,
     arguments: &Value,
     waits: bool,
-) -> Result<(Value, String), FunctionError> {
-    let mut wanted = sdk::request(arguments);
-    if let Some(wanted) = wanted.as_object_mut() {
-        // A second try after a crash finds the execution of the first.
-        wanted.entry("name").or_insert_with(|| {
-            let digest = mayfly_workflows_language::execution::ContentDigest::of(
-                reporter.idempotency_key().as_bytes(),
-            );
-            serde_json::Value::from(digest.uuid().to_string())
-        });
-    }
-    let answer = match waits {
-        true => reporter.inner.start_for(wanted, reporter.waiter()).await,
-        false => reporter.inner.operation("StartExecution", wanted).await,
-    };
-    let answer = answer.map_err(|error| {
+) -> Result<(Value, ExecutionArn), FunctionError> {
+    let started = start(reporter, arguments, waits).await.map_err(|error| {
         let id = request_id(reporter);
         optimised_failure(&error, &id)
     })?;
-    let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default().to_owned();
-    let told = sdk::answer(&answer, TimeFormat::Milliseconds);
     let id = request_id(reporter);
     let envelope = Envelope {
         request_id: &id,
-        bytes: service_bytes(&answer, &arn),
+        bytes: service_bytes(&started),
         at_ms: reporter.inner.now_ms(),
         content_type: "application/x-amz-json-1.0",
         extra: &[],
     };
     let [http_metadata, response_metadata] = envelope.members();
-    let member = |name: &str| told.get(name).cloned().unwrap_or_default();
     let answer = Value::object([
-        ("ExecutionArn", member("ExecutionArn")),
+        ("ExecutionArn", Value::from(started.execution_arn.as_str())),
         http_metadata,
         response_metadata,
-        ("StartDate", member("StartDate")),
+        ("StartDate", Value::from(started.start_date.as_millisecond())),
     ]);
-    Ok((answer, arn))
+    Ok((answer, started.execution_arn))
+}
+
+async fn start(reporter: &Reporter, arguments: &Value, waits: bool) -> Result<Started, OperationError> {
+    let mut request = reporter.inner.deps.wire.decode_start(&sdk::request(arguments))?;
+    if request.name.is_none() {
+        // A second try after a crash finds the execution of the first.
+        let digest = ContentDigest::of(reporter.idempotency_key().as_bytes());
+        request.name = Some(ResourceName::parse(&digest.uuid().to_string())?);
+    }
+    let service = reporter.service();
+    Ok(match waits {
+        true => Box::pin(service.start_awaited(request, reporter.waiter())).await?,
+        false => Box::pin(service.start_execution(request)).await?,
+    })
 }
 
 /// The length of the service's answer: it writes times as `1.688136138721E9`.
-fn service_bytes(answer: &serde_json::Value, arn: &str) -> usize {
-    let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
-    format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()
+fn service_bytes(started: &Started) -> usize {
+    let seconds = started.start_date.as_millisecond() as f64 / 1000.0;
+    format!("{{\"executionArn\":\"{}\",\"startDate\":{seconds:E}}}", started.execution_arn).len()
 }
 
 async fn start_and_wait(
@@ -285,7 +284,7 @@ async fn start_and_wait(
 ) -> Finished {
     let arn =
         match task.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn")).and_then(Value::as_str) {
-            Some(arn) => arn.to_owned(),
+            Some(arn) => ExecutionArn::from_trusted(arn),
             // Not left halfway: an execution that has begun is either waited for or stopped.
             None => {
                 match reporter.to_the_end(begin_awaited(reporter.clone(), task.arguments.clone())).await {
@@ -306,13 +305,13 @@ async fn start_and_wait(
 }
 
 /// Starts the execution that a task waits for, and journals that; returns its ARN while a state waits for it.
-async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<String>, FunctionError> {
+async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<ExecutionArn>, FunctionError> {
     let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
     let output = Payload::Here(answer.to_text().into());
     if reporter.report(Event::Submitted { n: reporter.n, output }).await {
         return Ok(Some(arn));
     }
-    reporter.stop_unawaited(&arn);
+    reporter.stop_unawaited(arn);
     Ok(None)
 }
 
@@ -369,11 +368,11 @@ fn exception(code: &str) -> String {
     if code.ends_with("Exception") { code.to_owned() } else { format!("{code}Exception") }
 }
 
-/// `aws-sdk:sfn:…`: our own API as the SDK integration calls it.
+/// `aws-sdk:sfn:…`: the operations of this process as the SDK integration calls them.
 async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result<Value, FunctionError> {
-    let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
-    match answer {
-        Ok(answer) => Ok(sdk::answer(&answer, TimeFormat::Text)),
+    let (service, operation, request) = (reporter.service(), sdk::capital(action), sdk::request(arguments));
+    match reporter.inner.deps.wire.call(&service, &operation, &request).await {
+        Ok(answer) => Ok(sdk::answer(&answer)),
         Err(error) => Err(FunctionError::new(
             format!("Sfn.{}", exception(&error.code)),
             format!(
@@ -396,8 +395,8 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
                 origin: CallOrigin {
-                    state_machine: reporter.state_machine().arn.clone(),
-                    execution: reporter.execution_arn().to_owned(),
+                    state_machine: reporter.state_machine().arn.to_string(),
+                    execution: reporter.execution_arn().to_string(),
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };

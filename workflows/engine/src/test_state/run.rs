@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, EvaluationScope, Variables};
 use mayfly_workflows_language::definition::{
@@ -180,7 +181,7 @@ async fn work(
     let definition = parse::compile(&text, StateMachineType::Express)
         .map_err(|rejection| TestRejection::Definition(rejection.message()))?;
     let machine = engine::StartedMachine {
-        arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
+        arn: StateMachineArn::from_trusted(format!("{}:stateMachine:TestStateMachine", around.arn_prefix)),
         name: "TestStateMachine".into(),
         role_arn: request.role_arn.clone().unwrap_or_default(),
         kind: StateMachineType::Express,

@@ -1,5 +1,6 @@
 //! Runs one case on the real engine, with a journal in memory and a virtual clock.
 
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +11,11 @@ use bytes::Bytes;
 use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
+use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
     Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
-    HttpTasks, InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, ObjectStore, Of,
-    Randomness, StartRequest,
+    HttpTasks, InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
+    ObjectStore, Of, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
 use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
@@ -88,17 +90,18 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
         objects: Arc::new(Files::new(&file.files)),
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(SeededRandom::default()),
+        catalog: Arc::new(Catalog::open(None)?),
+        wire: Arc::new(NoWireOperations),
+        activities: Arc::new(NoServices),
+        mocks: Some(script),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
-    let engine = Engine::open(config, deps).await?;
-    engine.bind_activities(Arc::new(NoServices));
-    engine.bind_mocks(script);
-    Ok(engine)
+    Ok(Engine::open(config, deps).await?)
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.
-async fn to_the_end(engine: &Engine, arn: &str, script: &MockScript) -> Option<String> {
+async fn to_the_end(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
@@ -140,7 +143,7 @@ fn endless_loop(ran: &CaseResult) -> Option<String> {
     ))
 }
 
-async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Result<CaseResult> {
+async fn outcome(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> anyhow::Result<CaseResult> {
     let described = engine.describe(arn).await?.context("the execution is gone")?;
     let events = engine.events(arn).await?.context("the execution is gone")?;
     let path =
@@ -166,8 +169,13 @@ async fn outcome(engine: &Engine, arn: &str, script: &MockScript) -> anyhow::Res
     let runs: Vec<_> = runs.into_iter().filter_map(|event| text(event, "mapRunArn")).collect();
     ran.events.push(events);
     for run in runs {
-        let query =
-            ListQuery { of: Of::MapRun(run), status: None, redriven: None, limit: CHILDREN_MAX, from: None };
+        let query = ListQuery {
+            of: Of::MapRun(MapRunArn::from_trusted(run)),
+            status: None,
+            redriven: None,
+            limit: CHILDREN_MAX,
+            from: None,
+        };
         for child in engine.list(query).await?.items {
             ran.events.extend(engine.events(&child.execution_arn).await?);
         }

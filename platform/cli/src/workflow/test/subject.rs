@@ -7,6 +7,7 @@ use mayfly_api::{
     workflow::names::{ROLE, STATE_MACHINE_PREFIX},
 };
 use mayfly_workflows_engine::engine::StartedMachine;
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::{self, State, StateMachineType, Transition};
 use mayfly_workflows_language::{parse, validate};
 use serde_json::Value;
@@ -59,7 +60,7 @@ impl Subject {
             Err(_) => name,
         };
         let machine = Arc::new(StartedMachine {
-            arn: format!("{STATE_MACHINE_PREFIX}{name}"),
+            arn: StateMachineArn::from_trusted(format!("{STATE_MACHINE_PREFIX}{name}")),
             name,
             role_arn: ROLE.to_owned(),
             // Express workflows run as standard ones with their limit of five minutes: tests check the history, which

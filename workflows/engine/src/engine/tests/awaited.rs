@@ -4,48 +4,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use super::*;
-use mayfly_workflows_journal::{JournalChange, WaitedBy};
+use crate::service::{CreateStateMachine, CredentialScope, ResourceName, WorkflowService};
+use mayfly_workflows_journal::JournalChange;
 
 const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
 
-/// Starts a state machine that never ends by itself, whatever is asked for; keeps the ARNs of what it started.
-struct ChildStarts {
-    engine: Engine,
-    started: Mutex<Vec<String>>,
-}
-
-impl ChildStarts {
-    fn bind(world: &TestEngine) -> Arc<Self> {
-        let starts = Arc::new(Self { engine: world.engine.clone(), started: Mutex::default() });
-        world.engine.bind_operations(starts.clone());
-        starts
-    }
-}
-
-impl Operations for ChildStarts {
-    fn call(
-        &self,
-        operation: &str,
-        _: serde_json::Value,
-    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>> {
-        panic!("a task that waits for an execution needs no {operation}");
-    }
-
-    fn start_for(
-        &self,
-        request: serde_json::Value,
-        waited_by: WaitedBy,
-    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>> {
-        assert_eq!(request["stateMachineArn"], CHILD);
-        Box::pin(async move {
-            let definition =
-                json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
-            let child = super::request(&machine(definition, StateMachineType::Standard), "{}");
-            let started = self.engine.start_for(child, Some(waited_by)).await.expect("starts");
-            self.started.lock().push(started.execution_arn.clone());
-            Ok(json!({"executionArn": started.execution_arn, "startDate": started.start_date.as_second()}))
-        })
-    }
+/// Puts the state machine `CHILD`, whose executions never end by themselves, into the engine's catalog.
+async fn add_child_machine(world: &TestEngine) {
+    let definition = json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
+    let request = CreateStateMachine::new(
+        CredentialScope::default(),
+        ResourceName::parse("child").expect("a name"),
+        StateMachineType::Standard,
+        definition.to_string(),
+        "arn:aws:iam::000000000000:role/r".to_owned(),
+    );
+    let created = WorkflowService::new(world.engine.clone()).create_state_machine(request).await;
+    assert_eq!(created.expect("created").machine.arn, CHILD);
 }
 
 fn waits() -> serde_json::Value {
@@ -54,7 +29,7 @@ fn waits() -> serde_json::Value {
 }
 
 /// The children, as soon as each of them is waited for.
-async fn children(starts: &ChildStarts, world: &TestEngine, parent: &str, count: usize) -> Vec<String> {
+async fn children(world: &TestEngine, parent: &ExecutionArn, count: usize) -> Vec<ExecutionArn> {
     let looked = async {
         loop {
             let submitted = world.lines(parent).await;
@@ -65,10 +40,15 @@ async fn children(starts: &ChildStarts, world: &TestEngine, parent: &str, count:
         }
     };
     tokio::time::timeout(LONG, looked).await.expect("all are waited for");
-    starts.started.lock().clone()
+    let of = Of::StateMachine(StateMachineArn::from_trusted(CHILD));
+    let query = ListQuery { of, status: None, redriven: None, limit: 10, from: None };
+    let mut page = world.engine.list(query).await.expect("read").items;
+    // Listed newest first.
+    page.reverse();
+    page.into_iter().map(|child| child.execution_arn).collect()
 }
 
-async fn ends_as(world: &TestEngine, arn: &str, status: RunStatus) {
+async fn ends_as(world: &TestEngine, arn: &ExecutionArn, status: RunStatus) {
     let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
     assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
 }
@@ -76,10 +56,10 @@ async fn ends_as(world: &TestEngine, arn: &str, status: RunStatus) {
 #[tokio::test]
 async fn what_was_waited_for_is_stopped_with_who_waited() {
     let world = TestEngine::new().await;
-    let starts = ChildStarts::bind(&world);
+    add_child_machine(&world).await;
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = world.start(&machine(alone, StateMachineType::Standard), "{}").await;
-    let children = children(&starts, &world, &parent, 1).await;
+    let children = children(&world, &parent, 1).await;
     world.engine.stop(&parent, None, None).await.expect("stops");
     ends_as(&world, &children[0], RunStatus::Aborted).await;
 }
@@ -87,11 +67,11 @@ async fn what_was_waited_for_is_stopped_with_who_waited() {
 #[tokio::test]
 async fn what_was_waited_for_too_long_is_stopped() {
     let world = TestEngine::new().await;
-    let starts = ChildStarts::bind(&world);
+    add_child_machine(&world).await;
     let short = with(waits(), json!({"TimeoutSeconds": 5, "End": true}));
     let definition = json!({"StartAt": "W", "States": {"W": short}});
     let parent = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
-    let children = children(&starts, &world, &parent, 1).await;
+    let children = children(&world, &parent, 1).await;
     // The child's function is under way for ever: the clock does not jump by itself.
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 6_000).await;
@@ -119,11 +99,11 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
         (json!({"Type": "Map", "ItemProcessor": chosen}), "[0, 1]"),
     ] {
         let world = TestEngine::new().await;
-        let starts = ChildStarts::bind(&world);
+        add_child_machine(&world).await;
         let definition = json!({"StartAt": "P", "States": {"P": with(state, catches.clone()),
             "Rest": {"Type": "Pass", "End": true}}});
         let parent = world.start(&machine(definition, StateMachineType::Standard), input).await;
-        let children = children(&starts, &world, &parent, 2).await;
+        let children = children(&world, &parent, 2).await;
         let token = world.functions.calls.lock().iter().find(|(name, _)| name == "echo").cloned();
         let token = token.expect("was called").1.trim_matches('"').to_owned();
         world.engine.send_task_failure(&token, Some("E".to_owned()), None).await.expect("fails");
@@ -158,14 +138,14 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
     let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
     let first = dying_world(&journal, &dying, &dead).await;
-    let starts = ChildStarts::bind(&first);
+    add_child_machine(&first).await;
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = first.start(&machine(alone, StateMachineType::Standard), "{}").await;
-    let children = children(&starts, &first, &parent, 1).await;
+    let children = children(&first, &parent, 1).await;
     dying.store(true, Ordering::Release);
     first.engine.stop(&parent, None, None).await.expect("stops");
     tokio::time::timeout(LONG, dead.notified()).await.expect("the child's end is on its way");
-    drop((starts, first));
+    drop(first);
 
     let second = TestEngine::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
@@ -182,7 +162,7 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
         "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
             "StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}}}}});
     let parent = first.start(&machine(map, StateMachineType::Standard), "[1, 2]").await;
-    let mut children: Vec<String> = Vec::new();
+    let mut children: Vec<ExecutionArn> = Vec::new();
     until("both children have begun", || {
         let found = journal.open_executions().expect("read");
         let rows = found.into_iter().filter_map(|id| journal.execution(id).expect("read"));

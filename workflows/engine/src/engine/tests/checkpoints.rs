@@ -20,7 +20,7 @@ fn counting(rounds: u64) -> serde_json::Value {
 }
 
 /// Runs until everything but the last call is done.
-async fn counted(world: &TestEngine, rounds: u64) -> String {
+async fn counted(world: &TestEngine, rounds: u64) -> ExecutionArn {
     let arn = world.start(&machine(counting(rounds), StateMachineType::Standard), "{}").await;
     let stops = || world.functions.calls.lock().last().is_some_and(|(name, _)| name == "never");
     until("the last function is called", stops).await;

@@ -225,6 +225,7 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
         until("the start is written", || !held.lock().is_empty()).await;
         let second = start(name);
         let arn = format!("arn:aws:states:us-east-1:000000000000:execution:m:{name}");
+        let arn = ExecutionArn::from_trusted(arn);
         let running = world.engine.inner.live.by_arn(&arn).expect("it is in memory");
         until("the second waits for the first", || running.cell.lock().begun.len() == 1).await;
         assert!(!second.is_finished() && !first.is_finished(), "nothing is durable yet");

@@ -4,7 +4,7 @@ use super::watched::Watched;
 use super::*;
 
 /// Two tasks at the same time with capacity for one: the second is queued.
-async fn one_in_line() -> (TestEngine, String) {
+async fn one_in_line() -> (TestEngine, ExecutionArn) {
     let limits = EngineLimits { effects_per_execution: 1, ..EngineLimits::default() };
     let world = TestEngine::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let branch =

@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::inner::Busy;
 
 /// An execution that sleeps, and what keeps the virtual clock from jumping to its timer.
-async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (String, Busy) {
+async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (ExecutionArn, Busy) {
     let awake = world.engine.inner.busy();
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
     let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
@@ -64,7 +64,7 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     assert!(
         world
             .engine
-            .wait("arn:aws:states:us-east-1:000000000000:execution:m:none")
+            .wait(&ExecutionArn::from_trusted("arn:aws:states:us-east-1:000000000000:execution:m:none"))
             .await
             .expect("read")
             .is_none()
@@ -148,7 +148,7 @@ async fn who_reads_it_too_late_does_not_bring_it_back() {
 async fn a_start_with_a_sleepers_name_finds_it() {
     let world = TestEngine::new().await;
     let (arn, _awake) = evicted(&world, waits(3_600)).await;
-    let name = arn.rsplit(':').next().map(str::to_owned);
+    let name = Some(arn.last_field().to_owned());
     let again =
         StartRequest { name, ..request(&machine(waits(3_600), StateMachineType::Standard), "{\"k\":1}") };
     assert_eq!(world.engine.start_execution(again).await.expect("the same").execution_arn, arn);

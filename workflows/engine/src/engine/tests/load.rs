@@ -61,16 +61,19 @@ async fn sleepers_cost_no_task() {
     // Something under way keeps the virtual clock from jumping.
     let awake = world.engine.inner.busy();
     let tasks_before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let mut last = String::new();
+    let mut last = None;
     for _ in 0..5_000 {
-        last = world.start(&state_machine, "{}").await;
+        last = Some(world.start(&state_machine, "{}").await);
     }
     let (executions, timers) = world.engine.load();
     assert_eq!((executions, timers), (5_000, 5_000));
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= tasks_before + 4, "{tasks} tasks");
     drop(awake);
-    assert_eq!(world.engine.wait(&last).await.expect("read").expect("there").status, RunStatus::Succeeded);
+    assert_eq!(
+        world.engine.wait(&last.expect("one was started")).await.expect("read").expect("there").status,
+        RunStatus::Succeeded
+    );
 }
 
 fn each_of(items: serde_json::Value) -> serde_json::Value {

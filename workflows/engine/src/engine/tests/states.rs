@@ -412,7 +412,7 @@ async fn express_runs_to_its_end() {
         .await
         .expect("runs");
     assert_eq!(ended.output.as_deref(), Some("8"));
-    assert!(ended.execution_arn.contains(":express:m:"));
+    assert!(ended.execution_arn.as_str().contains(":express:m:"));
 }
 
 #[tokio::test]

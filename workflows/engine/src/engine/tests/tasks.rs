@@ -51,7 +51,7 @@ fn compiled(document: &serde_json::Value) -> serde_json::Value {
 }
 
 /// The names in the history's events of a kind, each with the number of its event.
-async fn states(world: &TestEngine, arn: &str, entered: bool) -> Vec<(String, u64)> {
+async fn states(world: &TestEngine, arn: &ExecutionArn, entered: bool) -> Vec<(String, u64)> {
     let all = HistoryQuery { reverse: false, include_data: false, limit: 10_000, from: None };
     let history = world.engine.history(arn, all).await.expect("read").expect("there");
     let details = if entered { "stateEnteredEventDetails" } else { "stateExitedEventDetails" };

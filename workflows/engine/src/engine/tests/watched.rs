@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use mayfly_workflows_journal::{
     Batch, ExecutionRow, Journal, JournalError, ListRows, RecordRow, StoredExecution,
 };
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::execution::ContentDigest;
 
 type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
@@ -62,7 +63,7 @@ impl Journal for Watched {
         self.journal.execution(id)
     }
 
-    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+    fn execution_by_arn(&self, arn: &ExecutionArn) -> Result<Option<ExecutionRow>, JournalError> {
         self.journal.execution_by_arn(arn)
     }
 
@@ -105,11 +106,11 @@ impl Journal for Watched {
         self.journal.ended_before(stop_ms, limit)
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
         self.journal.user_of(artifact)
     }
 
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+    fn map_run(&self, arn: &MapRunArn) -> Result<Option<u64>, JournalError> {
         self.journal.map_run(arn)
     }
 

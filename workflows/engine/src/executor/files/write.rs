@@ -1,5 +1,6 @@
 //! A distributed Map's results into files.
 
+use mayfly_workflows_language::arn::MapRunArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub(crate) async fn write_results(
     reporter: &Reporter,
     state: StateId,
     arguments: &Value,
-    run_arn: &Arc<str>,
+    run_arn: &MapRunArn,
     results: &Arc<Vec<ChildResult>>,
 ) -> Result<Value, String> {
     let definition = reporter.state_machine().definition.clone();
@@ -34,7 +35,7 @@ pub(crate) async fn write_results(
         return Ok(results.iter().filter_map(|result| shaped(result, bare)).collect());
     };
     let prefix = arguments.get("Prefix").and_then(Value::as_str).unwrap_or_default();
-    let run = run_arn.rsplit(':').next().unwrap_or_default();
+    let run = run_arn.last_field();
     let folder =
         if prefix.is_empty() { run.to_owned() } else { format!("{}/{run}", prefix.trim_end_matches('/')) };
     let objects = &reporter.inner.deps.objects;
@@ -54,13 +55,13 @@ pub(crate) async fn write_results(
     }
     let manifest = Value::object([
         ("DestinationBucket", Value::from(bucket)),
-        ("MapRunArn", Value::String(run_arn.clone())),
+        ("MapRunArn", Value::String(run_arn.clone().into())),
         ("ResultFiles", Value::object(files)),
     ]);
     let key = format!("{folder}/manifest.json");
     objects.put(bucket, &key, manifest.to_text().into()).await.map_err(ObjectError::for_map)?;
     Ok(Value::object([
-        ("MapRunArn", Value::String(run_arn.clone())),
+        ("MapRunArn", Value::String(run_arn.clone().into())),
         ("ResultWriterDetails", Value::object([("Bucket", Value::from(bucket)), ("Key", Value::from(key))])),
     ]))
 }
@@ -101,12 +102,12 @@ fn shaped(result: &ChildResult, bare: bool) -> Option<Value> {
     }
     let text = |text: &Arc<str>| Value::String(text.clone());
     let included = || Value::object([("Included", Value::from(true))]);
-    let name = result.arn.rsplit(':').next().unwrap_or_default();
-    let machine_arn = result.arn.rsplit_once(':').map(|(head, _)| head).unwrap_or_default();
+    let name = result.arn.last_field();
+    let machine_arn = result.arn.as_str().rsplit_once(':').map(|(head, _)| head).unwrap_or_default();
     let machine_arn =
         machine_arn.replace(":execution:", ":stateMachine:").replace(":express:", ":stateMachine:");
     let mut members = vec![
-        ("ExecutionArn", text(&result.arn)),
+        ("ExecutionArn", Value::from(result.arn.as_str())),
         ("Input", text(&result.input)),
         ("InputDetails", included()),
     ];

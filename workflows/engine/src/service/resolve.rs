@@ -1,43 +1,45 @@
 //! The resolution of a revision or an ARN to the state machine that the engine runs.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
-use mayfly_workflows_language::{definition, parse};
+use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
+use mayfly_workflows_language::definition::{StateMachine, StateMachineType};
+use mayfly_workflows_language::parse;
 use serde_json::json;
 
-use super::arn::{Arn, Qualifier};
-use super::{Api, StepFunctionsError};
-use mayfly_workflows_engine::catalog::{MachineRecord, MachineRevision};
-use mayfly_workflows_engine::engine;
+use super::{ServiceError, WorkflowService};
+use crate::catalog::{MachineRecord, MachineRevision};
+use crate::engine::StartedMachine;
+
+/// The longest definition, in UTF-16 code units (service model).
+const DEFINITION_LENGTH_MAX: usize = 1 << 20;
 
 /// Compiles a definition, or refuses it as CreateStateMachine does.
-pub(super) fn compile(
-    text: &str,
-    kind: StateMachineType,
-) -> Result<definition::StateMachine, StepFunctionsError> {
-    parse::compile(text, kind).map_err(refused)
+pub(super) fn compile(text: &str, kind: StateMachineType) -> Result<StateMachine, ServiceError> {
+    let length = text.encode_utf16().count();
+    ServiceError::check_length("definition", None, length, 1..=DEFINITION_LENGTH_MAX)?;
+    parse::compile(text, kind).map_err(rejected)
 }
 
-fn refused(rejection: parse::Rejection) -> StepFunctionsError {
-    StepFunctionsError::new("InvalidDefinition", rejection.message())
+fn rejected(rejection: parse::Rejection) -> ServiceError {
+    ServiceError::InvalidDefinition(rejection.message())
 }
 
 /// The compiled form of a revision; compiled once.
-pub(super) fn runnable(
+pub fn compiled(
     machine: &MachineRecord,
     revision: &MachineRevision,
-) -> Result<Arc<engine::StartedMachine>, StepFunctionsError> {
+) -> Result<Arc<StartedMachine>, ServiceError> {
     if let Some(compiled) = revision.compiled.get() {
         return Ok(Arc::clone(compiled));
     }
-    let compiled = engine::StartedMachine {
+    let compiled = StartedMachine {
         arn: machine.arn.clone(),
         name: machine.name.clone(),
         role_arn: revision.role_arn.clone(),
         kind: machine.kind,
         definition_text: Arc::clone(&revision.definition),
-        definition: Arc::new(parse::compile_accepted(&revision.definition, machine.kind).map_err(refused)?),
+        definition: Arc::new(parse::compile_accepted(&revision.definition, machine.kind).map_err(rejected)?),
         details: json!({
             "revisionId": revision.id,
             "updateDate": revision.updated,
@@ -52,31 +54,31 @@ pub(super) fn runnable(
 
 /// The target of a start: the machine, and the version and alias by which it was named.
 pub(super) struct ResolvedStart {
-    pub(super) machine: Arc<engine::StartedMachine>,
-    pub(super) version_arn: Option<String>,
-    pub(super) alias_arn: Option<String>,
+    pub(super) machine: Arc<StartedMachine>,
+    pub(super) version_arn: Option<StateMachineArn>,
+    pub(super) alias_arn: Option<StateMachineArn>,
 }
 
-impl Api {
+impl WorkflowService {
     /// Finds what a state machine's, a version's or an alias's ARN runs now. An alias with two routes
     /// draws one by weight.
-    pub(super) fn target(&self, arn: &Arn<'_>) -> Result<ResolvedStart, StepFunctionsError> {
-        let missing = || StepFunctionsError::machine_missing(arn.text);
-        let book = self.catalog.read();
+    pub(super) fn target(&self, arn: &StateMachineArn) -> Result<ResolvedStart, ServiceError> {
+        let missing = || ServiceError::StateMachineDoesNotExist(arn.clone());
+        let book = self.catalog().read();
         let machine_arn = arn.unqualified();
         let machine = book.machine(&machine_arn).ok_or_else(missing)?;
         if machine.deleting {
-            return Err(StepFunctionsError::machine_deleting(arn.text));
+            return Err(ServiceError::StateMachineDeleting(arn.clone()));
         }
         let (number, alias_arn) = match arn.qualifier() {
             None => {
-                let machine = runnable(machine, &machine.revision)?;
+                let machine = compiled(machine, &machine.revision)?;
                 return Ok(ResolvedStart { machine, version_arn: None, alias_arn: None });
             }
-            Some(Qualifier::Version(number)) => (Some(number), None),
-            Some(Qualifier::Alias(name)) => {
+            Some(ArnQualifier::Version(number)) => (Some(number), None),
+            Some(ArnQualifier::Alias(name)) => {
                 let alias = book.alias(&machine_arn, name).ok_or_else(missing)?;
-                let [draw, ..] = self.randomness.bytes();
+                let [draw, ..] = self.random_bytes();
                 // 256 is no multiple of 100; the error of a weight stays below half a percent.
                 let mut left = u64::from(draw) * 100 / 256;
                 let drawn = alias.routes.iter().find(|route| {
@@ -85,11 +87,15 @@ impl Api {
                     hit
                 });
                 let route = drawn.or(alias.routes.last()).ok_or_else(missing)?;
-                (route.version_arn.rsplit(':').next().and_then(|n| n.parse().ok()), Some(alias.arn.clone()))
+                let number = match route.version_arn.qualifier() {
+                    Some(ArnQualifier::Version(number)) => Some(number),
+                    Some(ArnQualifier::Alias(_)) | None => None,
+                };
+                (number, Some(alias.arn.clone()))
             }
         };
         let version = number.and_then(|number| book.version(&machine_arn, number)).ok_or_else(missing)?;
-        let machine = runnable(machine, &version.revision)?;
+        let machine = compiled(machine, &version.revision)?;
         Ok(ResolvedStart { machine, version_arn: Some(version.arn.clone()), alias_arn })
     }
 }
