@@ -18,9 +18,10 @@ use crate::{
     list::{ListError, ListOptions, ListView, Listing},
     object::{Entry, Key, Range, Revision},
     state::{HistoryLimits, StoreState},
+    stepped::SteppedWriter,
     watch::{Watch, WatchError},
     write::{Write, WriteError, Written},
-    writer::{self, QueuedWrite, WriterCommand},
+    writer::{self, QueuedWrite, Stopped, Writer, WriterCommand},
 };
 
 /// The location and the limits of the store.
@@ -139,6 +140,18 @@ impl Store {
     pub fn in_memory_with(config: Config) -> Result<Self, OpenError> {
         let (database, loaded) = Database::in_memory(&config)?;
         Ok(Self::start(config, database, loaded))
+    }
+
+    /// The same store without a thread: nothing is written until the returned writer commits it, so that a simulation
+    /// decides when and sees each event. The path is not used.
+    pub fn in_memory_stepped(config: Config) -> Result<(Self, SteppedWriter), OpenError> {
+        let (database, loaded) = Database::in_memory(&config)?;
+        let mut writer = None;
+        let store = Self::with_writer(config, loaded, |shared, queue| {
+            let stopped = Stopped(Arc::clone(&shared));
+            writer = Some(SteppedWriter::new(Writer::new(shared, database, queue), stopped));
+        });
+        Ok((store, writer.expect("set by the closure above")))
     }
 
     fn start(config: Config, database: Database, loaded: crate::database::LoadedDatabase) -> Self {
@@ -273,7 +286,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{object::Key, writer::Stopped};
+    use crate::object::Key;
 
     #[tokio::test]
     async fn a_writer_that_panics_is_no_shutdown() {
