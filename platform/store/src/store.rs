@@ -20,9 +20,10 @@ use crate::{
     object::{Entry, Key, Range, Revision},
     sqlite::{OpenError, SqliteBackend},
     state::{HistoryLimits, StoreState},
+    stepped::SteppedWriter,
     watch::{Watch, WatchError},
     write::{Write, WriteError, Written},
-    writer::{self, QueuedWrite, WriterCommand},
+    writer::{self, QueuedWrite, StopNotifier, Writer, WriterCommand},
 };
 
 /// The location and the limits of the store.
@@ -137,6 +138,18 @@ impl Store {
     pub fn in_memory() -> Self {
         let (stored, backend) = MemoryStorage::default().open();
         Self::with_backend(Config::new(":memory:"), stored, backend)
+    }
+
+    /// A store without a file and without a thread: nothing is committed until the returned writer commits it, so that
+    /// a simulation decides when, and sees each event. The path is not used.
+    pub fn in_memory_stepped(config: Config) -> (Self, SteppedWriter) {
+        let (stored, backend) = MemoryStorage::default().open();
+        let mut writer = None;
+        let store = Self::with_writer(config, stored, |shared, queue| {
+            let stopped = StopNotifier(Arc::clone(&shared));
+            writer = Some(SteppedWriter::new(Writer::new(shared, backend, queue), stopped));
+        });
+        (store, writer.expect("set by the closure above"))
     }
 
     /// A store over a backend and the objects that it loaded. The path and the sizes of files in `config` are not used.
@@ -272,7 +285,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{object::Key, writer::StopNotifier};
+    use crate::object::Key;
 
     #[tokio::test]
     async fn a_writer_that_panics_is_no_shutdown() {

@@ -50,7 +50,7 @@ pub(crate) struct QueuedWrite {
     pub(crate) room: OwnedSemaphorePermit,
 }
 
-struct Writer {
+pub(crate) struct Writer {
     shared: Arc<StoreContext>,
     backend: Box<dyn Backend>,
     queue: mpsc::Receiver<WriterCommand>,
@@ -65,8 +65,7 @@ pub(crate) fn start(
     backend: Box<dyn Backend>,
     queue: mpsc::Receiver<WriterCommand>,
 ) {
-    let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
-    let writer = Writer { shared, backend, queue, gathering };
+    let writer = Writer::new(shared, backend, queue);
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
         let _stopped = StopNotifier(Arc::clone(&writer.shared));
@@ -92,28 +91,52 @@ impl Drop for StopNotifier {
 }
 
 impl Writer {
+    pub(crate) fn new(
+        shared: Arc<StoreContext>,
+        backend: Box<dyn Backend>,
+        queue: mpsc::Receiver<WriterCommand>,
+    ) -> Self {
+        let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
+        Self { shared, backend, queue, gathering }
+    }
+
     fn run(mut self) {
         let mut requests = Vec::new();
         while let Some(command) = self.queue.blocking_recv() {
             self.take(command, &mut requests);
             self.gather(&mut requests);
             let group = requests.len();
-            self.write(requests.drain(..));
+            drop(self.write(requests.drain(..)));
             self.gathering.done(group, self.queue.len());
             self.maintain();
         }
         self.backend.close();
     }
 
+    /// Waits for a request; `false`: the queue has ended.
+    pub(crate) async fn receive(&mut self, requests: &mut Vec<QueuedWrite>) -> bool {
+        while requests.is_empty()
+            && let Some(command) = self.queue.recv().await
+        {
+            self.take(command, requests);
+        }
+        !requests.is_empty()
+    }
+
+    /// Takes the requests that are queued now.
+    pub(crate) fn receive_queued(&mut self, requests: &mut Vec<QueuedWrite>) {
+        while requests.len() < BATCH_REQUESTS_MAX
+            && let Ok(command) = self.queue.try_recv()
+        {
+            self.take(command, requests);
+        }
+    }
+
     /// Takes the queued requests, and waits a little for expected ones.
     fn gather(&mut self, requests: &mut Vec<QueuedWrite>) {
         let begin = Instant::now();
         loop {
-            while requests.len() < BATCH_REQUESTS_MAX
-                && let Ok(command) = self.queue.try_recv()
-            {
-                self.take(command, requests);
-            }
+            self.receive_queued(requests);
             let gathering = &self.gathering;
             if requests.len() >= gathering.expected() || begin.elapsed() >= gathering.wait_max() {
                 return;
@@ -130,20 +153,26 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, requests: impl Iterator<Item = QueuedWrite>) {
+    /// Writes a group; returns the events that it committed.
+    pub(crate) fn write(&mut self, requests: impl Iterator<Item = QueuedWrite>) -> Vec<Arc<WriteEvent>> {
         let (events, accepted) = self.plan(requests);
         if events.is_empty() {
-            return answer(accepted, &events);
+            answer(accepted, &events);
+            return events;
         }
         match self.commit(&events) {
             Ok(()) => {
                 let published = self.shared.state.write().publish(&events);
                 answer(accepted, &events);
                 published.wake();
+                events
             }
-            Err(error) => accepted.into_iter().for_each(|(_, reply, _)| {
-                let _ = reply.send(Err(error.clone()));
-            }),
+            Err(error) => {
+                for (_, reply, _) in accepted {
+                    let _ = reply.send(Err(error.clone()));
+                }
+                Vec::new()
+            }
         }
     }
 

@@ -1,0 +1,65 @@
+//! Deliberate breakage, to see that the rules notice it.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    model::{controller, is_active, list, number, owners, uid},
+    run::Broken,
+    user::UserClient,
+    world::World,
+};
+
+/// Waits for a chance to do the damage, does it, and looks for another.
+pub async fn run(broken: Broken, world: Arc<World>, user: UserClient) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        match broken {
+            Broken::ExtraPod => extra_pod(&world, &user).await,
+            Broken::EagerCollector => collect_live(&world, &user).await,
+            Broken::SilentWatch => return,
+        }
+    }
+}
+
+/// Creates a pod more than a ReplicaSet wants, as a controller that counts wrongly does.
+async fn extra_pod(world: &World, user: &UserClient) {
+    let twin = {
+        let oracle = world.oracle.lock();
+        let full = oracle.model.of("replicasets.apps").find(|(_, set)| {
+            let pods = oracle.model.controlled("pods", uid(set)).filter(|(_, pod)| is_active(pod)).count();
+            pods > 0 && i64::try_from(pods) == Ok(number(set, "/spec/replicas", 1))
+        });
+        let pod = full.and_then(|(_, set)| oracle.model.controlled("pods", uid(set)).next());
+        pod.map(|(_, pod)| pod.clone())
+    };
+    let Some(twin) = twin else { return };
+    let owner = controller(&twin).cloned().unwrap_or_default();
+    let mut spec = twin["spec"].clone();
+    if let Some(spec) = spec.as_object_mut() {
+        spec.remove("nodeName");
+    }
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "spec": spec, "metadata": {
+        "namespace": twin["metadata"]["namespace"], "generateName": "extra-",
+        "labels": twin["metadata"]["labels"], "ownerReferences": [owner]}});
+    // A refusal is no damage; there will be another chance.
+    let _ = user.create(&pod).await;
+}
+
+/// Deletes an object whose owner lives, as a collector does that takes its copy for the truth.
+async fn collect_live(world: &World, user: &UserClient) {
+    let dependent = {
+        let oracle = world.oracle.lock();
+        let lives = |owner: &Value| {
+            let owner = oracle.model.by_uid(owner["uid"].as_str().unwrap_or(""));
+            owner.is_some_and(|(_, owner)| !crate::model::is_terminating(owner))
+        };
+        let dependents = oracle.model.of("configmaps");
+        let mut owned = dependents.filter(|(_, object)| owners(object).iter().any(lives));
+        owned.find(|(_, object)| list(object, "/metadata/finalizers").is_empty()).map(|(key, _)| key.clone())
+    };
+    if let Some(key) = dependent {
+        let _ = user.delete(&key, "Background", None).await;
+    }
+}
