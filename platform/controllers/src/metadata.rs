@@ -37,7 +37,12 @@ pub(crate) fn only(uid: &str) -> DeleteParams {
     DeleteParams { preconditions, ..DeleteParams::background() }
 }
 
-/// Whether the API answered that the object does not exist, which counts as deleted.
+/// A merge patch of the status of exactly this object: a later one of the same name refuses it with a conflict.
+pub(crate) fn status_patch<K: Resource>(object: &K, status: Value) -> Value {
+    json!({"metadata": {"uid": uid(object)}, "status": status})
+}
+
+/// Whether the API answered that the object does not exist, which is as good as deleted.
 pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }
@@ -72,5 +77,54 @@ pub(crate) fn condition(
         message,
         observed_generation: generation,
         last_transition_time: same.map_or(Time(now), |known| known.last_transition_time.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::{
+        Api,
+        api::{DeleteParams, Patch, PatchParams, PostParams},
+    };
+    use mayfly_api::k8s::api::apps::v1::ReplicaSet;
+    use mayfly_apiserver::{ApiServer, ApiServerDeps, User};
+    use mayfly_artifacts::Artifacts;
+    use mayfly_store::Store;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_status_of_a_deleted_object_is_not_written_to_its_successor() {
+        let folder = tempfile::tempdir().unwrap();
+        let deps = ApiServerDeps {
+            store: Store::in_memory(),
+            artifacts: Artifacts::open(folder.path()).unwrap(),
+            clock: Arc::new(Timestamp::now),
+            nodes: Arc::new(|_, _| Box::pin(async { Err("no nodes".into()) })),
+            inspector: Arc::new(|_| Ok(Value::Null)),
+        };
+        let mut metrics = prometheus_client::registry::Registry::default();
+        let server = ApiServer::create(mayfly_apiserver::Config::new("token"), deps, &mut metrics).await;
+        let client = server.unwrap().client(User::in_process("test"));
+        let sets: Api<ReplicaSet> = Api::namespaced(client, "default");
+        let set: ReplicaSet = serde_json::from_value(json!({
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [{"name": "main", "image": "web"}]}}},
+        }))
+        .unwrap();
+        let first = sets.create(&PostParams::default(), &set).await.unwrap();
+        sets.delete("web", &DeleteParams::background()).await.unwrap();
+        let second = sets.create(&PostParams::default(), &set).await.unwrap();
+
+        let write = async |set: &ReplicaSet| {
+            let patch = Patch::Merge(status_patch(set, json!({"replicas": 0, "observedGeneration": 1})));
+            sets.patch_status("web", &PatchParams::default(), &patch).await
+        };
+        assert!(matches!(write(&first).await, Err(kube::Error::Api(status)) if status.is_conflict()));
+        let written = write(&second).await.unwrap();
+        assert_eq!(written.status.unwrap().observed_generation, Some(1));
     }
 }

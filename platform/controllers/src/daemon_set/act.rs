@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, revision_label},
-    metadata::{is_gone, with_explicit_nulls},
+    metadata::{is_gone, status_patch, with_explicit_nulls},
     owned_pods::{Error, OwnedPods, PodOwner},
     ownership::Dependents,
 };
@@ -125,9 +125,8 @@ impl DaemonSetController {
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
         let newest = history.newest(&*set, &set.template(), collisions, false);
         let Some(revision) = history::ensure(&self.client, &key.namespace, newest).await? else {
-            let patch = Patch::Merge(
-                json!({"status": {"collisionCount": collisions.unwrap_or(0).saturating_add(1)}}),
-            );
+            let status = json!({"collisionCount": collisions.unwrap_or(0).saturating_add(1)});
+            let patch = Patch::Merge(status_patch(&*set, status));
             let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.namespace);
             sets.patch_status(&key.name, &PatchParams::default(), &patch).await?;
             return Ok(Outcome::Done);
@@ -156,7 +155,7 @@ impl DaemonSetController {
         if set.status.as_ref() != Some(&plan.status) {
             let optional = ["numberAvailable", "numberUnavailable", "updatedNumberScheduled"];
             let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = Patch::Merge(json!({"status": with_explicit_nulls(&plan.status, &optional)}));
+            let patch = Patch::Merge(status_patch(set, with_explicit_nulls(&plan.status, &optional)));
             let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
             if !is_gone(&result) {
                 result?;

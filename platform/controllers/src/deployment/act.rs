@@ -31,7 +31,9 @@ use super::{
     scaling::{Bounds, Resize, desired, replicas},
 };
 use crate::{
-    metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, with_explicit_nulls},
+    metadata::{
+        BY_CONTROLLER, by_controller, controller_of, is_gone, only, status_patch, uid, with_explicit_nulls,
+    },
     owned_pods::Error,
     ownership::Dependents,
     pods::is_finished,
@@ -218,10 +220,10 @@ impl DeploymentController {
             "conditions",
         ];
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
-        let mut patch = json!({"status": with_explicit_nulls(&plan.status, &optional)});
+        let mut patch = status_patch(deployment, with_explicit_nulls(&plan.status, &optional));
         // As upstream, the status carries the revision: one write for both.
         if let Some(revision) = &plan.revision {
-            patch["metadata"] = json!({"annotations": {ANNOTATION_REVISION: revision}});
+            patch["metadata"]["annotations"] = json!({ANNOTATION_REVISION: revision});
         }
         let patch = Patch::Merge(patch);
         let result = deployments.patch_status(&key.name, &PatchParams::default(), &patch).await;

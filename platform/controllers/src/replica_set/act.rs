@@ -27,7 +27,7 @@ use super::{
     plan::{self, Scale},
 };
 use crate::{
-    metadata::is_gone,
+    metadata::{is_gone, status_patch},
     owned_pods::{Error, OwnedPods, PodOwner, new_pod},
 };
 
@@ -169,7 +169,7 @@ impl<O: Replicated> ReplicaSetController<O> {
             // Set explicitly, so that a merge patch removes the last condition.
             let mut value = json!(status);
             value["conditions"] = json!(status.conditions);
-            let patch = Patch::Merge(json!({"status": value}));
+            let patch = Patch::Merge(status_patch(set, value));
             let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
             if !is_gone(&result) {
                 result?;

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, template},
-    metadata::{is_gone, uid, with_explicit_nulls},
+    metadata::{is_gone, status_patch, uid, with_explicit_nulls},
     owned_pods::{Error, OwnedPods, PodOwner},
     ownership::{Dependents, controller_reference},
 };
@@ -89,9 +89,8 @@ impl StatefulSetController {
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
         let newest = history.newest(&*set, &set.template(), collisions, true);
         let Some(update) = history::ensure(&self.client, &key.namespace, newest).await? else {
-            let patch = Patch::Merge(
-                json!({"status": {"collisionCount": collisions.unwrap_or(0).saturating_add(1)}}),
-            );
+            let status = json!({"collisionCount": collisions.unwrap_or(0).saturating_add(1)});
+            let patch = Patch::Merge(status_patch(&*set, status));
             let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
             sets.patch_status(&key.name, &PatchParams::default(), &patch).await?;
             return Ok(Outcome::Done);
@@ -137,7 +136,7 @@ impl StatefulSetController {
         }
         if set.status.as_ref() != Some(&plan.status) {
             let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = Patch::Merge(json!({"status": with_explicit_nulls(&plan.status, &[])}));
+            let patch = Patch::Merge(status_patch(&**set, with_explicit_nulls(&plan.status, &[])));
             let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
             if !is_gone(&result) {
                 result?;
