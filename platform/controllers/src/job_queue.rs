@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::metadata::{is_gone, uid, with_explicit_nulls};
+use crate::metadata::{is_gone, status_patch, uid, with_explicit_nulls};
 
 /// The settings of the queues' controller.
 #[derive(Clone, Debug)]
@@ -188,7 +188,7 @@ impl JobQueueController {
                 used.entry(name.clone()).or_insert(serde_json::Value::Null);
             }
         }
-        let patch = Patch::Merge(json!({"status": status}));
+        let patch = Patch::Merge(status_patch(queue, status));
         let result = api.patch_status(&queue.name_any(), &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
             result?;

@@ -75,6 +75,10 @@ pub(crate) async fn keep(config: &Config, client: &Client, stop: &CancellationTo
         loop {
             tokio::time::sleep(LEASE_RENEW_EVERY).await;
             each(config, (1..=config.count).collect(), |number| renew(client, number, None)).await;
+            match not_ready(client).await {
+                Ok(nodes) => drop(each(config, nodes, |number| register(config, client, number)).await),
+                Err(error) => tracing::warn!(%error, "cannot list simulated nodes; will retry"),
+            }
         }
     };
     tokio::select! {
@@ -110,6 +114,19 @@ async fn remove_others(config: &Config, client: &Client) -> kube::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The nodes that the node controller has taken for silent, for example after this machine was suspended for longer
+/// than their leases. Only the node itself reports that it is ready again.
+async fn not_ready(client: &Client) -> kube::Result<Vec<u32>> {
+    let api: Api<Node> = Api::all(client.clone());
+    let nodes = api.list(&ListParams::default().labels(LABEL_SIMULATED)).await?;
+    let is_ready = |node: &Node| {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref());
+        conditions.unwrap_or_default().iter().any(|one| one.type_ == "Ready" && one.status == "True")
+    };
+    let silent = nodes.into_iter().filter(|node| !is_ready(node));
+    Ok(silent.filter_map(|node| number(&node.metadata.name?)).collect())
 }
 
 async fn register(config: &Config, client: &Client, number: u32) -> kube::Result<()> {

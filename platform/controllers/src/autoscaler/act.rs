@@ -41,7 +41,7 @@ use super::{
     metrics::{ScaleTarget, evaluate},
     plan::{ABLE_TO_SCALE, AutoscalerPlan, SCALING_ACTIVE, plan, set, status},
 };
-use crate::metadata::{is_gone, with_explicit_nulls};
+use crate::metadata::{is_gone, status_patch, with_explicit_nulls};
 
 /// Scales the targets of all HorizontalPodAutoscalers.
 pub(crate) struct AutoscalerController {
@@ -224,9 +224,8 @@ impl AutoscalerController {
             return Ok(());
         }
         let api: Api<HorizontalPodAutoscaler> = Api::namespaced(self.client.clone(), &key.namespace);
-        let patch = Patch::Merge(
-            json!({"status": with_explicit_nulls(status, &["currentMetrics", "lastScaleTime"])}),
-        );
+        let status = with_explicit_nulls(status, &["currentMetrics", "lastScaleTime"]);
+        let patch = Patch::Merge(status_patch(autoscaler, status));
         let result = api.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
             result?;

@@ -23,7 +23,7 @@ use super::{
     act::{CsiActError, CsiController, WITH_CLAIMS, capability_of},
     attach::{self, AttachState, AttachStep, MANAGED},
 };
-use crate::metadata::is_gone;
+use crate::metadata::{is_gone, status_patch};
 
 impl CsiController {
     pub(super) async fn plan_attachments(&self) -> Result<(), CsiActError> {
@@ -85,7 +85,8 @@ impl CsiController {
         };
         if let Err(error) = &done {
             let field = if is_going { "detachError" } else { "attachError" };
-            let told = json!({"status": {field: {"time": Timestamp::now().to_string(), "message": error.to_string()}}});
+            let told = json!({field: {"time": Timestamp::now().to_string(), "message": error.to_string()}});
+            let told = status_patch(attachment, told);
             let api: Api<VolumeAttachment> = Api::all(self.client.clone());
             let known = match is_going {
                 true => status.detach_error.and_then(|error| error.message),

@@ -28,7 +28,7 @@ use super::{
     presence::{Presence, PresenceError},
     status,
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, with_explicit_nulls};
+use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, status_patch, uid, with_explicit_nulls};
 
 /// The pause before another check for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
@@ -373,8 +373,8 @@ impl Reconciler {
             if state.revision.status.as_ref() != Some(&wanted) {
                 // Owned by the kubelet; this copy may be stale, so do not write it back.
                 let own = RevisionStatus { component: None, ..wanted };
-                let patch =
-                    Patch::Merge(json!({"status": with_explicit_nulls(&own, &["observedGeneration"])}));
+                let own = with_explicit_nulls(&own, &["observedGeneration"]);
+                let patch = Patch::Merge(status_patch(&*state.revision, own));
                 let revisions = self.revision_api(key);
                 let result = revisions.patch_status(state.name(), &PatchParams::default(), &patch).await;
                 if !is_gone(&result) {
@@ -398,7 +398,7 @@ impl Reconciler {
         let optional = ["url", "latestRevision", "latestReadyRevision", "observedGeneration"];
         // Owned by the controller of triggers; this copy may be stale, so do not write it back.
         let own = FunctionStatus { triggers: Vec::new(), ..wanted.clone() };
-        let patch = Patch::Merge(json!({"status": with_explicit_nulls(&own, &optional)}));
+        let patch = Patch::Merge(status_patch(&*snapshot.function, with_explicit_nulls(&own, &optional)));
         let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
         let result = functions.patch_status(&key.name, &PatchParams::default(), &patch).await;
         if !is_gone(&result) {
