@@ -61,7 +61,7 @@ pub enum JournalError {
     Closed,
 }
 
-/// Why nothing is written.
+/// Reasons for which the journal writes nothing.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum WriteFault {
     /// It is tried again until it works; starts are refused meanwhile.

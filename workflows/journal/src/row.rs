@@ -120,7 +120,7 @@ pub struct OutcomeRow {
 }
 
 impl OutcomeRow {
-    /// Just started.
+    /// The outcome of an execution that runs.
     pub fn running() -> Self {
         Self {
             status: RunStatus::Running,
@@ -196,30 +196,30 @@ pub enum JournalChange {
     Start(Box<ExecutionRow>),
     /// Something that happened to an execution.
     Record {
-        /// Which.
+        /// The execution's id.
         execution: u64,
         /// The record.
         row: RecordRow,
     },
     /// An execution ended or was taken up again.
     Outcome {
-        /// Which.
+        /// The execution's id.
         execution: u64,
         /// The new outcome.
         row: Box<OutcomeRow>,
     },
     /// The state of an execution after one of its records, in place of the one before.
     Checkpoint {
-        /// Which.
+        /// The execution's id.
         execution: u64,
         /// After which record.
         seq: u64,
         /// The encoded state machine.
         body: Vec<u8>,
     },
-    /// Forget an ended execution and everything that only it has.
+    /// Deletes an ended execution and everything that only it refers to.
     Remove {
-        /// Which.
+        /// The execution's id.
         execution: u64,
     },
     /// A map run began.

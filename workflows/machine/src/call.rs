@@ -29,10 +29,10 @@ pub enum Action {
     SetTimer {
         /// The machine's number for it.
         n: TimerId,
-        /// When.
+        /// The time, in milliseconds since the epoch.
         at_ms: i64,
     },
-    /// Do not.
+    /// Removes a timer.
     ClearTimer {
         /// The timer.
         n: TimerId,
