@@ -22,8 +22,8 @@ pub(crate) fn page_size(params: &Value) -> usize {
     }
 }
 
-/// The token of the page that begins after `position` in the list that `list` names (the operation and
-/// what it was asked about).
+/// The token of the page that begins after `position` in a list. `list` identifies the list by the operation and the
+/// resource.
 pub(crate) fn token(list: &str, position: &str) -> String {
     BASE64.encode(format!("{}{position}", mark(list, position)))
 }

@@ -15,7 +15,7 @@ pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> b
         optional(params, "type").and_then(StateMachineType::from_word).unwrap_or(StateMachineType::Standard);
     let found = check(text(params, "definition"), machine_type, is_reached);
     let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
-    // Without a severity AWS tells errors only.
+    // Without a severity AWS returns errors only.
     let warnings = optional(params, "severity") == Some("WARNING");
     let wanted: Vec<&Diagnostic> =
         found.iter().filter(|diagnostic| warnings || diagnostic.severity == Severity::Error).collect();

@@ -33,7 +33,7 @@ pub struct Catalog {
     book: RwLock<CatalogState>,
     store: Mutex<CatalogStore>,
     changed: watch::Sender<()>,
-    /// Why the last write failed; none since one went well.
+    /// The error of the last write; `None` after a write that succeeded.
     trouble: Mutex<Option<String>>,
 }
 
@@ -58,8 +58,8 @@ impl Catalog {
         })
     }
 
-    /// Can changes be written? After one that could not be, this tries to write, so it may wait for the disk: a
-    /// catalog is rarely changed, and recovery should not depend on the next change.
+    /// Whether changes can be written. After a failed write this writes again, so it may wait for the disk: a catalog is
+    /// rarely changed, and recovery should not depend on the next change.
     pub fn health(&self) -> Result<(), CatalogFault> {
         let Some(known) = self.trouble.lock().clone() else {
             // A file that was removed is noticed although nothing is written.

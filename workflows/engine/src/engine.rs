@@ -10,6 +10,7 @@ mod callbacks;
 mod changes;
 mod config;
 mod counters;
+mod definitions;
 mod delivery;
 mod deps;
 mod due;
@@ -20,15 +21,17 @@ mod inner;
 mod live;
 mod load;
 mod map_runs;
-mod mocked;
 mod objects;
 mod open;
+mod open_executions;
 mod redrive;
 mod residency;
 mod retention;
 mod start;
+mod timers;
 mod types;
 mod wait;
+mod work;
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use super::record::{
 };
 use super::store::CatalogError;
 
-/// Why the catalog does not do it.
+/// Reasons for which the catalog rejects a change.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogRejection {
     /// The state machine does not exist.
@@ -31,10 +31,10 @@ pub enum CatalogRejection {
     /// The alias or version does not exist.
     #[error("no such resource: {0}")]
     ResourceMissing(StateMachineArn),
-    /// Nothing that has tags.
+    /// No resource that can have tags has this ARN.
     #[error("nothing to tag: {0}")]
     TaggedMissing(String),
-    /// The revision named is not the newest.
+    /// The revision that the request names is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
         /// The revision that the request names as the current one.
@@ -51,7 +51,7 @@ pub enum CatalogRejection {
     /// More tags than a resource may have.
     #[error("too many tags on {0}")]
     TooManyTags(String),
-    /// The file failed.
+    /// The catalog's file cannot be read or written.
     #[error(transparent)]
     Store(#[from] CatalogError),
 }
@@ -294,7 +294,8 @@ impl CatalogState {
         Ok((known.into_iter().collect(), ()))
     }
 
-    /// DeleteStateMachineVersion: not while an alias routes to it; a version that is not there is gone.
+    /// DeleteStateMachineVersion: rejected while an alias routes to the version. No change for a version that does not
+    /// exist.
     pub fn plan_delete_version(&self, machine_arn: &StateMachineArn, number: u64) -> Planned<()> {
         let Some(version) = self.version(machine_arn, number) else { return Ok((Vec::new(), ())) };
         let routed = |alias: &&Arc<Alias>| alias.routes.iter().any(|route| route.version_arn == version.arn);
@@ -344,7 +345,7 @@ impl CatalogState {
         Ok((vec![CatalogChange::Put(Record::Alias(alias))], update.now))
     }
 
-    /// DeleteStateMachineAlias; an alias that is not there is gone.
+    /// DeleteStateMachineAlias. No change for an alias that does not exist.
     pub fn plan_delete_alias(&self, machine_arn: &StateMachineArn, name: &str) -> Planned<()> {
         let alias = self.alias(machine_arn, name);
         Ok((alias.map(|alias| CatalogChange::Delete(alias.arn.to_string())).into_iter().collect(), ()))
@@ -378,7 +379,7 @@ impl CatalogState {
         Ok((vec![CatalogChange::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
     }
 
-    /// DeleteActivity; an activity that is not there is gone.
+    /// DeleteActivity. No change for an activity that does not exist.
     pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
         Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_owned())).into_iter().collect(), ()))
     }

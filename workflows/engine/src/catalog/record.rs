@@ -220,12 +220,12 @@ impl Record {
     }
 }
 
-/// A step from one state of the catalog to the next.
+/// A change of the catalog.
 #[derive(Clone, Debug)]
 pub enum CatalogChange {
     /// Inserts a record, or replaces the one with the same ARN.
     Put(Record),
-    /// Gone.
+    /// Deletes the record with this ARN.
     Delete(String),
 }
 
@@ -295,7 +295,7 @@ impl CatalogState {
         within(&self.activities, prefix)
     }
 
-    /// Takes a step.
+    /// Applies a change.
     pub(crate) fn apply(&mut self, change: CatalogChange) {
         match change {
             CatalogChange::Put(Record::Machine(machine)) => {

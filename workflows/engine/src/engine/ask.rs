@@ -44,7 +44,7 @@ impl Engine {
         Ok(self
             .inner
             .read(move |journal| match journal.execution_by_arn(&wanted)? {
-                Some(row) => Ok(Some(inner.machine_of(row.machine)?)),
+                Some(row) => Ok(Some(inner.definitions.get(row.machine)?)),
                 None => Ok(None),
             })
             .await?)

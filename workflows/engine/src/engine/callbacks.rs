@@ -20,7 +20,13 @@ const WORK_RETRY: Duration = Duration::from_millis(250);
 
 impl Inner {
     pub(crate) fn offer_work(&self, work: Work) {
-        self.lines.offer(work);
+        self.activity_queues.offer(work);
+    }
+
+    /// A heartbeat of a task that this process mocks.
+    pub(crate) async fn sign_of_life(self: &Arc<Self>, token: &str) {
+        // A task that has ended needs none.
+        let _ = Engine { inner: self.clone() }.send_task_heartbeat(token).await;
     }
 
     /// The execution a token belongs to, and its effect.
@@ -121,7 +127,7 @@ impl Engine {
         }
         if let Some((timer, seconds)) = cell.machine.heartbeat(n) {
             let at_ms = self.inner.now_ms() + i64::try_from(seconds).unwrap_or(i64::MAX / 2000) * 1000;
-            self.inner.wheel.lock().insert(running.timer(timer), at_ms);
+            self.inner.timers.postpone(running.timer(timer), at_ms);
         }
         Ok(())
     }
@@ -134,7 +140,7 @@ impl Engine {
     ) -> Option<ActivityTask> {
         let deadline = tokio::time::Instant::now() + self.inner.config.limits.activity_poll;
         loop {
-            let handed = match self.inner.lines.ask(activity_arn) {
+            let handed = match self.inner.activity_queues.ask(activity_arn) {
                 Ok(handed) => handed,
                 Err(receiver) => match tokio::time::timeout_at(deadline, receiver).await {
                     Ok(Ok(handed)) => handed,

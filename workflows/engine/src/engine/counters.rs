@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Engine;
 
-/// MapRunCounts since the engine was opened, by type; children of map runs are executions too.
+/// Numbers since the engine was opened, by type; children of map runs are executions too.
 #[derive(Debug, Default)]
 pub(crate) struct ExecutionCounters([OfKind; 2]);
 
@@ -54,13 +54,13 @@ impl ExecutionCounters {
 impl Engine {
     /// The number of open executions: running, in memory or evicted.
     pub fn open_executions(&self) -> usize {
-        self.inner.open.load(Ordering::Relaxed)
+        self.inner.open.count()
     }
 
     /// The numbers of started and ended executions.
     pub fn executions_so_far(&self) -> [ExecutionCount; 2] {
         [StateMachineType::Standard, StateMachineType::Express].map(|kind| {
-            let of = self.inner.tally.of(kind);
+            let of = self.inner.counters.of(kind);
             let ended = std::array::from_fn(|end| (ENDS[end], of.ended[end].load(Ordering::Relaxed)));
             ExecutionCount { kind, started: of.started.load(Ordering::Relaxed), ended }
         })

@@ -4,7 +4,6 @@
 //! threads that may block ([`DueGroup`]): they read the executions that were evicted, several in one transaction of
 //! the journal.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use tokio::task::JoinSet;
 use super::due::DueGroup;
 use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
-use super::mocked::NO_EXECUTION;
+use super::timers::NO_EXECUTION;
 use crate::timers::TimerKey;
 use mayfly_workflows_machine::Event;
 
@@ -62,7 +61,7 @@ impl Inner {
         let (mut blocking, mut evicted) = (Vec::new(), Vec::new());
         for key in due {
             if key.execution == NO_EXECUTION {
-                self.ring(key.timer);
+                self.timers.ring(key.timer);
             } else if key.may_block {
                 blocking.push(key);
             } else if let Some(running) = self.live.by_id(key.execution) {
@@ -91,8 +90,8 @@ impl Inner {
     }
 
     async fn deliver_group(self: &Arc<Self>, group: &Arc<DueGroup>) {
-        // Closed never: an error would mean that the engine is gone.
-        let Ok(_turn) = self.timers.groups.acquire().await else { return };
+        // The semaphore is never closed: an error would mean that the engine was dropped.
+        let Ok(_turn) = self.timers.delivery.groups.acquire().await else { return };
         // A second thread only after one that panicked.
         while group.waits() {
             let (inner, group) = (self.clone(), group.clone());
@@ -106,7 +105,7 @@ impl Inner {
     /// Delivers a group with one thread, and with another one as often as an expression takes long: the other timers
     /// of the group and the groups after it do not wait for it.
     async fn deliver_blocking_group(self: &Arc<Self>, group: &Arc<DueGroup>) {
-        let timers = &self.timers;
+        let timers = &self.timers.delivery;
         let Ok(turn) = timers.blocking_groups.acquire().await else { return };
         let mut turn = Some(turn);
         let mut threads = JoinSet::new();
@@ -157,7 +156,7 @@ impl Inner {
             Ok(()) | Err(ApplyError::Ended) => {}
             Err(ApplyError::Asleep(_)) => self.fire_group(vec![key]),
             Err(ApplyError::Journal(error)) => {
-                tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
+                tracing::error!(execution = %running.arn, %error, "a timer's event could not be written to the journal");
             }
         }
     }
@@ -184,7 +183,7 @@ impl Inner {
             %error,
             "an execution could not be read for its timer; trying again"
         );
-        self.set_timer(key, self.now_ms() + WAKE_RETRY_MS);
+        self.timers.set(key, self.now_ms() + WAKE_RETRY_MS);
     }
 }
 
@@ -193,26 +192,23 @@ pub(super) async fn run_timers(engine: Weak<Inner>) {
     loop {
         let Some(inner) = engine.upgrade() else { return };
         let now_ms = inner.now_ms();
-        let (due, next_ms) = {
-            let mut wheel = inner.wheel.lock();
-            (wheel.advance(now_ms), wheel.next_ms())
-        };
+        let (due, next_ms) = inner.timers.advance(now_ms);
         inner.fire_all(due);
         let clock = inner.deps.clock.clone();
         if clock.is_virtual() {
             drop(inner);
             tokio::time::sleep(SETTLE).await;
             let Some(inner) = engine.upgrade() else { return };
-            if inner.busy.load(Ordering::Acquire) == 0 {
+            if inner.work.is_idle() {
                 // Read only now: work that was in progress may have set an earlier timer.
-                let next_ms = inner.wheel.lock().next_due_ms();
+                let next_ms = inner.timers.next_due_ms();
                 if let Some(next_ms) = next_ms {
                     clock.sleep_until(next_ms).await;
                 }
             }
             continue;
         }
-        let changed = inner.wheel_changed.notified();
+        let changed = inner.timers.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
         match next_ms {

@@ -45,7 +45,7 @@ pub struct CallOrigin {
     pub execution: String,
 }
 
-/// Why a function gave no answer.
+/// The error of a function that gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionError {
     /// The error's name, as retriers and catchers match it.
@@ -66,7 +66,7 @@ impl FunctionError {
     }
 }
 
-/// Why a call of a function or a service has no answer.
+/// Reasons for which a call of a function or a service has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvokeError {
     /// The call's outcome, which the execution sees.

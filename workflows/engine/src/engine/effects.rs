@@ -1,7 +1,6 @@
 //! Effects: each in its turn, each reported under its number.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -9,8 +8,9 @@ use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
 use super::Engine;
-use super::inner::{ApplyError, Busy, Inner, PendingEffect};
+use super::inner::{ApplyError, Inner, PendingEffect};
 use super::live::{ResidentExecution, ResidentState};
+use super::work::Busy;
 use crate::executor::{files, tasks};
 use crate::service::WorkflowService;
 use mayfly_workflows_journal::WaitedBy;
@@ -51,7 +51,7 @@ impl Reporter {
             // An execution with an effect under way does not sleep.
             Err(ApplyError::Ended | ApplyError::Asleep(_)) => false,
             Err(ApplyError::Journal(error)) => {
-                tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written down");
+                tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written to the journal");
                 false
             }
         }
@@ -66,14 +66,14 @@ impl Reporter {
         if let Err(ApplyError::Journal(error)) =
             self.inner.deliver_if(&running, event, waits, move |_| drop(over))
         {
-            tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written down");
+            tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written to the journal");
         }
     }
 
     /// Whether a state still waits for this effect. The execution or the state may have ended while the effect was
     /// queued.
     fn is_wanted(&self) -> bool {
-        if self.inner.closing.load(Ordering::Acquire) || self.is_interrupted() {
+        if self.inner.shutdown.is_closing() || self.is_interrupted() {
             return false;
         }
         let cell = self.running.lock();
@@ -82,7 +82,7 @@ impl Reporter {
 
     /// The engine is being stopped, and the effect is begun again by the next start.
     fn is_interrupted(&self) -> bool {
-        self.inner.stopping.load(Ordering::Acquire) && !self.running.express
+        self.inner.shutdown.is_stopping() && !self.running.express
     }
 
     /// Runs a part of the effect to its end, also when no state waits for the effect any more.
@@ -100,7 +100,7 @@ impl Reporter {
     /// Stops an execution that was started for this effect, if the effect was cancelled. An effect that is
     /// interrupted by the engine's shutdown is not cancelled: the next start of the engine finds the execution again.
     pub(crate) fn stop_unawaited(&self, arn: ExecutionArn) {
-        let closes = self.inner.closing.load(Ordering::Acquire) || self.is_interrupted();
+        let closes = self.inner.shutdown.is_closing() || self.is_interrupted();
         let given_up = !closes && !self.is_wanted();
         if given_up {
             self.inner.stop_child(arn);
@@ -166,7 +166,7 @@ struct EffectSlot {
 
 impl Drop for EffectSlot {
     fn drop(&mut self) {
-        self.inner.fair.lock().ended(self.execution);
+        self.inner.effects.lock().ended(self.execution);
         self.inner.start_effects();
     }
 }
@@ -177,14 +177,14 @@ impl Inner {
     }
 
     fn queue(self: &Arc<Self>, job: PendingEffect) {
-        self.fair.lock().push(job.running.id, job);
+        self.effects.lock().push(job.running.id, job);
         self.start_effects();
     }
 
     /// Starts as many effects as there are places.
     fn start_effects(self: &Arc<Self>) {
         loop {
-            let next = self.fair.lock().next();
+            let next = self.effects.lock().next();
             let Some((execution, job)) = next else { return };
             let place = EffectSlot { inner: self.clone(), execution };
             let busy = self.busy();

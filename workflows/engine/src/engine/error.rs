@@ -8,7 +8,7 @@ pub enum StartError {
     /// The name is taken: by a run with another input, or one that ended.
     #[error("execution already exists: '{arn}'")]
     AlreadyExists {
-        /// The one that has the name.
+        /// The execution that has the name.
         arn: ExecutionArn,
     },
     /// More executions are running than the limit allows.
@@ -25,7 +25,7 @@ pub enum StartError {
     Journal(#[from] mayfly_workflows_journal::JournalError),
 }
 
-/// A question or an order about one execution failed.
+/// A request about one execution failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutionError {
     /// The execution does not exist.
@@ -37,9 +37,9 @@ pub enum ExecutionError {
     /// A stored execution cannot be read back.
     #[error("execution '{arn}' cannot be read from the journal: {reason}")]
     Unreadable {
-        /// Which.
+        /// The execution's ARN.
         arn: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The engine is shutting down.
@@ -67,7 +67,7 @@ pub enum RedriveError {
 /// A reported outcome was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Not a token that was ever given out.
+    /// The token was not made by this engine.
     #[error("Invalid Token: 'Invalid token'")]
     Invalid,
     /// The task or its execution has ended.
@@ -77,7 +77,7 @@ pub enum TokenError {
     #[error("Invalid Output: {0}")]
     InvalidOutput(String),
     /// The journal could not take it; the caller may try again.
-    #[error("the outcome could not be written down: {0}")]
+    #[error("the outcome could not be written to the journal: {0}")]
     Unavailable(String),
 }
 
@@ -90,12 +90,12 @@ pub enum EngineOpenError {
     /// The journal's rows cannot be read.
     #[error("the workflow journal could not be read: {0}")]
     Journal(#[from] mayfly_workflows_journal::JournalError),
-    /// The data directory.
-    #[error("the workflow data directory {path} could not be made: {source}")]
+    /// The data directory cannot be created.
+    #[error("the workflow data directory {path} cannot be created: {source}")]
     Directory {
-        /// Which.
+        /// The path of the directory.
         path: std::path::PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 }

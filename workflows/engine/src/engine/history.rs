@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::Engine;
 use super::error::ExecutionError;
 use super::types::{HistoryQuery, Page};
@@ -20,7 +22,7 @@ const KEPT_FOR: Duration = Duration::from_secs(10);
 /// page would take the square of its length.
 #[derive(Default)]
 pub(super) struct Histories {
-    kept: VecDeque<Kept>,
+    kept: Mutex<VecDeque<Kept>>,
 }
 
 struct Kept {
@@ -32,8 +34,9 @@ struct Kept {
 }
 
 impl Histories {
-    fn get(&mut self, execution: u64, redrive_count: u32) -> Option<Arc<Vec<HistoryEvent>>> {
-        let kept = self.kept.iter_mut();
+    fn get(&self, execution: u64, redrive_count: u32) -> Option<Arc<Vec<HistoryEvent>>> {
+        let mut all = self.kept.lock();
+        let kept = all.iter_mut();
         let mut found =
             kept.filter(|kept| kept.execution == execution && kept.redrive_count == redrive_count);
         let kept = found.next()?;
@@ -41,17 +44,18 @@ impl Histories {
         Some(kept.events.clone())
     }
 
-    fn keep(&mut self, execution: u64, redrive_count: u32, events: Arc<Vec<HistoryEvent>>) {
-        self.kept.retain(|kept| kept.execution != execution);
-        if self.kept.len() >= KEPT_MAX {
-            self.kept.pop_front();
+    fn keep(&self, execution: u64, redrive_count: u32, events: Arc<Vec<HistoryEvent>>) {
+        let mut all = self.kept.lock();
+        all.retain(|kept| kept.execution != execution);
+        if all.len() >= KEPT_MAX {
+            all.pop_front();
         }
-        self.kept.push_back(Kept { execution, redrive_count, events, used: Instant::now() });
+        all.push_back(Kept { execution, redrive_count, events, used: Instant::now() });
     }
 
     /// Drops the histories that were not read lately.
-    pub(super) fn forget_unused(&mut self) {
-        self.kept.retain(|kept| kept.used.elapsed() < KEPT_FOR);
+    pub(super) fn forget_unused(&self) {
+        self.kept.lock().retain(|kept| kept.used.elapsed() < KEPT_FOR);
     }
 }
 
@@ -92,16 +96,16 @@ impl Engine {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
                 let (execution, redrive_count) = (row.id, row.outcome.redrive_count);
                 let ended = row.outcome.status != RunStatus::Running;
-                let kept = ended.then(|| inner.histories.lock().get(execution, redrive_count)).flatten();
+                let kept = ended.then(|| inner.histories.get(execution, redrive_count)).flatten();
                 if kept.is_some() {
                     return Ok(kept);
                 }
                 let row = inner.whole_row(row)?;
-                let state_machine = inner.machine_of(row.machine)?;
+                let state_machine = inner.definitions.get(row.machine)?;
                 let (_, _, events) = inner.replay(&row, &state_machine, true)?;
                 let events = Arc::new(events);
                 if ended {
-                    inner.histories.lock().keep(execution, redrive_count, events.clone());
+                    inner.histories.keep(execution, redrive_count, events.clone());
                 }
                 Ok(Some(events))
             })

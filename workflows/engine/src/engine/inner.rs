@@ -2,74 +2,62 @@
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
+use super::definitions::Definitions;
 use super::deps::{EngineDeps, Integrations};
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
-use super::mocked::Alarms;
-use super::types::{Description, RedriveStatus, StartedMachine};
+use super::open_executions::OpenExecutions;
+use super::timers::Timers;
+use super::types::{Description, RedriveStatus};
+use super::work::{Busy, Shutdown, WorkCounter};
 use crate::executor::activities::ActivityQueues;
 use crate::executor::fair::FairQueue;
-use crate::timers::{TimerKey, Wheel};
 use mayfly_workflows_journal::{
     Batch, Done, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, RecordRow,
 };
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Action, Call, EffectId, Event, Machine, Output};
 
 /// The size of a state, in bytes, from which checkpoints become rarer: at this size half as often, at twice the size
 /// a third as often.
 const CHECKPOINT_BYTES: u64 = 64_000;
 
-/// Shared by the handle, the journal's callbacks and the effects.
+/// The parts of an engine, and what they need from outside. Shared by the handle, the journal's callbacks and the
+/// effects.
+///
+/// Each part is a struct of its own with its own locks; the methods here and in the sibling modules take an event from
+/// one part to the next.
 pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) deps: EngineDeps,
+    pub(super) runtime: Handle,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) definitions: Definitions,
     pub(super) live: Arc<Live>,
-    pub(super) open: AtomicUsize,
-    pub(super) tally: ExecutionCounters,
-    pub(super) next_execution: AtomicU64,
-    pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StartedMachine>>>,
-    /// Digests of state machines in memory, by the address of the shared value.
-    pub(super) digests: Mutex<HashMap<usize, (Weak<StartedMachine>, ContentDigest)>>,
-    /// State machines that are in the journal.
-    pub(super) written: Mutex<HashSet<ContentDigest>>,
-    /// Read-held from checking that a definition is stored until the start that refers to it is enqueued; write-held
-    /// while unreferenced definitions are deleted.
-    pub(super) definition_gc_lock: parking_lot::RwLock<()>,
+    pub(super) open: Arc<OpenExecutions>,
+    pub(super) timers: Timers,
+    /// Effects that wait for a slot.
+    pub(super) effects: Mutex<FairQueue<PendingEffect>>,
+    pub(super) activity_queues: Arc<ActivityQueues>,
+    pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
+    pub(super) histories: Histories,
+    pub(super) counters: ExecutionCounters,
+    pub(super) changes: ChangeBroadcast,
+    pub(super) work: WorkCounter,
+    pub(super) shutdown: Shutdown,
     /// Read-held while an execution is redriven, write-held while old executions are deleted.
     pub(super) retention_lock: tokio::sync::RwLock<()>,
-    pub(super) histories: Mutex<Histories>,
-    pub(super) wheel: Mutex<Wheel>,
-    /// Notified when a timer is added that is due before the one the timer task waits for.
-    pub(super) wheel_changed: Notify,
-    pub(super) lines: Arc<ActivityQueues>,
-    pub(super) fair: Mutex<FairQueue<PendingEffect>>,
-    pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
-    /// Waits that belong to no execution's timer.
-    pub(super) alarms: Mutex<Alarms>,
-    pub(super) timers: super::delivery::TimerDelivery,
-    pub(super) changes: ChangeBroadcast,
-    pub(super) runtime: Handle,
-    pub(super) closing: AtomicBool,
-    /// The process is being stopped: effects write no failure and are not begun any more.
-    pub(super) stopping: AtomicBool,
-    /// Executions that were open at the start and have not been taken up again. In order of their starts.
-    pub(super) unresumed: Mutex<BTreeSet<u64>>,
-    /// Work that continues without an event from outside; a virtual clock waits for it before it jumps.
-    pub(super) busy: AtomicUsize,
 }
 
 /// An effect in the queue for a slot.
@@ -92,7 +80,7 @@ pub(super) struct AppliedEvent {
     pub(super) actions: Vec<Action>,
 }
 
-/// Why an event was not applied.
+/// Reasons for which an event was not applied.
 #[derive(Debug)]
 pub(crate) enum ApplyError {
     /// The execution has ended, or the effect has.
@@ -103,19 +91,15 @@ pub(crate) enum ApplyError {
     Journal(JournalError),
 }
 
-/// Counts as work in progress until it is dropped.
-pub(crate) struct Busy(Arc<Inner>);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 impl Inner {
-    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
-        self.busy.fetch_add(1, Ordering::AcqRel);
-        Busy(self.clone())
+    /// Work begins that continues without an event from outside.
+    pub(crate) fn busy(&self) -> Busy {
+        self.work.begin()
+    }
+
+    /// Resolves after this time, by the engine's clock; see [`Timers::alarm`].
+    pub(crate) fn alarm(&self, after: Duration) -> oneshot::Receiver<Busy> {
+        self.timers.alarm(after)
     }
 
     pub(crate) fn now_ms(&self) -> i64 {
@@ -193,7 +177,7 @@ impl Inner {
             }
             Err(error) => {
                 cell.checkpoint_at = cell.seq + every;
-                tracing::warn!(execution, %error, "a checkpoint could not be written; resuming will take longer");
+                tracing::warn!(execution, %error, "a checkpoint could not be encoded; resuming this execution will take longer");
                 None
             }
         }
@@ -212,7 +196,7 @@ impl Inner {
         if running.express {
             // Express executions are not journalled.
             if let Some(row) = outcome {
-                self.tally.ended(StateMachineType::Express, row.status);
+                self.counters.ended(StateMachineType::Express, row.status);
                 cell.row.outcome = row;
             }
             self.perform(running, cell, actions);
@@ -267,7 +251,7 @@ impl Inner {
             self.tell_changed(ExecutionChange::Started, running, &cell.row);
         }
         if let Some(row) = outcome {
-            self.tally.ended(StateMachineType::Standard, row.status);
+            self.counters.ended(StateMachineType::Standard, row.status);
             cell.row.outcome = row;
             self.tell_changed(ExecutionChange::Moved, running, &cell.row);
         }
@@ -302,12 +286,10 @@ impl Inner {
                     if let Some(effect) = running.effects.lock().remove(&n) {
                         effect.abort();
                     }
-                    self.lines.withdraw(running.id, n);
+                    self.activity_queues.withdraw(running.id, n);
                 }
-                Action::SetTimer { n, at_ms } => self.set_timer(running.timer(n), at_ms),
-                Action::ClearTimer { n } => {
-                    self.wheel.lock().cancel(running.timer(n));
-                }
+                Action::SetTimer { n, at_ms } => self.timers.set(running.timer(n), at_ms),
+                Action::ClearTimer { n } => self.timers.cancel(running.timer(n)),
                 Action::StartChild(child) => self.start_child(running, child),
                 Action::StopChild { arn } => self.stop_child(arn),
                 Action::RegisterRun { .. } => {}
@@ -325,21 +307,11 @@ impl Inner {
         }
     }
 
-    pub(super) fn set_timer(&self, key: TimerKey, at_ms: i64) {
-        let mut wheel = self.wheel.lock();
-        let sooner = wheel.next_ms().is_none_or(|next| at_ms < next);
-        wheel.insert(key, at_ms);
-        drop(wheel);
-        if sooner {
-            self.wheel_changed.notify_one();
-        }
-    }
-
     fn ended(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut ResidentState) {
         for (_, effect) in running.effects.lock().drain() {
             effect.abort();
         }
-        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.open.subtract(1);
         self.live.release(running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {

@@ -66,11 +66,11 @@ pub(super) struct Live {
     by_arn: Vec<Mutex<HashMap<ExecutionArn, Slot>>>,
 }
 
-/// An ARN's place.
+/// The state of an ARN.
 pub(super) enum Slot {
     /// Being started or read by one task. Waiters are woken when the sender is dropped.
     Taken(Vec<oneshot::Sender<Infallible>>),
-    /// There.
+    /// The execution is in memory.
     There(Arc<ResidentExecution>),
 }
 
@@ -82,7 +82,7 @@ pub(super) struct NameReservation {
 }
 
 impl NameReservation {
-    /// Here it is.
+    /// Makes the execution visible under its ARN.
     pub(super) fn fill(mut self, running: &Arc<ResidentExecution>) {
         self.filled = true;
         self.live.ids(running.id).lock().insert(running.id, running.clone());

@@ -2,48 +2,16 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::dataflow::Verdict;
-use mayfly_workflows_language::definition::{FlowId, StateMachineType};
-use mayfly_workflows_language::parse;
+use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::value::Value;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::inner::Inner;
 use super::types::StartedMachine;
 use mayfly_workflows_journal::{ExecutionRow, JournalError, RecordRow};
-use mayfly_workflows_language::execution::ContentDigest;
 use mayfly_workflows_machine::history::HistoryEvent;
 use mayfly_workflows_machine::{Event, Facts, Machine, Output};
-
-/// A state machine as the journal keeps it.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    arn: StateMachineArn,
-    name: String,
-    role_arn: String,
-    kind: StateMachineType,
-    definition: String,
-    details: serde_json::Value,
-    /// The flow that a map run's children run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    flow: Option<u32>,
-}
-
-/// A state machine's content and its digest, for the journal.
-pub(super) fn stored(machine: &StartedMachine) -> (ContentDigest, Arc<[u8]>) {
-    let stored = Stored {
-        arn: machine.arn.clone(),
-        name: machine.name.clone(),
-        role_arn: machine.role_arn.clone(),
-        kind: machine.kind,
-        definition: machine.definition_text.to_string(),
-        details: machine.details.clone(),
-        flow: machine.flow.map(|flow| flow.0),
-    };
-    let body = serde_json::to_vec(&stored).unwrap_or_default();
-    (ContentDigest::of(&body), body.into())
-}
 
 /// An event as a record, with the evaluations that the wall clock ended.
 pub(super) fn record_of(event: &Event, verdicts: &[Verdict]) -> Result<Vec<u8>, serde_json::Error> {
@@ -78,57 +46,6 @@ fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
 }
 
 impl Inner {
-    /// The state machine an execution runs, compiled again if need be.
-    pub(super) fn machine_of(&self, digest: ContentDigest) -> Result<Arc<StartedMachine>, JournalError> {
-        if let Some(machine) = self.machines.lock().get(&digest) {
-            return Ok(machine.clone());
-        }
-        let body = self.journal.machine(&digest)?.ok_or_else(|| damaged("machines", "a row is missing"))?;
-        let stored: Stored = serde_json::from_slice(&body).map_err(|error| damaged("machines", error))?;
-        let definition = parse::compile_accepted(&stored.definition, stored.kind)
-            .map_err(|rejection| damaged("machines", rejection.message()))?;
-        let machine = Arc::new(StartedMachine {
-            arn: stored.arn,
-            name: stored.name,
-            role_arn: stored.role_arn,
-            kind: stored.kind,
-            definition_text: stored.definition.into(),
-            definition: Arc::new(definition),
-            details: stored.details,
-            flow: stored.flow.map(FlowId),
-        });
-        self.remember(digest, machine.clone());
-        Ok(machine)
-    }
-
-    /// The digest of a state machine, computed once for each shared value.
-    pub(super) fn digest_of(&self, machine: &Arc<StartedMachine>) -> ContentDigest {
-        let address = Arc::as_ptr(machine) as usize;
-        if let Some((there, digest)) = self.digests.lock().get(&address)
-            && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
-        {
-            return *digest;
-        }
-        let (digest, _) = stored(machine);
-        let mut digests = self.digests.lock();
-        if digests.len() >= self.config.limits.machines_cached {
-            digests.retain(|_, (machine, _)| machine.strong_count() > 0);
-        }
-        digests.insert(address, (Arc::downgrade(machine), digest));
-        drop(digests);
-        self.remember(digest, machine.clone());
-        digest
-    }
-
-    /// Caches a compiled state machine.
-    pub(super) fn remember(&self, digest: ContentDigest, machine: Arc<StartedMachine>) {
-        let mut machines = self.machines.lock();
-        if machines.len() >= self.config.limits.machines_cached {
-            machines.clear();
-        }
-        machines.insert(digest, machine);
-    }
-
     /// An execution's row with its payloads.
     pub(super) fn whole_row(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
         row.input = mayfly_workflows_journal::loaded(row.input, &*self.journal)?;

@@ -44,13 +44,13 @@ pub struct MapRunDescription {
     pub tolerated_failure_percentage: f64,
     /// Items that may fail.
     pub tolerated_failure_count: u64,
-    /// By items.
+    /// Numbers of items by status.
     pub item_counts: MapRunCounts,
-    /// By children.
+    /// Numbers of children by status.
     pub execution_counts: MapRunCounts,
     /// The number of redrives.
     pub redrive_count: u32,
-    /// When last.
+    /// The time of the last redrive.
     pub redrive_date: Option<Timestamp>,
 }
 
@@ -93,7 +93,7 @@ impl Inner {
                             tracing::warn!(child = %child.arn, reason, "a map run's child waits to be started");
                         }
                         // Until then it only waits: a virtual clock may jump.
-                        let due = inner.alarm(pause);
+                        let due = inner.timers.alarm(pause);
                         drop(busy);
                         match due.await {
                             Ok(goes_on) => busy = goes_on,
@@ -202,7 +202,7 @@ impl Inner {
                 cause: outcome.cause,
             };
             if let Err(ApplyError::Journal(error)) = inner.deliver(&running, event, |_| ()) {
-                tracing::error!(parent = %running.arn, %error, "a child's end could not be written down");
+                tracing::error!(parent = %running.arn, %error, "the end of a map run's child could not be written to the journal");
             }
         });
     }
@@ -219,7 +219,7 @@ impl Inner {
                 Err(error) => Err(error),
             };
             if let Err(error) = stopped {
-                tracing::error!(child = %arn, %error, "a child that nobody waits for could not be stopped");
+                tracing::error!(child = %arn, %error, "an execution that no task or map run waits for any more could not be stopped");
             }
         });
     }
@@ -244,7 +244,7 @@ impl Inner {
                 Ok(true) => {}
                 Ok(false) => inner.stop_child(arn),
                 Err(error) => {
-                    tracing::warn!(%arn, %error, "whether an execution is waited for cannot be read")
+                    tracing::warn!(%arn, %error, "cannot read whether a task or map run waits for an execution")
                 }
             }
         });
@@ -299,7 +299,7 @@ impl Inner {
             .read(move |journal| {
                 let Some(row) = journal.execution(id)? else { return Ok(None) };
                 let row = inner.whole_row(row)?;
-                let state_machine = inner.machine_of(row.machine)?;
+                let state_machine = inner.definitions.get(row.machine)?;
                 let (machine, _, _) = inner.replay(&row, &state_machine, false)?;
                 Ok(Some(look(&machine)))
             })
@@ -352,15 +352,15 @@ enum Dependency {
     ByRun(ChildOf),
 }
 
-/// Is it the first of its run's children that has not ended? That one is let in however many executions are open:
-/// else their parents could take all places, and wait for ever for a child that gets none.
+/// Whether the child is the first of its run's children that has not ended. That one is admitted however many executions
+/// are open: otherwise the parents could be all open executions, and wait forever for children that are not admitted.
 fn comes_first(parent: &ResidentExecution, child: &ChildStart) -> bool {
     let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
     run.is_some_and(|(_, run)| run.comes_first(child.index))
 }
 
-/// Why a child was not started.
+/// Reasons for which a child was not started.
 enum NotStarted {
     /// It may be started later.
     Later(String),

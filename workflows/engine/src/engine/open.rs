@@ -3,23 +3,27 @@
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use super::Engine;
+use super::changes::ChangeBroadcast;
 use super::config::Config;
+use super::counters::ExecutionCounters;
+use super::definitions::Definitions;
 use super::deps::{EngineDeps, Integrations};
 use super::error::EngineOpenError;
+use super::history::Histories;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
 use super::objects::Divided;
+use super::open_executions::OpenExecutions;
+use super::timers::Timers;
+use super::work::{Shutdown, WorkCounter};
 
 use crate::executor::endpoint::S3;
 use crate::executor::fair::FairQueue;
-use crate::timers::Wheel;
 use mayfly_workflows_journal::{
     ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution,
 };
@@ -50,8 +54,6 @@ impl Engine {
         journal: Arc<dyn Journal>,
     ) -> Result<Engine, EngineOpenError> {
         let last = journal.last_execution()?;
-        let now_ms = deps.clock.now_ms();
-        let limits = config.limits.clone();
         let deps = match S3::at_endpoint(&config, &deps) {
             Some(s3) => {
                 let objects = Divided { here: deps.objects, there: Arc::new(s3) };
@@ -59,38 +61,31 @@ impl Engine {
             }
             None => deps,
         };
+        let (limits, work) = (&config.limits, WorkCounter::default());
+        let effects = FairQueue::new(limits.effects, limits.effects_per_execution);
         let inner = Arc::new(Inner {
+            runtime: tokio::runtime::Handle::current(),
+            definitions: Definitions::new(journal.clone(), limits.machines_cached),
+            live: Arc::new(Live::new()),
+            open: OpenExecutions::new(limits.open_executions, last),
+            timers: Timers::new(deps.clock.clone(), work.clone()),
+            effects: Mutex::new(effects),
+            activity_queues: Arc::default(),
+            integrations: OnceLock::new(),
+            histories: Histories::default(),
+            counters: ExecutionCounters::default(),
+            changes: ChangeBroadcast::default(),
+            work,
+            shutdown: Shutdown::default(),
+            retention_lock: tokio::sync::RwLock::default(),
+            journal,
             config,
             deps,
-            journal,
-            live: Arc::new(Live::new()),
-            open: AtomicUsize::new(0),
-            tally: super::counters::ExecutionCounters::default(),
-            next_execution: AtomicU64::new(last + 1),
-            machines: Mutex::default(),
-            digests: Mutex::default(),
-            written: Mutex::default(),
-            definition_gc_lock: parking_lot::RwLock::default(),
-            retention_lock: tokio::sync::RwLock::default(),
-            histories: Mutex::default(),
-            wheel: Mutex::new(Wheel::new(now_ms)),
-            wheel_changed: Notify::new(),
-            lines: Arc::default(),
-            fair: Mutex::new(FairQueue::new(limits.effects, limits.effects_per_execution)),
-            integrations: OnceLock::new(),
-            alarms: Mutex::default(),
-            timers: super::delivery::TimerDelivery::new(),
-            changes: super::changes::ChangeBroadcast::default(),
-            runtime: tokio::runtime::Handle::current(),
-            closing: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
-            unresumed: Mutex::default(),
-            busy: AtomicUsize::new(0),
         });
-        let timers = Arc::downgrade(&inner);
-        inner.runtime.spawn(super::delivery::run_timers(timers.clone()));
-        inner.runtime.spawn(super::residency::evict_idle(timers.clone()));
-        inner.runtime.spawn(super::retention::forget_old(timers));
+        let engine = Arc::downgrade(&inner);
+        inner.runtime.spawn(super::delivery::run_timers(engine.clone()));
+        inner.runtime.spawn(super::residency::evict_idle(engine.clone()));
+        inner.runtime.spawn(super::retention::forget_old(engine));
         Ok(Engine { inner })
     }
 
@@ -107,8 +102,7 @@ impl Engine {
     pub async fn begin_resume(&self) -> Result<usize, EngineOpenError> {
         let ids = self.inner.read(|journal| journal.open_executions()).await?;
         let count = ids.len();
-        self.inner.open.fetch_add(count, Ordering::AcqRel);
-        self.inner.unresumed.lock().extend(ids);
+        self.inner.open.found(ids);
         Ok(count)
     }
 
@@ -117,7 +111,7 @@ impl Engine {
     pub async fn finish_resume(&self) -> Result<usize, EngineOpenError> {
         let inner = self.inner.clone();
         let unreadable = self.inner.read(move |journal| Ok(inner.load_open(journal))).await?;
-        self.inner.open.fetch_sub(unreadable, Ordering::AcqRel);
+        self.inner.open.subtract(unreadable);
         // Only now: a parent that is not in memory yet is taken for one that waits for its children.
         for running in self.inner.live.all() {
             self.inner.stop_if_left(&running);
@@ -142,23 +136,21 @@ impl Engine {
     /// event from outside.
     pub fn is_idle(&self) -> bool {
         let inner = &self.inner;
-        inner.busy.load(Ordering::Acquire) == 0
-            && inner.wheel.lock().is_empty()
-            && inner.unresumed.lock().is_empty()
+        inner.work.is_idle() && inner.timers.is_empty() && inner.open.is_resumed()
     }
 
     /// To be called when the process is asked to stop, before anything that tasks need is stopped. From then on
     /// standard executions begin no task, and a task that fails writes no outcome: the next start of the engine
     /// begins it again.
     pub fn begin_shutdown(&self) {
-        self.inner.stopping.store(true, Ordering::Release);
+        self.inner.shutdown.begin();
     }
 
     /// Refuses new starts, writes the queued changes and closes the journal. Open executions continue when the
     /// journal is opened again.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
-        self.inner.closing.store(true, Ordering::Release);
+        self.inner.shutdown.close();
         for running in self.inner.live.all() {
             for (_, effect) in running.effects.lock().drain() {
                 effect.abort();
@@ -177,7 +169,7 @@ impl Engine {
 
     /// Executions in memory, and timers that wait.
     pub fn load(&self) -> (usize, usize) {
-        (self.inner.live.len(), self.inner.wheel.lock().len())
+        (self.inner.live.len(), self.inner.timers.len())
     }
 }
 
@@ -201,14 +193,14 @@ impl Inner {
     fn load_open(self: &Arc<Self>, journal: &dyn Journal) -> usize {
         let mut unreadable = 0;
         loop {
-            // A copy, so that the lock is free while executions are read: requests take others out meanwhile.
-            let left: Vec<u64> = self.unresumed.lock().iter().copied().collect();
+            // Requests take other executions out while these are read.
+            let left = self.open.unresumed();
             if left.is_empty() {
                 return unreadable;
             }
             let mut progress = false;
             for id in left {
-                if self.stopping.load(Ordering::Acquire) {
+                if self.shutdown.is_stopping() {
                     return unreadable;
                 }
                 match self.load_one(journal, id) {
@@ -222,7 +214,7 @@ impl Inner {
                     }
                 }
                 progress = true;
-                self.unresumed.lock().remove(&id);
+                self.open.resume(id);
             }
             if !progress {
                 std::thread::sleep(RESERVED_RETRY);
@@ -253,7 +245,7 @@ impl Inner {
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
         // Before the execution is visible to others: an event would begin effects that are begun here too.
-        if self.unresumed.lock().remove(&running.id) {
+        if self.open.resume(running.id) {
             let actions = running.lock().machine.resume(self.now_ms());
             self.resume_one(running, actions);
         }
@@ -274,7 +266,7 @@ impl Inner {
     ) -> Result<Arc<ResidentExecution>, JournalError> {
         let StoredExecution { row, checkpoint, records } = stored;
         let row = self.whole_row(row)?;
-        let state_machine = self.machine_of(row.machine)?;
+        let state_machine = self.definitions.get(row.machine)?;
         let out = Output::default();
         let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;
         Ok(ResidentExecution::new(state_machine, machine, row, seq))

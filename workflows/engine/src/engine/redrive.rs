@@ -3,7 +3,6 @@
 use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::error::{ExecutionError, RedriveError};
@@ -35,7 +34,7 @@ impl Inner {
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
         place.fill(&running);
-        self.open.fetch_add(1, Ordering::AcqRel);
+        self.open.add(1);
         self.deliver_durably(&running, Event::Redrive { token }).await?;
         let redriven = running.lock().machine.redrives().1;
         Ok(redriven.unwrap_or_else(|| self.now_ms()))

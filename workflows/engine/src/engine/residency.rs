@@ -95,15 +95,15 @@ impl Inner {
     }
 }
 
-/// Sends executions to sleep until the engine is gone.
+/// Evicts idle executions until the engine is dropped.
 pub(super) async fn evict_idle(engine: Weak<Inner>) {
     loop {
         tokio::time::sleep(ROUND).await;
         let Some(inner) = engine.upgrade() else { return };
-        inner.histories.lock().forget_unused();
+        inner.histories.forget_unused();
         let evicted = inner.sleep_round();
         if evicted > 0 {
-            tracing::debug!(evicted, "executions left memory");
+            tracing::debug!(evicted, "evicted idle executions from memory");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ended executions are kept for a while, then forgotten.
+//! The deletion of executions that ended before the retention period.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use mayfly_workflows_journal::{Batch, JournalChange, JournalError};
 const ROUND: Duration = Duration::from_secs(600);
 /// The delay of the first round, so that it does not compete with the start.
 const FIRST: Duration = Duration::from_secs(30);
-/// Executions forgotten in one transaction: others write between two of them.
+/// Executions deleted in one transaction; other writes come between two of them.
 const BATCH_MAX: usize = 256;
 
 impl Inner {
@@ -46,9 +46,7 @@ impl Inner {
             }),
         };
         {
-            let _out = self.definition_gc_lock.write();
-            // A start after this writes the definition again.
-            self.written.lock().clear();
+            let _deletes = self.definitions.begin_deletion();
             self.journal.write(batch)?;
         }
         receiver.await.map_err(|_| JournalError::Closed)?
@@ -82,7 +80,7 @@ impl Engine {
     }
 }
 
-/// Forgets old executions until the engine is gone.
+/// Deletes old executions until the engine is dropped.
 pub(super) async fn forget_old(engine: Weak<Inner>) {
     let mut rest = FIRST;
     loop {

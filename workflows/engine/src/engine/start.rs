@@ -1,10 +1,9 @@
-//! Executions begun, and ended from outside.
+//! Starts of executions, and stops from outside.
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
@@ -12,7 +11,7 @@ use super::Engine;
 use super::error::{ExecutionError, StartError};
 use super::inner::{AppliedEvent, ApplyError, Inner, timestamp};
 use super::live::{NameReservation, ResidentExecution, ResidentState, may_take_long};
-use super::load;
+use super::open_executions::AdmissionPermit;
 use super::types::{Description, StartRequest, Started, StartedMachine};
 use mayfly_workflows_journal::{
     Birth, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, WaitedBy,
@@ -38,27 +37,6 @@ pub(super) struct NewExecution {
     pub(super) at_any_load: bool,
 }
 
-/// AdmissionPermit for one more open execution: given back when it is dropped untaken.
-struct AdmissionPermit {
-    inner: Arc<Inner>,
-    taken: bool,
-}
-
-impl AdmissionPermit {
-    /// It is filled; the end of the execution gives it back.
-    fn take(mut self) {
-        self.taken = true;
-    }
-}
-
-impl Drop for AdmissionPermit {
-    fn drop(&mut self) {
-        if !self.taken {
-            self.inner.open.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
 impl Inner {
     /// Asks the journal on a thread that may block.
     pub(super) async fn read<T: Send + 'static>(
@@ -77,10 +55,10 @@ impl Inner {
         self: &Arc<Self>,
         new: NewExecution,
     ) -> Result<Arc<ResidentExecution>, StartError> {
-        if self.closing.load(Ordering::Acquire) {
+        if self.shutdown.is_closing() {
             return Err(StartError::Closed);
         }
-        let room = self.room(new.at_any_load)?;
+        let room = self.open.admit(new.at_any_load)?;
         // Another task may be reading the journal for it.
         let Some(place) = self.live.take_settled(&new.arn).await else {
             return Err(StartError::AlreadyExists { arn: new.arn });
@@ -121,27 +99,15 @@ impl Inner {
         let _ = begun.await;
     }
 
-    /// MapRunCounts one more open execution, if there may be.
-    fn room(self: &Arc<Self>, at_any_load: bool) -> Result<AdmissionPermit, StartError> {
-        let limit = if at_any_load { usize::MAX } else { self.config.limits.open_executions };
-        let counted = self
-            .open
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| (open < limit).then_some(open + 1));
-        match counted {
-            Ok(_) => Ok(AdmissionPermit { inner: self.clone(), taken: false }),
-            Err(_) => Err(StartError::TooMany { limit }),
-        }
-    }
-
     fn begin_in(
         self: &Arc<Self>,
         place: NameReservation,
         room: AdmissionPermit,
         new: NewExecution,
     ) -> Result<(Arc<ResidentExecution>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
-        let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
+        let id = self.open.next_id();
         let at_ms = self.now_ms();
-        let digest = self.digest_of(&new.state_machine);
+        let digest = self.definitions.digest_of(&new.state_machine);
         let kind = new.state_machine.kind;
         let express = kind == StateMachineType::Express;
         let mut row = ExecutionRow {
@@ -167,12 +133,9 @@ impl Inner {
             machine.apply(at_ms, 0, Event::Start, &mut out);
         }
         let mut changes = Vec::new();
-        let definition_gc_lock = self.definition_gc_lock.read();
+        let kept = self.definitions.keep();
         if !express {
-            if !self.written.lock().contains(&digest) {
-                let (_, body) = load::stored(&new.state_machine);
-                changes.push(JournalChange::Machine { digest, body });
-            }
+            changes.extend(self.definitions.unwritten(digest, &new.state_machine));
             let input = mayfly_workflows_journal::stored(&row.input, &mut changes);
             changes.push(JournalChange::Start(Box::new(ExecutionRow { input, ..row.clone() })));
         }
@@ -187,15 +150,15 @@ impl Inner {
         let step = AppliedEvent { at_ms, redrives: false, changes, actions: out.actions };
         let settled = self.settle(&running, &mut cell, step, move |outcome| {
             if outcome.is_ok() {
-                inner.tally.started(kind);
+                inner.counters.started(kind);
                 if !express {
-                    inner.written.lock().insert(digest);
+                    inner.definitions.note_written(digest);
                 }
             }
             // Ignore a caller that stopped waiting.
             let _ = sender.send(outcome);
         });
-        drop(definition_gc_lock);
+        drop(kept);
         drop(cell);
         match settled {
             Ok(()) => Ok((running, receiver)),
@@ -216,7 +179,7 @@ impl Inner {
         }
         cell.begun.clear();
         cell.waiters.clear();
-        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.open.subtract(1);
         self.live.release(running);
     }
 
@@ -280,7 +243,7 @@ impl Engine {
                 match self.describe(&arn).await.map_err(unreadable)? {
                     Some(there) => same_start(&there, &input),
                     None => Err(StartError::Journal(JournalError::Database(format!(
-                        "the first start of {arn} could not be written down; start it again"
+                        "the first start of {arn} could not be written to the journal; start the execution again"
                     )))),
                 }
             }
@@ -372,7 +335,7 @@ impl Engine {
     }
 }
 
-/// A synchronous execution ends with the question for it.
+/// Stops a synchronous execution when its caller stops waiting.
 struct StopWhenDropped {
     engine: Engine,
     arn: ExecutionArn,

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -209,7 +208,7 @@ impl WireOperations for StartRequests {
 impl TestEngine {
     /// Waits until no work is in progress that continues without an event.
     pub(super) async fn settled(&self) {
-        until("nothing is under way", || self.engine.inner.busy.load(Ordering::Acquire) == 0).await;
+        until("nothing is under way", || self.engine.inner.work.is_idle()).await;
     }
 
     pub(super) async fn new() -> Self {

@@ -61,9 +61,9 @@ pub struct Started {
 /// Whether an execution may be redriven.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedriveStatus {
-    /// Yes.
+    /// The execution may be redriven.
     Redrivable,
-    /// It may not; the reason, worded as AWS words it.
+    /// The execution may not be redriven; with AWS's reason.
     NotRedrivable(String),
     /// Only together with the map run it belongs to.
     RedrivableByMapRun,

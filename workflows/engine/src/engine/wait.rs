@@ -4,7 +4,6 @@ use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -27,11 +26,11 @@ impl Inner {
         loop {
             match self.wait_readable(arn).await {
                 Err(ExecutionError::Journal(error @ JournalError::Database(_)))
-                    if !self.closing.load(Ordering::Acquire) =>
+                    if !self.shutdown.is_closing() =>
                 {
                     tracing::warn!(%arn, %error, "an execution that is waited for cannot be read; trying again");
                     // From here on this task only waits: a virtual clock may jump.
-                    drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
+                    drop(self.timers.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
                 }
                 answer => return answer,
             }

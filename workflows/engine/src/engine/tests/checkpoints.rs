@@ -65,7 +65,7 @@ async fn a_checkpoint_is_the_machine() {
     let (seq, _) = journal.checkpoint(row.id).expect("read").expect("there");
     assert_eq!(seq, 35);
     let inner = &world.engine.inner;
-    let state_machine = inner.machine_of(row.machine).expect("there");
+    let state_machine = inner.definitions.get(row.machine).expect("there");
     let (from_checkpoint, last, _) = inner.replay(&row, &state_machine, false).expect("replays");
     let (from_start, _, events) = inner.replay(&row, &state_machine, true).expect("replays");
     assert_eq!(last, 40);
@@ -81,7 +81,7 @@ async fn a_checkpoint_keeps_the_state_that_a_redrive_resumes() {
     let arn = world.start(&machine(failing, StateMachineType::Standard), "{}").await;
     world.engine.wait(&arn).await.expect("read").expect("there");
     let row = journal.execution_by_arn(&arn).expect("read").expect("there");
-    let state_machine = world.engine.inner.machine_of(row.machine).expect("there");
+    let state_machine = world.engine.inner.definitions.get(row.machine).expect("there");
     let (failed, _, _) = world.engine.inner.replay(&row, &state_machine, false).expect("replays");
     assert!(failed.can_redrive(), "{failed:?}");
     let body = String::from_utf8(failed.checkpoint().expect("written")).expect("text");
@@ -102,7 +102,7 @@ async fn a_damaged_checkpoint_is_left_aside() {
     let row = journal.execution_by_arn(&arn).expect("read").expect("there");
     let damaged = JournalChange::Checkpoint { execution: row.id, seq: 14, body: b"{\"form\":1".to_vec() };
     journal.write(Batch { changes: vec![damaged], done: Box::new(|_| ()) }).expect("written");
-    let state_machine = world.engine.inner.machine_of(row.machine).expect("there");
+    let state_machine = world.engine.inner.definitions.get(row.machine).expect("there");
     let (_, last, _) = world.engine.inner.replay(&row, &state_machine, false).expect("replays");
     assert_eq!(last, 20, "all records are read");
 }
@@ -136,9 +136,9 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     assert!(world.engine.describe(&old).await.expect("read").is_none());
     assert!(world.engine.describe(&late).await.expect("read").is_some());
     assert!(journal.part(&digest).expect("read").is_none(), "its payload went with it");
-    let definition = world.engine.inner.digest_of(&passing);
+    let definition = world.engine.inner.definitions.digest_of(&passing);
     assert!(journal.machine(&definition).expect("read").is_none(), "so did its definition");
-    let kept = world.engine.inner.digest_of(&waiting);
+    let kept = world.engine.inner.definitions.digest_of(&waiting);
     assert!(journal.machine(&kept).expect("read").is_some(), "one that another has stays");
     // After a new start it is written again: the next process that opens the journal finds it.
     let again = world.start(&passing, "2").await;

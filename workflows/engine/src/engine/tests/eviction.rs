@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::watched::Watched;
 use super::*;
-use crate::engine::inner::Busy;
+use crate::engine::work::Busy;
 
 /// An execution that sleeps, and what keeps the virtual clock from jumping to its timer.
 async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (ExecutionArn, Busy) {

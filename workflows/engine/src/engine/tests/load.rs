@@ -89,7 +89,7 @@ async fn children_wait_for_a_place_and_do_not_fail_for_want_of_one() {
     let world = TestEngine::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let (ended, _) = world.run(each_of(json!([1, 2, 3, 4])), "{}").await;
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2,3,4]"), None));
-    assert_eq!(world.engine.inner.open.load(std::sync::atomic::Ordering::Acquire), 0);
+    assert_eq!(world.engine.inner.open.count(), 0);
     // A caller from outside gets the error.
     let holder = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": 9, "End": true}}}),
@@ -109,7 +109,7 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
     // The engine closes between the parent's start and the children's.
     let watched = super::watched::Watched::new(journal.clone(), move |batch| {
         if let Some(engine) = closes.get() {
-            engine.inner.closing.store(true, std::sync::atomic::Ordering::Release);
+            engine.inner.shutdown.close();
         }
         Some(batch)
     });
