@@ -31,7 +31,7 @@ pub enum CommitError {
 }
 
 /// The durable storage of one store. The store's writer thread owns it and calls it; calls may block.
-pub trait Backend: Send {
+pub trait StorageBackend: Send {
     /// Makes all events durable, or none of them. They are in the order of their revisions, and the first one has the
     /// revision after the newest durable one.
     fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError>;

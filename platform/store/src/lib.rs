@@ -5,7 +5,7 @@
 //!
 //! **Does not belong here:** kinds, JSON, HTTP, validation, access rights. Only the API server opens a store.
 //!
-//! One writer thread owns the [`Backend`] (a SQLite file, or memory in tests) and commits groups of writes with one
+//! One writer thread owns the [`StorageBackend`] (a SQLite file, or memory in tests) and commits groups of writes with one
 //! fsync ([`writer`]); committed writes are published into an in-memory [`state`], from which every read is answered.
 //! Reads never touch the disk. Start reading at [`Store`], then `batch.rs` (the meaning of a write), `state.rs` (the
 //! published state), `watch.rs`.
@@ -27,7 +27,7 @@ mod watch;
 mod write;
 mod writer;
 
-pub use backend::{Backend, CommitError, StoredObjects};
+pub use backend::{CommitError, StorageBackend, StoredObjects};
 pub use list::{ListError, ListOptions, Listing};
 pub use memory::MemoryStorage;
 pub use object::{Entry, EventKind, Key, Range, Revision, Scope, WriteEvent};

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
-    backend::{Backend, CommitError, StoredObjects},
+    backend::{CommitError, StorageBackend, StoredObjects},
     object::{Entry, EventKind, Key, Revision, WriteEvent},
 };
 
@@ -32,14 +32,14 @@ impl fmt::Debug for MemoryStorage {
 
 impl MemoryStorage {
     /// The content and a backend, for [`Store::with_backend`](crate::Store::with_backend).
-    pub fn open(&self) -> (StoredObjects, Box<dyn Backend>) {
+    pub fn open(&self) -> (StoredObjects, Box<dyn StorageBackend>) {
         let content = self.content.lock();
         let entries = content.entries.values().cloned().collect();
         (StoredObjects { revision: content.revision, entries }, Box::new(self.clone()))
     }
 }
 
-impl Backend for MemoryStorage {
+impl StorageBackend for MemoryStorage {
     fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
         let mut content = self.content.lock();
         for event in events {

@@ -13,7 +13,7 @@ use mayfly_sqlite::{DatabaseError, DatabaseFormat, Log, OpenedDatabase, WriterSe
 use rusqlite::{Connection, TransactionBehavior, ffi, params};
 
 use crate::{
-    backend::{Backend, CommitError, StoredObjects},
+    backend::{CommitError, StorageBackend, StoredObjects},
     lock::{Lock, LockError},
     object::{Entry, EventKind, Key, Revision, WriteEvent},
     store::Config,
@@ -132,7 +132,7 @@ impl SqliteBackend {
     }
 }
 
-impl Backend for SqliteBackend {
+impl StorageBackend for SqliteBackend {
     fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
         match self.transact(events) {
             Ok(()) => Ok(()),

@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
-    backend::{Backend, StoredObjects},
+    backend::{StorageBackend, StoredObjects},
     list::{ListError, ListOptions, ListView, Listing},
     memory::MemoryStorage,
     object::{Entry, Key, Range, Revision},
@@ -153,7 +153,7 @@ impl Store {
     }
 
     /// A store over a backend and the objects that it loaded. The path and the sizes of files in `config` are not used.
-    pub fn with_backend(config: Config, stored: StoredObjects, backend: Box<dyn Backend>) -> Self {
+    pub fn with_backend(config: Config, stored: StoredObjects, backend: Box<dyn StorageBackend>) -> Self {
         Self::with_writer(config, stored, |shared, queue| writer::start(shared, backend, queue))
     }
 

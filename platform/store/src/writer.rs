@@ -20,7 +20,7 @@ use mayfly_sqlite::GroupCommitPolicy;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
-    backend::{Backend, CommitError},
+    backend::{CommitError, StorageBackend},
     batch::{EventBatch, written},
     object::WriteEvent,
     store::StoreContext,
@@ -52,7 +52,7 @@ pub(crate) struct QueuedWrite {
 
 pub(crate) struct Writer {
     shared: Arc<StoreContext>,
-    backend: Box<dyn Backend>,
+    backend: Box<dyn StorageBackend>,
     queue: mpsc::Receiver<WriterCommand>,
     gathering: GroupCommitPolicy,
 }
@@ -62,7 +62,7 @@ type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteErr
 
 pub(crate) fn start(
     shared: Arc<StoreContext>,
-    backend: Box<dyn Backend>,
+    backend: Box<dyn StorageBackend>,
     queue: mpsc::Receiver<WriterCommand>,
 ) {
     let writer = Writer::new(shared, backend, queue);
@@ -93,7 +93,7 @@ impl Drop for StopNotifier {
 impl Writer {
     pub(crate) fn new(
         shared: Arc<StoreContext>,
-        backend: Box<dyn Backend>,
+        backend: Box<dyn StorageBackend>,
         queue: mpsc::Receiver<WriterCommand>,
     ) -> Self {
         let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);

@@ -56,7 +56,8 @@ fn definitions(text: &str) -> impl Iterator<Item = &str> {
         let line = line.strip_prefix(' ')?;
         let rest = ["struct ", "enum ", "trait "].iter().find_map(|keyword| line.strip_prefix(keyword))?;
         let end = rest.find(|character: char| !character.is_alphanumeric() && character != '_');
-        Some(&rest[..end.unwrap_or(rest.len())])
+        // The name is a parameter of a macro (`$name`) where this is empty.
+        Some(&rest[..end.unwrap_or(rest.len())]).filter(|name| !name.is_empty())
     })
 }
 
@@ -67,7 +68,7 @@ mod tests {
     #[test]
     fn definitions_are_found_whatever_their_visibility() {
         let text = "pub struct A<T>(T);\n  pub(crate) enum B {\npub(in crate::x) trait C: D {\nstruct Private;\n\
-                    pub fn structure() {}\npub use a::struct_like;\n";
+                    pub fn structure() {}\npub use a::struct_like;\npub struct $name(u64);\n";
         assert_eq!(definitions(text).collect::<Vec<_>>(), ["A", "B", "C"]);
     }
 
