@@ -169,16 +169,10 @@ impl ContainerNode {
         let Self { kubectl, folder, before, .. } = self;
         // A pod deleted by force disappears from the API before the node has removed it.
         let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));
-        let removed = async || {
-            wait::until("the node has removed its pods", || async {
-                Ok((names(&pods).is_empty() && names(&volumes).is_empty()).then_some(()))
-            })
-            .await
-        };
-        // Happens after aborted sessions: the removal of a pod is retried with increasing pauses.
-        if removed().await.is_err() && removed().await.is_err() {
-            removed().await?;
-        }
+        wait::until("the node has removed its pods", || async {
+            Ok((names(&pods).is_empty() && names(&volumes).is_empty()).then_some(()))
+        })
+        .await?;
         kubectl.up.stop().await?;
         let after = HostState::look(folder.path());
         ensure!(after == before, "left on the host: {after:?}, before: {before:?}");
