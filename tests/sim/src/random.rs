@@ -15,10 +15,10 @@ impl Random {
 
     /// A generator of its own, so that the use of one does not shift the numbers of the other.
     pub fn fork(&mut self) -> Self {
-        Self::new(self.next())
+        Self::new(self.next_u64())
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,19 +28,19 @@ impl Random {
 
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.next_u64().to_le_bytes()[..chunk.len()]);
         }
     }
 
     /// A number of a range that is not empty.
     pub fn below(&mut self, range: Range<u64>) -> u64 {
-        range.start + self.next() % (range.end - range.start)
+        range.start + self.next_u64() % (range.end - range.start)
     }
 
     /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are kept")]
-        let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let unit = (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         unit < probability
     }
 
