@@ -191,7 +191,7 @@ async fn the_compiler_ends_alone_by_what_it_cannot_compile() -> Result<()> {
     let starved = compile(&up, &hello, "8000000").await?;
     ensure!(!matches!(starved.code, Some(0 | 3)), "not the component's fault: {starved:?}");
     let by_hand = up.cli().fails(&["compile", "hello.wasm"]).await?;
-    ensure!(by_hand.contains("for the server's own use"), "{by_hand}");
+    ensure!(by_hand.contains("for internal use"), "{by_hand}");
     Ok(())
 }
 
