@@ -430,7 +430,7 @@ mod tests {
             (json!({"Image": "x", "RuntimeClass": "No"}), "RuntimeClass"),
             (json!({"Component": "extract.wasm"}), "mayfly artifact push"),
             (json!({"Component": digest, "Paramters": {}}), "unknown field"),
-            (json!({"Component": digest, "Parameters": {"a/b": 1}}), "is no name"),
+            (json!({"Component": digest, "Parameters": {"a/b": 1}}), "is not an input's name"),
             (json!({"Component": digest, "Artifacts": {"a": "x"}}), "WrittenArtifact"),
             (json!({"Component": digest, "Namespace": "No"}), "Namespace"),
             (json!({"Component": digest, "Script": "x"}), "needs an Image"),
