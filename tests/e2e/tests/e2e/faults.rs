@@ -231,7 +231,7 @@ async fn a_damaged_log_is_refused_and_left_as_it_is() -> Result<()> {
     }
     up.kill()?;
     // In the order in which they are opened: a failed start checkpoints the databases that it opened before.
-    for database in ["mayfly.db", "workflows/workflows.db", "workflows/catalog.db"] {
+    for database in ["mayfly.db", "workflows/catalog.db", "workflows/workflows.db"] {
         let database = data.join(database).to_string_lossy().into_owned();
         let log = PathBuf::from(format!("{database}-wal"));
         let whole = std::fs::read(&log).with_context(|| log.display().to_string())?;
