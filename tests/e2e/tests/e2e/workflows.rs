@@ -178,7 +178,7 @@ async fn a_journal_that_fails_is_told_and_a_new_start_goes_on() -> Result<()> {
         Ok((answer.status == 503).then_some(answer.text()))
     })
     .await?;
-    ensure!(told.contains("start Mayfly again") && told.contains("injected"), "{told}");
+    ensure!(told.contains("restart Mayfly") && told.contains("injected"), "{told}");
     let refused = start(&up, &machine, json!({})).await;
     ensure!(refused.is_err(), "a start was acknowledged that is not kept");
     let data = up.data().to_path_buf();
