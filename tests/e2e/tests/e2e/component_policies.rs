@@ -103,8 +103,8 @@ impl Matrix {
             None => self.up.http().get(&format!("/fn/{}/{}/?url={url}", from.0, from.1)).await?,
         };
         match answer.status.as_u16() {
-            // The destination is such a component, too, and says that it was not told where to go.
-            400 if answer.text().contains("say where to") => Ok(true),
+            // The destination is such a component, too, and its own request has no target.
+            400 if answer.text().contains("the target is missing") => Ok(true),
             502 if answer.text().contains("Denied") => Ok(false),
             _ => anyhow::bail!("{from:?} -> {url}: {answer:?}"),
         }
