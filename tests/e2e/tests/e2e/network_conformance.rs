@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use http::Method;
 use mayfly_e2e::{Start, Up, full, wait::until};
 use serde_json::{Value, json};
@@ -45,6 +45,23 @@ impl Cluster {
 
     async fn get(&self, path: &str) -> Result<Value> {
         self.call(Method::GET, path, &Value::Null).await
+    }
+
+    /// Reads the object, applies `change` and replaces it. A controller may write the object in
+    /// between (the gateway does to an Ingress); the conflict is then answered by another try, as
+    /// clients do.
+    async fn replace(&self, path: &str, change: impl Fn(&mut Value)) -> Result<()> {
+        loop {
+            let mut object = self.get(path).await?;
+            change(&mut object);
+            let body = full(object.to_string());
+            let answer = self.up.api()?.call(Method::PUT, path, "application/json", body).await?;
+            match answer.status {
+                200 => return Ok(()),
+                409 => continue,
+                _ => bail!("PUT {path}: {answer:?}"),
+            }
+        }
     }
 
     async fn delete(&self, path: &str) -> Result<Value> {
@@ -349,10 +366,8 @@ async fn api_operations(cluster: &Cluster, path: &str, object: Value, is_status:
     let made = cluster.create(path, object).await?;
     ensure!(!made["metadata"]["uid"].is_null());
     let at = format!("{path}/{name}");
-    let mut read = cluster.get(&at).await?;
     ensure!(cluster.names(path).await?.contains(&name));
-    read["metadata"]["annotations"]["replaced"] = "yes".into();
-    cluster.call(Method::PUT, &at, &read).await?;
+    cluster.replace(&at, |object| object["metadata"]["annotations"]["replaced"] = "yes".into()).await?;
     let patched = cluster.patch(&at, json!({"metadata": {"annotations": {"patched": "yes"}}})).await?;
     let annotations = &patched["metadata"]["annotations"];
     ensure!(annotations["patched"] == "yes" && annotations["replaced"] == "yes", "{patched}");
