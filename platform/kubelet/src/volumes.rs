@@ -34,7 +34,7 @@ use std::{
 
 use mayfly_api::{
     env::{self, EnvSources},
-    k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Volume, VolumeMount},
+    k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Secret, Volume, VolumeMount},
     quantity,
     volume_claims::claim_of,
 };
@@ -64,6 +64,17 @@ pub(crate) struct VolumeSources<'a, S> {
     pub(crate) tokens: &'a tokens::PodTokens,
     /// The volumes that the pod's claims are bound to.
     pub(crate) claimed: &'a claims::ClaimedVolumes,
+}
+
+impl<S: EnvSources> VolumeSources<'_, S> {
+    /// A Secret for the driver of a volume.
+    ///
+    /// # Errors
+    /// A message: it does not exist.
+    fn secret(&self, volume: &str, namespace: &str, name: &str) -> Result<Arc<Secret>, String> {
+        let found = self.objects.secret(namespace, name);
+        found.ok_or_else(|| format!("volume {volume:?}: secret {namespace}/{name} not found"))
+    }
 }
 
 impl Volumes {

@@ -85,10 +85,7 @@ impl FlexSource {
         volume: &Volume,
         sources: &VolumeSources<'_, impl EnvSources>,
     ) -> Result<Option<Self>, String> {
-        let secret = |namespace: &str, name: &str| {
-            let found = sources.objects.secret(namespace, name);
-            found.ok_or_else(|| format!("volume {:?}: secret {namespace}/{name} not found", volume.name))
-        };
+        let secret = |namespace: &str, name: &str| sources.secret(&volume.name, namespace, name);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         if let Some(source) = &volume.flex_volume {
             let secret = source.secret_ref.as_ref().map(|reference| secret(namespace, &reference.name));

@@ -53,10 +53,7 @@ impl CsiSource {
         volume: &Volume,
         sources: &VolumeSources<'_, impl EnvSources>,
     ) -> Result<Option<Self>, String> {
-        let secret = |namespace: &str, name: &str| {
-            let found = sources.objects.secret(namespace, name);
-            found.ok_or_else(|| format!("volume {:?}: secret {namespace}/{name} not found", volume.name))
-        };
+        let secret = |namespace: &str, name: &str| sources.secret(&volume.name, namespace, name);
         if let Some(inline) = &volume.csi {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let reference = inline.node_publish_secret_ref.as_ref();
