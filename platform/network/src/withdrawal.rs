@@ -5,16 +5,21 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use mayfly_api::k8s::api::discovery::v1::EndpointSlice;
 use tokio::sync::watch;
 
-/// The addresses of endpoints that are not about to end, by the slices that the node's proxy applied last.
-pub(crate) type LiveEndpoints = Arc<BTreeSet<IpAddr>>;
+/// The namespaces and addresses of endpoints that are not about to end, by the slices that the node's proxy applied
+/// last. By namespace, because an EndpointSlice can contain any address: one of another namespace must not delay a pod.
+pub(crate) type LiveEndpoints = Arc<BTreeSet<(Arc<str>, IpAddr)>>;
 
 pub(crate) fn live_endpoints<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>) -> LiveEndpoints {
-    let endpoints = slices.into_iter().flat_map(|slice| &slice.endpoints).filter(|endpoint| {
-        let conditions = endpoint.conditions.as_ref();
-        conditions.and_then(|conditions| conditions.terminating) != Some(true)
+    let live = slices.into_iter().flat_map(|slice| {
+        let namespace: Arc<str> = slice.metadata.namespace.as_deref().unwrap_or_default().into();
+        let endpoints = slice.endpoints.iter().filter(|endpoint| {
+            let conditions = endpoint.conditions.as_ref();
+            conditions.and_then(|conditions| conditions.terminating) != Some(true)
+        });
+        let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
+        addresses.filter_map(move |address| Some((namespace.clone(), address.parse().ok()?)))
     });
-    let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
-    Arc::new(addresses.filter_map(|address| address.parse().ok()).collect())
+    Arc::new(live.collect())
 }
 
 /// Follows what the node's proxy applied. Cheap to clone.
@@ -22,12 +27,14 @@ pub(crate) fn live_endpoints<'a>(slices: impl IntoIterator<Item = &'a EndpointSl
 pub struct AppliedEndpoints(pub(crate) watch::Receiver<LiveEndpoints>);
 
 impl AppliedEndpoints {
-    /// Waits until the proxy has applied, in all slices with one of these addresses, that the pod ends: from then on new
-    /// connections go to it only where no other endpoint is ready. Returns whether there was anything to wait for; at
-    /// once, where the proxy serves nothing or has ended.
-    pub async fn withdrawn(&self, addresses: &[IpAddr]) -> bool {
+    /// Waits until the proxy has applied, in all slices of the namespace with one of these addresses, that the pod ends:
+    /// from then on it gets new connections only if no other endpoint is ready. Returns whether there was anything to
+    /// wait for; at once if the proxy serves nothing or has ended.
+    pub async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
         let mut live = self.0.clone();
-        let is_gone = |live: &LiveEndpoints| !addresses.iter().any(|address| live.contains(address));
+        let namespace: Arc<str> = namespace.into();
+        let keys: Vec<_> = addresses.iter().map(|address| (namespace.clone(), *address)).collect();
+        let is_gone = |live: &LiveEndpoints| !keys.iter().any(|key| live.contains(key));
         if is_gone(&live.borrow_and_update()) {
             return false;
         }
@@ -42,14 +49,16 @@ mod tests {
 
     use super::*;
 
-    fn slice(endpoints: &[(&str, bool)]) -> EndpointSlice {
+    fn slice(namespace: &str, endpoints: &[(&str, bool)]) -> EndpointSlice {
         let endpoints: Vec<_> = endpoints
             .iter()
             .map(|(address, terminating)| {
                 json!({"addresses": [address], "conditions": {"ready": !terminating, "terminating": terminating}})
             })
             .collect();
-        serde_json::from_value(json!({"addressType": "IPv4", "endpoints": endpoints})).unwrap()
+        let metadata = json!({"namespace": namespace});
+        serde_json::from_value(json!({"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints}))
+            .unwrap()
     }
 
     #[tokio::test]
@@ -57,11 +66,15 @@ mod tests {
         let (sender, receiver) = watch::channel(LiveEndpoints::default());
         let applied = AppliedEndpoints(receiver);
         let pod = ["10.0.0.1".parse().unwrap()];
-        assert!(!applied.withdrawn(&pod).await, "no Service has it");
-        let (live, ending) =
-            (slice(&[("10.0.0.1", false), ("10.0.0.2", false)]), slice(&[("10.0.0.1", true)]));
+        assert!(!applied.withdrawn("shop", &pod).await, "no Service has it");
+        let (live, ending) = (
+            slice("shop", &[("10.0.0.1", false), ("10.0.0.2", false)]),
+            slice("shop", &[("10.0.0.1", true)]),
+        );
+        sender.send_replace(live_endpoints([&slice("other", &[("10.0.0.1", false)])]));
+        assert!(!applied.withdrawn("shop", &pod).await, "a slice of another namespace");
         sender.send_replace(live_endpoints([&live, &live]));
-        let waiting = applied.withdrawn(&pod);
+        let waiting = applied.withdrawn("shop", &pod);
         tokio::pin!(waiting);
         for slices in [[&live, &live], [&live, &ending]] {
             sender.send_replace(live_endpoints(slices));
@@ -74,7 +87,7 @@ mod tests {
         sender.send_replace(live_endpoints([&ending, &ending]));
         assert!(waiting.await);
         sender.send_replace(live_endpoints([&live]));
-        let waiting = applied.withdrawn(&pod);
+        let waiting = applied.withdrawn("shop", &pod);
         drop(sender);
         waiting.await;
     }

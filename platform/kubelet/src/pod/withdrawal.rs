@@ -17,9 +17,9 @@ const ACCEPTANCE: Duration = Duration::from_millis(100);
 /// The endpoints of Services, as the proxy of this node uses them.
 #[async_trait]
 pub trait ServedEndpoints: fmt::Debug + Send + Sync {
-    /// Waits until new connections through Services go to none of the addresses of a pod that ends, unless no other
-    /// endpoint is ready. Returns whether there was anything to wait for.
-    async fn withdrawn(&self, addresses: &[IpAddr]) -> bool;
+    /// Waits until new connections through Services of the pod's namespace go to none of the addresses of a pod that
+    /// ends, unless no other endpoint is ready. Returns whether there was anything to wait for.
+    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) -> bool;
 }
 
 impl Worker {
@@ -33,11 +33,12 @@ impl Worker {
             return;
         }
         let addresses: Vec<_> = local.address.iter().chain(&local.more_addresses).copied().collect();
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let until = ends.min(Instant::now() + WITHDRAWAL_MAX);
-        match timeout_at(until, endpoints.withdrawn(&addresses)).await {
+        match timeout_at(until, endpoints.withdrawn(namespace, &addresses)).await {
             Ok(false) => {}
             Ok(true) => sleep_until(ends.min(Instant::now() + ACCEPTANCE)).await,
-            Err(_) => tracing::debug!(uid = %local.uid, "a pod ends before its Services know"),
+            Err(_) => tracing::debug!(uid = %local.uid, "stopping a pod that its Services still use"),
         }
     }
 }

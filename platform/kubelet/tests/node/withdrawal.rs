@@ -21,7 +21,7 @@ struct Proxy {
 
 #[async_trait]
 impl ServedEndpoints for Proxy {
-    async fn withdrawn(&self, addresses: &[IpAddr]) -> bool {
+    async fn withdrawn(&self, _: &str, addresses: &[IpAddr]) -> bool {
         self.asked.send_replace(addresses.to_vec());
         let _ = self.withdrawn.subscribe().wait_for(|is| *is).await;
         true

@@ -317,8 +317,8 @@ struct ProxyEndpoints(AppliedEndpoints);
 
 #[async_trait]
 impl ServedEndpoints for ProxyEndpoints {
-    async fn withdrawn(&self, addresses: &[IpAddr]) -> bool {
-        self.0.withdrawn(addresses).await
+    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
+        self.0.withdrawn(namespace, addresses).await
     }
 }
 
