@@ -7,6 +7,7 @@
 //! connections that were open before a policy came, continue.
 
 mod decision;
+mod generations;
 mod in_process;
 mod plan;
 mod role;

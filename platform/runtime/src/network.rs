@@ -86,8 +86,9 @@ pub enum OutboundRoute {
 /// policies are not known yet.
 #[async_trait]
 pub trait ConnectionPolicy: Send + Sync {
-    /// A number that changes with the policies. A connection of an earlier one may continue, and serves no new request.
-    fn generation(&self) -> u64;
+    /// A number that changes with the policies for connections from pods of a namespace to the destinations that they
+    /// have connected to. A connection of an earlier number may continue, and serves no new request.
+    fn generation(&self, namespace: &str) -> u64;
 
     /// The way of a connection from a pod to `to`. `tried`: endpoints that did not answer.
     async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute;

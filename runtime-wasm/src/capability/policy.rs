@@ -45,9 +45,9 @@ pub(crate) struct PodPolicies {
 }
 
 impl PodPolicies {
-    /// The number of the policies, as [`ConnectionPolicy::generation`].
+    /// The number of the policies for the pod's namespace, as [`ConnectionPolicy::generation`].
     pub(crate) fn generation(&self) -> u64 {
-        self.host.0.get().map_or(0, |policies| policies.generation())
+        self.host.0.get().map_or(0, |policies| policies.generation(&self.pod.namespace))
     }
 
     /// The way of a connection, as [`ConnectionPolicy::route`].

@@ -50,7 +50,7 @@ impl TestPolicies {
 
 #[async_trait]
 impl ConnectionPolicy for TestPolicies {
-    fn generation(&self) -> u64 {
+    fn generation(&self, _: &str) -> u64 {
         *self.generation.lock()
     }
 

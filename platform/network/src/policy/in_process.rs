@@ -1,16 +1,14 @@
 //! NetworkPolicies for the pods whose connections this process makes and accepts: those of components.
 //!
 //! A connection to a Service is judged by the endpoint that it goes to, so the endpoint is chosen here, and the
-//! connection passes neither of the proxies. Without any policy in the cluster, nothing is looked at.
+//! connection passes neither of the proxies. Without any policy in the cluster, only the namespace of the destination is
+//! recorded: a policy that is created later applies to the next request, which must not use a pooled connection.
 
 use std::{
     collections::BTreeSet,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -22,12 +20,14 @@ use mayfly_api::{
         networking::v1::NetworkPolicy,
     },
 };
-use mayfly_informer::{Index, Informer, Informers};
+use mayfly_informer::{Change, Index, Informer, Informers};
 use mayfly_runtime::{ConnectionPolicy, OutboundRoute, PodIdentity};
 use rand::RngExt as _;
+use tokio::task::spawn_blocking;
 
 use super::{
     decision::{ConnectionSide, allows_connection},
+    generations::PolicyGenerations,
     plan::{PolicyProtocol, addresses_of},
 };
 use crate::{
@@ -42,10 +42,14 @@ const BY_ADDRESS: &str = "network/pod-address";
 /// The index of Services by the frontends of TCP that they ask for.
 const BY_FRONTEND: &str = "network/frontend";
 
-/// Judges connections by the objects of the cluster.
-pub struct InProcessPolicies {
+/// Judges connections by the objects of the cluster, on threads for blocking work: users decide how many rules and
+/// endpoints there are, and the threads of requests are for all users.
+pub struct InProcessPolicies(Arc<ClusterConnections>);
+
+/// The objects of the cluster by which connections are judged.
+struct ClusterConnections {
     node: Arc<str>,
-    generation: Arc<AtomicU64>,
+    generations: Arc<PolicyGenerations>,
     /// The one address with node ports; `None`: all of the node but the loopback.
     node_port_address: Option<IpAddr>,
     policies: Informer<NetworkPolicy>,
@@ -72,19 +76,26 @@ impl InProcessPolicies {
             tcp.map(|frontend| frontend_value(*frontend)).collect()
         };
         let (policies, namespaces) = (informers.of::<NetworkPolicy>(), informers.of::<Namespace>());
-        let generation = Arc::<AtomicU64>::default();
-        let changed = || {
-            let generation = generation.clone();
-            move || {
-                generation.fetch_add(1, Ordering::Release);
+        let generations = Arc::<PolicyGenerations>::default();
+        let known = generations.clone();
+        policies.handle(move |change| {
+            if let Some(namespace) = change.latest().metadata.namespace.as_deref() {
+                known.change(namespace);
             }
-        };
-        let (policies_changed, namespaces_changed) = (changed(), changed());
-        policies.handle(move |_| policies_changed());
-        namespaces.handle(move |_| namespaces_changed());
-        Self {
+        });
+        let known = generations.clone();
+        namespaces.handle(move |change| {
+            let name = change.latest().metadata.name.as_deref().unwrap_or_default();
+            match change {
+                Change::Added(_) => {}
+                Change::Updated { old, new } if old.metadata.labels == new.metadata.labels => {}
+                Change::Updated { .. } => known.change(name),
+                Change::Deleted(_) => known.remove(name),
+            }
+        });
+        Self(Arc::new(ClusterConnections {
             node,
-            generation,
+            generations,
             node_port_address: match mode {
                 ProxyMode::Nftables { .. } => None,
                 ProxyMode::Userspace(address) => Some(*address),
@@ -97,20 +108,20 @@ impl InProcessPolicies {
             services,
             slices_by_service: slices::by_service(&slices),
             slices,
-        }
+        }))
     }
+}
 
+impl ClusterConnections {
     /// Waits until the objects are known; afterwards it costs nothing.
     async fn synced(&self) {
-        self.policies.synced().await;
-        if !self.policies.is_empty() {
-            tokio::join!(
-                self.namespaces.synced(),
-                self.pods.synced(),
-                self.services.synced(),
-                self.slices.synced()
-            );
-        }
+        tokio::join!(
+            self.policies.synced(),
+            self.namespaces.synced(),
+            self.pods.synced(),
+            self.services.synced(),
+            self.slices.synced()
+        );
     }
 
     /// The object of the pod with this name.
@@ -143,21 +154,43 @@ impl InProcessPolicies {
         )
     }
 
+    /// Records the namespace of a destination whose endpoint is chosen elsewhere: that of its Service, or of its pod.
+    fn record_destination(&self, from: &PodIdentity, to: SocketAddr) {
+        let mut is_service = false;
+        for service in self.frontends(to).flat_map(|frontend| self.services_at(frontend)) {
+            is_service = true;
+            self.generations
+                .connects(&from.namespace, service.metadata.namespace.as_deref().unwrap_or_default());
+        }
+        if !is_service && let Some(pod) = self.at(to.ip()) {
+            self.generations.connects(&from.namespace, pod.metadata.namespace.as_deref().unwrap_or_default());
+        }
+    }
+
+    /// The frontends that an address may be.
+    fn frontends(&self, to: SocketAddr) -> impl Iterator<Item = Frontend> {
+        let address = Frontend::Address(TransportProtocol::Tcp, to);
+        let port = Frontend::NodePort(TransportProtocol::Tcp, to.port());
+        let has_service = |frontend: &Frontend| !self.services_at(*frontend).is_empty();
+        let serves_node_ports = || match self.node_port_address {
+            Some(address) => address == to.ip(),
+            None => !to.ip().is_loopback() && is_own_address(to.ip()),
+        };
+        let port = Some(port).filter(has_service).filter(|_| serves_node_ports());
+        Some(address).filter(has_service).into_iter().chain(port)
+    }
+
+    fn services_at(&self, frontend: Frontend) -> Vec<Arc<Service>> {
+        self.services_by_frontend.get(&frontend_value(frontend))
+    }
+
     /// The Service behind an address, with its endpoints.
     fn backend(&self, to: SocketAddr) -> Option<Backend> {
-        let address = Frontend::Address(TransportProtocol::Tcp, to);
-        self.backend_of(address).or_else(|| {
-            let serves_node_ports = match self.node_port_address {
-                Some(address) => address == to.ip(),
-                None => !to.ip().is_loopback() && is_own_address(to.ip()),
-            };
-            let port = Frontend::NodePort(TransportProtocol::Tcp, to.port());
-            serves_node_ports.then(|| self.backend_of(port)).flatten()
-        })
+        self.frontends(to).find_map(|frontend| self.backend_of(frontend))
     }
 
     fn backend_of(&self, frontend: Frontend) -> Option<Backend> {
-        let services = self.services_by_frontend.get(&frontend_value(frontend));
+        let services = self.services_at(frontend);
         let of = |service: &Arc<Service>| {
             self.slices_by_service.get(&slices::index_value(&ObjectKey::of(&**service)))
         };
@@ -166,19 +199,9 @@ impl InProcessPolicies {
         let mut rules: RuleSet = plan::plan(services, slices.iter().map(|slice| &**slice), &self.node);
         rules.frontends.remove(&frontend)
     }
-}
 
-#[async_trait]
-impl ConnectionPolicy for InProcessPolicies {
-    fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute {
-        self.synced().await;
-        if self.policies.is_empty() {
-            return OutboundRoute::To(to);
-        }
+    /// See [`ConnectionPolicy::route`].
+    fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute {
         let to = match self.backend(to) {
             None => to,
             Some(backend) => {
@@ -193,22 +216,51 @@ impl ConnectionPolicy for InProcessPolicies {
             }
         };
         let (own, other) = (self.object(from), self.at(to.ip()));
+        let other = ConnectionSide::at(to.ip(), other.as_deref());
+        if let Some(namespace) = other.namespace() {
+            self.generations.connects(&from.namespace, namespace);
+        }
         let from = side(from, own.as_deref(), &self.node);
-        match self.allows(&from, &ConnectionSide::at(to.ip(), other.as_deref()), to.port()) {
+        match self.allows(&from, &other, to.port()) {
             true => OutboundRoute::To(to),
             false => OutboundRoute::Forbidden,
         }
     }
 
-    async fn admits(&self, to: &PodIdentity, port: u16, from: IpAddr) -> bool {
-        self.synced().await;
-        if self.policies.is_empty() {
-            return true;
-        }
+    /// See [`ConnectionPolicy::admits`].
+    fn admits(&self, to: &PodIdentity, port: u16, from: IpAddr) -> bool {
         let from = from.to_canonical();
         let (own, other) = (self.object(to), self.at(from));
         let to = side(to, own.as_deref(), &self.node);
         self.allows(&ConnectionSide::at(from, other.as_deref()), &to, port)
+    }
+}
+
+#[async_trait]
+impl ConnectionPolicy for InProcessPolicies {
+    fn generation(&self, namespace: &str) -> u64 {
+        self.0.generations.of(namespace)
+    }
+
+    async fn route(&self, from: &PodIdentity, to: SocketAddr, tried: &[SocketAddr]) -> OutboundRoute {
+        self.0.synced().await;
+        if self.0.policies.is_empty() {
+            self.0.record_destination(from, to);
+            return OutboundRoute::To(to);
+        }
+        let (connections, from, tried) = (self.0.clone(), from.clone(), tried.to_vec());
+        let decided = spawn_blocking(move || connections.route(&from, to, &tried)).await;
+        // It fails only when the runtime ends.
+        decided.unwrap_or(OutboundRoute::Forbidden)
+    }
+
+    async fn admits(&self, to: &PodIdentity, port: u16, from: IpAddr) -> bool {
+        self.0.synced().await;
+        if self.0.policies.is_empty() {
+            return true;
+        }
+        let (connections, to) = (self.0.clone(), to.clone());
+        spawn_blocking(move || connections.admits(&to, port, from)).await.unwrap_or(false)
     }
 }
 

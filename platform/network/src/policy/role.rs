@@ -79,7 +79,7 @@ impl PolicyEnforcer {
         }
     }
 
-    /// Writes an event about each policy that selects pods of containers, which a reader of `kubectl describe networkpolicy` finds.
+    /// Writes an event about each policy that selects pods of containers; `kubectl describe networkpolicy` shows it.
     async fn report(self, stop: CancellationToken) {
         let node = Some(self.node.clone());
         let events = EventRecorder::start(self.client.clone(), "network-policy-enforcer", node, stop.clone());
