@@ -11,7 +11,7 @@
 //! when all wait, random numbers come from the seed, and the store commits when the simulation says so. The program
 //! `mayfly-sim` runs one seed in a process of its own; `tests/sim.rs` runs some. Start reading at [`run`].
 
-pub mod cluster;
+pub mod control_plane;
 pub mod faults;
 pub mod invariants;
 pub mod model;
@@ -21,9 +21,9 @@ pub mod os;
 pub mod random;
 pub mod run;
 pub mod saboteur;
+pub mod simulation_state;
 pub mod target;
 pub mod trace;
 pub mod user;
 pub mod wire;
 pub mod workloads;
-pub mod world;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::{
     model::{finalizers, is_terminating, text, uid},
     random::Random,
+    simulation_state::SimulationState,
     user::{POLICIES, UserClient},
     workloads::{USER_FINALIZER, WORKLOADS_MAX, Workloads, reference},
-    world::World,
 };
 
 const NAMESPACES: [&str; 3] = ["default", "team-a", "team-b"];
@@ -21,7 +21,7 @@ const NAMES: u64 = 12;
 
 /// The user, with the random numbers of the operations.
 pub struct Operations {
-    world: Arc<World>,
+    simulation: Arc<SimulationState>,
     user: UserClient,
     random: Random,
 }
@@ -30,8 +30,8 @@ pub struct Operations {
 type Found = (Key, Value);
 
 impl Operations {
-    pub fn new(world: Arc<World>, user: UserClient, random: Random) -> Self {
-        Self { world, user, random }
+    pub fn new(simulation: Arc<SimulationState>, user: UserClient, random: Random) -> Self {
+        Self { simulation, user, random }
     }
 
     pub fn random(&mut self) -> &mut Random {
@@ -39,7 +39,7 @@ impl Operations {
     }
 
     fn objects(&self, resources: &[&str], is: impl Fn(&Value) -> bool) -> Vec<Found> {
-        let oracle = self.world.oracle.lock();
+        let oracle = self.simulation.oracle.lock();
         let all = resources.iter().flat_map(|resource| oracle.model.of(resource));
         let ours = all.filter(|(key, object)| NAMESPACES.contains(&&*key.namespace) && is(object));
         ours.map(|(key, object)| (key.clone(), object.clone())).collect()
@@ -51,7 +51,7 @@ impl Operations {
     }
 
     fn nodes(&self) -> Vec<String> {
-        let oracle = self.world.oracle.lock();
+        let oracle = self.simulation.oracle.lock();
         oracle.model.of("nodes").map(|(key, _)| key.name.to_string()).collect()
     }
 
@@ -61,7 +61,7 @@ impl Operations {
             Err(kube::Error::Api(status)) => format!("{} {}", status.code, status.reason),
             Err(_) => "no answer".to_owned(),
         };
-        self.world.trace(format_args!("user: {what} {key}: {outcome}"));
+        self.simulation.trace(format_args!("user: {what} {key}: {outcome}"));
     }
 
     async fn create(&self, object: Value) {
@@ -86,7 +86,7 @@ impl Operations {
     }
 
     fn expect_deletion(&self, object: &Value) {
-        let hints = &mut self.world.oracle.lock().hints;
+        let hints = &mut self.simulation.oracle.lock().hints;
         *hints.deleted_by_user.entry(uid(object).into()).or_default() += 1;
     }
 
@@ -104,7 +104,7 @@ impl Operations {
 
     /// One operation at random.
     pub async fn next(&mut self) {
-        self.world.disturb();
+        self.simulation.disturb();
         match self.random.below(0..100) {
             0..=24 => self.create_workload().await,
             25..=36 => self.scale().await,
@@ -120,7 +120,7 @@ impl Operations {
             91..=93 => self.delete_namespace().await,
             _ => self.create_service_or_budget().await,
         }
-        self.world.disturb();
+        self.simulation.disturb();
     }
 
     fn builder(&mut self) -> Workloads<'_> {
@@ -258,19 +258,19 @@ impl Operations {
     }
 
     async fn lose_or_return_node(&mut self) {
-        if let Some(node) = self.world.lost_nodes().first() {
+        if let Some(node) = self.simulation.lost_nodes().first() {
             return self.return_node(&node.clone()).await;
         }
         let nodes = self.nodes();
         let Some(node) = self.random.pick(&nodes).cloned() else { return };
-        self.world.set_lost(&node, true);
+        self.simulation.set_lost(&node, true);
         // A simulated node promises to renew its lease within an hour; a lost one shall be noticed earlier.
         let lease = Key::new("leases.coordination.k8s.io", "kube-node-lease", node.as_str());
         self.patch("lose the node of", &lease, json!({"spec": {"leaseDurationSeconds": 40}})).await;
     }
 
     async fn return_node(&self, node: &str) {
-        self.world.set_lost(node, false);
+        self.simulation.set_lost(node, false);
         let now = mayfly_api::k8s::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
         let lease = Key::new("leases.coordination.k8s.io", "kube-node-lease", node);
         let change = json!({"spec": {"leaseDurationSeconds": 3600, "renewTime": now}});
@@ -290,7 +290,7 @@ impl Operations {
     async fn delete_namespace(&mut self) {
         let namespace = *self.random.pick(&NAMESPACES[1..]).unwrap_or(&NAMESPACES[1]);
         let key = Key::new("namespaces", "", namespace);
-        let exists = self.world.oracle.lock().get(&key).cloned();
+        let exists = self.simulation.oracle.lock().get(&key).cloned();
         match exists {
             Some(object) => self.delete(&key, &object, "Background", None).await,
             None => self.create_namespace(namespace).await,
@@ -299,14 +299,14 @@ impl Operations {
 
     /// Returns all nodes.
     pub async fn return_nodes(&self) {
-        for node in self.world.lost_nodes() {
+        for node in self.simulation.lost_nodes() {
             self.return_node(&node).await;
         }
     }
 
     /// Undoes what would keep the cluster from coming to rest: lost nodes, paused rollouts, the user's finalizers.
     pub async fn clean_up(&mut self) {
-        self.world.disturb();
+        self.simulation.disturb();
         self.return_nodes().await;
         for (key, _) in self.objects(&["deployments.apps"], |object| object["spec"]["paused"] == true) {
             self.patch("resume", &key, json!({"spec": {"paused": false}})).await;

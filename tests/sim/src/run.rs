@@ -7,18 +7,18 @@ use mayfly_apiserver::User;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{Cluster, NODES, PARTS, Part},
+    control_plane::{ControlPlane, NODES, PARTS, Part},
     faults::FaultRates,
     operations::Operations,
     oracle::STALENESS_MAX,
     os,
     random::Random,
     saboteur,
+    simulation_state::SimulationState,
     trace::TraceDigest,
     user::UserClient,
     wire::Wire,
     workloads::USER_FINALIZER,
-    world::World,
 };
 
 /// Storms, each followed by a calm phase.
@@ -82,17 +82,17 @@ pub fn run(options: Options) -> Result<Report> {
     let report = runtime.block_on(async {
         os::follow_paused_clock();
         let mut random = Random::new(options.seed.wrapping_add(1));
-        let world = World::new(random.fork(), options.is_trace_printed, options.broken);
-        let mut run = Run::create(world.clone(), random).await?;
+        let simulation = SimulationState::new(random.fork(), options.is_trace_printed, options.broken);
+        let mut run = Run::create(simulation.clone(), random).await?;
         if let Err(problem) = run.all().await {
-            world.oracle.lock().violate(problem.to_string());
+            simulation.oracle.lock().violate(problem.to_string());
         }
-        let (oracle, trace) = (world.oracle.lock(), world.trace.lock());
+        let (oracle, trace) = (simulation.oracle.lock(), simulation.trace.lock());
         Ok(Report {
             digest: trace.digest(),
             violations: oracle.violations().to_vec(),
             last_lines: trace.last().cloned().collect(),
-            virtual_time: world.now(),
+            virtual_time: simulation.now(),
         })
     });
     runtime.shutdown_background();
@@ -100,35 +100,35 @@ pub fn run(options: Options) -> Result<Report> {
 }
 
 struct Run {
-    world: Arc<World>,
-    cluster: Cluster,
+    simulation: Arc<SimulationState>,
+    cluster: ControlPlane,
     operations: Operations,
     random: Random,
 }
 
 impl Run {
-    async fn create(world: Arc<World>, mut random: Random) -> Result<Self> {
-        let mut cluster = Cluster::create(world.clone()).await?;
+    async fn create(simulation: Arc<SimulationState>, mut random: Random) -> Result<Self> {
+        let mut cluster = ControlPlane::create(simulation.clone()).await?;
         PARTS.into_iter().for_each(|part| cluster.start(part));
         let wire = |name: &str, part: &'static str| Wire {
-            world: world.clone(),
+            simulation: simulation.clone(),
             part,
             user: User::in_process(name),
             crashed: CancellationToken::new(),
             is_faultless: true,
         };
-        if let Some(broken) = world.broken {
+        if let Some(broken) = simulation.broken {
             let client = UserClient::new(wire("saboteur", "saboteur").client());
-            tokio::spawn(saboteur::run(broken, world.clone(), client));
+            tokio::spawn(saboteur::run(broken, simulation.clone(), client));
         }
         let user = UserClient::new(wire("kubernetes-admin", "user").client());
-        let operations = Operations::new(world.clone(), user, random.fork());
-        Ok(Self { world, cluster, operations, random })
+        let operations = Operations::new(simulation.clone(), user, random.fork());
+        Ok(Self { simulation, cluster, operations, random })
     }
 
     async fn all(&mut self) -> Result<()> {
         self.operations.prepare().await;
-        while self.world.oracle.lock().model.of("nodes").count() < usize::try_from(NODES)? {
+        while self.simulation.oracle.lock().model.of("nodes").count() < usize::try_from(NODES)? {
             self.pause(Duration::from_secs(1)).await?;
         }
         for _ in 0..ROUNDS {
@@ -141,7 +141,7 @@ impl Run {
     /// Time passes; a violation meanwhile ends the run.
     async fn pause(&self, length: Duration) -> Result<()> {
         tokio::time::sleep(length).await;
-        match self.world.oracle.lock().violations() {
+        match self.simulation.oracle.lock().violations() {
             [] => Ok(()),
             _ => bail!("the run ends here"),
         }
@@ -149,8 +149,8 @@ impl Run {
 
     async fn storm(&mut self) -> Result<()> {
         let rates = FaultRates::storm(&mut self.random);
-        self.world.trace(format_args!("storm: {rates:?}"));
-        self.world.set_rates(rates, true);
+        self.simulation.trace(format_args!("storm: {rates:?}"));
+        self.simulation.set_rates(rates, true);
         for _ in 0..OPERATIONS_PER_STORM {
             let length = match self.random.below(0..3) {
                 0 => Duration::ZERO..Duration::from_millis(100),
@@ -193,9 +193,9 @@ impl Run {
 
     /// Faults end; after some time, rollouts with nothing else.
     async fn calm(&mut self) -> Result<()> {
-        self.world.trace("calm");
+        self.simulation.trace("calm");
         self.operations.return_nodes().await;
-        self.world.set_rates(FaultRates::calm(), false);
+        self.simulation.set_rates(FaultRates::calm(), false);
         self.restart_nodes();
         self.pause(2 * STALENESS_MAX).await?;
         for _ in 0..ROLLOUTS_PER_CALM {
@@ -215,24 +215,24 @@ impl Run {
     async fn end(&mut self) -> Result<()> {
         self.operations.clean_up().await;
         self.restart_nodes();
-        self.world.trace("the end begins");
-        let deadline = self.world.now() + CONVERGENCE_MAX;
+        self.simulation.trace("the end begins");
+        let deadline = self.simulation.now() + CONVERGENCE_MAX;
         loop {
             self.pause(Duration::from_secs(30)).await?;
             self.operations.clean_up().await;
-            let problems = self.world.oracle.lock().unconverged(|name| name == USER_FINALIZER);
+            let problems = self.simulation.oracle.lock().unconverged(|name| name == USER_FINALIZER);
             if problems.is_empty() {
                 break;
             }
-            if self.world.now() > deadline {
+            if self.simulation.now() > deadline {
                 bail!("not as it should be after {CONVERGENCE_MAX:?}: {problems:#?}");
             }
         }
-        self.world.trace("all is as it should be");
+        self.simulation.trace("all is as it should be");
         self.pause(Duration::from_secs(60)).await?;
-        let quiet = self.world.quiet_for();
+        let quiet = self.simulation.quiet_for();
         self.pause(REST).await?;
-        if self.world.quiet_for() < quiet.max(REST) {
+        if self.simulation.quiet_for() < quiet.max(REST) {
             bail!("the cluster does not come to rest");
         }
         Ok(())

@@ -7,26 +7,26 @@ use serde_json::{Value, json};
 use crate::{
     model::{controller, is_active, list, number, owners, uid},
     run::Broken,
+    simulation_state::SimulationState,
     user::UserClient,
-    world::World,
 };
 
 /// Waits for a chance to do the damage, does it, and looks for another.
-pub async fn run(broken: Broken, world: Arc<World>, user: UserClient) {
+pub async fn run(broken: Broken, simulation: Arc<SimulationState>, user: UserClient) {
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         match broken {
-            Broken::ExtraPod => extra_pod(&world, &user).await,
-            Broken::EagerCollector => collect_live(&world, &user).await,
+            Broken::ExtraPod => extra_pod(&simulation, &user).await,
+            Broken::EagerCollector => collect_live(&simulation, &user).await,
             Broken::SilentWatch => return,
         }
     }
 }
 
 /// Creates a pod more than a ReplicaSet wants, as a controller that counts wrongly does.
-async fn extra_pod(world: &World, user: &UserClient) {
+async fn extra_pod(simulation: &SimulationState, user: &UserClient) {
     let twin = {
-        let oracle = world.oracle.lock();
+        let oracle = simulation.oracle.lock();
         let full = oracle.model.of("replicasets.apps").find(|(_, set)| {
             let pods = oracle.model.controlled("pods", uid(set)).filter(|(_, pod)| is_active(pod)).count();
             pods > 0 && i64::try_from(pods) == Ok(number(set, "/spec/replicas", 1))
@@ -48,9 +48,9 @@ async fn extra_pod(world: &World, user: &UserClient) {
 }
 
 /// Deletes an object whose owner lives, as a collector does that takes its copy for the truth.
-async fn collect_live(world: &World, user: &UserClient) {
+async fn collect_live(simulation: &SimulationState, user: &UserClient) {
     let dependent = {
-        let oracle = world.oracle.lock();
+        let oracle = simulation.oracle.lock();
         let lives = |owner: &Value| {
             let owner = oracle.model.by_uid(owner["uid"].as_str().unwrap_or(""));
             owner.is_some_and(|(_, owner)| !crate::model::is_terminating(owner))

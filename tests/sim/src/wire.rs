@@ -18,14 +18,14 @@ use crate::{
     faults::{RequestFault, WatchFault},
     model::{controller, text},
     run::Broken,
+    simulation_state::SimulationState,
     target::Target,
-    world::World,
 };
 
 /// A connection of one part of the platform, or of the user.
 #[derive(Clone)]
 pub struct Wire {
-    pub world: Arc<World>,
+    pub simulation: Arc<SimulationState>,
     /// The name of the part, for the trace.
     pub part: &'static str,
     pub user: User,
@@ -75,7 +75,7 @@ impl Wire {
         let is_watch =
             parts.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         let fault = self.fault(&parts.method, &target, &sent, is_watch);
-        self.world.latency().await;
+        self.simulation.latency().await;
         match fault {
             RequestFault::Refused => return Err(WireError("connection refused")),
             RequestFault::Busy(code) => return Ok(refusal(code, "ServiceUnavailable")),
@@ -87,7 +87,7 @@ impl Wire {
             return Err(WireError("this process has ended"));
         }
         let (client, server_crashed) =
-            self.world.server(&self.user).ok_or(WireError("connection refused"))?;
+            self.simulation.server(&self.user).ok_or(WireError("connection refused"))?;
         let collected = self.begins_collection(&parts.method, &target, &sent);
         let request = Request::from_parts(parts.clone(), Body::from(body));
         let answer = tokio::select! {
@@ -107,7 +107,7 @@ impl Wire {
             }
         };
         let answer = answer.map_err(|_| WireError("the server failed"))?;
-        self.world.latency().await;
+        self.simulation.latency().await;
         if self.crashed.is_cancelled() || server_crashed.is_cancelled() {
             self.lost(&parts.method, &target, &sent);
             return Err(WireError("connection reset by peer"));
@@ -131,9 +131,9 @@ impl Wire {
         }
         let is_conditional = matches!(*method, Method::PUT | Method::PATCH)
             && !text(sent, "/metadata/resourceVersion").is_empty();
-        let fault = self.world.draw(|rates, random| rates.request(random, is_watch, is_conditional));
+        let fault = self.simulation.draw(|rates, random| rates.request(random, is_watch, is_conditional));
         if fault != RequestFault::None {
-            self.world.trace(format_args!("fault {}: {method} {target} {fault:?}", self.part));
+            self.simulation.trace(format_args!("fault {}: {method} {target} {fault:?}", self.part));
         }
         fault
     }
@@ -141,12 +141,12 @@ impl Wire {
     fn is_of_lost_node(&self, target: &Target) -> bool {
         let Some(key) = &target.key else { return false };
         match &*key.resource {
-            "nodes" | "leases.coordination.k8s.io" => self.world.is_lost(&key.name),
+            "nodes" | "leases.coordination.k8s.io" => self.simulation.is_lost(&key.name),
             "pods" => {
-                let oracle = self.world.oracle.lock();
+                let oracle = self.simulation.oracle.lock();
                 let node = oracle.get(key).map(|pod| text(pod, "/spec/nodeName").to_owned());
                 drop(oracle);
-                node.is_some_and(|node| self.world.is_lost(&node))
+                node.is_some_and(|node| self.simulation.is_lost(&node))
             }
             _ => false,
         }
@@ -158,12 +158,12 @@ impl Wire {
             && method == Method::DELETE
             && !text(sent, "/preconditions/resourceVersion").is_empty();
         let key = target.key.clone().filter(|_| is_collector)?;
-        *self.world.oracle.lock().hints.collecting.entry(key.clone()).or_default() += 1;
+        *self.simulation.oracle.lock().hints.collecting.entry(key.clone()).or_default() += 1;
         Some(key)
     }
 
     fn ends_collection(&self, key: &Key) {
-        let collecting = &mut self.world.oracle.lock().hints.collecting;
+        let collecting = &mut self.simulation.oracle.lock().hints.collecting;
         if let Some(count) = collecting.get_mut(key) {
             *count -= 1;
             if *count == 0 {
@@ -177,7 +177,7 @@ impl Wire {
         if method != Method::POST {
             return;
         }
-        let hints = &mut self.world.oracle.lock().hints;
+        let hints = &mut self.simulation.oracle.lock().hints;
         match (target.resource(), &target.key) {
             ("pods", None) => {
                 if let Some(owner) = controller(sent) {
@@ -309,33 +309,34 @@ impl WatchLines {
                 "a watch of {} sends {kind} of revision {revision} after {}",
                 self.resource, self.revision
             );
-            self.wire.world.oracle.lock().violate(problem);
+            self.wire.simulation.oracle.lock().violate(problem);
         }
         self.revision = self.revision.max(revision);
     }
 
     async fn deliver(&mut self, line: Bytes) -> Result<Bytes, WireError> {
-        let world = self.wire.world.clone();
-        world.latency().await;
+        let simulation = self.wire.simulation.clone();
+        simulation.latency().await;
         let fault = if self.wire.is_faultless {
             WatchFault::None
         } else {
-            world.draw(|rates, random| rates.watch(random))
+            simulation.draw(|rates, random| rates.watch(random))
         };
         match fault {
             WatchFault::None => {}
             WatchFault::Stalled(pause) => {
-                if self.stalled_at.is_none_or(|at| world.now().saturating_sub(at) > STALL_EVERY) {
-                    world.trace(format_args!(
+                if self.stalled_at.is_none_or(|at| simulation.now().saturating_sub(at) > STALL_EVERY) {
+                    simulation.trace(format_args!(
                         "fault {}: the watch of {} stalls",
                         self.wire.part, self.resource
                     ));
                     tokio::time::sleep(pause).await;
-                    self.stalled_at = Some(world.now());
+                    self.stalled_at = Some(simulation.now());
                 }
             }
             WatchFault::Cut => {
-                world.trace(format_args!("fault {}: the watch of {} breaks", self.wire.part, self.resource));
+                simulation
+                    .trace(format_args!("fault {}: the watch of {} breaks", self.wire.part, self.resource));
                 return Err(WireError("connection reset by peer"));
             }
             WatchFault::Doubled => self.again = Some(line.clone()),
@@ -345,9 +346,9 @@ impl WatchLines {
 
     /// A deliberately broken watch loses events without an end: some pods' changes never reach the controllers.
     fn is_dropped(&self) -> bool {
-        self.wire.world.broken == Some(Broken::SilentWatch)
+        self.wire.simulation.broken == Some(Broken::SilentWatch)
             && self.wire.part == "controllers"
             && self.resource == "pods"
-            && self.wire.world.draw(|_, random| random.chance(0.2))
+            && self.wire.simulation.draw(|_, random| random.chance(0.2))
     }
 }

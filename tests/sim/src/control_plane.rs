@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{wire::Wire, world::World};
+use crate::{simulation_state::SimulationState, wire::Wire};
 
 pub const NODES: u32 = 6;
 /// Room for all workloads of a run, not much more: see `workloads.rs`.
@@ -44,8 +44,8 @@ struct RunningPart {
 }
 
 /// All parts over one store.
-pub struct Cluster {
-    pub world: Arc<World>,
+pub struct ControlPlane {
+    pub simulation: Arc<SimulationState>,
     store: Store,
     artifacts: Artifacts,
     _folder: TempDir,
@@ -70,16 +70,16 @@ impl Part {
     }
 }
 
-impl Cluster {
+impl ControlPlane {
     /// The store and the API server; no part runs yet.
-    pub async fn create(world: Arc<World>) -> Result<Self> {
+    pub async fn create(simulation: Arc<SimulationState>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let artifacts = Artifacts::open(folder.path().join("artifacts"))?;
         let mut config = mayfly_store::Config::new(":memory:");
         config.history_events_max = HISTORY_EVENTS_MAX;
         let (store, writer) = Store::in_memory_stepped(config);
-        tokio::spawn(write(world.clone(), writer));
-        let mut cluster = Self { world, store, artifacts, _folder: folder, parts: BTreeMap::new() };
+        tokio::spawn(write(simulation.clone(), writer));
+        let mut cluster = Self { simulation, store, artifacts, _folder: folder, parts: BTreeMap::new() };
         cluster.start_server().await?;
         Ok(cluster)
     }
@@ -95,15 +95,15 @@ impl Cluster {
         let mut metrics = prometheus_client::registry::Registry::default();
         let config = mayfly_apiserver::Config::new("token");
         let server = ApiServer::create(config, deps, &mut metrics).await.context("the API server")?;
-        self.world.set_server(server);
-        self.world.trace("the API server starts");
+        self.simulation.set_server(server);
+        self.simulation.trace("the API server starts");
         Ok(())
     }
 
     /// Ends the server with all its requests: those that reached the store may still be written.
     pub fn crash_server(&mut self) {
-        if let Some(server) = self.world.take_server() {
-            self.world.trace("the API server crashes");
+        if let Some(server) = self.simulation.take_server() {
+            self.simulation.trace("the API server crashes");
             server.crashed.cancel();
             server.api.shut_down();
         }
@@ -112,21 +112,21 @@ impl Cluster {
     pub fn start(&mut self, part: Part) {
         let (crashed, stop) = (CancellationToken::new(), CancellationToken::new());
         let wire = Wire {
-            world: self.world.clone(),
+            simulation: self.simulation.clone(),
             part: part.name(),
             user: part.user(),
             crashed: crashed.clone(),
             is_faultless: false,
         };
         let task = tokio::spawn(run_part(part, wire, stop.clone()));
-        self.world.trace(format_args!("{} starts", part.name()));
+        self.simulation.trace(format_args!("{} starts", part.name()));
         self.parts.insert(part, RunningPart { crashed, stop, task });
     }
 
     /// Ends a part at once: its requests under way reach the server or not, and it learns of none.
     pub fn crash(&mut self, part: Part) {
         if let Some(running) = self.parts.remove(&part) {
-            self.world.trace(format_args!("{} crashes", part.name()));
+            self.simulation.trace(format_args!("{} crashes", part.name()));
             running.crashed.cancel();
             running.stop.cancel();
             running.task.abort();
@@ -139,7 +139,7 @@ impl Cluster {
             running.stop.cancel();
             let _ = running.task.await;
             running.crashed.cancel();
-            self.world.trace(format_args!("{} has stopped", part.name()));
+            self.simulation.trace(format_args!("{} has stopped", part.name()));
         }
     }
 }
@@ -178,11 +178,11 @@ fn controllers() -> mayfly_controllers::Config {
 }
 
 /// The store's writer: commits what is queued after the latency of the moment.
-async fn write(world: Arc<World>, mut writer: SteppedWriter) {
+async fn write(simulation: Arc<SimulationState>, mut writer: SteppedWriter) {
     while writer.queued().await {
-        world.commit_latency().await;
+        simulation.commit_latency().await;
         for event in writer.commit() {
-            world.observe(&event);
+            simulation.observe(&event);
         }
     }
 }

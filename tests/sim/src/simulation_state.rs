@@ -19,7 +19,7 @@ use crate::{faults::FaultRates, oracle::Oracle, random::Random, run::Broken, tra
 /// Resources whose objects change without a change of the cluster.
 const RESTLESS: [&str; 2] = ["leases.coordination.k8s.io", "events"];
 
-pub struct World {
+pub struct SimulationState {
     begin: Instant,
     pub oracle: Mutex<Oracle>,
     pub trace: Mutex<Trace>,
@@ -44,7 +44,7 @@ pub struct RunningServer {
     clients: BTreeMap<String, Client>,
 }
 
-impl World {
+impl SimulationState {
     pub fn new(random: Random, is_trace_printed: bool, broken: Option<Broken>) -> Arc<Self> {
         Arc::new(Self {
             begin: Instant::now(),
