@@ -6,6 +6,10 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -34,25 +38,29 @@ pub(crate) async fn find(layout: &Layout) -> Option<Containerd> {
 /// Connects to containerd, and starts it if it does not run.
 pub(crate) async fn start(layout: &Layout, program: &Path) -> Result<Containerd, RuntimeError> {
     let deadline = Instant::now() + START_TIMEOUT;
-    let mut is_started = false;
+    let mut started: Option<StartedDaemon> = None;
+    let log = layout.daemon().join("log");
     loop {
-        if running(layout).is_none() {
-            if is_started {
+        match &started {
+            // Its own process tells when it has ended: until its program is loaded, `running` does not recognise it.
+            Some(daemon) if daemon.has_ended() => {
                 return Err(RuntimeError::Internal(format!(
                     "containerd ended right after its start: see {}",
-                    layout.daemon().join("log").display()
+                    log.display()
                 )));
             }
-            spawn(layout, program).map_err(|error| {
-                RuntimeError::Internal(format!("cannot start {}: {error}", program.display()))
-            })?;
-            is_started = true;
+            None if running(layout).is_none() => {
+                let daemon = spawn(layout, program).map_err(|error| {
+                    RuntimeError::Internal(format!("cannot start {}: {error}", program.display()))
+                })?;
+                started = Some(daemon);
+            }
+            _ => {}
         }
         match Containerd::connect(&layout.socket()).await {
             Ok(client) => return Ok(client),
             Err(error) if Instant::now() > deadline => {
-                let log = layout.daemon().join("log");
-                let started = if is_started { "was started and " } else { "" };
+                let started = if started.is_some() { "was started and " } else { "" };
                 return Err(RuntimeError::Internal(format!(
                     "containerd {started}does not answer ({error}): see {}",
                     log.display()
@@ -78,7 +86,6 @@ pub(crate) async fn stop(layout: &Layout) {
         }
         sleep(RETRY_EVERY).await;
     }
-    let _ = fs::remove_file(layout.daemon().join("pid"));
     for socket in [layout.socket(), layout.socket().with_extension("sock.ttrpc")] {
         let _ = fs::remove_file(socket);
     }
@@ -89,23 +96,37 @@ fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// The process id of this directory's containerd, if it runs. A reused process id is recognised by its command line.
+/// The process id of this directory's containerd, if it runs. It is recognised by its command line: a file with the id
+/// would be missing if this process were killed right after the start.
 fn running(layout: &Layout) -> Option<u32> {
-    let text = fs::read_to_string(layout.daemon().join("pid")).ok()?;
-    let pid: u32 = text.trim().parse().ok()?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let is_zombie = stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'));
-    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let config = config_path(layout).to_string_lossy().into_owned().into_bytes();
-    let is_ours = arguments.split(|byte| *byte == 0).any(|argument| argument == config);
-    (is_ours && !is_zombie).then_some(pid)
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.find(|pid| {
+        // A zombie has no command line.
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let arguments: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
+        arguments.windows(2).any(|pair| pair == [b"--config", &*config])
+    })
 }
 
 fn config_path(layout: &Layout) -> PathBuf {
     layout.daemon().join("config.toml")
 }
 
-fn spawn(layout: &Layout, program: &Path) -> io::Result<()> {
+/// A containerd that this process has started.
+#[derive(Debug)]
+struct StartedDaemon {
+    has_ended: Arc<AtomicBool>,
+}
+
+impl StartedDaemon {
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+fn spawn(layout: &Layout, program: &Path) -> io::Result<StartedDaemon> {
     let folder = layout.daemon();
     fs::create_dir_all(&folder)?;
     let socket = layout.socket();
@@ -126,14 +147,16 @@ fn spawn(layout: &Layout, program: &Path) -> io::Result<()> {
         // Protects it from a Ctrl-C on Mayfly's terminal.
         .process_group(0)
         .spawn()?;
-    fs::write(folder.join("pid"), child.id().to_string())?;
     tracing::info!(pid = child.id(), root = %folder.display(), "started containerd");
     // Reaps the process, so that it does not stay a zombie.
+    let has_ended = Arc::<AtomicBool>::default();
+    let daemon = StartedDaemon { has_ended: has_ended.clone() };
     std::thread::Builder::new().name("containerd-wait".into()).spawn(move || {
         let ended = child.wait();
+        has_ended.store(true, Ordering::Release);
         tracing::info!(?ended, "containerd ended");
     })?;
-    Ok(())
+    Ok(daemon)
 }
 
 /// containerd's configuration: all paths private, and without the CRI plugin, which Mayfly replaces.
@@ -152,4 +175,47 @@ fn config(folder: &Path, socket: &Path) -> String {
         address = quoted(socket),
         ttrpc = quoted(&ttrpc),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A program in place of containerd.
+    fn program(folder: &Path, script: &str) -> PathBuf {
+        let path = folder.join("program");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// Starts the program as containerd, with a clock that jumps to the next timeout. Returns the error.
+    async fn start_error(script: &str) -> (String, tempfile::TempDir, Layout) {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout::new(folder.path().to_owned());
+        let program = program(folder.path(), script);
+        let error = start(&layout, &program).await.err().expect("no containerd").to_string();
+        (error, folder, layout)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_is_not_recognised_yet_is_not_started_again() {
+        // As the kernel shows a process between the end of `spawn` and the load of its program: another command line.
+        let (error, _folder, layout) = start_error("echo $$ > \"$2.pid\"; exec sleep 1000").await;
+        assert!(error.contains("was started and does not answer"), "{error}");
+        let pid = fs::read_to_string(config_path(&layout).with_extension("toml.pid")).unwrap();
+        signal(pid.trim().parse().unwrap(), Signal::KILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_ends_is_an_error_that_names_its_log() {
+        let (error, _folder, layout) = start_error("echo no room; exit 1").await;
+        assert!(error.contains("ended right after its start"), "{error}");
+        let log = layout.daemon().join("log");
+        assert_eq!(running(&layout), None);
+        assert!(error.contains(&*log.to_string_lossy()), "{error}");
+        assert_eq!(fs::read_to_string(log).unwrap(), "no room\n");
+    }
 }
