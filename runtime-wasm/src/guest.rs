@@ -181,6 +181,13 @@ impl StoreData {
         Err(wasmtime::format_err!("the host holds too much memory for it: headers, bodies, handles"))
     }
 
+    /// Whether the handles that the guest still has between two calls are half of the allowed ones, or hold a quarter
+    /// of its memory on the host.
+    pub(crate) fn retains_much(&mut self) -> bool {
+        self.table.iter_mut().count() > host_memory::HANDLES_MAX / 2
+            || host_memory::bytes(&mut self.table) > self.memory.max() / 4
+    }
+
     pub(crate) fn new(program: Arc<GuestProgram>) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(host_memory::HANDLES_MAX);

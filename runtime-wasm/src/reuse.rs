@@ -16,6 +16,8 @@ use tokio::time::Instant;
 /// Bytes that a guest may pass to the host in one call: copying them cannot be interrupted. Streams pass 64 KiB at a
 /// time.
 const HOST_CALL_BYTES_MAX: usize = 8 << 20;
+/// The number of calls between two checks of what an instance's calls have left behind.
+const CALLS_PER_CHECK: u32 = 64;
 
 pub(crate) type Store = wasmtime::Store<StoreData>;
 
@@ -38,6 +40,14 @@ impl<E> Instance<E> {
     pub(crate) fn record(&mut self, recording: &Recording) {
         recording.record(|call| call.instantiated = call.loaded);
         self.store.data_mut().memory.record(recording);
+    }
+
+    /// Whether calls have left so many handles or so much memory on the host that a later call could exceed the limit
+    /// of either. Guests with a garbage collector drop handles late: JavaScript leaves three for each request.
+    fn retains_much(&mut self) -> bool {
+        let concurrent = self.store.concurrent_resource_table();
+        let concurrent = concurrent.map_or(0, |table| table.iter_mut().count());
+        concurrent > CONCURRENT_MAX / 2 || self.store.data_mut().retains_much()
     }
 }
 
@@ -93,10 +103,12 @@ impl<E> Idle<E> {
         self.instances.lock().pop()
     }
 
-    /// Puts an instance back after a successful call; `false` if it has reached its limit of age or calls.
+    /// Puts an instance back after a successful call; `false` if it has reached its limit of calls, retains much on the
+    /// host, or enough others are idle.
     pub(crate) fn put(&self, mut instance: Instance<E>) -> bool {
         instance.calls += 1;
-        if instance.calls >= self.calls_max {
+        let is_checked = instance.calls.is_multiple_of(CALLS_PER_CHECK);
+        if instance.calls >= self.calls_max || is_checked && instance.retains_much() {
             return false;
         }
         let mut instances = self.instances.lock();

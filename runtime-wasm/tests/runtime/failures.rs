@@ -281,6 +281,26 @@ async fn an_instance_is_reused_until_it_expires_or_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_retains_handles_is_replaced_before_a_call_fails() {
+    let fixture = Fixture::new();
+    // Each call leaves 50 fields and its request behind; 8,192 handles are allowed.
+    let module = r#"(func (export "handle") (param i32 i32) (local $left i32)
+        (local.set $left (i32.const 50))
+        (loop $again
+          (drop (call $fields))
+          (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+          (br_if $again (local.get $left)))
+        (call $answer (local.get 1)))"#;
+    let function = fixture.function(handler(module), |spec| spec.isolation = Isolation::Reuse).await;
+    for at in 0..400 {
+        assert_eq!(call(&function, get("/")).await.map(drop), Ok(()), "call {at}");
+        fixture.settled().await;
+    }
+    let recycled = metric(&fixture.metrics(), "mayfly_wasm_instances_recycled_total");
+    assert!((1.0..10.0).contains(&recycled), "{recycled} instances were replaced");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn invalid_components_are_rejected_with_a_reason() {
     let fixture = Fixture::new();
     let missing = fixture.host.prepare(spec("missing", Digest::of(b"nothing")));
