@@ -46,8 +46,9 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   cargo xtask bench network     10, 1,000 and 10,000 Services in nftables: writing and changing them, connections, requests;
                                 DNS answers/s; a function of an image from zero beside a pod's start, and warm
                                 beside wasm; needs root, nftables and containerd
-  cargo xtask bench pods        pods of an image: bound to running, one at a time and 50 at once, and exec, beside
-                                ctr on the same containerd; needs root, containerd, kubectl and busybox
+  cargo xtask bench pods        pods of an image: bound to running and deletion, one at a time and 50 at once, and exec,
+                                beside ctr on the same containerd; memory and CPU with 200 pods; a log's throughput;
+                                needs root, containerd, kubectl and busybox
   cargo xtask bench start       process start to ready, and idle memory
   cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
   cargo xtask bench workflows   1, 3 and 9 durable steps beside Restate at 1, 16, 64 and 256 clients; bytes and
@@ -63,6 +64,7 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
                  neighbours: fresh, reuse or api alone;
                  languages: rust, javascript or python alone;
                  network: services, names or functions alone;
+                 pods: starts, many or log alone;
                  workflows: steps, express, map or waiting alone
 
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
@@ -138,7 +140,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "languages" => (languages::run, languages::PARTS),
         "neighbours" => (neighbours::run, neighbours::PARTS),
         "network" => (network::run, network::PARTS),
-        "pods" => (pods::run, &[]),
+        "pods" => (pods::run, pods::PARTS),
         "start" => (start::run, &[]),
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),

@@ -118,6 +118,11 @@ impl ServerProcess {
         })
     }
 
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
     /// The folder of this server.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
@@ -151,6 +156,19 @@ pub(crate) fn resident_bytes(id: u32) -> Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is not a number")?;
     Ok(kib * 1024)
+}
+
+/// The processor time that a process has used, in seconds.
+pub(crate) fn cpu_seconds(id: u32) -> Result<f64> {
+    /// Linux gives these times in hundredths of a second (`USER_HZ`), whatever the kernel's own clock is.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).context("the process does not exist")?;
+    // The second field is the name of the program, which may contain blanks and parentheses.
+    let (_, fields) = stat.rsplit_once(')').context("the process's stat has no name")?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());
+    let (user, system) = ticks(11).zip(ticks(12)).context("the process's stat has no times")?;
+    Ok((user + system) / TICKS_PER_SECOND)
 }
 
 /// Whether the controller has observed the newest spec and reports it ready.

@@ -136,7 +136,8 @@ impl Bench<'_> {
             server.apply(&manifest(&name, &digest, spec(isolation)))?;
             let path = format!("/fn/default/{name}/");
             answers(server.http, &path)?;
-            warm.extend(self.loads(language, &format!("mayfly, {isolation}"), server.http, &path)?);
+            let loads = self.loads(language, &format!("mayfly, {isolation}"), server.http, &path);
+            warm.extend(loads.with_context(|| server.log_tail())?);
         }
         server.stop(self.scope);
         warm.extend(self.peers(language, &component)?);

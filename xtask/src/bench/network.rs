@@ -122,9 +122,10 @@ fn functions(workspace: &Workspace, options: &Options) -> Result<Value> {
     for round in 0..rounds {
         pod_start
             .extend(watch.round(&server, &[pods::pod(&format!("alone-{round}"), IMAGE, &["/bin/hello"])])?);
-        wait_for("the function being at zero", SETTLE, || {
-            let function = server.get("function", "boxed")?;
-            Ok((function["status"]["readyReplicas"].as_u64().unwrap_or(0) == 0).then_some(()))
+        // Also the removal of the last pod costs time, in which it would compete with the start of the next one.
+        wait_for("the function being without pods", SETTLE, || {
+            let pods = server.kubectl(&["get", "pods", "-l", "mayfly.dev/function=boxed", "-o", "name"])?;
+            Ok(pods.trim().is_empty().then_some(()))
         })?;
         let begun = Instant::now();
         let answer = Connection::open(server.http)?.get("/fn/default/boxed/")?;
