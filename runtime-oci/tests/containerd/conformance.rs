@@ -16,8 +16,8 @@ impl RuntimeFixture for ContainerdFixture {
 
     async fn pod(&self, name: &str, program: TestProgram) -> (SandboxSpec, ContainerSpec) {
         let script = match program {
-            TestProgram::Waits => "trap 'exit 0' TERM; sleep 1000 & wait".to_owned(),
-            TestProgram::IgnoresStop => "trap '' TERM; sleep 1000".to_owned(),
+            TestProgram::Waits => format!("trap 'exit 0' TERM; echo {LINE}; sleep 1000 & wait"),
+            TestProgram::IgnoresStop => format!("trap '' TERM; echo {LINE}; sleep 1000"),
             TestProgram::Exits(code) => format!("echo {LINE}; exit {code}"),
         };
         (self.sandbox(name), self.container(name, &script))

@@ -230,16 +230,8 @@ pub(crate) async fn the_output_is_in_the_log(fixture: &dyn RuntimeFixture) {
     let Some(line) = fixture.log_line() else { return };
     let pod = TestPod::started(fixture, "writes", Exits(0)).await;
     pod.end().await;
-    let deadline = Instant::now() + PATIENCE;
-    let text = loop {
-        let text = std::fs::read_to_string(&pod.container.log_path).unwrap_or_default();
-        if text.contains(line) || Instant::now() > deadline {
-            break text;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
-    let written =
-        text.lines().find(|it| it.contains(line)).unwrap_or_else(|| panic!("no {line} in {text:?}"));
+    let log = pod.log_with(line).await;
+    let written = log.lines().find(|it| it.contains(line)).expect("the line");
     let fields: Vec<_> = written.splitn(4, ' ').collect();
     assert_eq!(&fields[1..], ["stdout", "F", line], "the CRI's form: time, stream, full or partial, text");
     pod.remove().await;

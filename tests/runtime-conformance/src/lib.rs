@@ -22,9 +22,10 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The program of a container under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TestProgram {
-    /// Runs until it is stopped.
+    /// Runs until it is stopped. If it has a [grace period](RuntimeFixture::has_grace), it writes the fixture's
+    /// [line](RuntimeFixture::log_line) as soon as it handles the request to stop.
     Waits,
-    /// Runs until it is killed: it does not react to the request to stop.
+    /// Runs until it is killed: it does not react to the request to stop. Writes the line like `Waits`.
     IgnoresStop,
     /// Writes the fixture's [line](RuntimeFixture::log_line) to its stdout and exits with this code, 0 or 1.
     Exits(i32),
@@ -38,7 +39,7 @@ pub trait RuntimeFixture: Send + Sync {
     /// A pod whose only container, `main`, runs `program`. `name` is unique within the runtime and is the pod's UID.
     async fn pod(&self, name: &str, program: TestProgram) -> (SandboxSpec, ContainerSpec);
 
-    /// The line that an exiting program writes to its stdout; `None` if programs write nothing.
+    /// The line that programs write to their stdout; `None` if they write nothing.
     fn log_line(&self) -> Option<&str>;
 
     /// Whether programs have a grace period: a runtime whose programs cannot receive the stop request ends them at

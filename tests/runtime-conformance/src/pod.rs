@@ -5,7 +5,7 @@ use std::time::Duration;
 use mayfly_runtime::{
     ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, SandboxSpec, SandboxStatus,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{PATIENCE, RuntimeFixture, TestProgram};
 
@@ -31,12 +31,29 @@ impl<'a> TestPod<'a> {
         Self { runtime: fixture.runtime(), sandbox, container }
     }
 
-    /// A pod whose container was started.
+    /// A pod whose container was started. A program with a grace period handles the request to stop already.
     pub(crate) async fn started(fixture: &'a dyn RuntimeFixture, name: &str, program: TestProgram) -> Self {
         let pod = Self::new(fixture, name, program).await;
         pod.create().await;
         pod.start().await;
+        let writes = matches!(program, TestProgram::Waits | TestProgram::IgnoresStop) && fixture.has_grace();
+        if let Some(line) = fixture.log_line().filter(|_| writes) {
+            pod.log_with(line).await;
+        }
         pod
+    }
+
+    /// The container's log, once it contains this text.
+    pub(crate) async fn log_with(&self, text: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = std::fs::read_to_string(&self.container.log_path).unwrap_or_default();
+            if log.contains(text) {
+                return log;
+            }
+            assert!(Instant::now() < deadline, "no {text} in {log:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub(crate) fn uid(&self) -> &PodUid {
