@@ -185,33 +185,28 @@ fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
 /// Updates `managedFields` in a write other than apply. `old` is `None` for a create, and `new` the object as it was
 /// sent: fields that admission and the kind's own rules add later have no owner, as upstream.
 pub(crate) fn track(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
-    let mut sent = new.clone();
+    let mut sent = new.without_managed_fields();
     request.kind.fill_defaults(&mut sent);
-    on_write(request, part, &mut sent, old);
-    match sent.meta_mut().remove(MANAGED_FIELDS) {
-        Some(entries) => _ = new.meta_mut().insert(MANAGED_FIELDS.into(), entries),
-        None => _ = new.meta_mut().remove(MANAGED_FIELDS),
-    }
+    let entries = entries_after(request, part, new, sent, old);
+    store(new, entries.unwrap_or_default());
 }
 
-/// [`track`] for an object whose defaults are filled in.
-fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
+/// The entries after a write; `None`: the object is not tracked. `sent`: the object with its defaults, without entries.
+fn entries_after(
+    request: &WriteRequest,
+    part: Part,
+    new: &Object,
+    sent: Object,
+    old: Option<&Object>,
+) -> Option<Vec<Entry>> {
     let reset = is_reset(new);
     let given = entries_of(new).filter(|_| part == Part::Main);
     let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
-    let entries = match (entries, old) {
-        (Some(entries), _) => entries,
-        (None, None) if request.manager.tracked && !reset => Vec::new(),
-        _ => {
-            new.meta_mut().remove(MANAGED_FIELDS);
-            return;
-        }
-    };
-    new.meta_mut().remove(MANAGED_FIELDS);
-    let mut before = old.cloned().unwrap_or_default();
-    before.meta_mut().remove(MANAGED_FIELDS);
-    let change = Change::between(request.kind, part, &before, new);
-    store(new, update(entries, &change, entry(request, part, Operation::Update)));
+    let is_first = old.is_none() && request.manager.tracked && !reset;
+    let entries = entries.or_else(|| is_first.then(Vec::new))?;
+    let before = old.map(Object::without_managed_fields).unwrap_or_default();
+    let change = Change::between(request.kind, part, before, sent);
+    Some(update(entries, &change, entry(request, part, Operation::Update)))
 }
 
 /// The fields that a write changes.
@@ -222,12 +217,11 @@ struct Change {
 }
 
 impl Change {
-    fn between(kind: &Kind, part: Part, old: &Object, new: &Object) -> Self {
+    fn between(kind: &Kind, part: Part, old: Object, new: Object) -> Self {
         // Upstream compares the serialised Go types; the old side of a new object is the zero value.
-        let written = |object: &Object| {
-            let mut map = object.0.clone();
-            canonicalise_sent(kind, &mut map);
-            Value::Object(map)
+        let written = |mut object: Object| {
+            canonicalise_sent(kind, &mut object.0);
+            Value::Object(object.0)
         };
         let found = typed::compare(shape(kind), &written(old), &written(new));
         let set = found.added.union(&found.modified);
@@ -281,14 +275,12 @@ pub(crate) fn apply(
     force: bool,
 ) -> Result<Object, ApiError> {
     let (kind, shape) = (request.kind, shape(request.kind));
-    let mut applied = applied.clone();
-    applied.meta_mut().remove(MANAGED_FIELDS);
+    let applied = applied.without_managed_fields();
     let config = Value::Object(applied.0.clone()).to_string();
-    let mut base = live.cloned().unwrap_or_default();
-    let mut entries = entries_of(&base).unwrap_or_default();
-    base.meta_mut().remove(MANAGED_FIELDS);
+    let base = live.map(Object::without_managed_fields).unwrap_or_default();
+    let mut entries = live.and_then(entries_of).unwrap_or_default();
     if entries.is_empty() && live.is_some() {
-        let change = Change::between(kind, Part::Whole, &Object::default(), &base);
+        let change = Change::between(kind, Part::Whole, Object::default(), base.clone());
         let first = entry(request, Part::Main, Operation::Update);
         entries.push(Entry { manager: BEFORE_FIRST_APPLY.into(), fields: change.set, ..first });
     }
@@ -307,7 +299,7 @@ pub(crate) fn apply(
     };
     let mut object = Object(map);
 
-    let change = Change::between(kind, part, &base, &object);
+    let change = Change::between(kind, part, base, object.clone());
     let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
     // A field that is applied with its zero value is omitted by Go's serialisation, but counts as changed.
     let zeroed = change.removed.intersection(&wanted);

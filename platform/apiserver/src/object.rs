@@ -33,6 +33,23 @@ impl Object {
         self.meta_mut().insert("resourceVersion".into(), Value::String(revision.to_string()));
     }
 
+    /// A copy without `metadata.managedFields`. An object without metadata gets empty metadata.
+    pub(crate) fn without_managed_fields(&self) -> Self {
+        let copied = self.0.iter().map(|(name, value)| {
+            let value = match (name.as_str(), value) {
+                ("metadata", Value::Object(meta)) => {
+                    let kept = meta.iter().filter(|(name, _)| *name != "managedFields");
+                    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+                }
+                _ => value.clone(),
+            };
+            (name.clone(), value)
+        });
+        let mut copy = Self(copied.collect());
+        copy.meta_mut();
+        copy
+    }
+
     pub(crate) fn meta(&self) -> Option<&Map<String, Value>> {
         self.0.get("metadata").and_then(Value::as_object)
     }

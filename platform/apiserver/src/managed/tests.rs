@@ -49,7 +49,7 @@ impl Script {
     /// A write that replaces everything but metadata.managedFields.
     fn update(&mut self, manager: &str, body: Value) {
         let (request, mut new) = (self.request(manager), self.object(body));
-        on_write(&request, Part::Main, &mut new, self.live.as_ref());
+        write(&request, &mut new, self.live.as_ref());
         self.live = Some(new);
     }
 
@@ -66,6 +66,12 @@ impl Script {
             .flat_map(|entry| entry.fields.paths())
             .collect()
     }
+}
+
+/// Tracks a write of an object whose defaults are filled in.
+fn write(request: &WriteRequest, new: &mut Object, old: Option<&Object>) {
+    let entries = entries_after(request, Part::Main, new, new.without_managed_fields(), old);
+    store(new, entries.unwrap_or_default());
 }
 
 fn message(result: Result<(), ApiError>) -> String {
@@ -239,13 +245,13 @@ fn untracked_objects_stay_untracked_until_someone_names_himself() {
     let mut request = script.request("controller");
     request.manager.tracked = false;
     let mut object = script.object(json!({"data": {"a": "1"}}));
-    on_write(&request, Part::Main, &mut object, None);
+    write(&request, &mut object, None);
     assert_eq!(entries_of(&object), None);
     script.update("kubectl-create", json!({"data": {"a": "1"}}));
     assert_eq!(script.owns("kubectl-create"), [".data", ".data.a"]);
     let mut reset = script.live.clone().unwrap();
     reset.meta_mut().insert(MANAGED_FIELDS.into(), json!([{}]));
-    on_write(&script.request("x"), Part::Main, &mut reset, script.live.clone().as_ref());
+    write(&script.request("x"), &mut reset, script.live.clone().as_ref());
     assert_eq!(entries_of(&reset), None);
 }
 

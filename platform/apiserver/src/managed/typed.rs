@@ -1,6 +1,9 @@
 //! Operations on values by their shape: their fields, their differences, merge, and removal. The rules are those of
 //! structured-merge-diff's `typed` package.
 
+use std::collections::{HashMap, HashSet};
+
+use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::set::{self, FieldSet};
@@ -160,6 +163,9 @@ impl FieldChanges {
         new: Option<&Value>,
         path: &mut Vec<String>,
     ) {
+        if old.is_some() && old == new {
+            return;
+        }
         let filled = |value: Option<&Value>| value.is_some_and(|value| !is_empty(value));
         let sample = if filled(new) { new } else { old };
         let form = match sample {
@@ -194,8 +200,9 @@ impl FieldChanges {
         new: Option<&Value>,
         path: &mut Vec<String>,
     ) {
-        let map = |value: Option<&'_ Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
-        let (old, new) = (map(old), map(new));
+        let none = Map::new();
+        let (old, new) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
+        let (old, new) = (old.unwrap_or(&none), new.unwrap_or(&none));
         let removed = old.keys().filter(|name| !new.contains_key(*name));
         for name in new.keys().chain(removed) {
             path.push(set::field(name));
@@ -204,14 +211,13 @@ impl FieldChanges {
         }
     }
 
-    fn items(
+    fn items<'v>(
         &mut self,
         form: &Form<'static>,
-        old: Option<&Value>,
-        new: Option<&Value>,
+        old: Option<&'v Value>,
+        new: Option<&'v Value>,
         path: &mut Vec<String>,
     ) {
-        let list = |value: Option<&'_ Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
         let step = |item: &Value| match form {
             Form::Keyed(keys, _) => keys_of(item, keys),
             _ => set::value(item),
@@ -220,17 +226,20 @@ impl FieldChanges {
             Form::Keyed(_, items) => *items,
             _ => Shape { node: None, merge: None, deduced: false },
         };
-        let steps = |list: Vec<Value>| -> Vec<(String, Value)> {
-            list.into_iter().map(|item| (step(&item), item)).collect()
+        // The first item counts where several have the same key. Lists can have as many items as fit into a request.
+        let by_step = |value: Option<&'v Value>| -> IndexMap<String, &'v Value> {
+            let list = value.and_then(Value::as_array).into_iter().flatten();
+            let mut by_step = IndexMap::new();
+            for item in list {
+                by_step.entry(step(item)).or_insert(item);
+            }
+            by_step
         };
-        let (old, new) = (steps(list(old)), steps(list(new)));
-        let find = |list: &[(String, Value)], step: &str| {
-            list.iter().find(|(other, _)| other == step).map(|(_, item)| item.clone())
-        };
-        let removed = old.iter().filter(|(step, _)| find(&new, step).is_none());
-        for (step, _) in new.iter().chain(removed) {
+        let (old, new) = (by_step(old), by_step(new));
+        let removed = old.keys().filter(|step| !new.contains_key(*step));
+        for step in new.keys().chain(removed) {
             path.push(step.clone());
-            self.walk(items, find(&old, step).as_ref(), find(&new, step).as_ref(), path);
+            self.walk(items, old.get(step).copied(), new.get(step).copied(), path);
             path.pop();
         }
     }
@@ -251,46 +260,45 @@ pub(crate) fn merged(shape: Shape<'static>, live: &Value, applied: &Value) -> Va
             Value::Object(out)
         }
         (Form::Set, Value::Array(live), Value::Array(applied)) => {
-            let same = |left: &Value, right: &Value| left == right;
-            Value::Array(merge_lists(live, applied, same, |_, applied| applied.clone()))
+            Value::Array(merge_lists(live, applied, set::value, |_, applied| applied.clone()))
         }
         (Form::Keyed(keys, items), Value::Array(live), Value::Array(applied)) => {
-            let same = |left: &Value, right: &Value| keys_of(left, keys) == keys_of(right, keys);
-            Value::Array(merge_lists(live, applied, same, |live, applied| merged(items, live, applied)))
+            let key = |item: &Value| keys_of(item, keys);
+            Value::Array(merge_lists(live, applied, key, |live, applied| merged(items, live, applied)))
         }
         _ => applied.clone(),
     }
 }
 
 /// Items of both, in the order in which they are applied; live items that are not applied keep their place
-/// among their neighbours.
+/// among their neighbours. Items with the same key are the same item. Lists can have as many items as fit into a
+/// request, so each key is made once.
 fn merge_lists(
     live: &[Value],
     applied: &[Value],
-    same: impl Fn(&Value, &Value) -> bool,
+    key: impl Fn(&Value) -> String,
     merge: impl Fn(&Value, &Value) -> Value,
 ) -> Vec<Value> {
-    let in_live = |item: &Value| live.iter().position(|other| same(other, item));
-    let is_applied = |item: &Value| applied.iter().any(|other| same(item, other));
-    let (mut out, mut next) = (Vec::with_capacity(live.len() + applied.len()), 0);
-    for item in applied {
-        if let Some(at) = in_live(item) {
-            while next <= at {
-                if !is_applied(&live[next]) {
-                    out.push(live[next].clone());
-                }
-                next += 1;
-            }
-            out.push(merge(&live[at], item));
-        } else {
-            while next < live.len() && !is_applied(&live[next]) {
-                out.push(live[next].clone());
-                next += 1;
-            }
-            out.push(item.clone());
-        }
+    let live_keys: Vec<String> = live.iter().map(&key).collect();
+    let applied_keys: Vec<String> = applied.iter().map(&key).collect();
+    let mut positions = HashMap::new();
+    for (at, key) in live_keys.iter().enumerate() {
+        positions.entry(key.as_str()).or_insert(at);
     }
-    out.extend(live[next..].iter().filter(|item| !is_applied(item)).cloned());
+    let are_applied: HashSet<&str> = applied_keys.iter().map(String::as_str).collect();
+    let is_kept = |at: usize| !are_applied.contains(live_keys[at].as_str());
+    let (mut out, mut next) = (Vec::with_capacity(live.len() + applied.len()), 0);
+    for (item, key) in applied.iter().zip(&applied_keys) {
+        let position = positions.get(key.as_str()).copied();
+        while next < live.len() && position.map_or(is_kept(next), |at| next <= at) {
+            if is_kept(next) {
+                out.push(live[next].clone());
+            }
+            next += 1;
+        }
+        out.push(position.map_or_else(|| item.clone(), |at| merge(&live[at], item)));
+    }
+    out.extend((next..live.len()).filter(|at| is_kept(*at)).map(|at| live[at].clone()));
     out
 }
 
