@@ -89,9 +89,7 @@ impl Api {
             "UpdateMapRun" => self.update_map_run(params).await,
             "UpdateStateMachine" => self.update_state_machine(params).await,
             "UpdateStateMachineAlias" => self.update_alias(params).await,
-            "ValidateStateMachineDefinition" => {
-                validate::validate_definition(params, |resource| self.service.engine().carries_out(resource))
-            }
+            "ValidateStateMachineDefinition" => self.validate_definition(params),
             _ => Err(StepFunctionsError::unknown_operation()),
         }
     }

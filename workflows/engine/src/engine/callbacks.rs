@@ -102,7 +102,7 @@ impl Engine {
     /// A task's result. `output` is JSON text.
     pub async fn send_task_success(&self, token: &str, output: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        Value::parse(output).map_err(|error| TokenError::InvalidOutput(error.to_string()))?;
+        Value::parse(output).map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
         let event = Event::Succeeded { n, output: Payload::from(output) };
         self.inner.report(&running, n, event).await
     }

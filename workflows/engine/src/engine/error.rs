@@ -68,13 +68,13 @@ pub enum RedriveError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The token was not made by this engine.
-    #[error("Invalid Token: 'Invalid token'")]
+    #[error("the task token is invalid")]
     Invalid,
     /// The task or its execution has ended.
-    #[error("Task Timed Out: 'Provided task does not exist anymore'")]
+    #[error("the task of the token has ended")]
     TimedOut,
-    /// The output is no JSON.
-    #[error("Invalid Output: {0}")]
+    /// The output is not JSON; with AWS's description of the error.
+    #[error("the output is invalid: {0}")]
     InvalidOutput(String),
     /// The journal could not take it; the caller may try again.
     #[error("the outcome could not be written to the journal: {0}")]

@@ -119,8 +119,8 @@ impl Engine {
         Ok(unreadable)
     }
 
-    /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
-    pub fn carries_out(&self, resource: &str) -> bool {
+    /// Whether an integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
+    pub fn supports_integration(&self, resource: &str) -> bool {
         self.inner.integration(resource).is_some()
     }
 

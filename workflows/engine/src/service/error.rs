@@ -6,7 +6,7 @@ use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::arn::{ArnRejection, ExecutionArn, StateMachineArn};
 
 use crate::catalog::{CatalogError, CatalogRejection};
-use crate::engine::{ExecutionError, RedriveError, StartError};
+use crate::engine::{ExecutionError, RedriveError, StartError, TokenError};
 
 /// Reasons for which the service does not carry out an operation; displayed as AWS's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +26,9 @@ pub enum ServiceError {
     /// The input is not JSON.
     #[error("Invalid State Machine Execution Input: '{0}'")]
     InvalidExecutionInput(String),
+    /// The output that is reported for a task is not JSON. Worded like the errors of inputs; no recording has one.
+    #[error("Invalid Output: '{0}'")]
+    InvalidOutput(String),
     /// A member of the request is shorter or longer than AWS allows.
     #[error(
         "1 validation error detected: Value {shown}at '{member}' failed to satisfy constraint: Member must have \
@@ -39,9 +42,12 @@ pub enum ServiceError {
         /// `less than or equal to …` or `greater than or equal to …`.
         bound: String,
     },
-    /// The page token is not one of this list.
+    /// The page token is not one of this list, or the task token is not one of this engine.
     #[error("Invalid Token: 'Invalid token'")]
     InvalidToken,
+    /// The task of a token has ended, or its execution has.
+    #[error("Task Timed Out: 'Provided task does not exist anymore'")]
+    TaskTimedOut,
     /// An update without a change.
     #[error(
         "Either the definition, the role ARN, the LoggingConfiguration, or the TracingConfiguration must be specified"
@@ -137,7 +143,9 @@ impl ServiceError {
             ServiceError::InvalidName(_) => "InvalidName",
             ServiceError::InvalidDefinition(_) => "InvalidDefinition",
             ServiceError::InvalidExecutionInput(_) => "InvalidExecutionInput",
+            ServiceError::InvalidOutput(_) => "InvalidOutput",
             ServiceError::InvalidToken => "InvalidToken",
+            ServiceError::TaskTimedOut => "TaskTimedOut",
             ServiceError::MissingRequiredParameter => "MissingRequiredParameter",
             ServiceError::StateMachineDoesNotExist(_) => "StateMachineDoesNotExist",
             ServiceError::StateMachineDeleting(_) => "StateMachineDeleting",
@@ -247,6 +255,17 @@ impl From<RedriveError> for ServiceError {
     }
 }
 
+impl From<TokenError> for ServiceError {
+    fn from(error: TokenError) -> ServiceError {
+        match error {
+            TokenError::Invalid => ServiceError::InvalidToken,
+            TokenError::TimedOut => ServiceError::TaskTimedOut,
+            TokenError::InvalidOutput(reason) => ServiceError::InvalidOutput(reason),
+            error @ TokenError::Unavailable(_) => ServiceError::Unavailable(error.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +284,21 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn the_errors_of_task_tokens_have_awss_codes_and_messages() {
+        let of = |error: TokenError| {
+            let error = ServiceError::from(error);
+            (error.code(), error.to_string())
+        };
+        assert_eq!(of(TokenError::Invalid), ("InvalidToken", "Invalid Token: 'Invalid token'".to_owned()));
+        let ended = "Task Timed Out: 'Provided task does not exist anymore'";
+        assert_eq!(of(TokenError::TimedOut), ("TaskTimedOut", ended.to_owned()));
+        let no_json = TokenError::InvalidOutput("no JSON".to_owned());
+        assert_eq!(of(no_json), ("InvalidOutput", "Invalid Output: 'no JSON'".to_owned()));
+        let unavailable = ServiceError::from(TokenError::Unavailable("disk full".to_owned()));
+        assert_eq!((unavailable.code(), unavailable.is_refusal()), ("ServiceUnavailable", false));
     }
 
     #[test]

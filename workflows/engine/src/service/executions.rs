@@ -43,13 +43,10 @@ pub struct ExecutionDefinition {
     pub execution: Description,
 }
 
-/// Checks that a text can be an execution's input: JSON, and not longer than AWS allows.
-pub fn check_input(input: &str) -> Result<(), ServiceError> {
+/// Parses the input of an execution: JSON, and not longer than AWS allows.
+pub(crate) fn parse_input(input: &str) -> Result<Value, ServiceError> {
     ServiceError::check_length("input", None, input.len(), 0..=PAYLOAD_BYTES_MAX)?;
-    match Value::parse(input) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(ServiceError::InvalidExecutionInput(error.describe(input))),
-    }
+    Value::parse(input).map_err(|error| ServiceError::InvalidExecutionInput(error.describe(input)))
 }
 
 impl WorkflowService {
@@ -100,7 +97,7 @@ impl WorkflowService {
             return Err(ServiceError::StateMachineTypeNotSupported);
         }
         let input = input.unwrap_or_else(|| "{}".to_owned());
-        check_input(&input)?;
+        parse_input(&input)?;
         Ok(StartRequest {
             state_machine: target.machine,
             name: name.map(ResourceName::into_string),
@@ -264,10 +261,10 @@ mod tests {
 
     #[test]
     fn an_input_is_json_of_at_most_256_kib() {
-        assert_eq!(check_input("{}"), Ok(()));
-        assert!(matches!(check_input("{"), Err(ServiceError::InvalidExecutionInput(_))));
+        assert_eq!(parse_input("{}"), Ok(Value::empty_object()));
+        assert!(matches!(parse_input("{"), Err(ServiceError::InvalidExecutionInput(_))));
         let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
-        let refused = check_input(&large).expect_err("too long");
+        let refused = parse_input(&large).expect_err("too long");
         assert_eq!(
             refused.to_string(),
             "1 validation error detected: Value at 'input' failed to satisfy constraint: Member must have length less \

@@ -4,11 +4,10 @@ use mayfly_workflows_language::dataflow;
 use mayfly_workflows_language::definition::{Catcher, QueryLanguage, State};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
-use serde_json::json;
 
-use super::Status;
-use super::inspection::Inspection;
-use super::request::Request;
+use super::TestStatus;
+use super::inspection::{InspectedStage, InspectionData};
+use super::request::StateTest;
 use super::run::{StageEvaluator, TestOutcome};
 use mayfly_workflows_machine::{interval_seconds, takes};
 
@@ -34,10 +33,10 @@ impl MockedError {
 
 /// Lets the state's retriers and catchers look at a failure.
 pub(super) fn settle(
-    request: &Request,
+    request: &StateTest,
     state: &State,
     stage: &StageEvaluator<'_>,
-    mut inspection: Inspection,
+    mut inspection: InspectionData,
     failure: MockedError,
 ) -> TestOutcome {
     let name = failure.error.as_deref();
@@ -51,31 +50,31 @@ pub(super) fn settle(
     };
     if let Some(index) = state.retry.iter().position(|retrier| takes(&retrier.error_equals, name)) {
         let retrier = &state.retry[index];
-        let used = request.configuration.retries.unwrap_or(0);
-        inspection.error_detail("retryIndex", json!(index));
+        let used = request.retries;
+        inspection.error_handling.retry_index = Some(index);
         if used < retrier.max_attempts {
             let wait = interval_seconds(retrier, u32::try_from(used).unwrap_or(u32::MAX));
-            inspection.error_detail("retryBackoffIntervalSeconds", json!(whole_seconds(wait)));
-            return ended(Status::Retriable, inspection, None, None);
+            inspection.error_handling.retry_backoff_seconds = Some(whole_seconds(wait));
+            return ended(TestStatus::Retriable, inspection, None, None);
         }
     }
     let Some(index) = state.catch.iter().position(|catcher| takes(&catcher.error_equals, name)) else {
-        return ended(Status::Failed, inspection, None, None);
+        return ended(TestStatus::Failed, inspection, None, None);
     };
-    inspection.error_detail("catchIndex", json!(index));
+    inspection.error_handling.catch_index = Some(index);
     let catcher = &state.catch[index];
     match caught(request, state, stage, (index, catcher), &failure) {
         Ok((output, assigned)) => {
             if let Some(assigned) = assigned {
-                inspection.stage("variables", &assigned);
+                inspection.stage(InspectedStage::Variables, &assigned);
             }
             let next = super::run::target(request, &catcher.next);
-            ended(Status::CaughtError, inspection, Some(output), next)
+            ended(TestStatus::CaughtError, inspection, Some(output), next)
         }
         Err(error) => {
             let failure = MockedError::from(error);
             TestOutcome {
-                status: Status::Failed,
+                status: TestStatus::Failed,
                 output: None,
                 next: None,
                 error: failure.error,
@@ -88,7 +87,7 @@ pub(super) fn settle(
 
 /// The output of a catcher, and the variables it assigned.
 fn caught(
-    request: &Request,
+    request: &StateTest,
     state: &State,
     stage: &StageEvaluator<'_>,
     (index, catcher): (usize, &Catcher),
@@ -114,8 +113,7 @@ fn caught(
 }
 
 /// Intervals are whole seconds where they can be.
-fn whole_seconds(seconds: f64) -> serde_json::Value {
-    #[expect(clippy::cast_possible_truncation, reason = "an interval is far below 2^63 seconds")]
-    let whole = seconds.round() as i64;
-    json!(whole)
+#[expect(clippy::cast_possible_truncation, reason = "an interval is far below 2^63 seconds")]
+fn whole_seconds(seconds: f64) -> i64 {
+    seconds.round() as i64
 }

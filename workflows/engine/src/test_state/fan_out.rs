@@ -6,10 +6,10 @@ use mayfly_workflows_language::definition::{DataFlow, ItemReader, MapState, Quan
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
-use serde_json::json;
 
 use super::failing::MockedError;
-use super::request::StateMock;
+use super::inspection::InspectedStage;
+use super::request::CheckedMock;
 use super::run::{StageEvaluator, TestOutput, TestRun};
 use crate::executor::files;
 use mayfly_workflows_machine::{EDITION, batched, quantity};
@@ -20,10 +20,10 @@ impl TestRun<'_> {
         let input = self.effective_input(false)?;
         self.arguments(&input, false)?;
         match &self.request.mock {
-            Some(StateMock::Error { error, cause }) => {
+            Some(CheckedMock::Error { error, cause }) => {
                 Err(MockedError { error: error.clone(), cause: cause.clone() })
             }
-            Some(StateMock::Result(result)) => Ok(self.finish(result)?),
+            Some(CheckedMock::Result(result)) => Ok(self.finish(result)?),
             None => Ok(self.finish(&Value::Null)?),
         }
     }
@@ -37,18 +37,14 @@ impl TestRun<'_> {
         let count = count.map(|count| quantity::count(&scope, count, "ToleratedFailureCount")).transpose()?;
         let percentage = map.tolerated_failure_percentage.as_ref();
         let percentage = percentage.map(|share| quantity::percentage(&scope, share)).transpose()?;
-        self.inspection.fact("maxConcurrency", json!(concurrency));
-        if let Some(count) = count {
-            self.inspection.fact("toleratedFailureCount", json!(count));
-        }
-        if let Some(percentage) = percentage {
-            self.inspection.fact("toleratedFailurePercentage", json!(percentage));
-        }
+        self.inspection.max_concurrency = Some(concurrency);
+        self.inspection.tolerated_failure_count = count;
+        self.inspection.tolerated_failure_percentage = percentage;
         match &self.request.mock {
-            Some(StateMock::Error { error, cause }) => {
+            Some(CheckedMock::Error { error, cause }) => {
                 Err(MockedError { error: error.clone(), cause: cause.clone() })
             }
-            Some(StateMock::Result(result)) => {
+            Some(CheckedMock::Result(result)) => {
                 self.tolerate(result, count, percentage)?;
                 Ok(self.finish(result)?)
             }
@@ -67,20 +63,20 @@ impl TestRun<'_> {
             None => quantity::map_source(&self.stage.scope(input), map)?,
         };
         if jsonpath {
-            self.inspection.stage("afterItemsPath", &items);
+            self.inspection.stage(InspectedStage::AfterItemsPath, &items);
         }
         self.inputs(map, input, quantity::items_in(self.state, map, items, EDITION)?.to_vec())
     }
 
     /// The items in what the request says was read; `None` where it says nothing.
     fn read(&mut self, reader: &ItemReader) -> Result<Option<Vec<Value>>, StateError> {
-        let Some(mut data) = self.request.configuration.reader_data.clone() else { return Ok(None) };
+        let Some(mut data) = self.request.reader_data.clone() else { return Ok(None) };
         if let Some(pointer) = &reader.items_pointer {
             data = files::at_pointer(&data, pointer).ok_or_else(|| {
                 let cause = format!("ItemsPointer {pointer} points to nothing");
                 StateError::new(names::ITEM_READER_FAILED, cause)
             })?;
-            self.inspection.stage("afterItemsPointer", &data);
+            self.inspection.stage(InspectedStage::AfterItemsPointer, &data);
         }
         Ok(files::items_in(&data))
     }
@@ -95,7 +91,7 @@ impl TestRun<'_> {
                 .map(|(index, item)| self.selected(selector, input, index, item))
                 .collect();
             items = selected?;
-            self.inspection.stage("afterItemSelector", &Value::from(items.clone()));
+            self.inspection.stage(InspectedStage::AfterItemSelector, &Value::from(items.clone()));
         }
         let Some(batcher) = &map.item_batcher else { return Ok(()) };
         let scope = self.stage.scope(input);
@@ -109,7 +105,7 @@ impl TestRun<'_> {
         let batch_input = batch_input.map(|template| template.evaluate(&scope, "BatchInput")).transpose()?;
         let batches = batched(items.into_iter(), batch_input.as_ref(), count_max, bytes_max);
         let inputs: Vec<Value> = batches.into_iter().map(|(input, _)| input).collect();
-        self.inspection.stage("afterItemBatcher", &Value::from(inputs));
+        self.inspection.stage(InspectedStage::AfterItemBatcher, &Value::from(inputs));
         Ok(())
     }
 
@@ -137,7 +133,7 @@ impl TestRun<'_> {
         count: Option<u64>,
         percentage: Option<f64>,
     ) -> Result<(), MockedError> {
-        let Some(failed) = self.request.configuration.failed_iterations.filter(|failed| *failed > 0) else {
+        let Some(failed) = self.request.failed_iterations.filter(|failed| *failed > 0) else {
             return Ok(());
         };
         let total = result.as_array().map_or(0, |items| items.len());

@@ -16,20 +16,21 @@ use mayfly_workflows_language::value::Value;
 use serde_json::json;
 
 use super::failing::{MockedError, settle};
-use super::inspection::Inspection;
-use super::request::{self, Request, StateMock, TestRejection};
-use super::{Status, TestOptions, context, http_trace, waits};
+use super::inspection::{InspectedStage, InspectionData};
+use super::request::{self, CheckedMock, StateTest};
+use super::{TestEnvironment, TestStatus, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
+use crate::service::ServiceError;
 use mayfly_workflows_machine::time_text;
 
 /// The result of a test.
 pub(super) struct TestOutcome {
-    pub(super) status: Status,
+    pub(super) status: TestStatus,
     pub(super) output: Option<Value>,
     pub(super) error: Option<String>,
     pub(super) cause: Option<String>,
     pub(super) next: Option<String>,
-    pub(super) inspection: Inspection,
+    pub(super) inspection: InspectionData,
 }
 
 /// The environment of the test, owned: it outlives the wait for a task's work.
@@ -46,8 +47,8 @@ impl TestEnv {
 
     fn walk<T>(
         &self,
-        request: &Request,
-        inspection: &mut Inspection,
+        request: &StateTest,
+        inspection: &mut InspectionData,
         walk: impl FnOnce(&mut TestRun<'_>) -> T,
     ) -> T {
         let stage = self.stage();
@@ -81,7 +82,10 @@ pub(super) struct TestOutput {
     pub(super) next: Option<String>,
 }
 
-pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<TestOutcome, TestRejection> {
+pub(super) async fn run(
+    request: &StateTest,
+    around: &TestEnvironment<'_>,
+) -> Result<TestOutcome, ServiceError> {
     let state = request.state();
     let variables = match &request.variables {
         Value::Object(own) => Variables::of(mayfly_workflows_language::value::Map::clone(own)),
@@ -89,8 +93,8 @@ pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<T
     };
     let ambient = Ambient::new(around.now_ms, around.seed);
     let ground = TestEnv { context: made_context(request, around), variables, ambient };
-    let mut inspection = Inspection::default();
-    inspection.stage("input", &request.input);
+    let mut inspection = InspectionData::default();
+    inspection.stage(InspectedStage::Input, &request.input);
     let left = match &state.kind {
         StateKind::Task(task) => {
             match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
@@ -107,7 +111,7 @@ pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<T
     };
     Ok(match left {
         Ok(left) => TestOutcome {
-            status: Status::Succeeded,
+            status: TestStatus::Succeeded,
             output: Some(left.output),
             error: None,
             cause: None,
@@ -119,7 +123,7 @@ pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<T
 }
 
 /// The name of the state that a transition leads to; none at the end.
-pub(super) fn target(request: &Request, transition: &Transition) -> Option<String> {
+pub(super) fn target(request: &StateTest, transition: &Transition) -> Option<String> {
     match transition {
         Transition::End => None,
         Transition::Next(id) => Some(request.machine.state(*id).name.to_string()),
@@ -127,7 +131,7 @@ pub(super) fn target(request: &Request, transition: &Transition) -> Option<Strin
     }
 }
 
-fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
+fn made_context(request: &StateTest, around: &TestEnvironment<'_>) -> Value {
     if let Some(context) = &request.context {
         return context.clone();
     }
@@ -153,15 +157,15 @@ fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
 
 /// A task's work: its mock, or an express execution of this task alone, whose input is the task's arguments.
 async fn work(
-    request: &Request,
+    request: &StateTest,
     task: &TaskState,
     arguments: &Value,
-    around: &TestOptions<'_>,
-    inspection: &mut Inspection,
-) -> Result<Result<Value, MockedError>, TestRejection> {
+    around: &TestEnvironment<'_>,
+    inspection: &mut InspectionData,
+) -> Result<Result<Value, MockedError>, ServiceError> {
     match &request.mock {
-        Some(StateMock::Result(result)) => return Ok(Ok(result.clone())),
-        Some(StateMock::Error { error, cause }) => {
+        Some(CheckedMock::Result(result)) => return Ok(Ok(result.clone())),
+        Some(CheckedMock::Error { error, cause }) => {
             return Ok(Err(MockedError { error: error.clone(), cause: cause.clone() }));
         }
         None => {}
@@ -179,7 +183,7 @@ async fn work(
     let alone = json!({"StartAt": name, "States": {name: work}});
     let text: Arc<str> = alone.to_string().into();
     let definition = parse::compile(&text, StateMachineType::Express)
-        .map_err(|rejection| TestRejection::Definition(rejection.message()))?;
+        .map_err(|rejection| ServiceError::InvalidDefinition(rejection.message()))?;
     let machine = engine::StartedMachine {
         arn: StateMachineArn::from_trusted(format!("{}:stateMachine:TestStateMachine", around.arn_prefix)),
         name: "TestStateMachine".into(),
@@ -199,9 +203,9 @@ async fn work(
         alias_arn: None,
     };
     let ended =
-        around.engine.start_sync(start).await.map_err(|error| TestRejection::Internal(error.to_string()))?;
+        around.engine.start_sync(start).await.map_err(|error| ServiceError::Internal(error.to_string()))?;
     Ok(match &ended.output {
-        Some(output) => Ok(Value::parse(output).map_err(|error| TestRejection::Internal(error.to_string()))?),
+        Some(output) => Ok(Value::parse(output).map_err(|error| ServiceError::Internal(error.to_string()))?),
         None => Err(MockedError { error: ended.error, cause: ended.cause }),
     })
 }
@@ -217,10 +221,10 @@ fn taken_over(task: &TaskState, arguments: &Value) -> Option<serde_json::Value> 
 }
 
 pub(super) struct TestRun<'a> {
-    pub(super) request: &'a Request,
+    pub(super) request: &'a StateTest,
     pub(super) state: &'a State,
     pub(super) stage: &'a StageEvaluator<'a>,
-    pub(super) inspection: &'a mut Inspection,
+    pub(super) inspection: &'a mut InspectionData,
 }
 
 impl TestRun<'_> {
@@ -244,7 +248,7 @@ impl TestRun<'_> {
         };
         let input = dataflow::effective_input(input_path, &self.stage.scope(&self.request.input))?;
         if show {
-            self.inspection.stage("afterInputPath", &input);
+            self.inspection.stage(InspectedStage::AfterInputPath, &input);
         }
         Ok(input)
     }
@@ -256,14 +260,14 @@ impl TestRun<'_> {
             DataFlow::JsonPath { parameters, .. } => {
                 let value = dataflow::parameters(parameters.as_ref(), &scope, "Parameters")?;
                 if show {
-                    self.inspection.stage("afterParameters", &value);
+                    self.inspection.stage(InspectedStage::AfterParameters, &value);
                 }
                 Ok(value)
             }
             DataFlow::Jsonata { arguments, .. } => {
                 let value = dataflow::parameters(arguments.as_ref(), &scope, "Arguments")?;
                 if show {
-                    self.inspection.stage("afterArguments", &value);
+                    self.inspection.stage(InspectedStage::AfterArguments, &value);
                 }
                 Ok(value)
             }
@@ -276,7 +280,7 @@ impl TestRun<'_> {
     }
 
     fn end_task(&mut self, result: &Value) -> Result<TestOutput, StateError> {
-        self.inspection.stage("result", result);
+        self.inspection.stage(InspectedStage::Result, result);
         self.finish(result)
     }
 
@@ -285,7 +289,7 @@ impl TestRun<'_> {
         let show = pass.result.is_none();
         let input = self.effective_input(show)?;
         if let Some(result) = &pass.result {
-            self.inspection.stage("result", result);
+            self.inspection.stage(InspectedStage::Result, result);
             return self.finish(result);
         }
         let jsonata = matches!(self.state.data, DataFlow::Jsonata { .. });
@@ -375,9 +379,9 @@ impl TestRun<'_> {
         let (output, scope_input) = match &self.state.data {
             DataFlow::JsonPath { result_selector, result_path, output_path, .. } => {
                 let selected = dataflow::select_result(result_selector.as_ref(), &scope, result)?;
-                self.inspection.stage("afterResultSelector", &selected);
+                self.inspection.stage(InspectedStage::AfterResultSelector, &selected);
                 let placed = dataflow::place_result(result_path, input, selected.clone())?;
-                self.inspection.stage("afterResultPath", &placed);
+                self.inspection.stage(InspectedStage::AfterResultPath, &placed);
                 (dataflow::effective_output(output_path, &self.stage.scope(&placed))?, selected)
             }
             DataFlow::Jsonata { output, .. } => {
@@ -419,7 +423,8 @@ impl TestRun<'_> {
             return Ok(());
         }
         let assigned = dataflow::assign(template, scope, field)?;
-        self.inspection.stage("variables", &Value::from(self.stage.variables.assign(&assigned).visible()));
+        self.inspection
+            .stage(InspectedStage::Variables, &Value::from(self.stage.variables.assign(&assigned).visible()));
         Ok(())
     }
 }
