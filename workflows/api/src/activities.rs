@@ -11,7 +11,7 @@ impl Api {
         let request = CreateActivity {
             scope: scope.clone(),
             name: ResourceName::parse(text(params, "name"))?,
-            encryption: state_machines::encryption(params)?,
+            encryption: state_machines::encryption(params)?.unwrap_or_default(),
             tags: tags::of_creation(params),
         };
         let activity = self.service.create_activity(request).await?;
@@ -24,7 +24,7 @@ impl Api {
             .set("activityArn", activity.arn.as_str())
             .set("name", activity.name.as_str())
             .set("creationDate", date(activity.created))
-            .set("encryptionConfiguration", activity.encryption.clone());
+            .set("encryptionConfiguration", json!(activity.encryption));
         Ok(fields.done())
     }
 

@@ -88,7 +88,7 @@ impl Api {
         let found = self.service.describe_state_machine_for_execution(&execution(params)?).await?;
         let ExecutionDefinition { machine, execution } = found;
         let whole = whole(params);
-        let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
+        let details = machine.details.as_ref();
         let references = if whole { state_machines::references_of(&machine.definition) } else { None };
         // A map run's child runs the processor of the Map state alone.
         let text = match machine.flow {
@@ -100,11 +100,11 @@ impl Api {
             .set("name", execution.state_machine_arn.name())
             .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
             .set("roleArn", machine.role_arn.as_str())
-            .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
-            .maybe("loggingConfiguration", detail("loggingConfiguration"))
-            .maybe("tracingConfiguration", detail("tracingConfiguration"))
-            .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
-            .maybe("revisionId", detail("revisionId"))
+            .maybe("updateDate", details.map(|details| date(details.update_date)))
+            .maybe("loggingConfiguration", details.map(|details| json!(details.logging_configuration)))
+            .maybe("tracingConfiguration", details.map(|details| json!(details.tracing_configuration)))
+            .maybe("encryptionConfiguration", details.map(|details| json!(details.encryption_configuration)))
+            .maybe("revisionId", details.and_then(|details| details.revision_id.clone()))
             .maybe("mapRunArn", execution.map_run_arn.as_ref().map(MapRunArn::as_str))
             .maybe("label", execution.map_run_arn.as_ref().and_then(MapRunArn::label))
             .maybe("variableReferences", references);

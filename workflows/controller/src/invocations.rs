@@ -211,7 +211,7 @@ impl Invocations {
             kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),
-            details: json!({}),
+            details: None,
             flow: None,
         });
         if machines.len() >= KEPT_MAX {

@@ -241,7 +241,7 @@ fn machine(name: &str, definition: &Value) -> Result<Arc<StartedMachine>, Failur
         kind,
         definition_text: text.into(),
         definition: Arc::new(compiled),
-        details: Value::Null,
+        details: None,
         flow: None,
     }))
 }

@@ -1,15 +1,20 @@
 //! The catalog: state machines with their versions and aliases, activities, tags.
 //!
-//! [`record`] has the stored form, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
+//! [`record`] has the stored form, [`configuration`] parts of it that the API returns as they are, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
 //! it in a SQLite file. [`Catalog`] connects them: a change is on disk before it is visible, and an acknowledged change
 //! survives a crash.
 //!
 //! Not here: executions (the journal has them), messages and shapes of the API.
 
+mod configuration;
 mod plan;
 mod record;
 mod store;
 
+pub use configuration::{
+    ConfigurationRejection, EncryptionConfiguration, LogDestination, LogGroup, LogLevel,
+    LoggingConfiguration, TracingConfiguration,
+};
 pub use plan::{
     CatalogRejection, Created, NewActivity, NewAlias, NewMachine, SeenRevision, UpdateAlias, UpdateMachine,
 };
@@ -135,7 +140,7 @@ mod tests {
         let new = NewActivity {
             arn: format!("arn:aws:states:us-east-1:000000000000:activity:{name}"),
             name: name.to_owned(),
-            encryption: serde_json::Value::Null,
+            encryption: EncryptionConfiguration::default(),
             tags: Default::default(),
             now: 1,
         };

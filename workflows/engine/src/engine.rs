@@ -55,8 +55,8 @@ pub use mayfly_workflows_language::{definition::StateMachineType, execution::Run
 pub use mayfly_workflows_machine::ExecutionLimits;
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore};
 pub use types::{
-    ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
-    StartedMachine,
+    ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, RevisionDetails,
+    StartRequest, Started, StartedMachine,
 };
 
 /// A workflow engine. Cloning it is cheap; the last clone takes the engine down.

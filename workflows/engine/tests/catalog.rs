@@ -1,12 +1,11 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
 use mayfly_workflows_engine::catalog::{
-    Catalog, CatalogRejection, CatalogState, MachineRevision, NewActivity, NewAlias, NewMachine, Publication,
-    Route, UpdateMachine,
+    Catalog, CatalogRejection, CatalogState, EncryptionConfiguration, LoggingConfiguration, MachineRevision,
+    NewActivity, NewAlias, NewMachine, Publication, Route, TracingConfiguration, UpdateMachine,
 };
 use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::StateMachineType;
-use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
 
@@ -15,7 +14,9 @@ fn arn() -> StateMachineArn {
 }
 
 fn revision(definition: &str) -> MachineRevision {
-    MachineRevision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
+    let (logging, tracing) = (LoggingConfiguration::default(), TracingConfiguration::default());
+    let encryption = EncryptionConfiguration::default();
+    MachineRevision::new(definition, "arn:aws:iam::0:role/r", logging, tracing, encryption, 1)
 }
 
 fn new(definition: &str, publish: bool) -> NewMachine {
@@ -90,7 +91,7 @@ fn what_was_acknowledged_is_there_after_reopening() {
     let activity = NewActivity {
         arn: "arn:aws:states:us-east-1:000000000000:activity:a".into(),
         name: "a".into(),
-        encryption: json!({}),
+        encryption: EncryptionConfiguration::default(),
         tags: Default::default(),
         now: 4,
     };

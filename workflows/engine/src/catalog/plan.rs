@@ -5,8 +5,7 @@ use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::Value;
-
+use super::configuration::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 use super::record::{
     Activity, Alias, CatalogChange, CatalogState, MachineRecord, MachineRevision, Publication, Record, Route,
     Version,
@@ -84,11 +83,11 @@ pub struct UpdateMachine {
     /// See `definition`.
     pub role_arn: Option<String>,
     /// See `definition`.
-    pub logging: Option<Value>,
+    pub logging: Option<LoggingConfiguration>,
     /// See `definition`.
-    pub tracing: Option<bool>,
+    pub tracing: Option<TracingConfiguration>,
     /// See `definition`.
-    pub encryption: Option<Value>,
+    pub encryption: Option<EncryptionConfiguration>,
     /// The id of the revision that this makes, if it makes one.
     pub revision_id: String,
     /// Publishes what comes of it.
@@ -150,8 +149,8 @@ pub struct NewActivity {
     pub arn: String,
     /// Its name.
     pub name: String,
-    /// In the shape of the API.
-    pub encryption: Value,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags.
     pub tags: BTreeMap<String, String>,
     /// Now, in milliseconds.
@@ -180,7 +179,7 @@ impl CatalogState {
             let mut comparable = new.revision.clone();
             comparable.role_arn.clone_from(&machine.revision.role_arn);
             let same = machine.kind == new.kind
-                && machine.revision.says_the_same(&comparable)
+                && machine.revision.has_same_content(&comparable)
                 && machine.published_at_creation == new.publish;
             return if same {
                 let version = new.publish.and_then(|_| self.version(&new.arn, 1).cloned());
@@ -228,7 +227,7 @@ impl CatalogState {
             updated: update.now,
             compiled: Default::default(),
         };
-        if !revision.says_the_same(&machine.revision) {
+        if !revision.has_same_content(&machine.revision) {
             std::mem::swap(&mut machine.revision, &mut revision);
         }
         match update.publish {

@@ -7,10 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
+use super::configuration::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 use crate::engine;
+use serde::{Deserialize, Serialize};
 
 /// The content of one revision of a state machine. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,12 +21,13 @@ pub struct MachineRevision {
     pub definition: Arc<str>,
     /// The role named at creation or update.
     pub role_arn: String,
-    /// In the shape of the API, defaults filled in.
-    pub logging: Value,
-    /// Whether tracing is enabled.
-    pub tracing: bool,
-    /// In the shape of the API, defaults filled in.
-    pub encryption: Value,
+    /// The logging of executions.
+    pub logging: LoggingConfiguration,
+    /// The tracing of executions.
+    #[serde(with = "tracing_flag")]
+    pub tracing: TracingConfiguration,
+    /// The encryption of executions.
+    pub encryption: EncryptionConfiguration,
     /// When this revision came to be.
     pub updated: i64,
     /// The compiled definition; created at the first use.
@@ -40,9 +40,9 @@ impl MachineRevision {
     pub fn new(
         definition: &str,
         role_arn: &str,
-        logging: Value,
-        tracing: bool,
-        encryption: Value,
+        logging: LoggingConfiguration,
+        tracing: TracingConfiguration,
+        encryption: EncryptionConfiguration,
         now: i64,
     ) -> MachineRevision {
         MachineRevision {
@@ -58,12 +58,33 @@ impl MachineRevision {
     }
 
     /// Whether two revisions would run and log alike.
-    pub(crate) fn says_the_same(&self, other: &MachineRevision) -> bool {
+    pub(crate) fn has_same_content(&self, other: &MachineRevision) -> bool {
         self.definition == other.definition
             && self.role_arn == other.role_arn
             && self.logging == other.logging
             && self.tracing == other.tracing
             && self.encryption == other.encryption
+    }
+}
+
+/// Tracing is stored as a flag.
+mod tracing_flag {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::TracingConfiguration;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(
+        tracing: &TracingConfiguration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        tracing.enabled.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<TracingConfiguration, D::Error> {
+        bool::deserialize(deserializer).map(|enabled| TracingConfiguration { enabled })
     }
 }
 
@@ -185,8 +206,8 @@ pub struct Activity {
     pub name: String,
     /// When it was created.
     pub created: i64,
-    /// In the shape of the API, defaults filled in.
-    pub encryption: Value,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags by key.
     pub tags: BTreeMap<String, String>,
 }

@@ -282,7 +282,7 @@ pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> 
         kind,
         definition_text: text.into(),
         definition: Arc::new(compiled),
-        details: json!({"revision": 1}),
+        details: None,
         flow: None,
     })
 }

@@ -6,11 +6,14 @@ use jiff::Timestamp;
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::{self, StateMachineType};
 use mayfly_workflows_language::execution::RunStatus;
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 
 /// The state machine an execution runs, as it was when it started.
 ///
-/// Made once per revision by the catalog and shared; kept in the journal, so
-/// that an execution outlives the deletion of its state machine.
+/// Made once per revision by the catalog and shared; kept in the journal, so that an execution outlives the deletion of
+/// its state machine.
 #[derive(Debug, Clone)]
 pub struct StartedMachine {
     /// ARN without version or alias.
@@ -25,11 +28,27 @@ pub struct StartedMachine {
     pub definition_text: Arc<str>,
     /// The same, compiled.
     pub definition: Arc<definition::StateMachine>,
-    /// The catalog's own facts (revision, logging, tracing…): opaque here,
-    /// given back by [`super::Engine::snapshot`].
-    pub details: serde_json::Value,
+    /// The configuration of the revision; none if the state machine is not one of the catalog.
+    pub details: Option<RevisionDetails>,
     /// The executed part of the definition: all of it if absent, a Map's processor for the children of a map run.
     pub flow: Option<definition::FlowId>,
+}
+
+/// The configuration of a state machine's revision, as it was when an execution started. Not used by the engine; its
+/// serialised form is part of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionDetails {
+    /// The encryption of executions.
+    pub encryption_configuration: EncryptionConfiguration,
+    /// The logging of executions.
+    pub logging_configuration: LoggingConfiguration,
+    /// The id of the revision; none for the first one.
+    pub revision_id: Option<String>,
+    /// The tracing of executions.
+    pub tracing_configuration: TracingConfiguration,
+    /// When the revision was made, in milliseconds since the epoch.
+    pub update_date: i64,
 }
 
 /// Starts one execution.

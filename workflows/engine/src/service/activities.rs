@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mayfly_workflows_language::arn::ArnParts;
-use serde_json::Value;
 
-use super::state_machines::own_key;
 use super::{CredentialScope, PageRequest, ResourceName, ServiceError, WorkflowService, page};
-use crate::catalog::{Activity, NewActivity};
+use crate::catalog::{Activity, EncryptionConfiguration, NewActivity};
 use crate::engine::{ActivityTask, Page};
 
 /// An activity to create.
@@ -18,8 +16,8 @@ pub struct CreateActivity {
     pub scope: CredentialScope,
     /// Its name.
     pub name: ResourceName,
-    /// The encryption configuration, checked and in the shape of the API; AWS's key without it.
-    pub encryption: Option<Value>,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags by key.
     pub tags: BTreeMap<String, String>,
 }
@@ -51,7 +49,7 @@ impl WorkflowService {
         let new = NewActivity {
             arn: request.scope.arn(format_args!("activity:{}", request.name)),
             name: request.name.into_string(),
-            encryption: request.encryption.unwrap_or_else(own_key),
+            encryption: request.encryption,
             tags: request.tags,
             now: self.now_ms(),
         };

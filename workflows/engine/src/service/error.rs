@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::arn::{ArnRejection, ExecutionArn, StateMachineArn};
 
-use crate::catalog::{CatalogError, CatalogRejection};
+use crate::catalog::{CatalogError, CatalogRejection, ConfigurationRejection};
 use crate::engine::{ExecutionError, RedriveError, StartError, TokenError};
 
 /// Reasons for which the service does not carry out an operation; displayed as AWS's message.
@@ -20,6 +20,12 @@ pub enum ServiceError {
     /// The name has characters that names cannot have.
     #[error("Invalid Name: '{0}'")]
     InvalidName(String),
+    /// The logging configuration names no destination that logs can be sent to; with AWS's sentence.
+    #[error("Invalid Logging Configuration: {0}")]
+    InvalidLoggingConfiguration(ConfigurationRejection),
+    /// The encryption configuration and its key do not go together; with AWS's sentence.
+    #[error("Invalid Encryption Configuration: {0}")]
+    InvalidEncryptionConfiguration(ConfigurationRejection),
     /// The definition does not compile.
     #[error("{0}")]
     InvalidDefinition(String),
@@ -141,6 +147,8 @@ impl ServiceError {
         match self {
             ServiceError::InvalidArn(_) | ServiceError::InvalidRoleArn(_) => "InvalidArn",
             ServiceError::InvalidName(_) => "InvalidName",
+            ServiceError::InvalidLoggingConfiguration(_) => "InvalidLoggingConfiguration",
+            ServiceError::InvalidEncryptionConfiguration(_) => "InvalidEncryptionConfiguration",
             ServiceError::InvalidDefinition(_) => "InvalidDefinition",
             ServiceError::InvalidExecutionInput(_) => "InvalidExecutionInput",
             ServiceError::InvalidOutput(_) => "InvalidOutput",
@@ -183,6 +191,17 @@ impl ServiceError {
 impl From<ArnRejection> for ServiceError {
     fn from(rejection: ArnRejection) -> ServiceError {
         ServiceError::InvalidArn(rejection.to_string())
+    }
+}
+
+impl From<ConfigurationRejection> for ServiceError {
+    fn from(rejection: ConfigurationRejection) -> ServiceError {
+        match rejection {
+            ConfigurationRejection::LogDestinations => ServiceError::InvalidLoggingConfiguration(rejection),
+            ConfigurationRejection::KeyMissing | ConfigurationRejection::KeyUnexpected => {
+                ServiceError::InvalidEncryptionConfiguration(rejection)
+            }
+        }
     }
 }
 

@@ -191,7 +191,7 @@ async fn work(
         kind: StateMachineType::Express,
         definition_text: text,
         definition: Arc::new(definition),
-        details: serde_json::Value::Null,
+        details: None,
         flow: None,
     };
     let start = StartRequest {
