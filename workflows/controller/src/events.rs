@@ -217,7 +217,7 @@ impl Integrations for PutEvents {
                 let Some(entry) = entry.as_object_mut() else { continue };
                 if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut()
                 {
-                    let of = [&call.origin.state_machine, &call.origin.execution];
+                    let of = [call.origin.state_machine.as_str(), call.origin.execution.as_str()];
                     resources.extend(of.map(|arn| json!(arn)));
                 }
             }

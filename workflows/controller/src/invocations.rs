@@ -255,7 +255,7 @@ impl Invocations {
         let Ok(turn) = tokio::time::timeout(left, gate.acquire()).await else { return Err(too_old().into()) };
         // The gate is never closed.
         let _turn = turn.map_err(|error| failed("States.Runtime", &error))?;
-        let id = call.origin.execution.rsplit(':').next().unwrap_or_default();
+        let id = call.origin.execution.last_field();
         if let Ok(id) = HeaderValue::try_from(id) {
             request.headers_mut().entry(HEADER_IDEMPOTENCY_KEY).or_insert_with(|| id.clone());
             request.headers_mut().insert(HEADER_INVOCATION_ID, id);

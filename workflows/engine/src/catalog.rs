@@ -26,6 +26,7 @@ pub use store::CatalogError;
 
 use std::path::Path;
 
+use mayfly_workflows_language::arn::ActivityArn;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 
@@ -127,7 +128,7 @@ impl Catalog {
 }
 
 impl Activities for Catalog {
-    fn exists(&self, arn: &str) -> bool {
+    fn exists(&self, arn: &ActivityArn) -> bool {
         self.read().activity(arn).is_some()
     }
 }
@@ -138,7 +139,7 @@ mod tests {
 
     fn create(catalog: &Catalog, name: &str) -> Result<(), String> {
         let new = NewActivity {
-            arn: format!("arn:aws:states:us-east-1:000000000000:activity:{name}"),
+            arn: ActivityArn::from_trusted(format!("arn:aws:states:us-east-1:000000000000:activity:{name}")),
             name: name.to_owned(),
             encryption: EncryptionConfiguration::default(),
             tags: Default::default(),

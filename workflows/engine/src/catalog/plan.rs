@@ -1,6 +1,6 @@
 //! Decisions about creations, changes and deletions: pure functions from the catalog's content to the changes.
 
-use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ArnQualifier, StateMachineArn, TaggedArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ pub enum CatalogRejection {
     MachineExists(StateMachineArn),
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
-    ActivityExists(String),
+    ActivityExists(ActivityArn),
     /// The alias or version does not exist.
     #[error("no such resource: {0}")]
     ResourceMissing(StateMachineArn),
     /// No resource that can have tags has this ARN.
     #[error("nothing to tag: {0}")]
-    TaggedMissing(String),
+    TaggedMissing(TaggedArn),
     /// The revision that the request names is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
@@ -49,7 +49,7 @@ pub enum CatalogRejection {
     VersionReferenced(Vec<String>),
     /// More tags than a resource may have.
     #[error("too many tags on {0}")]
-    TooManyTags(String),
+    TooManyTags(TaggedArn),
     /// The catalog's file cannot be read or written.
     #[error(transparent)]
     Store(#[from] CatalogError),
@@ -146,7 +146,7 @@ pub struct UpdateAlias {
 /// An activity to create.
 pub struct NewActivity {
     /// Its ARN.
-    pub arn: String,
+    pub arn: ActivityArn,
     /// Its name.
     pub name: String,
     /// The encryption of its tasks' data.
@@ -189,7 +189,7 @@ impl CatalogState {
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn.to_string()));
+            return Err(CatalogRejection::TooManyTags(new.arn.into()));
         }
         let mut machine = MachineRecord {
             arn: new.arn,
@@ -371,7 +371,7 @@ impl CatalogState {
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn));
+            return Err(CatalogRejection::TooManyTags(new.arn.into()));
         }
         let NewActivity { arn, name, encryption, tags, now } = new;
         let activity = Activity { arn, name, created: now, encryption, tags };
@@ -379,33 +379,40 @@ impl CatalogState {
     }
 
     /// DeleteActivity. No change for an activity that does not exist.
-    pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
-        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_owned())).into_iter().collect(), ()))
+    pub fn plan_delete_activity(&self, arn: &ActivityArn) -> Planned<()> {
+        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_string())).into_iter().collect(), ()))
     }
 
     /// The tags of a machine or an activity.
-    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, CatalogRejection> {
-        let machine = self.machine_by_text(arn).map(|machine| &machine.tags);
-        let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
+    pub fn tags(&self, arn: &TaggedArn) -> Result<&BTreeMap<String, String>, CatalogRejection> {
+        let tags = match arn {
+            TaggedArn::StateMachine(arn) => self.machine(arn).map(|machine| &machine.tags),
+            TaggedArn::Activity(arn) => self.activity(arn).map(|activity| &activity.tags),
+        };
+        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.clone()))
     }
 
     /// TagResource and UntagResource: `change` edits the tags.
-    pub fn plan_tags(&self, arn: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Planned<()> {
+    pub fn plan_tags(
+        &self,
+        arn: &TaggedArn,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> Planned<()> {
         let mut tags = self.tags(arn)?.clone();
         change(&mut tags);
         if tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(arn.to_owned()));
+            return Err(CatalogRejection::TooManyTags(arn.clone()));
         }
-        let record = match self.machine_by_text(arn) {
-            Some(machine) => {
-                Record::Machine(Box::new(MachineRecord { tags, ..MachineRecord::clone(machine) }))
-            }
-            None => match self.activity(arn) {
-                Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(CatalogRejection::TaggedMissing(arn.to_owned())),
-            },
+        let record = match arn {
+            TaggedArn::StateMachine(arn) => self
+                .machine(arn)
+                .map(|machine| MachineRecord { tags, ..MachineRecord::clone(machine) })
+                .map(|machine| Record::Machine(Box::new(machine))),
+            TaggedArn::Activity(arn) => self
+                .activity(arn)
+                .map(|activity| Record::Activity(Activity { tags, ..Activity::clone(activity) })),
         };
+        let record = record.ok_or_else(|| CatalogRejection::TaggedMissing(arn.clone()))?;
         Ok((vec![CatalogChange::Put(record)], ()))
     }
 }

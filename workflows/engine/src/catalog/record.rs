@@ -1,6 +1,6 @@
 //! The records of the catalog.
 
-use mayfly_workflows_language::arn::StateMachineArn;
+use mayfly_workflows_language::arn::{ActivityArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,7 +201,7 @@ pub struct Alias {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Activity {
     /// Its ARN.
-    pub arn: String,
+    pub arn: ActivityArn,
     /// Unique in its account and region.
     pub name: String,
     /// When it was created.
@@ -235,7 +235,7 @@ impl Record {
             Record::Machine(machine) => machine.arn.as_str(),
             Record::Version(version) => version.arn.as_str(),
             Record::Alias(alias) => alias.arn.as_str(),
-            Record::Activity(activity) => &activity.arn,
+            Record::Activity(activity) => activity.arn.as_str(),
             Record::Deleted(arn) => arn.as_str(),
         }
     }
@@ -256,18 +256,13 @@ pub struct CatalogState {
     machines: BTreeMap<StateMachineArn, Arc<MachineRecord>>,
     versions: BTreeMap<StateMachineArn, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<StateMachineArn, BTreeMap<String, Arc<Alias>>>,
-    activities: BTreeMap<String, Arc<Activity>>,
+    activities: BTreeMap<ActivityArn, Arc<Activity>>,
     deleted: BTreeSet<StateMachineArn>,
 }
 
 impl CatalogState {
     /// The machine with this unqualified ARN.
     pub fn machine(&self, arn: &StateMachineArn) -> Option<&Arc<MachineRecord>> {
-        self.machines.get(arn)
-    }
-
-    /// The machine with this unqualified ARN, for callers that do not know the type of the resource.
-    pub(super) fn machine_by_text(&self, arn: &str) -> Option<&Arc<MachineRecord>> {
         self.machines.get(arn)
     }
 
@@ -307,7 +302,7 @@ impl CatalogState {
     }
 
     /// The activity with this ARN.
-    pub fn activity(&self, arn: &str) -> Option<&Arc<Activity>> {
+    pub fn activity(&self, arn: &ActivityArn) -> Option<&Arc<Activity>> {
         self.activities.get(arn)
     }
 

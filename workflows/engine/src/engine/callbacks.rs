@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mayfly_workflows_language::arn::ActivityArn;
 use mayfly_workflows_language::value::Value;
 
 use super::Engine;
@@ -135,12 +136,12 @@ impl Engine {
     /// Waits for work of an activity: a minute at most.
     pub async fn get_activity_task(
         &self,
-        activity_arn: &str,
+        activity_arn: &ActivityArn,
         worker: Option<String>,
     ) -> Option<ActivityTask> {
         let deadline = tokio::time::Instant::now() + self.inner.config.limits.activity_poll;
         loop {
-            let handed = match self.inner.activity_queues.ask(activity_arn) {
+            let handed = match self.inner.activity_queues.request(activity_arn) {
                 Ok(handed) => handed,
                 Err(receiver) => match tokio::time::timeout_at(deadline, receiver).await {
                     Ok(Ok(handed)) => handed,
@@ -152,7 +153,7 @@ impl Engine {
                 // No state waits for it any more.
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::error!(activity = activity_arn, %error, "an activity's work could not be given out");
+                    tracing::error!(activity = %activity_arn, %error, "an activity's work could not be given out");
                     let now = tokio::time::Instant::now();
                     if now >= deadline {
                         return None;

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt as _};
 use http::{Request, Response};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, StateMachineArn};
 
 use super::objects::ObjectStore;
 use crate::catalog::Catalog;
@@ -37,12 +38,12 @@ pub struct FunctionOutput {
 }
 
 /// The task of a call, by ARNs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct CallOrigin {
     /// The state machine's.
-    pub state_machine: String,
+    pub state_machine: StateMachineArn,
     /// The execution's.
-    pub execution: String,
+    pub execution: ExecutionArn,
 }
 
 /// The error of a function that gave no answer.
@@ -228,7 +229,7 @@ pub struct MockAnswer {
 /// Knows the activities.
 pub trait Activities: Send + Sync {
     /// Whether an activity has this ARN.
-    fn exists(&self, arn: &str) -> bool;
+    fn exists(&self, arn: &ActivityArn) -> bool;
 }
 
 /// Everything [`super::Engine::open`] is given.

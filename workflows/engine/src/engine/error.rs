@@ -1,6 +1,6 @@
 //! Errors of the engine's operations. The API maps them to AWS's names.
 
-use mayfly_workflows_language::arn::ExecutionArn;
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 
 /// Starting failed; nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -30,18 +30,13 @@ pub enum StartError {
 pub enum ExecutionError {
     /// The execution does not exist.
     #[error("execution does not exist: '{0}'")]
-    NotFound(String),
+    NotFound(ExecutionArn),
+    /// The map run does not exist.
+    #[error("map run does not exist: '{0}'")]
+    MapRunNotFound(MapRunArn),
     /// The page token was not made here.
     #[error("invalid token")]
     InvalidPage,
-    /// A stored execution cannot be read back.
-    #[error("execution '{arn}' cannot be read from the journal: {reason}")]
-    Unreadable {
-        /// The execution's ARN.
-        arn: String,
-        /// The reason.
-        reason: String,
-    },
     /// The engine is shutting down.
     #[error("the workflow engine is shutting down")]
     Closed,

@@ -466,7 +466,7 @@ impl Engine {
 
     /// Changes a map run's settings.
     pub async fn update_map_run(&self, arn: &MapRunArn, update: MapRunUpdate) -> Result<(), ExecutionError> {
-        let missing = || ExecutionError::NotFound(arn.to_string());
+        let missing = || ExecutionError::MapRunNotFound(arn.clone());
         let wanted = arn.clone();
         let id = self.inner.read(move |journal| journal.map_run(&wanted)).await?.ok_or_else(missing)?;
         // A run whose execution has ended keeps its settings.

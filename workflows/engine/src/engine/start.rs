@@ -330,7 +330,7 @@ impl Engine {
             let stopped = running.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.clone()))?;
         Ok(there.stop_date.unwrap_or(there.start_date))
     }
 }

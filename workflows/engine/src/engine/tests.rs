@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
@@ -158,8 +158,8 @@ impl ObjectStore for Files {
 pub(super) struct AnyActivity;
 
 impl Activities for AnyActivity {
-    fn exists(&self, arn: &str) -> bool {
-        !arn.ends_with("missing")
+    fn exists(&self, arn: &ActivityArn) -> bool {
+        arn.last_field() != "missing"
     }
 }
 
@@ -256,6 +256,10 @@ impl TestEngine {
         let events = self.engine.events(arn).await.expect("read").expect("there");
         events.iter().map(|event| format!("{} {} {}", event.id, event.previous, event.kind)).collect()
     }
+}
+
+pub(super) fn activity_arn(text: &str) -> ActivityArn {
+    ActivityArn::parse(text).expect("an ARN")
 }
 
 pub(super) fn request(machine: &Arc<StartedMachine>, input: &str) -> StartRequest {

@@ -1,6 +1,6 @@
 //! The work of Task states.
 
-use mayfly_workflows_language::arn::ExecutionArn;
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn};
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
@@ -207,7 +207,7 @@ fn request_id(reporter: &Reporter) -> String {
     reporter.inner.deps.randomness.uuid().to_string()
 }
 
-async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
+async fn activity(reporter: &Reporter, arn: &ActivityArn, task: &TaskCall) -> Finished {
     let n = reporter.n;
     if !reporter.inner.deps.activities.exists(arn) {
         let cause = format!("The activity {arn} does not exist.");
@@ -395,8 +395,8 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
                 origin: CallOrigin {
-                    state_machine: reporter.state_machine().arn.to_string(),
-                    execution: reporter.execution_arn().to_string(),
+                    state_machine: reporter.state_machine().arn.clone(),
+                    execution: reporter.execution_arn().clone(),
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };

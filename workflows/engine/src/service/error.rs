@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::arn::{ArnRejection, ExecutionArn, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ArnRejection, ExecutionArn, StateMachineArn, TaggedArn};
 
 use crate::catalog::{CatalogError, CatalogRejection, ConfigurationRejection};
 use crate::engine::{ExecutionError, RedriveError, StartError, TokenError};
@@ -73,7 +73,7 @@ pub enum ServiceError {
     StateMachineTypeNotSupported,
     /// The execution does not exist.
     #[error("Execution Does Not Exist: '{0}'")]
-    ExecutionDoesNotExist(String),
+    ExecutionDoesNotExist(ExecutionArn),
     /// The name belongs to an execution with another input, or to one that has ended.
     #[error("Execution Already Exists: '{0}'")]
     ExecutionAlreadyExists(ExecutionArn),
@@ -88,22 +88,22 @@ pub enum ServiceError {
     ExecutionNotRedrivable(String),
     /// The activity does not exist.
     #[error("Activity Does Not Exist: '{0}'")]
-    ActivityDoesNotExist(String),
+    ActivityDoesNotExist(ActivityArn),
     /// The name belongs to an activity with another encryption.
     #[error("Activity Already Exists: '{0}'")]
-    ActivityAlreadyExists(String),
+    ActivityAlreadyExists(ActivityArn),
     /// The version, alias or map run does not exist.
     #[error("Request references a resource that does not exist.")]
     ResourceNotFound,
     /// The resource whose tags are asked for does not exist.
     #[error("Resource not found: '{0}'")]
-    TaggedResourceNotFound(String),
+    TaggedResourceNotFound(TaggedArn),
     /// The resource was changed since the caller read it, or is needed by another one; with AWS's message.
     #[error("{0}")]
     Conflict(String),
     /// The resource has as many tags as it may have.
     #[error("You've exceeded the number of tags allowed for a resource.")]
-    TooManyTags(String),
+    TooManyTags(TaggedArn),
     /// A rule that has no code of its own.
     #[error("{message}")]
     Validation {
@@ -241,6 +241,7 @@ impl From<ExecutionError> for ServiceError {
     fn from(error: ExecutionError) -> ServiceError {
         match error {
             ExecutionError::NotFound(arn) => ServiceError::ExecutionDoesNotExist(arn),
+            ExecutionError::MapRunNotFound(_) => ServiceError::ResourceNotFound,
             ExecutionError::InvalidPage => ServiceError::InvalidToken,
             error @ (ExecutionError::Closed
             | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {

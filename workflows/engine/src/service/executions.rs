@@ -143,7 +143,7 @@ impl WorkflowService {
     /// The execution does not exist, or the journal fails.
     pub async fn describe_execution(&self, arn: &ExecutionArn) -> Result<Description, ServiceError> {
         let found = self.engine.describe(arn).await?;
-        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.to_string()))?;
+        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.clone()))?;
         Ok(self.with_redrive_status(found))
     }
 
@@ -188,7 +188,7 @@ impl WorkflowService {
         &self,
         arn: &ExecutionArn,
     ) -> Result<ExecutionDefinition, ServiceError> {
-        let missing = || ServiceError::ExecutionDoesNotExist(arn.to_string());
+        let missing = || ServiceError::ExecutionDoesNotExist(arn.clone());
         let machine = self.engine.snapshot(arn).await?.ok_or_else(missing)?;
         let execution = self.engine.describe(arn).await?.ok_or_else(missing)?;
         Ok(ExecutionDefinition { machine, execution })
@@ -204,7 +204,7 @@ impl WorkflowService {
         query: HistoryQuery,
     ) -> Result<Page<serde_json::Value>, ServiceError> {
         let page = self.engine.history(arn, query).await?;
-        page.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.to_string()))
+        page.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.clone()))
     }
 
     /// The owner of executions that are listed by the ARN of a state machine, a version or an alias.

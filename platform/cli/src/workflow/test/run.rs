@@ -1,6 +1,6 @@
 //! Runs one case on the real engine, with a journal in memory and a virtual clock.
 
-use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, MapRunArn};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -213,7 +213,7 @@ impl HttpTasks for NoServices {
 }
 
 impl Activities for NoServices {
-    fn exists(&self, _arn: &str) -> bool {
+    fn exists(&self, _arn: &ActivityArn) -> bool {
         true
     }
 }

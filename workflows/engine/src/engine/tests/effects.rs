@@ -199,7 +199,7 @@ async fn work_that_was_taken_before_a_crash_owes_its_heartbeats() {
         "HeartbeatSeconds": 9});
     let definition = json!({"StartAt": "A", "States": {"A": state}});
     let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
-    first.engine.get_activity_task(activity, None).await.expect("work");
+    first.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     let second = TestEngine::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");

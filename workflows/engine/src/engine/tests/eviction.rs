@@ -106,7 +106,7 @@ async fn a_worker_wakes() {
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
     let (arn, _awake) = evicted(&world, definition).await;
-    let work = world.engine.get_activity_task(activity, None).await.expect("work");
+    let work = world.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").error.as_deref(), Some("E"));
 }
@@ -214,12 +214,13 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
         goes_on.recv().expect("told");
     }));
     let engine = world.engine.clone();
-    let leaves = tokio::spawn(async move { engine.get_activity_task(activity, None).await });
+    let leaves = tokio::spawn(async move { engine.get_activity_task(&activity_arn(activity), None).await });
     until("its records are read", || read.try_recv().is_ok()).await;
     leaves.abort();
     assert!(leaves.await.is_err(), "it left before it had the work");
     may_go_on.send(()).expect("it waits");
-    let asks = world.engine.get_activity_task(activity, None);
+    let activity = activity_arn(activity);
+    let asks = world.engine.get_activity_task(&activity, None);
     let work = tokio::time::timeout(LONG, asks).await.expect("in time").expect("work");
     world.engine.send_task_success(&work.token, "7").await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").output.as_deref(), Some("7"));

@@ -236,7 +236,7 @@ async fn a_worker_takes_an_activity() {
     let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
     let execution = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
-    let work = world.engine.get_activity_task(arn, Some("w".to_owned())).await.expect("work");
+    let work = world.engine.get_activity_task(&activity_arn(arn), Some("w".to_owned())).await.expect("work");
     assert_eq!(work.input, "{\"k\":1}");
     assert_eq!(world.engine.send_task_success("Invalid", "1").await, Err(TokenError::Invalid));
     world.engine.send_task_heartbeat(&work.token).await.expect("alive");
@@ -293,7 +293,7 @@ async fn an_activity_owes_heartbeats_once_it_is_taken() {
     assert!(world.engine.inner.now_ms() >= begun_ms + 60_000);
 
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
-    world.engine.get_activity_task(activity, None).await.expect("work");
+    world.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     let taken_ms = world.engine.inner.now_ms();
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
