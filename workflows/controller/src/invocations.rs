@@ -26,8 +26,7 @@ use mayfly_api::{
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
     Description, Engine, ExecutionChanged, ExecutionError, FunctionError, HistoryQuery, IntegrationCall,
-    Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine,
-    StateMachineType,
+    InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine, StateMachineType,
 };
 use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::parse;
@@ -238,8 +237,13 @@ impl Invocations {
         gate
     }
 
+    /// Whether this is the resource of the task that invokes a function.
+    pub(super) fn supports(resource: &str) -> bool {
+        resource == RESOURCE
+    }
+
     /// One attempt. Waits for the function's gate; the result is the answer's status.
-    async fn attempt(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
+    pub(super) async fn attempt(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
         let stored: StoredInvocation =
             serde_json::from_value(call.arguments).map_err(|error| failed("States.Runtime", &error))?;
         let mut request = stored.request.request().map_err(|why| failed("States.Runtime", &why))?;
@@ -356,16 +360,6 @@ impl Invocations {
                 None => return Ok(purged),
             }
         }
-    }
-}
-
-impl Integrations for Invocations {
-    fn supports(&self, resource: &str) -> bool {
-        resource == RESOURCE
-    }
-
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
-        Box::pin(self.attempt(call))
     }
 }
 

@@ -22,8 +22,8 @@ use mayfly_workflows_engine::{
     catalog::Catalog,
     engine::{
         Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-        InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of,
-        OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
+        InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectError, ObjectPage,
+        ObjectStore, Of, OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
     },
     timers::SystemClock,
 };
@@ -210,11 +210,12 @@ async fn open(dir: &Path) -> Result<Engine, Failure> {
         clock: Arc::new(SystemClock),
         randomness: Arc::new(OsRandomness),
         activities: catalog.clone(),
+        supports_integration: |_| false,
         mocks: None,
         catalog,
         wire: Arc::new(NoWireOperations),
     };
-    Ok(Engine::open(config, deps).await?)
+    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
 }
 
 fn wait_until(due: i64, language: &str) -> Result<Value, Failure> {

@@ -30,9 +30,9 @@ pub struct MachineRevision {
     pub encryption: EncryptionConfiguration,
     /// When this revision came to be.
     pub updated: i64,
-    /// The compiled definition; created at the first use.
+    /// The compiled definition: a cache, filled at the first use.
     #[serde(skip)]
-    pub compiled: OnceLock<Arc<engine::StartedMachine>>,
+    pub(crate) compiled: OnceLock<Arc<engine::StartedMachine>>,
 }
 
 impl MachineRevision {

@@ -168,12 +168,22 @@ impl From<ServiceError> for OperationError {
     }
 }
 
-/// Services the server adds (`job:run`) or points at another endpoint.
+/// Services that the server adds (`job:run`). They may start executions themselves, and are therefore made from the
+/// [`OpenedEngine`](super::OpenedEngine) that they are given to.
 pub trait Integrations: Send + Sync {
-    /// Whether the integration carries out this resource (`arn:aws:states:::job:run.sync`).
-    fn supports(&self, resource: &str) -> bool;
-    /// Performs the call; for a resource that ends in `.sync`, until the service's work has ended.
+    /// Performs a call of a resource that [`EngineDeps::supports_integration`] accepts; for a resource that ends in `.sync`, until the service's work has ended.
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>>;
+}
+
+/// No services: for an engine whose [`EngineDeps::supports_integration`] accepts no resource.
+#[derive(Debug, Default)]
+pub struct NoIntegrations;
+
+impl Integrations for NoIntegrations {
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>> {
+        let cause = format!("no service carries out {}", call.resource);
+        Box::pin(async move { Err(FunctionError::not_supported(cause).into()) })
+    }
 }
 
 /// A service to call for a task.
@@ -251,6 +261,9 @@ pub struct EngineDeps {
     pub wire: Arc<dyn WireOperations>,
     /// Knows the activities: the catalog, but in tests.
     pub activities: Arc<dyn Activities>,
+    /// Whether the integrations that the engine is started with carry out a resource
+    /// (`arn:aws:states:::job:run.sync`).
+    pub supports_integration: fn(&str) -> bool,
     /// Answers all tasks in the place of their services, in tests of definitions.
     pub mocks: Option<Arc<dyn Mocks>>,
 }

@@ -1,6 +1,6 @@
-//! Effects: each in its turn, each reported under its number.
+//! Effects: carried out in turn, and reported under their numbers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -8,7 +8,9 @@ use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
 use super::Engine;
-use super::inner::{ApplyError, Inner, PendingEffect};
+use super::deps::Integrations;
+use super::effect_queue::{EffectQueue, EffectSlot, PendingEffect};
+use super::inner::{ApplyError, Inner};
 use super::live::{ResidentExecution, ResidentState};
 use super::work::Busy;
 use crate::executor::{files, tasks};
@@ -27,6 +29,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) integrations: Arc<dyn Integrations>,
     pub(super) running: Arc<ResidentExecution>,
     pub(crate) n: EffectId,
 }
@@ -158,45 +161,29 @@ impl Drop for Over {
     }
 }
 
-/// Frees an effect's place, however the effect ends.
-struct EffectSlot {
-    inner: Arc<Inner>,
-    execution: u64,
-}
-
-impl Drop for EffectSlot {
-    fn drop(&mut self) {
-        self.inner.effects.lock().ended(self.execution);
-        self.inner.start_effects();
-    }
-}
-
 impl Inner {
     pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<ResidentExecution>, n: EffectId, call: Call) {
-        self.queue(PendingEffect { running: running.clone(), n, call, attempt: 0 });
+        self.effects.push(PendingEffect { running: running.clone(), n, call, attempt: 0, busy: self.busy() });
     }
+}
 
-    fn queue(self: &Arc<Self>, job: PendingEffect) {
-        self.effects.lock().push(job.running.id, job);
-        self.start_effects();
-    }
-
-    /// Starts as many effects as there are places.
-    fn start_effects(self: &Arc<Self>) {
-        loop {
-            let next = self.effects.lock().next();
-            let Some((execution, job)) = next else { return };
-            let place = EffectSlot { inner: self.clone(), execution };
-            let busy = self.busy();
-            let PendingEffect { running, n, call, attempt } = job;
-            let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
-            // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
-            let mut effects = running.effects.lock();
-            let effect = self.runtime.spawn(async move {
-                carry_out(reporter, call, attempt, place, busy).await;
-            });
-            effects.insert(n, effect.abort_handle());
-        }
+/// Carries out effects in turn, until the engine is shut down or dropped.
+pub(super) async fn run_effects(
+    engine: Weak<Inner>,
+    effects: Arc<EffectQueue>,
+    integrations: Arc<dyn Integrations>,
+) {
+    while let Some((pending, slot)) = effects.next().await {
+        let Some(inner) = engine.upgrade() else { return };
+        let PendingEffect { running, n, call, attempt, busy } = pending;
+        let runtime = inner.runtime.clone();
+        let reporter = Reporter { inner, integrations: integrations.clone(), running: running.clone(), n };
+        // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
+        let mut entries = running.effects.lock();
+        let effect = runtime.spawn(async move {
+            carry_out(reporter, call, attempt, slot, busy).await;
+        });
+        entries.insert(n, effect.abort_handle());
     }
 }
 
@@ -231,9 +218,10 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSl
             // Others have its place meanwhile. The task's own timeout aborts the wait.
             guards.release();
             tokio::time::sleep(retry_wait(attempt)).await;
-            let Reporter { inner, running, n } = reporter;
+            let Reporter { inner, running, n, .. } = reporter;
+            let (attempt, busy) = (attempt.saturating_add(1), inner.busy());
             // The entry in the list of effects stays: the next attempt replaces it.
-            inner.queue(PendingEffect { running, n, call, attempt: attempt.saturating_add(1) });
+            inner.effects.push(PendingEffect { running, n, call, attempt, busy });
         }
     }
 }

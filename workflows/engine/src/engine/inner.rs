@@ -2,11 +2,10 @@
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 
@@ -14,7 +13,8 @@ use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
 use super::definitions::Definitions;
-use super::deps::{EngineDeps, Integrations};
+use super::deps::EngineDeps;
+use super::effect_queue::EffectQueue;
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::open_executions::OpenExecutions;
@@ -22,12 +22,11 @@ use super::timers::Timers;
 use super::types::{Description, RedriveStatus};
 use super::work::{Busy, Shutdown, WorkCounter};
 use crate::executor::activities::ActivityQueues;
-use crate::executor::fair::FairQueue;
 use mayfly_workflows_journal::{
     Batch, Done, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, RecordRow,
 };
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::{Action, Call, EffectId, Event, Machine, Output};
+use mayfly_workflows_machine::{Action, Event, Machine, Output};
 
 /// The size of a state, in bytes, from which checkpoints become rarer: at this size half as often, at twice the size
 /// a third as often.
@@ -47,10 +46,8 @@ pub(crate) struct Inner {
     pub(super) live: Arc<Live>,
     pub(super) open: Arc<OpenExecutions>,
     pub(super) timers: Timers,
-    /// Effects that wait for a slot.
-    pub(super) effects: Mutex<FairQueue<PendingEffect>>,
+    pub(super) effects: Arc<EffectQueue>,
     pub(super) activity_queues: Arc<ActivityQueues>,
-    pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
     pub(super) histories: Histories,
     pub(super) counters: ExecutionCounters,
     pub(super) changes: ChangeBroadcast,
@@ -60,13 +57,11 @@ pub(crate) struct Inner {
     pub(super) retention_lock: tokio::sync::RwLock<()>,
 }
 
-/// An effect in the queue for a slot.
-pub(super) struct PendingEffect {
-    pub(super) running: Arc<ResidentExecution>,
-    pub(super) n: EffectId,
-    pub(super) call: Call,
-    /// Attempts that could not begin.
-    pub(super) attempt: u32,
+/// The task that carries effects out ends with the engine.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.effects.close();
+    }
 }
 
 /// The changes and actions that follow from an event.

@@ -180,8 +180,15 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
         catalog: Arc::new(Catalog::open(None).expect("opens")),
         wire: Arc::new(StartRequests),
         activities: Arc::new(AnyActivity),
+        supports_integration: |_| false,
         mocks: None,
     }
+}
+
+/// An engine without integrations, which runs.
+pub(super) async fn opened(config: Config, deps: EngineDeps, journal: Arc<dyn Journal>) -> Engine {
+    let opened = Engine::with_journal(config, deps, journal).await.expect("opens");
+    opened.start(Arc::new(NoIntegrations))
 }
 
 /// Decodes the members of a StartExecution that tests use.
@@ -236,8 +243,7 @@ impl TestEngine {
         let config = Config { limits, ..Config::default() };
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
-        let engine = Engine::with_journal(config, deps, journal).await.expect("opens");
-        Self { engine, functions, files }
+        Self { engine: opened(config, deps, journal).await, functions, files }
     }
 
     pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> ExecutionArn {

@@ -386,8 +386,8 @@ async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result
 
 async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeError> {
     let resource = task.arn.to_string();
-    match reporter.inner.integration(&resource) {
-        Some(integrations) => {
+    match (reporter.inner.deps.supports_integration)(&resource) {
+        true => {
             let (submitted, told) = mpsc::channel(1);
             let call = IntegrationCall {
                 resource,
@@ -400,12 +400,12 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
-            let answer = with_submission(reporter, integrations.call(call), told).await;
+            let answer = with_submission(reporter, reporter.integrations.call(call), told).await;
             let of_aws =
                 matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
-        None => Err(FunctionError::not_supported(format!(
+        false => Err(FunctionError::not_supported(format!(
             "The service integration '{resource}' is known but not carried out here. Use a function \
                  (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
                  (reached at {})",

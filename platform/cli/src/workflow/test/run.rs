@@ -14,7 +14,7 @@ use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
     Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
-    HttpTasks, InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
+    HttpTasks, InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
     ObjectStore, Of, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
@@ -93,11 +93,12 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
         catalog: Arc::new(Catalog::open(None)?),
         wire: Arc::new(NoWireOperations),
         activities: Arc::new(NoServices),
+        supports_integration: |_| false,
         mocks: Some(script),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
-    Ok(Engine::open(config, deps).await?)
+    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.
