@@ -1,8 +1,8 @@
 //! TestState: one state, run alone, with its intermediate data.
 //!
-//! [`request`] checks the request and refuses what cannot be tested, [`run`] takes the state through its stages with the
-//! same functions that the machine uses, [`inspection`] records the intermediate data, and [`failing`] applies retriers
-//! and catchers to an error. A task without a mock is carried out for real, as an express execution of a machine with
+//! [`request`] checks the request and refuses what cannot be tested, [`run`] takes the state through the machine's
+//! own stages, of which [`inspection`] records the intermediate data, and [`failing`] applies retriers and catchers to an
+//! error. A task without a mock is carried out for real, as an express execution of a machine with
 //! this one task.
 //!
 //! Not here: the state's place in a machine. Nothing is stored.
@@ -17,7 +17,8 @@ mod run;
 mod schema;
 mod waits;
 
-pub use inspection::{ErrorHandling, HttpRequestTrace, HttpResponseTrace, InspectedStage, InspectionData};
+pub use inspection::{ErrorHandling, HttpRequestTrace, HttpResponseTrace, InspectionData};
+pub use mayfly_workflows_machine::stages::DataStage;
 pub use request::{FieldValidation, InspectionLevel, StateConfiguration, StateMock, TestState};
 
 use crate::engine::Engine;
@@ -100,8 +101,8 @@ pub(crate) async fn run_test(
     Ok(TestedState {
         status: outcome.status,
         output: outcome.output.as_ref().map(inspection::spaced),
-        error: outcome.error,
-        cause: outcome.cause,
+        error: outcome.error.map(|error| error.to_string()),
+        cause: outcome.cause.map(|cause| cause.to_string()),
         next_state: outcome.next,
         inspection: test.level.shows_stages().then_some(outcome.inspection),
     })

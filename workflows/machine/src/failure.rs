@@ -6,8 +6,9 @@ use std::sync::Arc;
 use mayfly_workflows_language::definition::{State, StateKind};
 use mayfly_workflows_language::error::StateError;
 
-use super::data;
+use super::error_source::ErrorSource;
 use super::retry::{self, RetryDecision};
+use super::stages;
 use super::state::{Phase, Wakes};
 use super::turn::Turn;
 
@@ -91,10 +92,11 @@ impl Turn<'_> {
         self.m.failed_snapshot = None;
         self.state_failed(number, state);
         let error_output =
-            data::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
-        match self.finish_caught(number, state, catcher, &error_output) {
+            stages::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
+        match self.stages(number, state, |stages| stages.finish_caught(catcher, &error_output)) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
-            Err(source) => {
+            Err(error) => {
+                let source = ErrorSource::Data(error);
                 let failure = match self.m.facts.edition {
                     0 => self.sentence(number, state, source).0,
                     _ => self.told_failure(number, state, source),

@@ -47,6 +47,7 @@ pub mod quantity;
 mod redrive;
 mod retry;
 mod simple;
+pub mod stages;
 mod state;
 mod task;
 mod token;

@@ -15,6 +15,7 @@ use super::error_source::ErrorSource;
 use super::failure::RaisedError;
 use super::quantity;
 use super::retry::HEARTBEAT_TIMEOUT;
+use super::stages::Unobserved;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::turn::{Turn, failure_details, milliseconds};
@@ -31,7 +32,9 @@ impl Turn<'_> {
         let effect = EffectId(self.number());
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
-        let arguments = self.task_arguments(number, state, &effective, &token)?;
+        let arguments = self.stages_with(number, state, Some(&token), None, |stages| {
+            stages.arguments(&effective, &mut Unobserved)
+        })?;
         let edition = self.m.facts.edition;
         if edition > 0 {
             startable(state, task, &arguments)?;

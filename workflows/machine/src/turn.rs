@@ -6,12 +6,13 @@ use std::collections::VecDeque;
 use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::dataflow::{Ambient, Variables};
 use mayfly_workflows_language::definition::{State, StateId, StateKind, Transition};
-use mayfly_workflows_language::value::{Map, Value};
+use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, ExecutionOutcome};
 use super::error_source::ErrorSource;
 use super::event::Event;
 use super::failure::RaisedError;
+use super::stages::StateOutput;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
 use crate::history::{DetailField, EventDetails, HistoryEvent};
 
@@ -388,12 +389,6 @@ impl Turn<'_> {
         self.queue.push_back(number);
         number
     }
-}
-
-/// A state's output and its assigned variables.
-pub(super) struct StateOutput {
-    pub(super) output: Value,
-    pub(super) assigned: Map,
 }
 
 /// Converts seconds to milliseconds, bounded far above any limit.

@@ -28,6 +28,7 @@ mod items;
 mod load;
 mod states;
 mod tasks;
+mod test_state;
 mod waits;
 mod watched;
 

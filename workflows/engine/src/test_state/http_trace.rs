@@ -23,7 +23,10 @@ pub(super) async fn invoke(
         inspection.request = recorder.request.into_inner();
         inspection.response = recorder.response.into_inner();
     }
-    outcome.map_err(|error| MockedError { error: Some(error.error_type), cause: Some(error.cause) })
+    outcome.map_err(|error| MockedError {
+        error: Some(error.error_type.into()),
+        cause: Some(error.cause.into()),
+    })
 }
 
 struct Recorder<'a> {

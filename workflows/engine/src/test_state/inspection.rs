@@ -3,55 +3,7 @@
 use std::collections::BTreeMap;
 
 use mayfly_workflows_language::value::Value;
-
-/// A stage of a state's data of which TestState shows the value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InspectedStage {
-    /// The raw input.
-    Input,
-    /// After `InputPath`.
-    AfterInputPath,
-    /// After `Parameters`.
-    AfterParameters,
-    /// After `Arguments`.
-    AfterArguments,
-    /// After `ItemsPath`.
-    AfterItemsPath,
-    /// After the `ItemsPointer` of a reader.
-    AfterItemsPointer,
-    /// After `ItemSelector`.
-    AfterItemSelector,
-    /// After `ItemBatcher`.
-    AfterItemBatcher,
-    /// The result of a task or a Pass.
-    Result,
-    /// After `ResultSelector`.
-    AfterResultSelector,
-    /// After `ResultPath`.
-    AfterResultPath,
-    /// The variables after `Assign`.
-    Variables,
-}
-
-impl InspectedStage {
-    /// The API's name of the member that has the stage's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            InspectedStage::Input => "input",
-            InspectedStage::AfterInputPath => "afterInputPath",
-            InspectedStage::AfterParameters => "afterParameters",
-            InspectedStage::AfterArguments => "afterArguments",
-            InspectedStage::AfterItemsPath => "afterItemsPath",
-            InspectedStage::AfterItemsPointer => "afterItemsPointer",
-            InspectedStage::AfterItemSelector => "afterItemSelector",
-            InspectedStage::AfterItemBatcher => "afterItemBatcher",
-            InspectedStage::Result => "result",
-            InspectedStage::AfterResultSelector => "afterResultSelector",
-            InspectedStage::AfterResultPath => "afterResultPath",
-            InspectedStage::Variables => "variables",
-        }
-    }
-}
+use mayfly_workflows_machine::stages::{DataStage, StageObserver};
 
 /// The request of an HTTP task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +50,7 @@ pub struct ErrorHandling {
 #[derive(Clone, Default, PartialEq)]
 pub struct InspectionData {
     /// JSON text by stage, in the form of TestState's payloads.
-    pub stages: BTreeMap<InspectedStage, String>,
+    pub stages: BTreeMap<DataStage, String>,
     /// `MaxConcurrency` of a Map.
     pub max_concurrency: Option<u64>,
     /// `ToleratedFailureCount` of a Map.
@@ -113,9 +65,8 @@ pub struct InspectionData {
     pub error_handling: ErrorHandling,
 }
 
-impl InspectionData {
-    /// Sets the value of a stage.
-    pub(super) fn stage(&mut self, stage: InspectedStage, value: &Value) {
+impl StageObserver for InspectionData {
+    fn observe(&mut self, stage: DataStage, value: &Value) {
         self.stages.insert(stage, spaced(value));
     }
 }
