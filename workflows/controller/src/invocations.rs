@@ -173,7 +173,7 @@ impl Invocations {
             state_machine: self.machine(&function, rules),
             name: name.clone(),
             // A structure of strings and numbers always has a JSON text.
-            input: serde_json::to_string(&stored).unwrap_or_default(),
+            input: serde_json::to_string(&stored).unwrap_or_default().into(),
             trace_header: None,
             version_arn: None,
             alias_arn: None,

@@ -251,7 +251,7 @@ fn start(machine: &Arc<StartedMachine>) -> StartRequest {
     StartRequest {
         state_machine: machine.clone(),
         name: None,
-        input: "{}".to_owned(),
+        input: "{}".into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,

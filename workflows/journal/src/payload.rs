@@ -11,7 +11,8 @@ pub const PART_BYTES_MIN: usize = 1024;
 /// Prepares a payload for writing: a large text is moved into `changes` as a part.
 pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     match payload {
-        Payload::Here(text) if text.len() >= PART_BYTES_MIN => {
+        Payload::Here(json) if json.text().len() >= PART_BYTES_MIN => {
+            let text = json.text();
             let digest = ContentDigest::of(text.as_bytes());
             changes.push(JournalChange::Part { digest, text: text.clone() });
             Payload::Part { part: digest }

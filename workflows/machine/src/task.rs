@@ -235,13 +235,13 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
-        let Some(text) = output.text() else { return };
+        let Some(json) = output.json() else { return };
         let StateKind::Task(task) = &state.kind else {
-            self.run_effect_succeeded(number, state, text);
+            self.run_effect_succeeded(number, state, json.text());
             return;
         };
-        match Value::parse(text) {
-            Ok(value) => self.task_succeeded((number, effect), state, task, value, || text.clone()),
+        match json.value() {
+            Ok(value) => self.task_succeeded((number, effect), state, task, value, || json.text().clone()),
             Err(error) => {
                 let failure = RaisedError::new("States.Runtime", format!("The result is not JSON: {error}"));
                 self.effect_failed(effect, failure);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mayfly_workflows_language::arn::ActivityArn;
-use mayfly_workflows_language::value::Value;
 
 use super::Engine;
 use super::error::{ExecutionError, TokenError};
@@ -13,7 +12,7 @@ use super::live::ResidentExecution;
 use super::types::ActivityTask;
 use crate::executor::activities::{Handed, Work};
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_language::execution::JsonText;
 use mayfly_workflows_machine::{EffectId, Event, Token};
 
 /// The pause before a worker asks again for work that could not be given out.
@@ -103,8 +102,9 @@ impl Engine {
     /// A task's result. `output` is JSON text.
     pub async fn send_task_success(&self, token: &str, output: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        Value::parse(output).map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
-        let event = Event::Succeeded { n, output: Payload::from(output) };
+        let json = JsonText::from(output);
+        json.value().map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
+        let event = Event::Succeeded { n, output: json.into() };
         self.inner.report(&running, n, event).await
     }
 

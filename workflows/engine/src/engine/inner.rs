@@ -374,7 +374,7 @@ fn outcome_after(machine: &Machine, step: &AppliedEvent) -> Option<OutcomeRow> {
         Some(outcome) => Some(OutcomeRow {
             status: outcome.status,
             stop_ms: Some(step.at_ms),
-            output: outcome.output.clone().map(Payload::Here),
+            output: outcome.output.clone().map(Payload::from),
             error: outcome.error.as_deref().map(str::to_owned),
             cause: outcome.cause.as_deref().map(str::to_owned),
             redrive_count,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Verdict;
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 
 use super::inner::Inner;
@@ -63,9 +62,8 @@ impl Inner {
         row: &ExecutionRow,
         state_machine: &StartedMachine,
     ) -> Result<Machine, JournalError> {
-        let text =
-            row.input.text().cloned().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
-        let input = Value::parse(&text).map_err(|error| damaged("executions", error))?;
+        let json = row.input.json().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
+        let input = json.value().map_err(|error| damaged("executions", error))?;
         let facts = Facts {
             execution: row.id,
             arn: row.arn.clone(),
@@ -76,7 +74,7 @@ impl Inner {
             express: state_machine.kind == StateMachineType::Express,
             version_arn: row.version_arn.clone(),
             alias_arn: row.alias_arn.clone(),
-            input_text: text,
+            input_text: json.text().clone(),
             input,
             start_ms: row.start_ms,
             seed: row.birth.seed,

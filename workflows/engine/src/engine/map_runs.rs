@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ impl Inner {
             waited_by: None,
             edition: EDITION,
         };
-        let input: Arc<str> = child.input.to_text().into();
+        let input = JsonText::from(child.input.to_text());
         let start = super::start::NewExecution {
             arn: child.arn.clone(),
             name,

@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -26,7 +26,7 @@ pub(super) struct NewExecution {
     pub(super) state_machine: Arc<StartedMachine>,
     /// Unqualified; of a map run's child `machine/label`.
     pub(super) machine_arn: StateMachineArn,
-    pub(super) input: Arc<str>,
+    pub(super) input: JsonText,
     pub(super) birth: Birth,
     pub(super) version_arn: Option<StateMachineArn>,
     pub(super) alias_arn: Option<StateMachineArn>,
@@ -241,7 +241,7 @@ impl Engine {
             Err(StartError::AlreadyExists { arn }) => {
                 self.inner.wait_begun(&arn).await;
                 match self.describe(&arn).await.map_err(unreadable)? {
-                    Some(there) => same_start(&there, &input),
+                    Some(there) => same_start(&there, input.text()),
                     None => Err(StartError::Journal(JournalError::Database(format!(
                         "the first start of {arn} could not be written to the journal; start the execution again"
                     )))),
@@ -301,7 +301,7 @@ impl Engine {
             name,
             machine_arn: state_machine.arn.clone(),
             state_machine,
-            input: input.into(),
+            input,
             birth: Birth {
                 seed: self.inner.deps.randomness.bytes(),
                 trace_header,

@@ -273,7 +273,7 @@ pub(super) fn request(machine: &Arc<StartedMachine>, input: &str) -> StartReques
     StartRequest {
         state_machine: machine.clone(),
         name: None,
-        input: input.to_owned(),
+        input: input.into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,

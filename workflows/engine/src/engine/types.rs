@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::{self, StateMachineType};
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
@@ -58,8 +58,8 @@ pub struct StartRequest {
     pub state_machine: Arc<StartedMachine>,
     /// The execution's name; a random UUID when absent.
     pub name: Option<String>,
-    /// JSON text, already checked by the API; kept as written.
-    pub input: String,
+    /// JSON text, checked by the service; kept as it is written.
+    pub input: JsonText,
     /// `X-Amzn-Trace-Id`, passed through.
     pub trace_header: Option<String>,
     /// Present when a version was started.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::arn::{ArnQualifier, ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::JsonText;
 use mayfly_workflows_language::value::Value;
 
 use super::names::not_of_map;
@@ -44,9 +45,10 @@ pub struct ExecutionDefinition {
 }
 
 /// Parses the input of an execution: JSON, and not longer than AWS allows.
-pub(crate) fn parse_input(input: &str) -> Result<Value, ServiceError> {
-    ServiceError::check_length("input", None, input.len(), 0..=PAYLOAD_BYTES_MAX)?;
-    Value::parse(input).map_err(|error| ServiceError::InvalidExecutionInput(error.describe(input)))
+pub(crate) fn parse_input(input: &JsonText) -> Result<Value, ServiceError> {
+    let text = input.text();
+    ServiceError::check_length("input", None, text.len(), 0..=PAYLOAD_BYTES_MAX)?;
+    input.value().map_err(|error| ServiceError::InvalidExecutionInput(error.describe(text)))
 }
 
 impl WorkflowService {
@@ -96,7 +98,7 @@ impl WorkflowService {
         if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
             return Err(ServiceError::StateMachineTypeNotSupported);
         }
-        let input = input.unwrap_or_else(|| "{}".to_owned());
+        let input = JsonText::from(input.unwrap_or_else(|| "{}".to_owned()));
         parse_input(&input)?;
         Ok(StartRequest {
             state_machine: target.machine,
@@ -261,10 +263,10 @@ mod tests {
 
     #[test]
     fn an_input_is_json_of_at_most_256_kib() {
-        assert_eq!(parse_input("{}"), Ok(Value::empty_object()));
-        assert!(matches!(parse_input("{"), Err(ServiceError::InvalidExecutionInput(_))));
+        assert_eq!(parse_input(&"{}".into()), Ok(Value::empty_object()));
+        assert!(matches!(parse_input(&"{".into()), Err(ServiceError::InvalidExecutionInput(_))));
         let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
-        let refused = parse_input(&large).expect_err("too long");
+        let refused = parse_input(&large.into()).expect_err("too long");
         assert_eq!(
             refused.to_string(),
             "1 validation error detected: Value at 'input' failed to satisfy constraint: Member must have length less \

@@ -204,7 +204,7 @@ impl StateTest {
                 _ => return validation("Variables must be a valid JSON object"),
             },
         };
-        let input = parse_input(request.input.as_deref().unwrap_or("{}"))?;
+        let input = parse_input(&request.input.as_deref().unwrap_or("{}").into())?;
         let mock = request.mock.as_ref().map(|mock| check_mock(mock, state)).transpose()?;
         check_iterations(state, configuration, mock.as_ref())?;
         Ok(StateTest {

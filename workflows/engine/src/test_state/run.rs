@@ -179,7 +179,7 @@ async fn work(
     let start = StartRequest {
         state_machine: Arc::new(machine),
         name: Some(environment.uuid.clone()),
-        input: arguments.to_text(),
+        input: arguments.to_text().into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,

@@ -70,7 +70,7 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
     let request = StartRequest {
         state_machine: subject.machine.clone(),
         name: Some("test".into()),
-        input,
+        input: input.into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,

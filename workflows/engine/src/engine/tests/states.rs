@@ -1,5 +1,8 @@
 //! Every kind of state, with the events AWS would tell.
 
+use mayfly_workflows_language::execution::JsonText;
+use mayfly_workflows_language::value::Value;
+
 use super::*;
 
 #[tokio::test]
@@ -465,4 +468,19 @@ async fn an_integration_that_is_not_there_can_be_caught() {
     let (ended, _) = world.run(definition, "{}").await;
     assert_eq!(ended.status, RunStatus::Succeeded);
     assert!(ended.output.is_some_and(|output| output.contains("arn:aws:states:::sqs:sendMessage")));
+}
+
+/// The service parses an input to check it; the machine gets that value.
+#[tokio::test]
+async fn an_input_is_parsed_once() {
+    let world = TestEngine::new().await;
+    let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 60, "End": true}}});
+    let mut request = request(&machine(wait, StateMachineType::Standard), "[1]");
+    request.input = JsonText::from("[1]");
+    let Ok(Value::Array(checked)) = request.input.value() else { panic!("an array") };
+    let _awake = world.engine.inner.busy();
+    let arn = world.engine.start_execution(request).await.expect("starts").execution_arn;
+    let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
+    let Value::Array(input) = running.lock().machine.facts().input.clone() else { panic!("an array") };
+    assert!(Arc::ptr_eq(&checked, &input), "the value is shared");
 }
