@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
-    Description, HistoryQuery, ListQuery, Of, RedriveStatus, RunStatus, Started,
+    Description, ExecutionOwner, HistoryQuery, ListQuery, RedriveStatus, RunStatus, Started,
 };
 use mayfly_workflows_engine::service::{ExecutionDefinition, ResourceName, StartExecution};
 
@@ -135,9 +135,9 @@ impl Api {
             }
         };
         let list = format!("ListExecutions {of:?}");
-        let by_version = matches!(of, Of::Version(_));
+        let by_version = matches!(of, ExecutionOwner::Version(_));
         let query = ListQuery {
-            of,
+            owner: of,
             status: optional(params, "statusFilter").and_then(RunStatus::parse),
             redriven: optional(params, "redriveFilter").map(|filter| filter == "REDRIVEN"),
             limit: paging::page_size(params),

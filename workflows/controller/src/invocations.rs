@@ -25,8 +25,9 @@ use mayfly_api::{
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
-    Description, Engine, ExecutionChanged, ExecutionError, FunctionError, HistoryQuery, IntegrationCall,
-    InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine, StateMachineType,
+    Description, Engine, ExecutionChanged, ExecutionError, ExecutionOwner, FunctionError, HistoryQuery,
+    IntegrationCall, InvokeError, ListQuery, RunStatus, StartError, StartRequest, StartedMachine,
+    StateMachineType,
 };
 use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::parse;
@@ -283,8 +284,8 @@ impl Invocations {
         limit: usize,
         from: Option<String>,
     ) -> Result<InvocationPage, ExecutionError> {
-        let of = Of::StateMachine(machine_arn(function));
-        let page = self.engine.list(ListQuery { of, status, redriven: None, limit, from }).await?;
+        let of = ExecutionOwner::StateMachine(machine_arn(function));
+        let page = self.engine.list(ListQuery { owner: of, status, redriven: None, limit, from }).await?;
         let items = page.items.iter().map(|found| summary(function, found)).collect();
         Ok(InvocationPage { items, next: page.next })
     }
@@ -347,8 +348,8 @@ impl Invocations {
         let mut purged = 0;
         let mut from = None;
         loop {
-            let of = Of::StateMachine(machine_arn(function));
-            let query = ListQuery { of, status, redriven: None, limit: PURGE_PAGE, from };
+            let of = ExecutionOwner::StateMachine(machine_arn(function));
+            let query = ListQuery { owner: of, status, redriven: None, limit: PURGE_PAGE, from };
             let page = self.engine.list(query).await?;
             let arns: Vec<ExecutionArn> = page.items.into_iter().map(|found| found.execution_arn).collect();
             for arn in &arns {

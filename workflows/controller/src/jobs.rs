@@ -90,7 +90,7 @@ impl Jobs {
     }
 
     /// Deletes Jobs that no task waits for any more, until `stop`.
-    pub async fn run_left(&self, engine: Engine, stop: CancellationToken) {
+    pub async fn run_orphan_stops(&self, engine: Engine, stop: CancellationToken) {
         self.left.clone().run(engine, stop).await;
     }
 

@@ -5,7 +5,6 @@
 //! applied to the machine, then written to the journal, and when that is durable, its actions are performed
 //! ([`inner`]).
 
-mod ask;
 mod callbacks;
 mod changes;
 mod config;
@@ -25,6 +24,7 @@ mod map_runs;
 mod objects;
 mod open;
 mod open_executions;
+mod queries;
 mod redrive;
 mod residency;
 mod retention;
@@ -52,13 +52,14 @@ pub use deps::{
 pub(crate) use effects::{EffectGuards, Reporter};
 pub use error::{EngineOpenError, ExecutionError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
+pub use mayfly_workflows_journal::ExecutionOwner;
 pub use mayfly_workflows_language::{definition::StateMachineType, execution::RunStatus};
 pub use mayfly_workflows_machine::ExecutionLimits;
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore};
 pub use open::OpenedEngine;
 pub use types::{
-    ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, RevisionDetails,
-    StartRequest, Started, StartedMachine,
+    ActivityTask, Description, HistoryQuery, ListQuery, Page, RedriveStatus, RevisionDetails, StartRequest,
+    Started, StartedMachine,
 };
 
 /// A workflow engine. Cloning it is cheap; the last clone takes the engine down.

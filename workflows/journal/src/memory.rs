@@ -147,7 +147,7 @@ impl Tables {
 fn belongs(row: &ExecutionRow, owner: &ExecutionOwner) -> bool {
     match owner {
         ExecutionOwner::Everyone => row.map_run_arn.is_none(),
-        ExecutionOwner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
+        ExecutionOwner::StateMachine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
         ExecutionOwner::Version(arn) => row.version_arn.as_ref() == Some(arn),
         ExecutionOwner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
         ExecutionOwner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),

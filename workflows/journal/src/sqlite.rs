@@ -198,7 +198,7 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
             }
             Err(error) => fail(shared, error.into(), group),
         }
-        if let Err(error) = writer.log.fold_if_due(&writer.db) {
+        if let Err(error) = writer.log.checkpoint_wal_if_due(&writer.db) {
             // Frames that were not copied into the data file stay in the log; the next group tries again.
             tracing::warn!(%error, "cannot checkpoint the journal's write-ahead log into its data file");
         }

@@ -206,7 +206,7 @@ fn lists(journal: &dyn Journal) {
         let rows = journal.list(&ListRows { owner, status, redriven, before, limit }).expect("read");
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
-    let one = || ExecutionOwner::Machine(machine_arn("one"));
+    let one = || ExecutionOwner::StateMachine(machine_arn("one"));
     assert_eq!(ask(one(), None, None, None, 10), [5, 4, 2, 1]);
     assert_eq!(ask(one(), None, None, Some(4), 1), [2]);
     assert_eq!(ask(one(), Some(RunStatus::Running), None, None, 10), [5, 4, 1]);

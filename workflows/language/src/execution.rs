@@ -158,7 +158,7 @@ impl From<String> for JsonText {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {
     /// The text, inline.
-    Here(JsonText),
+    Inline(JsonText),
     /// Stored by its digest.
     Part {
         /// The digest of the text.
@@ -169,7 +169,7 @@ pub enum Payload {
 impl Serialize for Payload {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Payload::Here(json) => serializer.serialize_str(json.text()),
+            Payload::Inline(json) => serializer.serialize_str(json.text()),
             Payload::Part { part } => StoredPart { part: *part }.serialize(serializer),
         }
     }
@@ -178,7 +178,7 @@ impl Serialize for Payload {
 impl<'de> Deserialize<'de> for Payload {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match Stored::deserialize(deserializer)? {
-            Stored::Here(text) => Payload::Here(text.into()),
+            Stored::Inline(text) => Payload::Inline(text.into()),
             Stored::Part(StoredPart { part }) => Payload::Part { part },
         })
     }
@@ -192,25 +192,25 @@ struct StoredPart {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Stored {
-    Here(String),
+    Inline(String),
     Part(StoredPart),
 }
 
 impl From<JsonText> for Payload {
     fn from(text: JsonText) -> Self {
-        Payload::Here(text)
+        Payload::Inline(text)
     }
 }
 
 impl From<&str> for Payload {
     fn from(text: &str) -> Self {
-        Payload::Here(text.into())
+        Payload::Inline(text.into())
     }
 }
 
 impl From<Arc<str>> for Payload {
     fn from(text: Arc<str>) -> Self {
-        Payload::Here(text.into())
+        Payload::Inline(text.into())
     }
 }
 
@@ -218,7 +218,7 @@ impl Payload {
     /// The text, if it is inline. Payloads of live machines always are.
     pub fn text(&self) -> Option<&Arc<str>> {
         match self {
-            Payload::Here(json) => Some(json.text()),
+            Payload::Inline(json) => Some(json.text()),
             Payload::Part { .. } => None,
         }
     }
@@ -226,7 +226,7 @@ impl Payload {
     /// The text and its value, if it is inline.
     pub fn json(&self) -> Option<&JsonText> {
         match self {
-            Payload::Here(json) => Some(json),
+            Payload::Inline(json) => Some(json),
             Payload::Part { .. } => None,
         }
     }

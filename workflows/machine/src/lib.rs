@@ -59,7 +59,7 @@ pub use context::time_text;
 pub use event::Event;
 pub use ids::{EffectId, MapRunId, ThreadId, TimerId};
 pub use map_counts::MapRunCounts;
-pub use retry::{interval_seconds, takes};
+pub use retry::{error_matches, interval_seconds};
 pub use state::ExecutionLimits;
 pub use state::{EDITION, Facts, Machine, MapRunState, Output};
 pub use token::Token;

@@ -124,7 +124,7 @@ impl Turn<'_> {
         phase.cursor = succeeded;
         // The next iteration follows the one that freed its slot.
         if let Err(source) = self.start_iterations(number, state, map, cursor) {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 

@@ -274,7 +274,7 @@ impl Turn<'_> {
                         let call = Call::WriteResults { state: state.id, arguments, run_arn, results };
                         self.run_effect(number, call);
                     }
-                    Err(error) => self.source(number, state, ErrorSource::Data(error)),
+                    Err(error) => self.handle_error(number, state, ErrorSource::Data(error)),
                 }
             }
             None => {
@@ -317,7 +317,7 @@ impl Turn<'_> {
         self.set_cursor(number, event);
         self.stop_run(run_number, RunStatus::Failed);
         self.parts_failed = true;
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     fn stop_run(&mut self, run_number: MapRunId, status: RunStatus) {
@@ -358,7 +358,7 @@ impl Turn<'_> {
             Call::ReadItems { .. } => {
                 let items = value.as_array().unwrap_or_default().to_vec();
                 if let Err(source) = self.begin_children(number, state, map, run, &items) {
-                    self.source(number, state, source);
+                    self.handle_error(number, state, source);
                 }
             }
             Call::WriteResults { .. } => {
@@ -464,7 +464,7 @@ impl MapRunState {
     }
 
     /// Whether all children before this one have ended.
-    pub fn comes_first(&self, index: u32) -> bool {
+    pub fn is_first_unfinished(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
         // Most children before it have no result either, so the search for one without is short.
         before.iter().rev().all(|child| child.result.is_some())

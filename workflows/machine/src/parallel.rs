@@ -65,7 +65,7 @@ impl Turn<'_> {
     pub(super) fn leave_with_result(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.check_size(state, &result) {
             Ok(()) => self.leave_with_checked(number, state, result),
-            Err(source) => self.source(number, state, source),
+            Err(source) => self.handle_error(number, state, source),
         }
     }
 
@@ -73,7 +73,7 @@ impl Turn<'_> {
     pub(super) fn leave_with_checked(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.stages(number, state, |stages| stages.finish(&result, &mut Unobserved)) {
             Ok(left) => self.leave(number, state, left, &state.next),
-            Err(error) => self.source(number, state, ErrorSource::Data(error)),
+            Err(error) => self.handle_error(number, state, ErrorSource::Data(error)),
         }
     }
 }

@@ -101,7 +101,7 @@ impl Turn<'_> {
             Ok(())
         });
         if let Err(source) = outcome {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 

@@ -180,7 +180,7 @@ impl Turn<'_> {
         let Some((number, state)) = self.task_of(effect) else { return };
         let Some(Phase::Task(phase)) = self.active(number).map(|active| &active.phase) else { return };
         if !phase.accepted {
-            self.source(number, definition.state(state), ErrorSource::Data(StateError::runtime(cause)));
+            self.handle_error(number, definition.state(state), ErrorSource::Data(StateError::runtime(cause)));
         }
     }
 
@@ -323,7 +323,7 @@ impl Turn<'_> {
         };
         self.set_cursor(number, event);
         self.end_task(number, effect);
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: RaisedError) {
@@ -349,7 +349,7 @@ impl Turn<'_> {
         self.out.actions.push(Action::Forget { n: effect });
         self.stop_awaited(&call);
         self.end_task(number, effect);
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     /// Cancels the timers and the effect of a task that has its outcome.

@@ -32,7 +32,7 @@ pub(super) struct Turn<'a> {
     /// Whether a Parallel or Map fails because of one of its parts.
     pub(super) parts_failed: bool,
     /// Whether the parts in parallel to a failed one have to record that they were aborted.
-    pub(super) parts_to_tell: bool,
+    pub(super) parts_to_record: bool,
 }
 
 impl Machine {
@@ -43,8 +43,8 @@ impl Machine {
             return;
         }
         let seed = seed_of(&self.facts.seed, seq);
-        let ambient = match out.again.take() {
-            Some(verdicts) => Ambient::again(at_ms, seed, verdicts),
+        let ambient = match out.recorded_verdicts.take() {
+            Some(verdicts) => Ambient::replay(at_ms, seed, verdicts),
             None => Ambient::new(at_ms, seed),
         };
         let mut turn = Turn {
@@ -54,7 +54,7 @@ impl Machine {
             out,
             queue: VecDeque::new(),
             parts_failed: false,
-            parts_to_tell: false,
+            parts_to_record: false,
         };
         turn.take(event);
         turn.run();
@@ -216,7 +216,7 @@ impl Turn<'_> {
             StateKind::Map(map) => self.run_map(number, state, map),
         };
         if let Err(source) = outcome {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 
@@ -255,7 +255,7 @@ impl Turn<'_> {
     /// Leaves the thread's state with an output.
     pub(super) fn leave(&mut self, number: ThreadId, state: &State, left: StateOutput, next: &Transition) {
         if let Err(source) = self.check_size(state, &left.output) {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
             return;
         }
         let cursor = self.cursor(number);

@@ -98,7 +98,7 @@ impl EventRules {
             let started = self.starter.start(&rule.target, &execution, &input(&rule.trigger, event)).await;
             let error = match started {
                 StartOutcome::Started(_) => None,
-                StartOutcome::Before => continue,
+                StartOutcome::AlreadyStarted => continue,
                 StartOutcome::Refused(why) => Some(why),
                 StartOutcome::Failed(why) => {
                     failure = Some(why.clone());

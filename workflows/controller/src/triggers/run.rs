@@ -336,7 +336,7 @@ async fn step(
                         }
                         None
                     }
-                    StartOutcome::Before => None,
+                    StartOutcome::AlreadyStarted => None,
                     StartOutcome::Refused(why) => Some(why),
                     StartOutcome::Failed(why) => {
                         tracing::warn!(

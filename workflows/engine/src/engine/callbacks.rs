@@ -10,7 +10,7 @@ use super::error::{ExecutionError, TokenError};
 use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
 use super::types::ActivityTask;
-use crate::executor::activities::{Handed, Work};
+use crate::executor::activities::{ActivityHandover, Work};
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::JsonText;
 use mayfly_workflows_machine::{EffectId, Event, Token};
@@ -24,7 +24,7 @@ impl Inner {
     }
 
     /// A heartbeat of a task that this process mocks.
-    pub(crate) async fn sign_of_life(self: &Arc<Self>, token: &str) {
+    pub(crate) async fn mocked_heartbeat(self: &Arc<Self>, token: &str) {
         // A task that has ended needs none.
         let _ = Engine { inner: self.clone() }.send_task_heartbeat(token).await;
     }
@@ -75,7 +75,7 @@ impl Inner {
             Ok(()) => Ok(Promise(receiver)),
             Err(ApplyError::Ended) => Err(TokenError::TimedOut),
             // The execution was evicted after it was found: load it and try again.
-            Err(ApplyError::Asleep(event)) => match self.ensure_resident(running.id).await {
+            Err(ApplyError::Evicted(event)) => match self.ensure_resident(running.id).await {
                 Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
@@ -168,7 +168,7 @@ impl Engine {
     /// any more. If this fails or is dropped before the event is applied, the task returns to its queue.
     async fn begin_work(
         &self,
-        handed: Handed,
+        handed: ActivityHandover,
         worker: Option<String>,
     ) -> Result<Option<ActivityTask>, TokenError> {
         let Some((execution, n)) = handed.work().map(|work| (work.execution, work.effect)) else {

@@ -52,7 +52,7 @@ impl Reporter {
         match told {
             Ok(()) => matches!(receiver.await, Ok(Ok(()))),
             // An execution with an effect under way does not sleep.
-            Err(ApplyError::Ended | ApplyError::Asleep(_)) => false,
+            Err(ApplyError::Ended | ApplyError::Evicted(_)) => false,
             Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written to the journal");
                 false
@@ -64,10 +64,10 @@ impl Reporter {
     /// its place free; nothing waits for that.
     fn conclude(self, event: Event, guards: EffectGuards) {
         let (n, running) = (self.n, self.running.clone());
-        let over = Over { running: self.running, n, _guards: guards };
+        let entry = EffectEntry { running: self.running, n, _guards: guards };
         let waits = |cell: &ResidentState| cell.machine.waits_for(n);
         if let Err(ApplyError::Journal(error)) =
-            self.inner.deliver_if(&running, event, waits, move |_| drop(over))
+            self.inner.deliver_if(&running, event, waits, move |_| drop(entry))
         {
             tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written to the journal");
         }
@@ -89,7 +89,7 @@ impl Reporter {
     }
 
     /// Runs a part of the effect to its end, also when no state waits for the effect any more.
-    pub(crate) fn to_the_end<T: Send + 'static>(
+    pub(crate) fn spawn_uncancelled<T: Send + 'static>(
         &self,
         part: impl Future<Output = T> + Send + 'static,
     ) -> tokio::task::JoinHandle<T> {
@@ -149,13 +149,13 @@ impl Reporter {
 }
 
 /// Takes an effect off its execution's list, then frees its place.
-struct Over {
+struct EffectEntry {
     running: Arc<ResidentExecution>,
     n: EffectId,
     _guards: EffectGuards,
 }
 
-impl Drop for Over {
+impl Drop for EffectEntry {
     fn drop(&mut self) {
         self.running.effects.lock().remove(&self.n);
     }
@@ -190,7 +190,7 @@ pub(super) async fn run_effects(
 async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSlot, busy: Busy) {
     let mut guards = EffectGuards { place: Some(place), busy: Some(busy) };
     if !reporter.is_wanted() {
-        drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+        drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards });
         return;
     }
     let work = std::panic::AssertUnwindSafe(event_of(&reporter, &call, &mut guards));
@@ -209,10 +209,10 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSl
     match ending {
         // A failure while the engine stops may be the stop's doing; the next start begins the effect again.
         Ending::Event(Event::Failed { .. }) if reporter.is_interrupted() => {
-            drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+            drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards });
         }
         Ending::Event(event) => reporter.conclude(event, guards),
-        Ending::Later => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
+        Ending::Later => drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards }),
         Ending::Unavailable { reason } => {
             tracing::debug!(execution = %reporter.running.arn, attempt, reason, "a task is tried again");
             // Others have its place meanwhile. The task's own timeout aborts the wait.
@@ -246,14 +246,14 @@ async fn event_of(reporter: &Reporter, call: &Call, guards: &mut EffectGuards) -
     let event = match call {
         Call::Task(task) => match tasks::run(reporter, task, guards).await {
             tasks::Finished::Result(value) => {
-                Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) }
+                Event::Succeeded { n: reporter.n, output: Payload::Inline(value.to_text().into()) }
             }
             tasks::Finished::Text(text) => {
-                Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) }
+                Event::Succeeded { n: reporter.n, output: Payload::Inline(text.into()) }
             }
             tasks::Finished::Answered(answer) => {
                 let version = Some(answer.executed_version).filter(|version| version != envelope::LATEST);
-                let output = Payload::Here(answer.payload.into());
+                let output = Payload::Inline(answer.payload.into());
                 Event::Answered { n: reporter.n, output, status: answer.status, version }
             }
             tasks::Finished::Failed(failure) => {
@@ -289,7 +289,7 @@ impl EffectGuards {
     }
 
     /// The wait is over: a virtual clock stands still again until the effect ends.
-    pub(crate) fn goes_on(&mut self, busy: Busy) {
+    pub(crate) fn hold_busy(&mut self, busy: Busy) {
         self.busy = Some(busy);
     }
 }

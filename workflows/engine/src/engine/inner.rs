@@ -81,7 +81,7 @@ pub(crate) enum ApplyError {
     /// The execution has ended, or the effect has.
     Ended,
     /// The execution was evicted from memory; [`Inner::ensure_resident`] loads it.
-    Asleep(Event),
+    Evicted(Event),
     /// The journal refused the change.
     Journal(JournalError),
 }
@@ -122,7 +122,7 @@ impl Inner {
         let mut cell = running.lock();
         let redrives = matches!(event, Event::Redrive { .. });
         if cell.evicted {
-            return Err(ApplyError::Asleep(event));
+            return Err(ApplyError::Evicted(event));
         }
         if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
             return Err(ApplyError::Ended);
@@ -243,12 +243,12 @@ impl Inner {
         cell.begun.clear();
         // Acknowledge only after the write is durable.
         if begins {
-            self.tell_changed(ExecutionChange::Started, running, &cell.row);
+            self.broadcast_change(ExecutionChange::Started, running, &cell.row);
         }
         if let Some(row) = outcome {
             self.counters.ended(StateMachineType::Standard, row.status);
             cell.row.outcome = row;
-            self.tell_changed(ExecutionChange::Moved, running, &cell.row);
+            self.broadcast_change(ExecutionChange::Moved, running, &cell.row);
         }
         self.perform(running, cell, actions);
     }
@@ -313,7 +313,7 @@ impl Inner {
             // Ignore a caller that stopped waiting.
             let _ = waiter.send(description.clone());
         }
-        self.tell_parent(cell);
+        self.report_to_parent(cell);
     }
 
     /// Describes an execution whose payloads are loaded.

@@ -46,7 +46,7 @@ fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
 
 impl Inner {
     /// An execution's row with its payloads.
-    pub(super) fn whole_row(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
+    pub(super) fn row_with_payloads(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
         row.input = mayfly_workflows_journal::loaded(row.input, &*self.journal)?;
         row.outcome.output = row
             .outcome
@@ -130,7 +130,7 @@ impl Inner {
                     // It cannot be read: all records are applied.
                     records = self.journal.records(row.id, 0)?;
                 }
-                out.again = row.birth.clock.clone();
+                out.recorded_verdicts = row.birth.clock.clone();
                 machine.apply(row.start_ms, 0, Event::Start, &mut out);
             }
         }
@@ -148,7 +148,7 @@ impl Inner {
                 *payload = mayfly_workflows_journal::loaded(payload.clone(), &*self.journal)?;
             }
             out.actions.clear();
-            out.again = match row.birth.clock {
+            out.recorded_verdicts = match row.birth.clock {
                 Some(_) => Some(verdicts_of(&record.body)?),
                 None => None,
             };

@@ -52,7 +52,7 @@ impl OpenedEngine {
         inner.runtime.spawn(run_effects(weak.clone(), inner.effects.clone(), integrations));
         inner.runtime.spawn(super::delivery::run_timers(weak.clone()));
         inner.runtime.spawn(super::residency::evict_idle(weak.clone()));
-        inner.runtime.spawn(super::retention::forget_old(weak));
+        inner.runtime.spawn(super::retention::delete_expired(weak));
         engine
     }
 }
@@ -132,7 +132,7 @@ impl Engine {
         self.inner.open.subtract(unreadable);
         // Only now: a parent that is not in memory yet is taken for one that waits for its children.
         for running in self.inner.live.all() {
-            self.inner.stop_if_left(&running);
+            self.inner.stop_if_orphaned(&running);
         }
         Ok(unreadable)
     }
@@ -276,7 +276,7 @@ impl Inner {
         stored: StoredExecution,
     ) -> Result<Arc<ResidentExecution>, JournalError> {
         let StoredExecution { row, checkpoint, records } = stored;
-        let row = self.whole_row(row)?;
+        let row = self.row_with_payloads(row)?;
         let state_machine = self.definitions.get(row.machine)?;
         let out = Output::default();
         let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;

@@ -52,7 +52,7 @@ impl Inner {
         };
         // A redrive that is not in the row is not durable and must not be acknowledged.
         let Some(last_ms) = row.outcome.redrive_ms else { return Ok(None) };
-        let running = match self.awake_by_arn(arn).await? {
+        let running = match self.ensure_resident_by_arn(arn).await? {
             Some(running) => running,
             None => {
                 let inner = self.clone();

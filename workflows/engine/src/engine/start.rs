@@ -120,7 +120,7 @@ impl Inner {
             alias_arn: new.alias_arn,
             map_run_arn: new.map_run_arn,
             birth: new.birth,
-            input: Payload::Here(new.input),
+            input: Payload::Inline(new.input),
             start_ms: at_ms,
             outcome: OutcomeRow::running(),
         };
@@ -166,7 +166,7 @@ impl Inner {
                 self.abort_start(&running, &mut running.lock());
                 Err(error.into())
             }
-            Err(ApplyError::Ended | ApplyError::Asleep(_)) => Err(StartError::Closed),
+            Err(ApplyError::Ended | ApplyError::Evicted(_)) => Err(StartError::Closed),
         }
     }
 
@@ -201,7 +201,7 @@ impl Inner {
             },
             Err(ApplyError::Ended) => Ok(()),
             // The execution was evicted after it was found: load it and try again.
-            Err(ApplyError::Asleep(event)) => {
+            Err(ApplyError::Evicted(event)) => {
                 let id = running.id;
                 match self.ensure_resident(id).await? {
                     Some(running) => Box::pin(self.deliver_durably(&running, event)).await,
@@ -325,7 +325,7 @@ impl Engine {
         error: Option<String>,
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
-        if let Some(running) = self.inner.awake_by_arn(arn).await? {
+        if let Some(running) = self.inner.ensure_resident_by_arn(arn).await? {
             self.inner.deliver_durably(&running, Event::Stop { error, cause }).await?;
             let stopped = running.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));

@@ -8,6 +8,8 @@ use mayfly_workflows_language::definition::{self, StateMachineType};
 use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use serde::{Deserialize, Serialize};
 
+use mayfly_workflows_journal::ExecutionOwner;
+
 use crate::catalog::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 
 /// The state machine an execution runs, as it was when it started.
@@ -140,26 +142,11 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-/// The owner of listed executions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Of {
-    /// All executions except the children of map runs.
-    Everyone,
-    /// A state machine's, started by any version or alias.
-    StateMachine(StateMachineArn),
-    /// A version's.
-    Version(StateMachineArn),
-    /// An alias's.
-    Alias(StateMachineArn),
-    /// A map run's children.
-    MapRun(MapRunArn),
-}
-
 /// A question for [`super::Engine::list`]; answers come newest first.
 #[derive(Debug, Clone)]
 pub struct ListQuery {
     /// The owner of the executions.
-    pub of: Of,
+    pub owner: ExecutionOwner,
     /// Only executions of this status.
     pub status: Option<RunStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.

@@ -25,7 +25,7 @@ pub(crate) struct ActivityQueues(Mutex<HashMap<ActivityArn, ActivityQueue>>);
 #[derive(Debug, Default)]
 struct ActivityQueue {
     work: VecDeque<Work>,
-    workers: VecDeque<oneshot::Sender<Handed>>,
+    workers: VecDeque<oneshot::Sender<ActivityHandover>>,
 }
 
 /// The end of the queue at which work is added.
@@ -38,12 +38,12 @@ enum End {
 /// A task on its way to a worker. If it is dropped on the way, because the worker disconnected, it returns to the
 /// front of its queue.
 #[derive(Debug)]
-pub(crate) struct Handed {
+pub(crate) struct ActivityHandover {
     work: Option<Work>,
     lines: Arc<ActivityQueues>,
 }
 
-impl Handed {
+impl ActivityHandover {
     /// The work; `None` once it was taken.
     pub(crate) fn work(&self) -> Option<&Work> {
         self.work.as_ref()
@@ -55,7 +55,7 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl Drop for ActivityHandover {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
             self.lines.join(work, End::Front);
@@ -73,7 +73,7 @@ impl ActivityQueues {
         let mut lines = self.0.lock();
         let line = lines.entry(work.activity.clone()).or_default();
         while let Some(worker) = line.workers.pop_front() {
-            match worker.send(Handed { work: Some(work), lines: self.clone() }) {
+            match worker.send(ActivityHandover { work: Some(work), lines: self.clone() }) {
                 Ok(()) => return,
                 Err(mut back) => match back.work.take() {
                     Some(refused) => work = refused,
@@ -91,11 +91,11 @@ impl ActivityQueues {
     pub(crate) fn request(
         self: &Arc<Self>,
         activity: &ActivityArn,
-    ) -> Result<Handed, oneshot::Receiver<Handed>> {
+    ) -> Result<ActivityHandover, oneshot::Receiver<ActivityHandover>> {
         let mut lines = self.0.lock();
         let line = lines.entry(activity.clone()).or_default();
         if let Some(work) = line.work.pop_front() {
-            return Ok(Handed { work: Some(work), lines: self.clone() });
+            return Ok(ActivityHandover { work: Some(work), lines: self.clone() });
         }
         line.workers.retain(|worker| !worker.is_closed());
         let (sender, receiver) = oneshot::channel();
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    fn effect_of(asked: Result<Handed, oneshot::Receiver<Handed>>) -> Option<EffectId> {
+    fn effect_of(asked: Result<ActivityHandover, oneshot::Receiver<ActivityHandover>>) -> Option<EffectId> {
         asked.ok()?.take().map(|work| work.effect)
     }
 
@@ -143,7 +143,7 @@ mod tests {
         lines.offer(work(1));
         lines.offer(work(2));
         lines.offer(work(3));
-        let effect = |handed: Handed| handed.take().map(|work| work.effect);
+        let effect = |handed: ActivityHandover| handed.take().map(|work| work.effect);
         assert_eq!(first.try_recv().ok().and_then(effect), Some(EffectId(1)));
         assert_eq!(second.try_recv().ok().and_then(effect), Some(EffectId(2)));
         assert_eq!(effect_of(lines.request(&activity())), Some(EffectId(3)));

@@ -89,7 +89,7 @@ pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Effec
             let outcome = request(reporter, task).await;
             match (pattern, outcome) {
                 (IntegrationPattern::WaitForTaskToken, Ok(answer)) => {
-                    let output = Payload::Here(answer.to_text().into());
+                    let output = Payload::Inline(answer.to_text().into());
                     reporter.report(Event::Submitted { n: reporter.n, output }).await;
                     Finished::Later
                 }
@@ -287,7 +287,10 @@ async fn start_and_wait(
             Some(arn) => ExecutionArn::from_trusted(arn),
             // Not left halfway: an execution that has begun is either waited for or stopped.
             None => {
-                match reporter.to_the_end(begin_awaited(reporter.clone(), task.arguments.clone())).await {
+                match reporter
+                    .spawn_uncancelled(begin_awaited(reporter.clone(), task.arguments.clone()))
+                    .await
+                {
                     Ok(Ok(Some(arn))) => arn,
                     Ok(Err(failure)) => return Finished::Failed(failure),
                     Ok(Ok(None)) | Err(_) => return Finished::Later,
@@ -307,7 +310,7 @@ async fn start_and_wait(
 /// Starts the execution that a task waits for, and journals that; returns its ARN while a state waits for it.
 async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<ExecutionArn>, FunctionError> {
     let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
-    let output = Payload::Here(answer.to_text().into());
+    let output = Payload::Inline(answer.to_text().into());
     if reporter.report(Event::Submitted { n: reporter.n, output }).await {
         return Ok(Some(arn));
     }
@@ -440,7 +443,7 @@ async fn with_submission(
     mut told: mpsc::Receiver<serde_json::Value>,
 ) -> Result<serde_json::Value, InvokeError> {
     let report = async |begun: serde_json::Value| {
-        let output = Payload::Here(Value::from(&begun).to_text().into());
+        let output = Payload::Inline(Value::from(&begun).to_text().into());
         reporter.report(Event::Submitted { n: reporter.n, output }).await
     };
     let answer = tokio::select! {

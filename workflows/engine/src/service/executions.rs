@@ -13,7 +13,8 @@ use mayfly_workflows_language::value::Value;
 use super::names::not_of_map;
 use super::{ResourceName, ServiceError, WorkflowService};
 use crate::engine::{
-    Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started, StartedMachine,
+    Description, ExecutionOwner, HistoryQuery, ListQuery, Page, RedriveStatus, StartRequest, Started,
+    StartedMachine,
 };
 
 /// AWS's limit of an input or an output, in bytes.
@@ -213,7 +214,7 @@ impl WorkflowService {
     ///
     /// # Errors
     /// There is none with this ARN, or it is an EXPRESS state machine, whose executions are not kept.
-    pub fn executions_of(&self, arn: StateMachineArn) -> Result<Of, ServiceError> {
+    pub fn executions_of(&self, arn: StateMachineArn) -> Result<ExecutionOwner, ServiceError> {
         let missing = || ServiceError::StateMachineDoesNotExist(arn.clone());
         let book = self.catalog().read();
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
@@ -221,14 +222,14 @@ impl WorkflowService {
             return Err(ServiceError::StateMachineTypeNotSupported);
         }
         Ok(match arn.qualifier() {
-            None => Of::StateMachine(arn),
+            None => ExecutionOwner::StateMachine(arn),
             Some(ArnQualifier::Version(number)) => {
                 book.version(&machine.arn, number).ok_or_else(missing)?;
-                Of::Version(arn)
+                ExecutionOwner::Version(arn)
             }
             Some(ArnQualifier::Alias(name)) => {
                 book.alias(&machine.arn, name).ok_or(ServiceError::ResourceNotFound)?;
-                Of::Alias(arn)
+                ExecutionOwner::Alias(arn)
             }
         })
     }
@@ -237,9 +238,9 @@ impl WorkflowService {
     ///
     /// # Errors
     /// The map run does not exist, or the journal fails.
-    pub async fn children_of(&self, arn: MapRunArn) -> Result<Of, ServiceError> {
+    pub async fn children_of(&self, arn: MapRunArn) -> Result<ExecutionOwner, ServiceError> {
         match self.engine.has_map_run(&arn).await? {
-            true => Ok(Of::MapRun(arn)),
+            true => Ok(ExecutionOwner::MapRun(arn)),
             false => Err(ServiceError::ResourceNotFound),
         }
     }

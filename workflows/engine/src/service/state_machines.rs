@@ -13,7 +13,7 @@ use crate::catalog::{
     EncryptionConfiguration, LoggingConfiguration, MachineRecord, MachineRevision, NewMachine, Publication,
     SeenRevision, TracingConfiguration, UpdateMachine, Version,
 };
-use crate::engine::{ListQuery, Of, Page, RunStatus};
+use crate::engine::{ExecutionOwner, ListQuery, Page, RunStatus};
 
 /// A state machine to create.
 #[derive(Debug, Clone)]
@@ -291,7 +291,7 @@ impl WorkflowService {
 
     async fn has_running(&self, arn: &StateMachineArn) -> Result<bool, ServiceError> {
         let query = ListQuery {
-            of: Of::StateMachine(arn.clone()),
+            owner: ExecutionOwner::StateMachine(arn.clone()),
             status: Some(RunStatus::Running),
             redriven: None,
             limit: 1,

@@ -10,7 +10,7 @@ use super::inspection::InspectionData;
 use super::request::StateTest;
 use super::run::{TestOutcome, target};
 use mayfly_workflows_machine::stages::{DataStage, StageObserver, StateStages, error_output};
-use mayfly_workflows_machine::{EDITION, interval_seconds, takes};
+use mayfly_workflows_machine::{EDITION, error_matches, interval_seconds};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub(super) fn settle(
         cause: failure.cause.clone(),
         inspection,
     };
-    if let Some(index) = state.retry.iter().position(|retrier| takes(&retrier.error_equals, name)) {
+    if let Some(index) = state.retry.iter().position(|retrier| error_matches(&retrier.error_equals, name)) {
         let retrier = &state.retry[index];
         let used = test.retries;
         inspection.error_handling.retry_index = Some(index);
@@ -58,7 +58,8 @@ pub(super) fn settle(
             return ended(TestStatus::Retriable, inspection, None, None);
         }
     }
-    let Some(index) = state.catch.iter().position(|catcher| takes(&catcher.error_equals, name)) else {
+    let Some(index) = state.catch.iter().position(|catcher| error_matches(&catcher.error_equals, name))
+    else {
         return ended(TestStatus::Failed, inspection, None, None);
     };
     inspection.error_handling.catch_index = Some(index);

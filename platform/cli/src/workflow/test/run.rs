@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
-    HttpTasks, InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
-    ObjectStore, Of, Randomness, StartRequest,
+    Activities, Config, Engine, EngineDeps, ExecutionOwner, FunctionCall, FunctionError, FunctionOutput,
+    Functions, HttpTasks, InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectEntry,
+    ObjectError, ObjectPage, ObjectStore, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
 use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
@@ -76,7 +76,7 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
         alias_arn: None,
     };
     let arn = engine.start_execution(request).await?.execution_arn;
-    let problem = to_the_end(&engine, &arn, &script).await;
+    let problem = spawn_uncancelled(&engine, &arn, &script).await;
     let mut ran = outcome(&engine, &arn, &script).await?;
     ran.problem = problem.or_else(|| endless_loop(&ran));
     engine.shutdown().await;
@@ -102,7 +102,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.
-async fn to_the_end(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
+async fn spawn_uncancelled(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
@@ -171,7 +171,7 @@ async fn outcome(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> an
     ran.events.push(events);
     for run in runs {
         let query = ListQuery {
-            of: Of::MapRun(MapRunArn::from_trusted(run)),
+            owner: ExecutionOwner::MapRun(MapRunArn::from_trusted(run)),
             status: None,
             redriven: None,
             limit: CHILDREN_MAX,

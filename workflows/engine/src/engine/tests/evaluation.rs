@@ -84,7 +84,7 @@ async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_ins
         others.push(engine.start_execution(request(&short, "{}")).await.expect("starts").execution_arn);
     }
     until("all are evicted", || {
-        engine.inner.sleep_round();
+        engine.inner.evict_round();
         engine.load() == (0, 51)
     })
     .await;

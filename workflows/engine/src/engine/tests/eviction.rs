@@ -21,7 +21,7 @@ async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (Executio
     until("it only waits", rests).await;
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
     assert_eq!(world.engine.load().0, 0, "nothing is in memory");
     (arn, awake)
 }
@@ -84,7 +84,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
     }
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
 }
 
 #[tokio::test]
@@ -175,10 +175,10 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
         assert!(begun.elapsed() < LONG, "it does not come into memory");
         std::thread::yield_now();
     }
-    assert_eq!(world.engine.inner.sleep_round(), 0, "somebody has just asked for it");
+    assert_eq!(world.engine.inner.evict_round(), 0, "somebody has just asked for it");
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
     drop(awake);
     let ended = ends.await.expect("runs").expect("read").expect("there");
     assert_eq!(ended.status, RunStatus::Succeeded);
@@ -252,7 +252,7 @@ async fn executions_whose_timers_are_due_together_are_read_together() {
     }
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 100);
+    assert_eq!(world.engine.inner.evict_round(), 100);
     drop(awake);
     for arn in arns {
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");

@@ -156,8 +156,8 @@ async fn a_distributed_map_runs_children() {
     let runs = world.engine.list_map_runs(&arn).await.expect("read").expect("there");
     let [run] = runs.as_slice() else { panic!("one run") };
     assert_eq!(run.execution_counts.succeeded, 3);
-    let of = Of::MapRun(run.map_run_arn.clone());
-    let query = ListQuery { of, status: None, redriven: None, limit: 2, from: None };
+    let of = ExecutionOwner::MapRun(run.map_run_arn.clone());
+    let query = ListQuery { owner: of, status: None, redriven: None, limit: 2, from: None };
     let page = world.engine.list(query).await.expect("lists");
     assert_eq!(page.items.len(), 2);
     assert!(page.next.is_some());
