@@ -2,7 +2,7 @@
 
 use mayfly_workflows_engine::service::CredentialScope;
 use mayfly_workflows_engine::test_state::{
-    ErrorHandling, FieldValidation, HttpRequestTrace, HttpResponseTrace, InspectionData, InspectionLevel,
+    ErrorHandling, HttpRequestTrace, HttpResponseTrace, InspectionData, InspectionLevel, MockValidation,
     StateConfiguration, StateMock, TestState,
 };
 use serde_json::{Value, json};
@@ -55,9 +55,9 @@ fn mock(params: &Value) -> Result<Option<StateMock>, StepFunctionsError> {
         (Some(result), None) => Some(StateMock::Result {
             result: result.to_owned(),
             validation: match optional(given, "fieldValidationMode") {
-                Some("NONE") => FieldValidation::None,
-                Some("PRESENT") => FieldValidation::Present,
-                _ => FieldValidation::Strict,
+                Some("NONE") => MockValidation::None,
+                Some("PRESENT") => MockValidation::Present,
+                _ => MockValidation::Strict,
             },
         }),
         (None, Some(error)) => Some(StateMock::Error {

@@ -199,6 +199,12 @@ fn from_cloud(cloud: &Value, now: Timestamp) -> Result<Value, String> {
 /// The task `arn:aws:states:::events:putEvents`.
 pub struct PutEvents(pub EventRules);
 
+impl std::fmt::Debug for PutEvents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PutEvents").finish_non_exhaustive()
+    }
+}
+
 impl PutEvents {
     /// Whether this is the resource of the task.
     pub(super) fn supports(resource: &str) -> bool {

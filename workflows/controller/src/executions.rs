@@ -56,6 +56,12 @@ pub struct Executions {
     revision: Arc<watch::Sender<u64>>,
 }
 
+impl std::fmt::Debug for Executions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executions").finish_non_exhaustive()
+    }
+}
+
 /// The newest changes, oldest first.
 struct Recent {
     changes: VecDeque<(u64, ExecutionChanged)>,

@@ -87,6 +87,12 @@ pub struct Invocations {
     waiting: WaitingInvocations,
 }
 
+impl std::fmt::Debug for Invocations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Invocations").finish_non_exhaustive()
+    }
+}
+
 /// Why an invocation was not queued.
 #[derive(Debug, thiserror::Error)]
 pub enum EnqueueError {

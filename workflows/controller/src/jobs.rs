@@ -60,6 +60,12 @@ pub struct JobsDeps {
     pub answers_http: fn(&[u8]) -> Result<bool, String>,
 }
 
+impl std::fmt::Debug for JobsDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobsDeps").finish_non_exhaustive()
+    }
+}
+
 /// Tasks that wait for a Job, by its key.
 type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 
@@ -70,6 +76,12 @@ pub struct Jobs {
     waiters: Waiters,
     left: Arc<OrphanedJobs>,
     stopping: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Jobs").finish_non_exhaustive()
+    }
 }
 
 impl Jobs {

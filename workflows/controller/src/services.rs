@@ -20,6 +20,12 @@ pub struct Services {
     pub invocations: Arc<Invocations>,
 }
 
+impl std::fmt::Debug for Services {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Services").finish_non_exhaustive()
+    }
+}
+
 impl Services {
     /// Whether one of the services carries out a resource (`arn:aws:states:::job:run.sync`).
     pub fn supports(resource: &str) -> bool {

@@ -43,6 +43,12 @@ pub struct Catalog {
     trouble: Mutex<Option<String>>,
 }
 
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Catalog").finish_non_exhaustive()
+    }
+}
+
 /// The catalog cannot be written. Changes are refused until it can; reads are served from memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the catalog of state machines cannot be written and is tried again: {0}")]

@@ -67,3 +67,9 @@ pub use types::{
 pub struct Engine {
     pub(crate) inner: Arc<inner::Inner>,
 }
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}

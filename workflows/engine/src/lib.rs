@@ -14,6 +14,9 @@
 //! Start reading at [`engine`], the handle that other crates hold, and at [`service`], the operations of Step Functions on
 //! top of it.
 
+// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+#![warn(missing_debug_implementations)]
+
 pub mod catalog;
 pub mod engine;
 pub mod service;

@@ -39,7 +39,7 @@ use crate::catalog::{Catalog, CatalogChange, CatalogError, CatalogRejection, Cat
 use crate::engine::{Engine, Page};
 
 /// The operations of Step Functions over one engine and its catalog. Cheap to clone.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct WorkflowService {
     engine: Engine,
 }

@@ -19,7 +19,7 @@ mod waits;
 
 pub use inspection::{ErrorHandling, HttpRequestTrace, HttpResponseTrace, InspectionData};
 pub use mayfly_workflows_machine::stages::DataStage;
-pub use request::{FieldValidation, InspectionLevel, StateConfiguration, StateMock, TestState};
+pub use request::{InspectionLevel, MockValidation, StateConfiguration, StateMock, TestState};
 
 use crate::engine::Engine;
 use crate::service::ServiceError;

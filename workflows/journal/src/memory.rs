@@ -22,6 +22,12 @@ pub struct MemoryJournal {
     told: Arc<Acknowledgements>,
 }
 
+impl std::fmt::Debug for MemoryJournal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryJournal").finish_non_exhaustive()
+    }
+}
+
 /// The queue of acknowledgements, in the order of the writes.
 #[derive(Default)]
 struct Acknowledgements {

@@ -62,6 +62,12 @@ pub struct SqliteJournal {
     readers: Mutex<Vec<Connection>>,
 }
 
+impl std::fmt::Debug for SqliteJournal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteJournal").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 struct WriterState {
     queue: Mutex<Queue>,
     filled: Condvar,

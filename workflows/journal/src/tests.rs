@@ -243,7 +243,7 @@ fn a_file_of_another_form_is_refused_and_left_alone() {
     let path = folder.path().join("journal.db");
     let before = rusqlite::Connection::open(&path).expect("opens");
     before.execute_batch("CREATE TABLE records (body); INSERT INTO records VALUES ('kept')").expect("made");
-    let refused = SqliteJournal::open(&path).err().expect("refused").to_string();
+    let refused = SqliteJournal::open(&path).expect_err("refused").to_string();
     assert!(refused.contains("not one of Mayfly's"), "{refused}");
     let kept: String = before.query_row("SELECT body FROM records", [], |row| row.get(0)).expect("read");
     assert_eq!(kept, "kept");

@@ -89,6 +89,12 @@ pub struct StateOutput {
     pub assigned: Map,
 }
 
+impl std::fmt::Debug for StateOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StateOutput").finish_non_exhaustive()
+    }
+}
+
 /// The transition of a Choice state.
 pub struct ChosenTransition<'a> {
     /// The state's output and its assigned variables.
@@ -99,6 +105,12 @@ pub struct ChosenTransition<'a> {
     pub rule: Option<&'a ChoiceRule>,
 }
 
+impl std::fmt::Debug for ChosenTransition<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChosenTransition").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
 /// The limits of the batches of a Map, and what each batch contains beside its items.
 pub struct BatchLimits {
     /// The maximum number of items.
@@ -107,6 +119,15 @@ pub struct BatchLimits {
     pub bytes_max: u64,
     /// The value of `BatchInput`.
     pub batch_input: Option<Value>,
+}
+
+impl std::fmt::Debug for BatchLimits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchLimits")
+            .field("count_max", &self.count_max)
+            .field("bytes_max", &self.bytes_max)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The data of one visit of a state.
@@ -122,6 +143,12 @@ pub struct StateStages<'a> {
     pub variables: &'a Variables,
     /// The clock and randomness of the evaluations.
     pub ambient: &'a Ambient,
+}
+
+impl std::fmt::Debug for StateStages<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StateStages").field("state", &self.state.name).finish_non_exhaustive()
+    }
 }
 
 impl<'a> StateStages<'a> {
@@ -312,7 +339,6 @@ impl<'a> StateStages<'a> {
     }
 
     /// The error and the cause of a Fail state.
-    #[expect(clippy::type_complexity, reason = "a pair of optional texts")]
     pub fn failure(&self, fail: &FailState) -> Result<(Option<Arc<str>>, Option<Arc<str>>), StateError> {
         let error = fail.error.as_ref().map(|text| self.text(text, "Error")).transpose()?;
         let cause = fail.cause.as_ref().map(|text| self.text(text, "Cause")).transpose()?;

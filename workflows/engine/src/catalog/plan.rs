@@ -59,6 +59,7 @@ pub enum CatalogRejection {
 pub(crate) const TAGS_MAX: usize = 50;
 
 /// A machine to create.
+#[derive(Debug)]
 pub struct NewMachine {
     /// The unqualified ARN.
     pub arn: StateMachineArn,
@@ -75,6 +76,7 @@ pub struct NewMachine {
 }
 
 /// The changes of a machine.
+#[derive(Debug)]
 pub struct UpdateMachine {
     /// The machine.
     pub arn: StateMachineArn,
@@ -116,6 +118,7 @@ impl SeenRevision {
 }
 
 /// An alias to create.
+#[derive(Debug)]
 pub struct NewAlias {
     /// The machine of the routed versions.
     pub machine_arn: StateMachineArn,
@@ -130,6 +133,7 @@ pub struct NewAlias {
 }
 
 /// The changes of an alias.
+#[derive(Debug)]
 pub struct UpdateAlias {
     /// The alias's machine.
     pub machine_arn: StateMachineArn,
@@ -144,6 +148,7 @@ pub struct UpdateAlias {
 }
 
 /// An activity to create.
+#[derive(Debug)]
 pub struct NewActivity {
     /// Its ARN.
     pub arn: ActivityArn,

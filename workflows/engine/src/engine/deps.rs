@@ -268,6 +268,12 @@ pub struct EngineDeps {
     pub mocks: Option<Arc<dyn Mocks>>,
 }
 
+impl std::fmt::Debug for EngineDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineDeps").finish_non_exhaustive()
+    }
+}
+
 /// Source of random numbers.
 pub trait Randomness: Send + Sync {
     /// Sixteen fresh random bytes.

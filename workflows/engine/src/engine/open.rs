@@ -32,6 +32,7 @@ const JOURNAL_FILE: &str = "workflows.db";
 
 /// An engine whose journal is open, and which performs no task and no timer yet: [`OpenedEngine::start`] gives it its
 /// integrations, which may be made from [`OpenedEngine::engine`].
+#[derive(Debug)]
 #[must_use = "an engine runs when it is started"]
 pub struct OpenedEngine {
     engine: Engine,

@@ -46,7 +46,7 @@ impl InspectionLevel {
 
 /// The strictness of comparing a mocked result with the model of the task's service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FieldValidation {
+pub enum MockValidation {
     /// Required fields are present, and present fields have the right type.
     #[default]
     Strict,
@@ -64,7 +64,7 @@ pub enum StateMock {
         /// JSON text.
         result: String,
         /// How the result is compared with the model of the task's service.
-        validation: FieldValidation,
+        validation: MockValidation,
     },
     /// The work fails.
     Error {

@@ -15,7 +15,7 @@ use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern,
 use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 
-use super::request::FieldValidation as Mode;
+use super::request::MockValidation as Mode;
 
 static SERVICES: LazyLock<BTreeMap<String, Service>> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "the file is part of the program, and a test reads it")]
