@@ -83,7 +83,7 @@ impl Log {
     ///
     /// # Errors
     /// An error of SQLite, most often a full disk.
-    pub fn fold_if_due(&self, connection: &Connection) -> rusqlite::Result<bool> {
+    pub fn checkpoint_wal_if_due(&self, connection: &Connection) -> rusqlite::Result<bool> {
         let due = self.frames >= self.frames_max;
         if due {
             checkpoint(connection, "PASSIVE")?;
@@ -131,7 +131,7 @@ mod tests {
         for number in 0..200 {
             connection.execute("INSERT INTO numbers VALUES (?1)", [number]).unwrap();
             log.committed(&connection).unwrap();
-            folds += u32::from(log.fold_if_due(&connection).unwrap());
+            folds += u32::from(log.checkpoint_wal_if_due(&connection).unwrap());
         }
         assert!(folds > 2, "{folds} folds");
         let bytes = std::fs::metadata(&wal).unwrap().len();
@@ -177,7 +177,7 @@ mod tests {
         log.start(&connection, 1).unwrap();
         connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
         log.committed(&connection).unwrap();
-        assert!(!log.fold_if_due(&connection).unwrap());
+        assert!(!log.checkpoint_wal_if_due(&connection).unwrap());
         log.closed();
     }
 }

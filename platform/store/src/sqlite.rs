@@ -146,7 +146,7 @@ impl StorageBackend for SqliteBackend {
 
     /// Checkpoints the write-ahead log into the data file if it has grown to its limit.
     fn maintain(&mut self) -> Result<bool, String> {
-        let folded = self.log.fold_if_due(&self.connection);
+        let folded = self.log.checkpoint_wal_if_due(&self.connection);
         folded.map_err(|error| format!("cannot checkpoint the write-ahead log into the data file: {error}"))
     }
 

@@ -128,7 +128,7 @@ impl From<ServiceError> for StepFunctionsError {
         match error {
             ServiceError::Length { .. } => StepFunctionsError { prefix: VALIDATOR, ..wire },
             ServiceError::Validation { reason: Some(reason), .. } => wire.with("reason", reason),
-            ServiceError::TooManyTags(arn) => wire.with("resourceName", arn),
+            ServiceError::TooManyTags(arn) => wire.with("resourceName", arn.to_string()),
             ServiceError::Unavailable(cause) => StepFunctionsError::unavailable(&cause),
             ServiceError::Internal(cause) => StepFunctionsError::internal(&cause),
             _ => wire,

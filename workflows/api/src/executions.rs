@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
-    Description, HistoryQuery, ListQuery, Of, RedriveStatus, RunStatus, Started,
+    Description, ExecutionOwner, HistoryQuery, ListQuery, RedriveStatus, RunStatus, Started,
 };
 use mayfly_workflows_engine::service::{ExecutionDefinition, ResourceName, StartExecution};
 
@@ -88,7 +88,7 @@ impl Api {
         let found = self.service.describe_state_machine_for_execution(&execution(params)?).await?;
         let ExecutionDefinition { machine, execution } = found;
         let whole = whole(params);
-        let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
+        let details = machine.details.as_ref();
         let references = if whole { state_machines::references_of(&machine.definition) } else { None };
         // A map run's child runs the processor of the Map state alone.
         let text = match machine.flow {
@@ -100,11 +100,11 @@ impl Api {
             .set("name", execution.state_machine_arn.name())
             .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
             .set("roleArn", machine.role_arn.as_str())
-            .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
-            .maybe("loggingConfiguration", detail("loggingConfiguration"))
-            .maybe("tracingConfiguration", detail("tracingConfiguration"))
-            .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
-            .maybe("revisionId", detail("revisionId"))
+            .maybe("updateDate", details.map(|details| date(details.update_date)))
+            .maybe("loggingConfiguration", details.map(|details| json!(details.logging_configuration)))
+            .maybe("tracingConfiguration", details.map(|details| json!(details.tracing_configuration)))
+            .maybe("encryptionConfiguration", details.map(|details| json!(details.encryption_configuration)))
+            .maybe("revisionId", details.and_then(|details| details.revision_id.clone()))
             .maybe("mapRunArn", execution.map_run_arn.as_ref().map(MapRunArn::as_str))
             .maybe("label", execution.map_run_arn.as_ref().and_then(MapRunArn::label))
             .maybe("variableReferences", references);
@@ -135,9 +135,9 @@ impl Api {
             }
         };
         let list = format!("ListExecutions {of:?}");
-        let by_version = matches!(of, Of::Version(_));
+        let by_version = matches!(of, ExecutionOwner::Version(_));
         let query = ListQuery {
-            of,
+            owner: of,
             status: optional(params, "statusFilter").and_then(RunStatus::parse),
             redriven: optional(params, "redriveFilter").map(|filter| filter == "REDRIVEN"),
             limit: paging::page_size(params),

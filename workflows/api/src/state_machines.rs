@@ -8,10 +8,13 @@ use serde_json::{Value, json};
 
 use super::params::{ResponseFields, date, flag, optional, text};
 use super::{Answer, Api, StepFunctionsError, paging, tags};
-use mayfly_workflows_engine::catalog::{MachineRecord, MachineRevision, Publication};
+use mayfly_workflows_engine::catalog::{
+    EncryptionConfiguration, LogLevel, LoggingConfiguration, MachineRecord, MachineRevision, Publication,
+    TracingConfiguration,
+};
 use mayfly_workflows_engine::service::{
-    CreateStateMachine, CreatedStateMachine, CredentialScope, ResourceName, UpdateStateMachine, check_role,
-    compiled,
+    CreateStateMachine, CreatedStateMachine, CredentialScope, ResourceName, ServiceError, UpdateStateMachine,
+    check_role, compiled,
 };
 
 impl Api {
@@ -25,9 +28,9 @@ impl Api {
             publish: publication(params)?,
             definition: text(params, "definition").to_owned(),
             role_arn: check_role(text(params, "roleArn"))?,
-            logging: logging(params)?,
-            tracing: tracing_enabled(params).unwrap_or(false),
-            encryption: encryption(params)?,
+            logging: logging(params)?.unwrap_or_default(),
+            tracing: tracing(params).unwrap_or_default(),
+            encryption: encryption(params)?.unwrap_or_default(),
             tags: tags::of_creation(params),
         };
         let CreatedStateMachine { machine, version } = self.service.create_state_machine(request).await?;
@@ -45,7 +48,7 @@ impl Api {
             definition: optional(params, "definition").map(str::to_owned),
             role_arn: optional(params, "roleArn").map(check_role).transpose()?,
             logging: logging(params)?,
-            tracing: tracing_enabled(params),
+            tracing: tracing(params),
             encryption: encryption(params)?,
             expects: None,
         };
@@ -113,9 +116,9 @@ fn description_fields(machine: &MachineRecord, revision: &MachineRevision, whole
         .set("type", machine.kind.as_str())
         .set("definition", if whole { &*revision.definition } else { NO_DEFINITION })
         .set("roleArn", revision.role_arn.as_str())
-        .set("loggingConfiguration", revision.logging.clone())
-        .set("tracingConfiguration", json!({"enabled": revision.tracing}))
-        .set("encryptionConfiguration", revision.encryption.clone())
+        .set("loggingConfiguration", json!(revision.logging))
+        .set("tracingConfiguration", json!(revision.tracing))
+        .set("encryptionConfiguration", json!(revision.encryption))
         .maybe("revisionId", revision.id.clone())
         .maybe("variableReferences", references)
 }
@@ -151,62 +154,40 @@ fn publication(params: &Value) -> Result<Option<Publication>, StepFunctionsError
     }
 }
 
-/// The logging configuration with AWS's defaults; a level other than OFF needs a destination.
-fn logging(params: &Value) -> Result<Option<Value>, StepFunctionsError> {
+/// The logging configuration of a request, if it has one.
+fn logging(params: &Value) -> Result<Option<LoggingConfiguration>, StepFunctionsError> {
     let Some(given) = params.get("loggingConfiguration").filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    let level = optional(given, "level").unwrap_or("OFF");
-    let destinations = given.get("destinations").and_then(Value::as_array).filter(|all| !all.is_empty());
-    if level != "OFF" && destinations.is_none() {
-        return Err(StepFunctionsError::new(
-            "InvalidLoggingConfiguration",
-            "Invalid Logging Configuration: Must specify exactly one Log Destination.",
-        ));
-    }
-    let names_group =
-        |one: &Value| one.pointer("/cloudWatchLogsLogGroup/logGroupArn").is_some_and(Value::is_string);
-    if destinations.is_some_and(|all| all.len() > 1 || !all.iter().all(names_group)) {
-        return Err(StepFunctionsError::new(
-            "InvalidLoggingConfiguration",
-            "Invalid Logging Configuration: Must specify exactly one Log Destination.",
-        ));
-    }
-    let fields = ResponseFields::default()
-        .set("level", level)
-        .set("includeExecutionData", flag(given, "includeExecutionData").unwrap_or(false))
-        .maybe("destinations", destinations.cloned());
-    Ok(Some(fields.done()))
+    let level = optional(given, "level").and_then(LogLevel::parse).unwrap_or_default();
+    let destinations = given.get("destinations").and_then(Value::as_array).map(Vec::as_slice);
+    let log_group = |destination: &Value| {
+        let arn = destination.pointer("/cloudWatchLogsLogGroup/logGroupArn");
+        arn.and_then(Value::as_str).map(str::to_owned)
+    };
+    let log_groups = destinations.unwrap_or_default().iter().map(log_group).collect();
+    let includes_data = flag(given, "includeExecutionData").unwrap_or(false);
+    Ok(Some(LoggingConfiguration::new(level, includes_data, log_groups).map_err(ServiceError::from)?))
 }
 
-fn tracing_enabled(params: &Value) -> Option<bool> {
+/// The tracing configuration of a request, if it has one.
+fn tracing(params: &Value) -> Option<TracingConfiguration> {
     let given = params.get("tracingConfiguration").filter(|value| !value.is_null())?;
-    Some(flag(given, "enabled").unwrap_or(false))
+    Some(TracingConfiguration { enabled: flag(given, "enabled").unwrap_or(false) })
 }
 
-/// The encryption configuration with AWS's defaults, if the request has one: keys are AWS's, or the caller's with 300 s
-/// of reuse.
-pub(super) fn encryption(params: &Value) -> Result<Option<Value>, StepFunctionsError> {
+/// The encryption configuration of a request, if it has one.
+pub(super) fn encryption(params: &Value) -> Result<Option<EncryptionConfiguration>, StepFunctionsError> {
     let Some(given) = params.get("encryptionConfiguration").filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    let refused = |message: &str| {
-        Err(StepFunctionsError::new(
-            "InvalidEncryptionConfiguration",
-            format!("Invalid Encryption Configuration: {message}"),
-        ))
-    };
-    let period = given.get("kmsDataKeyReusePeriodSeconds").and_then(Value::as_u64);
-    match (text(given, "type"), optional(given, "kmsKeyId")) {
-        ("CUSTOMER_MANAGED_KMS_KEY", None) => {
-            refused("kmsKeyId is required when type is CUSTOMER_MANAGED_KMS_KEY")
+    let key_id = optional(given, "kmsKeyId");
+    let reuse_seconds = given.get("kmsDataKeyReusePeriodSeconds").and_then(Value::as_u64);
+    let made = match text(given, "type") {
+        "CUSTOMER_MANAGED_KMS_KEY" => {
+            EncryptionConfiguration::customer_managed(key_id.map(str::to_owned), reuse_seconds)
         }
-        ("CUSTOMER_MANAGED_KMS_KEY", Some(key)) => Ok(Some(json!({
-            "type": "CUSTOMER_MANAGED_KMS_KEY",
-            "kmsKeyId": key,
-            "kmsDataKeyReusePeriodSeconds": period.unwrap_or(300),
-        }))),
-        (_, Some(_)) => refused("kmsKeyId must not be set when type is AWS_OWNED_KEY"),
-        (_, None) => Ok(Some(json!({"type": "AWS_OWNED_KEY"}))),
-    }
+        _ => EncryptionConfiguration::aws_owned(key_id),
+    };
+    Ok(Some(made.map_err(ServiceError::from)?))
 }

@@ -1,35 +1,39 @@
 //! ValidateStateMachineDefinition.
 
+use mayfly_workflows_engine::service::ValidateDefinition;
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
+use mayfly_workflows_language::validate::{Diagnostic, Severity};
 use serde_json::{Value, json};
 
-use super::Answer;
 use super::params::{ResponseFields, optional, text};
+use super::{Answer, Api};
 
-/// AWS's number of diagnostics when the request names none (or 0).
-const DIAGNOSTICS_MAX: usize = 100;
-
-pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> bool) -> Answer {
-    let machine_type =
-        optional(params, "type").and_then(StateMachineType::from_word).unwrap_or(StateMachineType::Standard);
-    let found = check(text(params, "definition"), machine_type, is_reached);
-    let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
-    // Without a severity AWS returns errors only.
-    let warnings = optional(params, "severity") == Some("WARNING");
-    let wanted: Vec<&Diagnostic> =
-        found.iter().filter(|diagnostic| warnings || diagnostic.severity == Severity::Error).collect();
-    let most = match params.get("maxResults").and_then(Value::as_u64).unwrap_or(0) {
-        0 => DIAGNOSTICS_MAX,
-        most => usize::try_from(most).unwrap_or(DIAGNOSTICS_MAX),
-    };
-    let diagnostics: Vec<Value> =
-        wanted.iter().take(most).map(|diagnostic| diagnostic_json(diagnostic)).collect();
-    Ok(json!({
-        "result": if failed { "FAIL" } else { "OK" },
-        "truncated": wanted.len() > diagnostics.len(),
-        "diagnostics": diagnostics,
-    }))
+impl Api {
+    pub(super) fn validate_definition(&self, params: &Value) -> Answer {
+        let kind = optional(params, "type").and_then(StateMachineType::from_word);
+        let request = ValidateDefinition {
+            definition: text(params, "definition").to_owned(),
+            kind: kind.unwrap_or(StateMachineType::Standard),
+            // Without a severity AWS returns errors only.
+            severity: match optional(params, "severity") {
+                Some("WARNING") => Severity::Warning,
+                _ => Severity::Error,
+            },
+            // Zero is AWS's own number.
+            limit: params
+                .get("maxResults")
+                .and_then(Value::as_u64)
+                .and_then(|most| usize::try_from(most).ok())
+                .filter(|most| *most > 0),
+        };
+        let validated = self.service.validate_definition(&request);
+        let diagnostics: Vec<Value> = validated.diagnostics.iter().map(diagnostic_json).collect();
+        Ok(json!({
+            "result": if validated.is_valid { "OK" } else { "FAIL" },
+            "truncated": validated.truncated,
+            "diagnostics": diagnostics,
+        }))
+    }
 }
 
 fn diagnostic_json(diagnostic: &Diagnostic) -> Value {

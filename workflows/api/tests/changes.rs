@@ -4,7 +4,7 @@ mod stand_ins;
 
 use std::sync::Arc;
 
-use mayfly_workflows_engine::engine::{ExecutionChange, ListQuery, Of, RunStatus};
+use mayfly_workflows_engine::engine::{ExecutionChange, ExecutionOwner, ListQuery, RunStatus};
 use mayfly_workflows_engine::service::CredentialScope;
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
@@ -44,7 +44,8 @@ async fn starts_and_ends_are_told() {
             "payloads are not kept waiting"
         );
     }
-    let query = |status, from| ListQuery { of: Of::Everyone, status, redriven: None, limit: 1, from };
+    let query =
+        |status, from| ListQuery { owner: ExecutionOwner::Everyone, status, redriven: None, limit: 1, from };
     let first = engine.list(query(None, None)).await.expect("a list");
     assert!(first.items[0].state_machine_arn.as_str().ends_with(":bad"), "newest first");
     let second = engine.list(query(None, first.next)).await.expect("a list");

@@ -28,6 +28,12 @@ pub struct Buckets {
     artifacts: Artifacts,
 }
 
+impl std::fmt::Debug for Buckets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buckets").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
 /// The bucket of the artifact store.
 const ARTIFACTS: &str = "artifacts";
 /// The folder of incomplete files; no bucket's name begins with a dot.

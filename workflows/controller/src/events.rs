@@ -11,11 +11,10 @@
 //! A CloudEvent that is sent twice (the same `source` and `id`) starts nothing more; to `PutEvents` every entry is a
 //! new event, as on AWS.
 
-use futures::future::BoxFuture;
 use http::HeaderMap;
 use jiff::{SignedDuration, Timestamp};
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
-use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations, InvokeError};
+use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, InvokeError};
 use serde_json::{Map, Value, json};
 
 use super::triggers::EventRules;
@@ -200,34 +199,39 @@ fn from_cloud(cloud: &Value, now: Timestamp) -> Result<Value, String> {
 /// The task `arn:aws:states:::events:putEvents`.
 pub struct PutEvents(pub EventRules);
 
-impl Integrations for PutEvents {
-    fn supports(&self, resource: &str) -> bool {
+impl std::fmt::Debug for PutEvents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PutEvents").finish_non_exhaustive()
+    }
+}
+
+impl PutEvents {
+    /// Whether this is the resource of the task.
+    pub(super) fn supports(resource: &str) -> bool {
         resource.strip_prefix(RESOURCE).is_some_and(|rest| matches!(rest, "" | ".waitForTaskToken"))
     }
 
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
-        Box::pin(async move {
-            let mut request = call.arguments;
-            // In a definition a detail is an object; in the API it is its text. Whose event it is stands among its
-            // resources (the guide's page on EventBridge).
-            for entry in request["Entries"].as_array_mut().into_iter().flatten() {
-                if entry["Detail"].is_object() {
-                    entry["Detail"] = entry["Detail"].to_string().into();
-                }
-                let Some(entry) = entry.as_object_mut() else { continue };
-                if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut()
-                {
-                    let of = [&call.origin.state_machine, &call.origin.execution];
-                    resources.extend(of.map(|arn| json!(arn)));
-                }
+    /// Publishes the events of a task.
+    pub(super) async fn put(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
+        let mut request = call.arguments;
+        // In a definition a detail is an object; in the API it is its text. Whose event it is stands among its
+        // resources (the guide's page on EventBridge).
+        for entry in request["Entries"].as_array_mut().into_iter().flatten() {
+            if entry["Detail"].is_object() {
+                entry["Detail"] = entry["Detail"].to_string().into();
             }
-            let answer = put(&self.0, &request).await;
-            let answer = answer.map_err(|why| FunctionError::new("EventBridge.ValidationException", why))?;
-            match answer["FailedEntryCount"] == 0 {
-                true => Ok(answer),
-                false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string()).into()),
+            let Some(entry) = entry.as_object_mut() else { continue };
+            if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut() {
+                let of = [call.origin.state_machine.as_str(), call.origin.execution.as_str()];
+                resources.extend(of.map(|arn| json!(arn)));
             }
-        })
+        }
+        let answer = put(&self.0, &request).await;
+        let answer = answer.map_err(|why| FunctionError::new("EventBridge.ValidationException", why))?;
+        match answer["FailedEntryCount"] == 0 {
+            true => Ok(answer),
+            false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string()).into()),
+        }
     }
 }
 

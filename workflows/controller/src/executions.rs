@@ -19,7 +19,8 @@ use jiff::Timestamp;
 use mayfly_api::{Digest, ObjectKey, wellknown::LABEL_WORKFLOW, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
-    Description, Engine, ExecutionChange, ExecutionChanged, HistoryQuery, ListQuery, Of, Page, RunStatus,
+    Description, Engine, ExecutionChange, ExecutionChanged, ExecutionOwner, HistoryQuery, ListQuery, Page,
+    RunStatus,
 };
 use parking_lot::RwLock;
 use serde_json::{Value, json};
@@ -53,6 +54,12 @@ pub struct Executions {
     recent: Arc<RwLock<Recent>>,
     /// The newest revision.
     revision: Arc<watch::Sender<u64>>,
+}
+
+impl std::fmt::Debug for Executions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executions").finish_non_exhaustive()
+    }
 }
 
 /// The newest changes, oldest first.
@@ -139,7 +146,7 @@ impl Executions {
         }
         let mut from = None;
         for _ in 0..LOOKED_THROUGH_MAX / PAGE {
-            let page = self.page(Of::StateMachine(machine.clone()), None, PAGE, from).await?;
+            let page = self.page(ExecutionOwner::StateMachine(machine.clone()), None, PAGE, from).await?;
             let is_it = |found: &Description| names::execution(workflow, &found.name) == name;
             if let Some(found) = page.items.into_iter().find(is_it) {
                 return Ok(Some(found));
@@ -154,12 +161,12 @@ impl Executions {
 
     async fn page(
         &self,
-        of: Of,
+        of: ExecutionOwner,
         status: Option<RunStatus>,
         limit: usize,
         from: Option<String>,
     ) -> Result<Page<Description>, ViewError> {
-        let query = ListQuery { of, status, redriven: None, limit, from };
+        let query = ListQuery { owner: of, status, redriven: None, limit, from };
         self.engine.list(query).await.map_err(failed)
     }
 
@@ -167,7 +174,7 @@ impl Executions {
     /// next one.
     async fn page_of_workflows(
         &self,
-        of: Of,
+        of: ExecutionOwner,
         status: Option<RunStatus>,
         limit: usize,
         from: Option<String>,
@@ -229,10 +236,10 @@ impl KindView for Executions {
                 query.fields.iter().find(|(name, _)| name == field).map(|(_, value)| value.as_str())
             };
             let of = match asked("spec.workflow").filter(|_| !query.namespace.is_empty()) {
-                Some(workflow) => {
-                    Of::StateMachine(self.directory.arn(&ObjectKey::new(query.namespace.as_str(), workflow)))
-                }
-                None => Of::Everyone,
+                Some(workflow) => ExecutionOwner::StateMachine(
+                    self.directory.arn(&ObjectKey::new(query.namespace.as_str(), workflow)),
+                ),
+                None => ExecutionOwner::Everyone,
             };
             let status = match asked("status.phase") {
                 None => None,

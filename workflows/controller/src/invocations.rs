@@ -25,8 +25,8 @@ use mayfly_api::{
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
-    Description, Engine, ExecutionChanged, ExecutionError, FunctionError, HistoryQuery, IntegrationCall,
-    Integrations, InvokeError, ListQuery, Of, RunStatus, StartError, StartRequest, StartedMachine,
+    Description, Engine, ExecutionChanged, ExecutionError, ExecutionOwner, FunctionError, HistoryQuery,
+    IntegrationCall, InvokeError, ListQuery, RunStatus, StartError, StartRequest, StartedMachine,
     StateMachineType,
 };
 use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
@@ -85,6 +85,12 @@ pub struct Invocations {
     machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StartedMachine>)>>,
     gates: Mutex<HashMap<ObjectKey, Weak<Semaphore>>>,
     waiting: WaitingInvocations,
+}
+
+impl std::fmt::Debug for Invocations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Invocations").finish_non_exhaustive()
+    }
 }
 
 /// Why an invocation was not queued.
@@ -174,7 +180,7 @@ impl Invocations {
             state_machine: self.machine(&function, rules),
             name: name.clone(),
             // A structure of strings and numbers always has a JSON text.
-            input: serde_json::to_string(&stored).unwrap_or_default(),
+            input: serde_json::to_string(&stored).unwrap_or_default().into(),
             trace_header: None,
             version_arn: None,
             alias_arn: None,
@@ -211,7 +217,7 @@ impl Invocations {
             kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),
-            details: json!({}),
+            details: None,
             flow: None,
         });
         if machines.len() >= KEPT_MAX {
@@ -238,8 +244,13 @@ impl Invocations {
         gate
     }
 
+    /// Whether this is the resource of the task that invokes a function.
+    pub(super) fn supports(resource: &str) -> bool {
+        resource == RESOURCE
+    }
+
     /// One attempt. Waits for the function's gate; the result is the answer's status.
-    async fn attempt(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
+    pub(super) async fn attempt(&self, call: IntegrationCall) -> Result<Value, InvokeError> {
         let stored: StoredInvocation =
             serde_json::from_value(call.arguments).map_err(|error| failed("States.Runtime", &error))?;
         let mut request = stored.request.request().map_err(|why| failed("States.Runtime", &why))?;
@@ -255,7 +266,7 @@ impl Invocations {
         let Ok(turn) = tokio::time::timeout(left, gate.acquire()).await else { return Err(too_old().into()) };
         // The gate is never closed.
         let _turn = turn.map_err(|error| failed("States.Runtime", &error))?;
-        let id = call.origin.execution.rsplit(':').next().unwrap_or_default();
+        let id = call.origin.execution.last_field();
         if let Ok(id) = HeaderValue::try_from(id) {
             request.headers_mut().entry(HEADER_IDEMPOTENCY_KEY).or_insert_with(|| id.clone());
             request.headers_mut().insert(HEADER_INVOCATION_ID, id);
@@ -279,8 +290,8 @@ impl Invocations {
         limit: usize,
         from: Option<String>,
     ) -> Result<InvocationPage, ExecutionError> {
-        let of = Of::StateMachine(machine_arn(function));
-        let page = self.engine.list(ListQuery { of, status, redriven: None, limit, from }).await?;
+        let of = ExecutionOwner::StateMachine(machine_arn(function));
+        let page = self.engine.list(ListQuery { owner: of, status, redriven: None, limit, from }).await?;
         let items = page.items.iter().map(|found| summary(function, found)).collect();
         Ok(InvocationPage { items, next: page.next })
     }
@@ -343,8 +354,8 @@ impl Invocations {
         let mut purged = 0;
         let mut from = None;
         loop {
-            let of = Of::StateMachine(machine_arn(function));
-            let query = ListQuery { of, status, redriven: None, limit: PURGE_PAGE, from };
+            let of = ExecutionOwner::StateMachine(machine_arn(function));
+            let query = ListQuery { owner: of, status, redriven: None, limit: PURGE_PAGE, from };
             let page = self.engine.list(query).await?;
             let arns: Vec<ExecutionArn> = page.items.into_iter().map(|found| found.execution_arn).collect();
             for arn in &arns {
@@ -356,16 +367,6 @@ impl Invocations {
                 None => return Ok(purged),
             }
         }
-    }
-}
-
-impl Integrations for Invocations {
-    fn supports(&self, resource: &str) -> bool {
-        resource == RESOURCE
-    }
-
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
-        Box::pin(self.attempt(call))
     }
 }
 

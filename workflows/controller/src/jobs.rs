@@ -24,7 +24,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::{future::BoxFuture, stream};
+use futures::stream;
 use kube::{Api, Client, api::PostParams};
 use mayfly_api::{
     Digest, ObjectKey,
@@ -33,7 +33,7 @@ use mayfly_api::{
 };
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::{Index, Informer};
-use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations, InvokeError};
+use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -60,6 +60,12 @@ pub struct JobsDeps {
     pub answers_http: fn(&[u8]) -> Result<bool, String>,
 }
 
+impl std::fmt::Debug for JobsDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobsDeps").finish_non_exhaustive()
+    }
+}
+
 /// Tasks that wait for a Job, by its key.
 type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 
@@ -70,6 +76,12 @@ pub struct Jobs {
     waiters: Waiters,
     left: Arc<OrphanedJobs>,
     stopping: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Jobs").finish_non_exhaustive()
+    }
 }
 
 impl Jobs {
@@ -90,7 +102,7 @@ impl Jobs {
     }
 
     /// Deletes Jobs that no task waits for any more, until `stop`.
-    pub async fn run_left(&self, engine: Engine, stop: CancellationToken) {
+    pub async fn run_orphan_stops(&self, engine: Engine, stop: CancellationToken) {
         self.left.clone().run(engine, stop).await;
     }
 
@@ -103,7 +115,12 @@ impl Jobs {
         Api::namespaced(self.deps.client.clone(), namespace)
     }
 
-    async fn run(&self, call: IntegrationCall) -> Result<Value, FunctionError> {
+    /// Whether this is one of the resources of tasks that run jobs.
+    pub(super) fn supports(resource: &str) -> bool {
+        resource == RUN || resource == RUN_SYNC
+    }
+
+    pub(super) async fn run(&self, call: IntegrationCall) -> Result<Value, FunctionError> {
         let arguments =
             Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
         let key = ObjectKey::new(&arguments.namespace, arguments::job_name(&call.idempotency_key));
@@ -284,16 +301,6 @@ impl Jobs {
         let path = self.deps.artifacts.path(&outcome.outputs.as_ref()?.document)?;
         let content = tokio::fs::read(path).await.ok()?;
         serde_json::from_slice(&content).ok()
-    }
-}
-
-impl Integrations for Jobs {
-    fn supports(&self, resource: &str) -> bool {
-        resource == RUN || resource == RUN_SYNC
-    }
-
-    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, InvokeError>> {
-        Box::pin(async move { Ok(self.run(call).await?) })
     }
 }
 

@@ -7,6 +7,9 @@
 //! **Does not belong here:** how an execution runs and the operations of Step Functions
 //! (`mayfly-workflows-engine`), their wire form (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
 
+// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+#![warn(missing_debug_implementations)]
+
 pub mod buckets;
 pub mod events;
 pub mod executions;

@@ -53,6 +53,12 @@ pub struct Directory {
     namespaces: Informer<Namespace>,
 }
 
+impl std::fmt::Debug for Directory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Directory").finish_non_exhaustive()
+    }
+}
+
 impl Directory {
     pub fn new(workflows: Informer<Workflow>, namespaces: Informer<Namespace>) -> Self {
         let by_state_machine =

@@ -21,9 +21,9 @@ use jiff::Timestamp;
 use mayfly_workflows_engine::{
     catalog::Catalog,
     engine::{
-        Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-        InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectError, ObjectPage, ObjectStore, Of,
-        OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
+        Config, Engine, EngineDeps, ExecutionOwner, FunctionCall, FunctionError, FunctionOutput, Functions,
+        HttpTasks, InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectError,
+        ObjectPage, ObjectStore, OsRandomness, RunStatus, StartRequest, StartedMachine, StateMachineType,
     },
     timers::SystemClock,
 };
@@ -138,7 +138,8 @@ async fn list(engine: &Engine) -> Result<(), Failure> {
     let (mut from, mut pages, mut longest) = (None, 0, Duration::ZERO);
     loop {
         let page_begin = Instant::now();
-        let query = ListQuery { of: Of::Everyone, status: None, redriven: None, limit: PAGE, from };
+        let query =
+            ListQuery { owner: ExecutionOwner::Everyone, status: None, redriven: None, limit: PAGE, from };
         let page = engine.list(query).await?;
         longest = longest.max(page_begin.elapsed());
         pages += 1;
@@ -162,7 +163,7 @@ async fn lateness(engine: &Engine, machine: &StartedMachine, due: i64) -> Result
     let cpu_before = cpu_ms()?;
     let deadline = Instant::now() + rest + END_PATIENCE;
     let page = |status, limit, from| ListQuery {
-        of: Of::StateMachine(machine.arn.clone()),
+        owner: ExecutionOwner::StateMachine(machine.arn.clone()),
         status,
         redriven: None,
         limit,
@@ -210,11 +211,12 @@ async fn open(dir: &Path) -> Result<Engine, Failure> {
         clock: Arc::new(SystemClock),
         randomness: Arc::new(OsRandomness),
         activities: catalog.clone(),
+        supports_integration: |_| false,
         mocks: None,
         catalog,
         wire: Arc::new(NoWireOperations),
     };
-    Ok(Engine::open(config, deps).await?)
+    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
 }
 
 fn wait_until(due: i64, language: &str) -> Result<Value, Failure> {
@@ -241,7 +243,7 @@ fn machine(name: &str, definition: &Value) -> Result<Arc<StartedMachine>, Failur
         kind,
         definition_text: text.into(),
         definition: Arc::new(compiled),
-        details: Value::Null,
+        details: None,
         flow: None,
     }))
 }
@@ -250,7 +252,7 @@ fn start(machine: &Arc<StartedMachine>) -> StartRequest {
     StartRequest {
         state_machine: machine.clone(),
         name: None,
-        input: "{}".to_owned(),
+        input: "{}".into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,

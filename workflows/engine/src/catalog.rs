@@ -1,15 +1,20 @@
 //! The catalog: state machines with their versions and aliases, activities, tags.
 //!
-//! [`record`] has the stored form, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
+//! [`record`] has the stored form, [`configuration`] parts of it that the API returns as they are, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
 //! it in a SQLite file. [`Catalog`] connects them: a change is on disk before it is visible, and an acknowledged change
 //! survives a crash.
 //!
 //! Not here: executions (the journal has them), messages and shapes of the API.
 
+mod configuration;
 mod plan;
 mod record;
 mod store;
 
+pub use configuration::{
+    ConfigurationRejection, EncryptionConfiguration, LogDestination, LogGroup, LogLevel,
+    LoggingConfiguration, TracingConfiguration,
+};
 pub use plan::{
     CatalogRejection, Created, NewActivity, NewAlias, NewMachine, SeenRevision, UpdateAlias, UpdateMachine,
 };
@@ -21,6 +26,7 @@ pub use store::CatalogError;
 
 use std::path::Path;
 
+use mayfly_workflows_language::arn::ActivityArn;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 
@@ -35,6 +41,12 @@ pub struct Catalog {
     changed: watch::Sender<()>,
     /// The error of the last write; `None` after a write that succeeded.
     trouble: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Catalog").finish_non_exhaustive()
+    }
 }
 
 /// The catalog cannot be written. Changes are refused until it can; reads are served from memory.
@@ -122,7 +134,7 @@ impl Catalog {
 }
 
 impl Activities for Catalog {
-    fn exists(&self, arn: &str) -> bool {
+    fn exists(&self, arn: &ActivityArn) -> bool {
         self.read().activity(arn).is_some()
     }
 }
@@ -133,9 +145,9 @@ mod tests {
 
     fn create(catalog: &Catalog, name: &str) -> Result<(), String> {
         let new = NewActivity {
-            arn: format!("arn:aws:states:us-east-1:000000000000:activity:{name}"),
+            arn: ActivityArn::from_trusted(format!("arn:aws:states:us-east-1:000000000000:activity:{name}")),
             name: name.to_owned(),
-            encryption: serde_json::Value::Null,
+            encryption: EncryptionConfiguration::default(),
             tags: Default::default(),
             now: 1,
         };

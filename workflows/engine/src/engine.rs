@@ -1,11 +1,10 @@
-//! The handle others hold.
+//! The handle that other crates hold.
 //!
-//! [`Engine`] starts executions, answers questions about them and takes
-//! outcomes from outside. Inside, one event goes one way: applied to the
-//! machine, written to the journal, and only when that is durable are its
-//! actions done ([`inner`]).
+//! [`Engine`] starts executions, describes them and accepts outcomes from outside. [`Engine::open`] returns an
+//! [`OpenedEngine`]; it runs when it is started with its integrations, which may have been made from it. An event is
+//! applied to the machine, then written to the journal, and when that is durable, its actions are performed
+//! ([`inner`]).
 
-mod ask;
 mod callbacks;
 mod changes;
 mod config;
@@ -14,6 +13,7 @@ mod definitions;
 mod delivery;
 mod deps;
 mod due;
+mod effect_queue;
 mod effects;
 mod error;
 mod history;
@@ -24,6 +24,7 @@ mod map_runs;
 mod objects;
 mod open;
 mod open_executions;
+mod queries;
 mod redrive;
 mod residency;
 mod retention;
@@ -45,22 +46,30 @@ pub use config::{Config, EngineLimits};
 pub use counters::ExecutionCount;
 pub use deps::{
     Activities, CallOrigin, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-    IntegrationCall, Integrations, InvokeError, MockAnswer, MockCall, Mocks, NoWireOperations,
-    OperationError, OsRandomness, Randomness, Streamed, WireOperations,
+    IntegrationCall, Integrations, InvokeError, MockAnswer, MockCall, Mocks, NoIntegrations,
+    NoWireOperations, OperationError, OsRandomness, Randomness, Streamed, WireOperations,
 };
 pub(crate) use effects::{EffectGuards, Reporter};
 pub use error::{EngineOpenError, ExecutionError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
+pub use mayfly_workflows_journal::ExecutionOwner;
 pub use mayfly_workflows_language::{definition::StateMachineType, execution::RunStatus};
 pub use mayfly_workflows_machine::ExecutionLimits;
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, ObjectStore};
+pub use open::OpenedEngine;
 pub use types::{
-    ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
-    StartedMachine,
+    ActivityTask, Description, HistoryQuery, ListQuery, Page, RedriveStatus, RevisionDetails, StartRequest,
+    Started, StartedMachine,
 };
 
 /// A workflow engine. Cloning it is cheap; the last clone takes the engine down.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<inner::Inner>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
 }

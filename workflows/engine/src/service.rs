@@ -9,23 +9,29 @@
 
 mod activities;
 mod aliases;
+mod callbacks;
 mod error;
 mod executions;
 mod map_runs;
 mod names;
 mod resolve;
 mod state_machines;
+mod test_state;
+mod validation;
 mod versions;
 
 pub use activities::CreateActivity;
 pub use aliases::{CreateAlias, UpdateAliasRequest, check_routes};
+pub use callbacks::{SendTaskFailure, SendTaskSuccess};
 pub use error::ServiceError;
-pub use executions::{ExecutionDefinition, PAYLOAD_BYTES_MAX, StartExecution, check_input};
+pub(crate) use executions::parse_input;
+pub use executions::{ExecutionDefinition, PAYLOAD_BYTES_MAX, StartExecution};
 pub use names::{CredentialScope, ResourceName, check_role};
 pub use resolve::compiled;
 pub use state_machines::{
     CreateStateMachine, CreatedStateMachine, DescribedStateMachine, UpdateStateMachine, UpdatedStateMachine,
 };
+pub use validation::{ValidateDefinition, ValidatedDefinition};
 
 use std::sync::Arc;
 
@@ -33,7 +39,7 @@ use crate::catalog::{Catalog, CatalogChange, CatalogError, CatalogRejection, Cat
 use crate::engine::{Engine, Page};
 
 /// The operations of Step Functions over one engine and its catalog. Cheap to clone.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct WorkflowService {
     engine: Engine,
 }

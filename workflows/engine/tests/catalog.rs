@@ -1,12 +1,11 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
 use mayfly_workflows_engine::catalog::{
-    Catalog, CatalogRejection, CatalogState, MachineRevision, NewActivity, NewAlias, NewMachine, Publication,
-    Route, UpdateMachine,
+    Catalog, CatalogRejection, CatalogState, EncryptionConfiguration, LoggingConfiguration, MachineRevision,
+    NewActivity, NewAlias, NewMachine, Publication, Route, TracingConfiguration, UpdateMachine,
 };
-use mayfly_workflows_language::arn::StateMachineArn;
+use mayfly_workflows_language::arn::{ActivityArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
 
@@ -15,7 +14,9 @@ fn arn() -> StateMachineArn {
 }
 
 fn revision(definition: &str) -> MachineRevision {
-    MachineRevision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
+    let (logging, tracing) = (LoggingConfiguration::default(), TracingConfiguration::default());
+    let encryption = EncryptionConfiguration::default();
+    MachineRevision::new(definition, "arn:aws:iam::0:role/r", logging, tracing, encryption, 1)
 }
 
 fn new(definition: &str, publish: bool) -> NewMachine {
@@ -88,15 +89,15 @@ fn what_was_acknowledged_is_there_after_reopening() {
     catalog.change(|book| book.plan_update(update("b", "r1", true))).expect("updates");
     catalog.change(|book| book.plan_create_alias(alias(&[(1, 40), (2, 60)]))).expect("aliases");
     let activity = NewActivity {
-        arn: "arn:aws:states:us-east-1:000000000000:activity:a".into(),
+        arn: ActivityArn::from_trusted("arn:aws:states:us-east-1:000000000000:activity:a"),
         name: "a".into(),
-        encryption: json!({}),
+        encryption: EncryptionConfiguration::default(),
         tags: Default::default(),
         now: 4,
     };
     catalog.change(|book| book.plan_create_activity(activity)).expect("creates");
     catalog
-        .change(|book| book.plan_tags(ARN, |tags| drop(tags.insert("l".into(), "w".into()))))
+        .change(|book| book.plan_tags(&arn().into(), |tags| drop(tags.insert("l".into(), "w".into()))))
         .expect("tags");
     let before = shape(&catalog.read());
     // Nothing is closed or flushed first: this is what a killed process leaves.
@@ -217,7 +218,9 @@ fn a_resource_has_fifty_tags_at_most() {
     catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
     let add = |count: usize| {
         catalog.change(|book: &CatalogState| {
-            book.plan_tags(ARN, |tags| tags.extend((0..count).map(|n| (format!("t{n}"), String::new()))))
+            book.plan_tags(&arn().into(), |tags| {
+                tags.extend((0..count).map(|n| (format!("t{n}"), String::new())))
+            })
         })
     };
     add(49).expect("fifty with the first");

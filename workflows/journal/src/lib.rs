@@ -13,6 +13,9 @@
 //! [`SqliteJournal`] is durable; [`MemoryJournal`] is for offline tests of workflows. Both pass the same conformance
 //! tests.
 
+// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+#![warn(missing_debug_implementations)]
+
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 use mayfly_workflows_language::execution::ContentDigest;
 
@@ -89,6 +92,12 @@ pub struct Batch {
     pub changes: Vec<JournalChange>,
     /// Called with the outcome of the write.
     pub done: Done,
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("changes", &self.changes.len()).finish_non_exhaustive()
+    }
 }
 
 impl Batch {

@@ -22,6 +22,12 @@ pub struct MemoryJournal {
     told: Arc<Acknowledgements>,
 }
 
+impl std::fmt::Debug for MemoryJournal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryJournal").finish_non_exhaustive()
+    }
+}
+
 /// The queue of acknowledgements, in the order of the writes.
 #[derive(Default)]
 struct Acknowledgements {
@@ -147,7 +153,7 @@ impl Tables {
 fn belongs(row: &ExecutionRow, owner: &ExecutionOwner) -> bool {
     match owner {
         ExecutionOwner::Everyone => row.map_run_arn.is_none(),
-        ExecutionOwner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
+        ExecutionOwner::StateMachine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
         ExecutionOwner::Version(arn) => row.version_arn.as_ref() == Some(arn),
         ExecutionOwner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
         ExecutionOwner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),

@@ -36,7 +36,7 @@ pub(super) fn note(db: &Connection, execution: u64, text: &[u8]) -> rusqlite::Re
 
 pub(super) fn note_start(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
     match &row.input {
-        Payload::Here(text) => note(db, row.id, text.as_bytes()),
+        Payload::Inline(json) => note(db, row.id, json.text().as_bytes()),
         // Recorded with the part, which is in the same batch.
         Payload::Part { .. } => Ok(()),
     }

@@ -11,7 +11,8 @@ pub const PART_BYTES_MIN: usize = 1024;
 /// Prepares a payload for writing: a large text is moved into `changes` as a part.
 pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     match payload {
-        Payload::Here(text) if text.len() >= PART_BYTES_MIN => {
+        Payload::Inline(json) if json.text().len() >= PART_BYTES_MIN => {
+            let text = json.text();
             let digest = ContentDigest::of(text.as_bytes());
             changes.push(JournalChange::Part { digest, text: text.clone() });
             Payload::Part { part: digest }
@@ -26,9 +27,9 @@ pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
 /// The journal cannot be read, or it lacks the part.
 pub fn loaded(payload: Payload, journal: &dyn Journal) -> Result<Payload, JournalError> {
     match payload {
-        Payload::Here(_) => Ok(payload),
+        Payload::Inline(_) => Ok(payload),
         Payload::Part { part } => match journal.part(&part)? {
-            Some(text) => Ok(Payload::Here(text.into())),
+            Some(text) => Ok(Payload::Inline(text.into())),
             None => Err(JournalError::RowDamaged { table: "parts", reason: format!("{part:?} is missing") }),
         },
     }

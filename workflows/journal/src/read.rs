@@ -22,7 +22,7 @@ fn digest(bytes: &[u8]) -> rusqlite::Result<ContentDigest> {
 
 fn payload(text: String, is_part: bool) -> rusqlite::Result<Payload> {
     if !is_part {
-        return Ok(Payload::Here(text.into()));
+        return Ok(Payload::Inline(text.into()));
     }
     let mut bytes = [0; 32];
     hex::decode_to_slice(&text, &mut bytes).map_err(damaged)?;
@@ -155,7 +155,7 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     let mut values: Vec<Sql> = Vec::new();
     let (condition, arn) = match &query.owner {
         ExecutionOwner::Everyone => ("map_run_arn IS NULL", None),
-        ExecutionOwner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn.as_str())),
+        ExecutionOwner::StateMachine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn.as_str())),
         ExecutionOwner::Version(arn) => ("version_arn = ?", Some(arn.as_str())),
         ExecutionOwner::Alias(arn) => ("alias_arn = ?", Some(arn.as_str())),
         ExecutionOwner::MapRun(arn) => ("map_run_arn = ?", Some(arn.as_str())),

@@ -150,7 +150,7 @@ pub enum ExecutionOwner {
     /// All executions except the children of map runs.
     Everyone,
     /// The executions of a state machine.
-    Machine(StateMachineArn),
+    StateMachine(StateMachineArn),
     /// The executions of a version.
     Version(StateMachineArn),
     /// The executions of an alias.

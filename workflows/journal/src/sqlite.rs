@@ -62,6 +62,12 @@ pub struct SqliteJournal {
     readers: Mutex<Vec<Connection>>,
 }
 
+impl std::fmt::Debug for SqliteJournal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteJournal").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 struct WriterState {
     queue: Mutex<Queue>,
     filled: Condvar,
@@ -198,7 +204,7 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
             }
             Err(error) => fail(shared, error.into(), group),
         }
-        if let Err(error) = writer.log.fold_if_due(&writer.db) {
+        if let Err(error) = writer.log.checkpoint_wal_if_due(&writer.db) {
             // Frames that were not copied into the data file stay in the log; the next group tries again.
             tracing::warn!(%error, "cannot checkpoint the journal's write-ahead log into its data file");
         }

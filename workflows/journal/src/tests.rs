@@ -206,7 +206,7 @@ fn lists(journal: &dyn Journal) {
         let rows = journal.list(&ListRows { owner, status, redriven, before, limit }).expect("read");
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
-    let one = || ExecutionOwner::Machine(machine_arn("one"));
+    let one = || ExecutionOwner::StateMachine(machine_arn("one"));
     assert_eq!(ask(one(), None, None, None, 10), [5, 4, 2, 1]);
     assert_eq!(ask(one(), None, None, Some(4), 1), [2]);
     assert_eq!(ask(one(), Some(RunStatus::Running), None, None, 10), [5, 4, 1]);
@@ -243,7 +243,7 @@ fn a_file_of_another_form_is_refused_and_left_alone() {
     let path = folder.path().join("journal.db");
     let before = rusqlite::Connection::open(&path).expect("opens");
     before.execute_batch("CREATE TABLE records (body); INSERT INTO records VALUES ('kept')").expect("made");
-    let refused = SqliteJournal::open(&path).err().expect("refused").to_string();
+    let refused = SqliteJournal::open(&path).expect_err("refused").to_string();
     assert!(refused.contains("not one of Mayfly's"), "{refused}");
     let kept: String = before.query_row("SELECT body FROM records", [], |row| row.get(0)).expect("read");
     assert_eq!(kept, "kept");

@@ -74,7 +74,7 @@ fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
 
 fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
     match payload {
-        Payload::Here(text) => (std::borrow::Cow::Borrowed(text), false),
+        Payload::Inline(json) => (std::borrow::Cow::Borrowed(&**json.text()), false),
         Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
     }
 }

@@ -171,8 +171,53 @@ arn! {
     StateMachineArn, "stateMachine"
 }
 arn! {
+    /// The ARN of an activity, `…:activity:<name>`.
+    ActivityArn, "activity"
+}
+arn! {
     /// The ARN of a map run, `…:mapRun:<machine>/<label>:<id>`.
     MapRunArn, "mapRun"
+}
+
+/// The ARN of a resource that can have tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TaggedArn {
+    /// A state machine's; that of a version or an alias is well formed, but neither has tags.
+    StateMachine(StateMachineArn),
+    /// An activity's.
+    Activity(ActivityArn),
+}
+
+impl TaggedArn {
+    /// Checks an ARN of the resource types `stateMachine` and `activity`, as AWS does.
+    pub fn parse(text: &str) -> Result<Self, ArnRejection> {
+        let parts = ArnParts::of(text, &["stateMachine", "activity"])?;
+        Ok(match parts.resource {
+            "activity" => Self::Activity(ActivityArn(text.into())),
+            _ => Self::StateMachine(StateMachineArn(text.into())),
+        })
+    }
+}
+
+impl From<StateMachineArn> for TaggedArn {
+    fn from(arn: StateMachineArn) -> Self {
+        Self::StateMachine(arn)
+    }
+}
+
+impl From<ActivityArn> for TaggedArn {
+    fn from(arn: ActivityArn) -> Self {
+        Self::Activity(arn)
+    }
+}
+
+impl fmt::Display for TaggedArn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StateMachine(arn) => arn.fmt(f),
+            Self::Activity(arn) => arn.fmt(f),
+        }
+    }
 }
 
 /// The qualifier in a state machine's ARN.
@@ -282,6 +327,15 @@ mod tests {
         ] {
             assert_eq!(ExecutionArn::parse(text).expect_err(text).to_string(), reason);
         }
+    }
+
+    #[test]
+    fn state_machines_and_activities_have_tags() {
+        let activity = "arn:aws:states:us-east-1:000000000000:activity:ship";
+        assert_eq!(TaggedArn::parse(MACHINE), Ok(StateMachineArn::from_trusted(MACHINE).into()));
+        assert_eq!(TaggedArn::parse(activity), Ok(ActivityArn::from_trusted(activity).into()));
+        let run = TaggedArn::parse("arn:aws:states:r:1:mapRun:m/l:i").expect_err("a map run has no tags");
+        assert_eq!(run.to_string(), "Resource type not valid in this context: mapRun");
     }
 
     #[test]

@@ -32,6 +32,12 @@ pub struct EvaluationScope<'a> {
     pub ambient: &'a Ambient,
 }
 
+impl std::fmt::Debug for EvaluationScope<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EvaluationScope").finish_non_exhaustive()
+    }
+}
+
 impl<'a> EvaluationScope<'a> {
     /// The same scope with another input.
     #[must_use]
@@ -66,6 +72,12 @@ impl<'a> EvaluationScope<'a> {
 pub enum Context<'a> {
     Ready(&'a Value),
     Build(&'a dyn Fn() -> Value),
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").finish_non_exhaustive()
+    }
 }
 
 impl Context<'_> {

@@ -2,17 +2,15 @@
 
 use mayfly_workflows_language::value::Value;
 
+use super::stages::BatchLimits;
+
 /// Groups items by a maximum number and a maximum size in bytes. Returns each group's input and number of items.
-pub fn batched(
-    items: impl Iterator<Item = Value>,
-    batch_input: Option<&Value>,
-    count_max: u64,
-    bytes_max: u64,
-) -> Vec<(Value, u64)> {
+pub fn batched(items: impl Iterator<Item = Value>, limits: &BatchLimits) -> Vec<(Value, u64)> {
+    let (count_max, bytes_max) = (limits.count_max, limits.bytes_max);
     let make = |items: Vec<Value>| {
         let count = items.len() as u64;
         let items = Value::from(items);
-        let input = match batch_input {
+        let input = match &limits.batch_input {
             Some(batch_input) => Value::object([("BatchInput", batch_input.clone()), ("Items", items)]),
             None => Value::object([("Items", items)]),
         };

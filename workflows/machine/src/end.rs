@@ -98,7 +98,7 @@ impl Turn<'_> {
                 self.stop_awaited(&task.call);
             }
             Phase::Parallel { .. } | Phase::Map(_) => {
-                self.tell_aborted_below(number);
+                self.record_aborted_below(number);
                 self.cancel_below(number);
             }
             Phase::Run(run) => self.cancel_run(&run),
@@ -121,21 +121,21 @@ impl Turn<'_> {
     /// Records the abort of everything that runs in parallel to a failed part, innermost states first. These events do
     /// not follow each other. (The API reference shows that such events exist, with only an iteration's index in them;
     /// no recording shows their order.)
-    fn tell_aborted_below(&mut self, number: ThreadId) {
-        if std::mem::take(&mut self.parts_to_tell) {
+    fn record_aborted_below(&mut self, number: ThreadId) {
+        if std::mem::take(&mut self.parts_to_record) {
             for number in self.threads_below(number) {
-                self.tell_aborted(number);
+                self.record_aborted(number);
             }
         }
     }
 
-    fn tell_aborted(&mut self, number: ThreadId) {
+    fn record_aborted(&mut self, number: ThreadId) {
         let definition = self.m.definition.clone();
         let Some(thread) = self.m.threads.get(&number) else { return };
         let (cursor, place) = (thread.cursor, thread.parent);
         let state = thread.active.as_ref().map(|active| definition.state(active.state));
         for number in self.threads_below(number) {
-            self.tell_aborted(number);
+            self.record_aborted(number);
         }
         let kind = match state.map(|state| &state.kind) {
             Some(StateKind::Task(_)) => Some("TaskStateAborted"),

@@ -17,6 +17,7 @@ const LENGTH: &str = "Content-Length";
 const DATE: &str = "Date";
 
 /// The inputs of the metadata of a response with a body of `bytes` bytes.
+#[derive(Debug)]
 pub struct Envelope<'a> {
     pub request_id: &'a str,
     pub bytes: usize,

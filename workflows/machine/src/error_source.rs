@@ -32,11 +32,11 @@ impl From<RaisedError> for ErrorSource {
 
 impl Turn<'_> {
     /// Handles the failure of a state: of its data, its task or its branches.
-    pub(super) fn source(&mut self, number: ThreadId, state: &State, source: ErrorSource) {
+    pub(super) fn handle_error(&mut self, number: ThreadId, state: &State, source: ErrorSource) {
         if self.active(number).is_none() {
             return;
         }
-        let failure = self.told_failure(number, state, source);
+        let failure = self.recorded_failure(number, state, source);
         self.cancel_state(number);
         if !self.retried(number, state, &failure) && !self.caught(number, state, &failure) {
             self.flow_failed(number, failure);
@@ -44,13 +44,13 @@ impl Turn<'_> {
     }
 
     /// Converts to the final error, and records the event of a failed expression.
-    pub(super) fn told_failure(
+    pub(super) fn recorded_failure(
         &mut self,
         number: ThreadId,
         state: &State,
         source: ErrorSource,
     ) -> RaisedError {
-        let (failure, location) = self.sentence(number, state, source);
+        let (failure, location) = self.final_error(number, state, source);
         if let Some(location) = location {
             self.evaluation_failed(number, state, &failure, &location);
         }
@@ -58,7 +58,7 @@ impl Turn<'_> {
     }
 
     /// Converts to the final error, with the path of the expression if one failed.
-    pub(super) fn sentence(
+    pub(super) fn final_error(
         &self,
         number: ThreadId,
         state: &State,
@@ -111,7 +111,7 @@ impl Turn<'_> {
                 let state = self.m.definition.state(active.state);
                 let retried = state.retry.iter().map(|retrier| &retrier.error_equals);
                 let mut names = retried.chain(state.catch.iter().map(|catcher| &catcher.error_equals));
-                if names.any(|names| failure.is_taken_by(names)) {
+                if names.any(|names| failure.is_matched_by(names)) {
                     return true;
                 }
             }
@@ -141,7 +141,7 @@ impl Turn<'_> {
         self.m.threads.remove(&number);
         self.set_cursor(parent, cursor);
         self.parts_failed = true;
-        self.parts_to_tell = true;
-        self.source(parent, state, ErrorSource::Failed(failure));
+        self.parts_to_record = true;
+        self.handle_error(parent, state, ErrorSource::Failed(failure));
     }
 }

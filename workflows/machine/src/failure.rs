@@ -6,8 +6,9 @@ use std::sync::Arc;
 use mayfly_workflows_language::definition::{State, StateKind};
 use mayfly_workflows_language::error::StateError;
 
-use super::data;
+use super::error_source::ErrorSource;
 use super::retry::{self, RetryDecision};
+use super::stages;
 use super::state::{Phase, Wakes};
 use super::turn::Turn;
 
@@ -44,8 +45,8 @@ impl RaisedError {
     }
 
     /// Whether a list of `ErrorEquals` matches the error.
-    pub(super) fn is_taken_by(&self, error_equals: &[Arc<str>]) -> bool {
-        let by = |error| retry::takes(error_equals, error);
+    pub(super) fn is_matched_by(&self, error_equals: &[Arc<str>]) -> bool {
+        let by = |error| retry::error_matches(error_equals, error);
         by(self.error.as_deref()) || (self.missed_heartbeat && by(Some(retry::HEARTBEAT_TIMEOUT)))
     }
 }
@@ -66,7 +67,7 @@ impl Turn<'_> {
             return false;
         }
         let Some(active) = self.active(number) else { return false };
-        let takes = |error_equals: &[Arc<str>]| failure.is_taken_by(error_equals);
+        let takes = |error_equals: &[Arc<str>]| failure.is_matched_by(error_equals);
         let decision = retry::decide(&state.retry, &active.attempts, takes, || self.ambient.next_double());
         let RetryDecision::Retry { retrier, wait_ms } = decision else { return false };
         self.parts_failed = false;
@@ -84,20 +85,21 @@ impl Turn<'_> {
     /// Applies the state's catchers to a failure; returns `true` if one matches.
     pub(super) fn caught(&mut self, number: ThreadId, state: &State, failure: &RaisedError) -> bool {
         let mut catchers = state.catch.iter().enumerate();
-        let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
+        let Some(catcher) = catchers.find(|(_, catcher)| failure.is_matched_by(&catcher.error_equals)) else {
             self.state_failed(number, state);
             return false;
         };
         self.m.failed_snapshot = None;
         self.state_failed(number, state);
         let error_output =
-            data::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
-        match self.finish_caught(number, state, catcher, &error_output) {
+            stages::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
+        match self.stages(number, state, |stages| stages.finish_caught(catcher, &error_output)) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
-            Err(source) => {
+            Err(error) => {
+                let source = ErrorSource::Data(error);
                 let failure = match self.m.facts.edition {
-                    0 => self.sentence(number, state, source).0,
-                    _ => self.told_failure(number, state, source),
+                    0 => self.final_error(number, state, source).0,
+                    _ => self.recorded_failure(number, state, source),
                 };
                 self.flow_failed(number, failure);
             }

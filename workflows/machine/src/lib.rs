@@ -27,6 +27,9 @@
 //! Threads are the concurrent flows: the root, branches, iterations. A thread's `cursor` is the number of the event
 //! that precedes its next event. Start reading at [`turn`].
 
+// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+#![warn(missing_debug_implementations)]
+
 mod batches;
 mod call;
 mod checkpoint;
@@ -47,6 +50,7 @@ pub mod quantity;
 mod redrive;
 mod retry;
 mod simple;
+pub mod stages;
 mod state;
 mod task;
 mod token;
@@ -58,7 +62,7 @@ pub use context::time_text;
 pub use event::Event;
 pub use ids::{EffectId, MapRunId, ThreadId, TimerId};
 pub use map_counts::MapRunCounts;
-pub use retry::{interval_seconds, takes};
+pub use retry::{error_matches, interval_seconds};
 pub use state::ExecutionLimits;
 pub use state::{EDITION, Facts, Machine, MapRunState, Output};
 pub use token::Token;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use mayfly_workflows_language::definition::{MapMode, MapState, State, StateKind};
 use mayfly_workflows_language::value::Value;
 
-use super::data;
 use super::error_source::ErrorSource;
 use super::state::{Item, MapPhase, ParentSlot, Phase, Thread};
 use super::turn::{Turn, iteration};
@@ -86,7 +85,9 @@ impl Turn<'_> {
     ) -> Result<(), ErrorSource> {
         let slot = u32::try_from(item.index).unwrap_or(u32::MAX);
         let selected = match &map.item_selector {
-            Some(selector) => data::select_item(self, number, state, input, &item, selector)?,
+            Some(selector) => self.stages_with(number, state, None, Some(&item), |stages| {
+                stages.select_item(selector, input)
+            })?,
             None => item.value.clone(),
         };
         let started = self.emit(cursor, "MapIterationStarted", || {
@@ -123,7 +124,7 @@ impl Turn<'_> {
         phase.cursor = succeeded;
         // The next iteration follows the one that freed its slot.
         if let Err(source) = self.start_iterations(number, state, map, cursor) {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 

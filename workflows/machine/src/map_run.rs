@@ -8,12 +8,10 @@ use mayfly_workflows_language::dataflow::EvaluationScope;
 use mayfly_workflows_language::definition::{
     Batcher, DataFlow, MapState, State, StateKind, StateMachineType,
 };
-use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::batches::batched;
 use super::call::{Action, Call, ChildResult, ChildStart, ExecutionOutcome};
-use super::data;
 use super::error_source::ErrorSource;
 use super::failure::RaisedError;
 use super::quantity;
@@ -113,7 +111,8 @@ impl Turn<'_> {
     ) -> Result<(), ErrorSource> {
         let Some(reader) = &map.item_reader else { return Ok(()) };
         let field = "ItemReader";
-        let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
+        let template = reader.arguments.as_ref();
+        let arguments = self.stages(number, state, |stages| stages.template(template, effective, field))?;
         let max_items =
             reader.max_items.as_ref().map(|max| self.count(number, state, effective, max, "MaxItems"));
         let max_items = match max_items.transpose() {
@@ -153,7 +152,9 @@ impl Turn<'_> {
             let selected = match &map.item_selector {
                 Some(selector) => {
                     let item = Item { index: index as u64, value: value.clone() };
-                    data::select_item(self, number, state, &input, &item, selector)?
+                    self.stages_with(number, state, None, Some(&item), |stages| {
+                        stages.select_item(selector, &input)
+                    })?
                 }
                 None => value.clone(),
             };
@@ -192,21 +193,8 @@ impl Turn<'_> {
         batcher: &Batcher,
         items: Vec<(Value, u64)>,
     ) -> Result<Vec<(Value, u64)>, ErrorSource> {
-        let limit = |quantity, field| match quantity {
-            Some(quantity) => match self.count(number, state, input, quantity, field) {
-                Ok(0) => Err(StateError::runtime(format!("{field} must be greater than 0."))),
-                other => other,
-            },
-            None => Ok(u64::MAX),
-        };
-        let count_max = limit(batcher.max_items_per_batch.as_ref(), "MaxItemsPerBatch")?;
-        let bytes_max = limit(batcher.max_input_bytes_per_batch.as_ref(), "MaxInputBytesPerBatch")?;
-        let batch_input = match &batcher.batch_input {
-            Some(template) => Some(data::template(self, number, state, input, Some(template), "BatchInput")?),
-            None => None,
-        };
-        let items = items.into_iter().map(|(item, _)| item);
-        Ok(batched(items, batch_input.as_ref(), count_max, bytes_max))
+        let limits = self.stages(number, state, |stages| stages.batch_limits(batcher, input))?;
+        Ok(batched(items.into_iter().map(|(item, _)| item), &limits))
     }
 
     /// Starts as many children as permitted; completes the run if all have ended.
@@ -280,12 +268,13 @@ impl Turn<'_> {
         match &map.result_writer {
             Some(writer) => {
                 let field = "ResultWriter";
-                match data::template(self, number, state, &input, writer.arguments.as_ref(), field) {
+                let template = writer.arguments.as_ref();
+                match self.stages(number, state, |stages| stages.template(template, &input, field)) {
                     Ok(arguments) => {
                         let call = Call::WriteResults { state: state.id, arguments, run_arn, results };
                         self.run_effect(number, call);
                     }
-                    Err(error) => self.source(number, state, ErrorSource::Data(error)),
+                    Err(error) => self.handle_error(number, state, ErrorSource::Data(error)),
                 }
             }
             None => {
@@ -328,7 +317,7 @@ impl Turn<'_> {
         self.set_cursor(number, event);
         self.stop_run(run_number, RunStatus::Failed);
         self.parts_failed = true;
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     fn stop_run(&mut self, run_number: MapRunId, status: RunStatus) {
@@ -369,7 +358,7 @@ impl Turn<'_> {
             Call::ReadItems { .. } => {
                 let items = value.as_array().unwrap_or_default().to_vec();
                 if let Err(source) = self.begin_children(number, state, map, run, &items) {
-                    self.source(number, state, source);
+                    self.handle_error(number, state, source);
                 }
             }
             Call::WriteResults { .. } => {
@@ -475,7 +464,7 @@ impl MapRunState {
     }
 
     /// Whether all children before this one have ended.
-    pub fn comes_first(&self, index: u32) -> bool {
+    pub fn is_first_unfinished(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
         // Most children before it have no result either, so the search for one without is short.
         before.iter().rev().all(|child| child.result.is_some())

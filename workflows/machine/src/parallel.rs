@@ -5,6 +5,7 @@ use mayfly_workflows_language::definition::{ParallelState, State};
 use mayfly_workflows_language::value::Value;
 
 use super::error_source::ErrorSource;
+use super::stages::Unobserved;
 use super::state::{ParentSlot, Phase, Thread};
 use super::turn::Turn;
 
@@ -19,7 +20,7 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let started = self.emit(cursor, "ParallelStateStarted", || None);
         self.set_cursor(number, started);
-        let input = self.arguments(number, state, &effective)?;
+        let input = self.stages(number, state, |stages| stages.arguments(&effective, &mut Unobserved))?;
         let Some(thread) = self.m.threads.get_mut(&number) else { return Ok(()) };
         let variables = thread.variables.clone();
         let item = thread.item.clone();
@@ -64,15 +65,15 @@ impl Turn<'_> {
     pub(super) fn leave_with_result(&mut self, number: ThreadId, state: &State, result: Value) {
         match self.check_size(state, &result) {
             Ok(()) => self.leave_with_checked(number, state, result),
-            Err(source) => self.source(number, state, source),
+            Err(source) => self.handle_error(number, state, source),
         }
     }
 
     /// The same, without a check of the result's size.
     pub(super) fn leave_with_checked(&mut self, number: ThreadId, state: &State, result: Value) {
-        match self.finish(number, state, result) {
+        match self.stages(number, state, |stages| stages.finish(&result, &mut Unobserved)) {
             Ok(left) => self.leave(number, state, left, &state.next),
-            Err(source) => self.source(number, state, source),
+            Err(error) => self.handle_error(number, state, ErrorSource::Data(error)),
         }
     }
 }

@@ -210,7 +210,7 @@ pub fn credentials(scope: &EvaluationScope<'_>, task: &TaskState) -> Result<Opti
 }
 
 /// The unchecked value of the items of a Map without an `ItemReader`.
-pub fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<Value, StateError> {
+pub(super) fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<Value, StateError> {
     match &map.items {
         Items::Whole => Ok(scope.input.clone()),
         Items::Path(path) => at(scope, path),

@@ -23,7 +23,7 @@ pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
 ///
 /// `States.ALL` matches every error except the two that AWS excludes from it; `States.TaskFailed` matches everything
 /// except timeouts.
-pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool {
+pub fn error_matches(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool {
     let error = error.unwrap_or_default();
     error_equals.iter().any(|name| match &**name {
         name if name == error => true,
@@ -37,15 +37,15 @@ pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool 
     })
 }
 
-/// Finds the first matching retrier. `attempts` counts the uses of each in this visit of the state; `takes` tells
+/// Finds the first matching retrier. `attempts` counts the uses of each in this visit of the state; `matches` tells
 /// whether a list of `ErrorEquals` matches the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
 pub(crate) fn decide(
     retriers: &[Retrier],
     attempts: &[u32],
-    takes: impl Fn(&[std::sync::Arc<str>]) -> bool,
+    matches: impl Fn(&[std::sync::Arc<str>]) -> bool,
     roll: impl FnOnce() -> f64,
 ) -> RetryDecision {
-    let Some(index) = retriers.iter().position(|retrier| takes(&retrier.error_equals)) else {
+    let Some(index) = retriers.iter().position(|retrier| matches(&retrier.error_equals)) else {
         return RetryDecision::GiveUp;
     };
     let retrier = &retriers[index];
@@ -107,7 +107,7 @@ mod tests {
     fn the_first_that_takes_the_error_decides_alone() {
         let retriers = [retrier(&["A"]), retrier(&["States.ALL"])];
         let decide = |retriers: &[Retrier], attempts: &[u32], error| {
-            decide(retriers, attempts, |error_equals| takes(error_equals, error), || 0.0)
+            decide(retriers, attempts, |error_equals| error_matches(error_equals, error), || 0.0)
         };
         assert_eq!(decide(&retriers, &[3, 0], Some("A")), RetryDecision::GiveUp);
         assert_eq!(
@@ -119,16 +119,16 @@ mod tests {
 
     #[test]
     fn wild_cards_have_their_limits() {
-        let takes = |name: &str, error: &str| super::takes(&[name.into()], Some(error));
-        assert!(takes("States.ALL", "Anything"));
-        assert!(takes("States.ALL", "States.Timeout"));
-        assert!(!takes("States.ALL", "States.Runtime"));
-        assert!(!takes("States.ALL", "States.DataLimitExceeded"));
-        assert!(takes("States.Runtime", "States.Runtime"));
-        assert!(takes("States.DataLimitExceeded", "States.DataLimitExceeded"));
-        assert!(takes("States.TaskFailed", "Anything"));
-        assert!(!takes("States.TaskFailed", "States.Timeout"));
-        assert!(takes("States.Timeout", "States.HeartbeatTimeout"));
-        assert!(!takes("State.ALL", "Anything"));
+        let matches = |name: &str, error: &str| super::error_matches(&[name.into()], Some(error));
+        assert!(matches("States.ALL", "Anything"));
+        assert!(matches("States.ALL", "States.Timeout"));
+        assert!(!matches("States.ALL", "States.Runtime"));
+        assert!(!matches("States.ALL", "States.DataLimitExceeded"));
+        assert!(matches("States.Runtime", "States.Runtime"));
+        assert!(matches("States.DataLimitExceeded", "States.DataLimitExceeded"));
+        assert!(matches("States.TaskFailed", "Anything"));
+        assert!(!matches("States.TaskFailed", "States.Timeout"));
+        assert!(matches("States.Timeout", "States.HeartbeatTimeout"));
+        assert!(!matches("State.ALL", "Anything"));
     }
 }

@@ -4,14 +4,14 @@ use super::ids::ThreadId;
 use jiff::Timestamp;
 use mayfly_workflows_language::dataflow::EvaluationScope;
 use mayfly_workflows_language::definition::{
-    ChoiceState, FailState, PassState, QueryLanguage, State, TimestampField, WaitState,
+    ChoiceState, FailState, PassState, State, TimestampField, WaitState,
 };
-use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::error_source::ErrorSource;
 use super::failure::RaisedError;
 use super::quantity;
+use super::stages::{StateOutput, Unobserved};
 use super::state::{Phase, Wakes};
 use super::turn::{EXECUTION_SECONDS_MAX, Turn, milliseconds};
 
@@ -22,19 +22,14 @@ impl Turn<'_> {
         state: &State,
         pass: &PassState,
     ) -> Result<(), ErrorSource> {
-        let effective = self.effective_input(number, state)?;
-        let result = match &pass.result {
-            Some(result) => result.clone(),
-            None => self.arguments(number, state, &effective)?,
-        };
-        let left = self.finish(number, state, result)?;
+        let left = self.stages(number, state, |stages| stages.pass(pass, &mut Unobserved))?;
         self.leave(number, state, left, &state.next);
         Ok(())
     }
 
     pub(super) fn run_succeed(&mut self, number: ThreadId, state: &State) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
-        let left = self.finish_unchanged(number, state, effective)?;
+        let left = self.finish_without_result(number, state, effective)?;
         self.leave(number, state, left, &mayfly_workflows_language::definition::Transition::End);
         Ok(())
     }
@@ -46,21 +41,8 @@ impl Turn<'_> {
         choice: &ChoiceState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
-        for (index, rule) in choice.rules.iter().enumerate() {
-            if self.matches(number, state, &effective, (index, rule))? {
-                let left = self.finish_choice(number, state, effective, Some((index, rule)))?;
-                self.leave(number, state, left, &rule.next);
-                return Ok(());
-            }
-        }
-        let Some(default) = &choice.default else {
-            // AWS's actual error name, not `States.NoChoiceMatched` (measured: floci-io/floci#3167).
-            return Err(ErrorSource::Data(StateError::runtime(
-                "Failed to transition out of the state. The state does not point to a next state.",
-            )));
-        };
-        let left = self.finish_choice(number, state, effective, None)?;
-        self.leave(number, state, left, default);
+        let chosen = self.stages(number, state, |stages| stages.choose(choice, &effective))?;
+        self.leave(number, state, chosen.left, chosen.next);
         Ok(())
     }
 
@@ -70,8 +52,7 @@ impl Turn<'_> {
         state: &State,
         fail: &FailState,
     ) -> Result<(), ErrorSource> {
-        let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
-        let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
+        let (error, cause) = self.stages(number, state, |stages| stages.failure(fail))?;
         Err(ErrorSource::Failed(RaisedError::of(error, cause)))
     }
 
@@ -98,7 +79,7 @@ impl Turn<'_> {
             }
         };
         if until_ms <= self.at_ms {
-            let left = self.finish_unchanged(number, state, effective)?;
+            let left = self.finish_without_result(number, state, effective)?;
             self.leave(number, state, left, &state.next);
             return Ok(());
         }
@@ -115,26 +96,23 @@ impl Turn<'_> {
         active.phase = Phase::Entered;
         let state = definition.state(active.state);
         let outcome = self.effective_input(number, state).map_err(ErrorSource::from).and_then(|effective| {
-            let left = self.finish_unchanged(number, state, effective)?;
+            let left = self.finish_without_result(number, state, effective)?;
             self.leave(number, state, left, &state.next);
             Ok(())
         });
         if let Err(source) = outcome {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 
     /// The output of states without a result (Wait, Succeed).
-    fn finish_unchanged(
+    fn finish_without_result(
         &mut self,
         number: ThreadId,
         state: &State,
         effective: Value,
-    ) -> Result<super::turn::StateOutput, ErrorSource> {
-        match state.query_language {
-            QueryLanguage::JsonPath => self.finish_without_result(number, state, effective),
-            QueryLanguage::Jsonata => self.finish(number, state, effective),
-        }
+    ) -> Result<StateOutput, ErrorSource> {
+        Ok(self.stages(number, state, |stages| stages.finish_without_result(&effective))?)
     }
 }
 

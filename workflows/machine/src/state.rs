@@ -330,7 +330,7 @@ pub struct Output {
     /// The evaluations that were stopped by their time limit.
     pub verdicts: Vec<Verdict>,
     /// Set when an event is replayed: the evaluations that were stopped in the first run.
-    pub again: Option<Vec<Verdict>>,
+    pub recorded_verdicts: Option<Vec<Verdict>>,
 }
 
 impl Machine {

@@ -15,6 +15,7 @@ use super::error_source::ErrorSource;
 use super::failure::RaisedError;
 use super::quantity;
 use super::retry::HEARTBEAT_TIMEOUT;
+use super::stages::Unobserved;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::turn::{Turn, failure_details, milliseconds};
@@ -31,7 +32,9 @@ impl Turn<'_> {
         let effect = EffectId(self.number());
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
-        let arguments = self.task_arguments(number, state, &effective, &token)?;
+        let arguments = self.stages_with(number, state, Some(&token), None, |stages| {
+            stages.arguments(&effective, &mut Unobserved)
+        })?;
         let edition = self.m.facts.edition;
         if edition > 0 {
             startable(state, task, &arguments)?;
@@ -177,7 +180,7 @@ impl Turn<'_> {
         let Some((number, state)) = self.task_of(effect) else { return };
         let Some(Phase::Task(phase)) = self.active(number).map(|active| &active.phase) else { return };
         if !phase.accepted {
-            self.source(number, definition.state(state), ErrorSource::Data(StateError::runtime(cause)));
+            self.handle_error(number, definition.state(state), ErrorSource::Data(StateError::runtime(cause)));
         }
     }
 
@@ -232,13 +235,13 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
-        let Some(text) = output.text() else { return };
+        let Some(json) = output.json() else { return };
         let StateKind::Task(task) = &state.kind else {
-            self.run_effect_succeeded(number, state, text);
+            self.run_effect_succeeded(number, state, json.text());
             return;
         };
-        match Value::parse(text) {
-            Ok(value) => self.task_succeeded((number, effect), state, task, value, || text.clone()),
+        match json.value() {
+            Ok(value) => self.task_succeeded((number, effect), state, task, value, || json.text().clone()),
             Err(error) => {
                 let failure = RaisedError::new("States.Runtime", format!("The result is not JSON: {error}"));
                 self.effect_failed(effect, failure);
@@ -320,7 +323,7 @@ impl Turn<'_> {
         };
         self.set_cursor(number, event);
         self.end_task(number, effect);
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: RaisedError) {
@@ -346,7 +349,7 @@ impl Turn<'_> {
         self.out.actions.push(Action::Forget { n: effect });
         self.stop_awaited(&call);
         self.end_task(number, effect);
-        self.source(number, state, ErrorSource::Failed(failure));
+        self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
     /// Cancels the timers and the effect of a task that has its outcome.

@@ -6,12 +6,13 @@ use std::collections::VecDeque;
 use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::dataflow::{Ambient, Variables};
 use mayfly_workflows_language::definition::{State, StateId, StateKind, Transition};
-use mayfly_workflows_language::value::{Map, Value};
+use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, ExecutionOutcome};
 use super::error_source::ErrorSource;
 use super::event::Event;
 use super::failure::RaisedError;
+use super::stages::StateOutput;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
 use crate::history::{DetailField, EventDetails, HistoryEvent};
 
@@ -31,7 +32,7 @@ pub(super) struct Turn<'a> {
     /// Whether a Parallel or Map fails because of one of its parts.
     pub(super) parts_failed: bool,
     /// Whether the parts in parallel to a failed one have to record that they were aborted.
-    pub(super) parts_to_tell: bool,
+    pub(super) parts_to_record: bool,
 }
 
 impl Machine {
@@ -42,8 +43,8 @@ impl Machine {
             return;
         }
         let seed = seed_of(&self.facts.seed, seq);
-        let ambient = match out.again.take() {
-            Some(verdicts) => Ambient::again(at_ms, seed, verdicts),
+        let ambient = match out.recorded_verdicts.take() {
+            Some(verdicts) => Ambient::replay(at_ms, seed, verdicts),
             None => Ambient::new(at_ms, seed),
         };
         let mut turn = Turn {
@@ -53,7 +54,7 @@ impl Machine {
             out,
             queue: VecDeque::new(),
             parts_failed: false,
-            parts_to_tell: false,
+            parts_to_record: false,
         };
         turn.take(event);
         turn.run();
@@ -215,7 +216,7 @@ impl Turn<'_> {
             StateKind::Map(map) => self.run_map(number, state, map),
         };
         if let Err(source) = outcome {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
         }
     }
 
@@ -254,7 +255,7 @@ impl Turn<'_> {
     /// Leaves the thread's state with an output.
     pub(super) fn leave(&mut self, number: ThreadId, state: &State, left: StateOutput, next: &Transition) {
         if let Err(source) = self.check_size(state, &left.output) {
-            self.source(number, state, source);
+            self.handle_error(number, state, source);
             return;
         }
         let cursor = self.cursor(number);
@@ -388,12 +389,6 @@ impl Turn<'_> {
         self.queue.push_back(number);
         number
     }
-}
-
-/// A state's output and its assigned variables.
-pub(super) struct StateOutput {
-    pub(super) output: Value,
-    pub(super) assigned: Map,
 }
 
 /// Converts seconds to milliseconds, bounded far above any limit.

@@ -121,9 +121,11 @@ impl Workflows {
             catalog: catalog.clone(),
             wire: Arc::new(Wire),
             activities: catalog.clone(),
+            supports_integration: Services::supports,
             mocks: None,
         };
-        let engine = Engine::open(config, deps).await?;
+        let opened = Engine::open(config, deps).await?;
+        let engine = opened.engine().clone();
         let jobs = Arc::new(Jobs::new(jobs));
         let service = WorkflowService::new(engine.clone());
         let Cluster { client, workflows, functions: objects, namespaces } = cluster;
@@ -138,11 +140,11 @@ impl Workflows {
             objects,
         );
         let events = triggers.events();
-        engine.bind_integrations(Arc::new(Services(vec![
-            jobs.clone(),
-            Arc::new(events::PutEvents(events.clone())),
-            invocations.clone(),
-        ])));
+        let engine = opened.start(Arc::new(Services {
+            jobs: jobs.clone(),
+            events: events::PutEvents(events.clone()),
+            invocations: invocations.clone(),
+        }));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
         let objects = WorkflowObjects::new(service.clone(), client, directory);
@@ -198,7 +200,7 @@ impl Workflows {
                 invocations.follow(of_invocations, stop.clone()),
                 self.objects.run(stop.clone()),
                 self.triggers.run(stop.clone()),
-                self.jobs.run_left(engine.clone(), stop.clone()),
+                self.jobs.run_orphan_stops(engine.clone(), stop.clone()),
             );
         };
         let interrupted = async {

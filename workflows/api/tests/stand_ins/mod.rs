@@ -10,7 +10,7 @@ use mayfly_workflows_api::{Api, Wire};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
     Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-    InvokeError, ObjectBody, ObjectError, ObjectPage, ObjectStore, OsRandomness,
+    InvokeError, NoIntegrations, ObjectBody, ObjectError, ObjectPage, ObjectStore, OsRandomness,
 };
 use mayfly_workflows_engine::service::WorkflowService;
 use mayfly_workflows_engine::timers::Clock;
@@ -28,10 +28,11 @@ pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Eng
         catalog: catalog.clone(),
         wire: Arc::new(Wire),
         activities: catalog.clone(),
+        supports_integration: |_| false,
         mocks: None,
     };
     let config = Config { data_dir: folder.map(Path::to_owned), ..Config::default() };
-    let engine = Engine::open(config, deps).await.expect("the engine opens");
+    let engine = Engine::open(config, deps).await.expect("the engine opens").start(Arc::new(NoIntegrations));
     let api = Api::new(WorkflowService::new(engine.clone()));
     (engine, catalog, api)
 }

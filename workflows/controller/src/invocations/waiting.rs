@@ -11,7 +11,9 @@ use std::{
 };
 
 use mayfly_api::ObjectKey;
-use mayfly_workflows_engine::engine::{Engine, ExecutionChanged, ExecutionError, ListQuery, Of, RunStatus};
+use mayfly_workflows_engine::engine::{
+    Engine, ExecutionChanged, ExecutionError, ExecutionOwner, ListQuery, RunStatus,
+};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::{
     Receiver,
@@ -173,7 +175,7 @@ impl WaitingInvocations {
 
     async fn page(&self, engine: &Engine, from: Option<String>) -> Result<Option<String>, ExecutionError> {
         let status = Some(RunStatus::Running);
-        let query = ListQuery { of: Of::Everyone, status, redriven: None, limit: PAGE, from };
+        let query = ListQuery { owner: ExecutionOwner::Everyone, status, redriven: None, limit: PAGE, from };
         let page = engine.list(query).await?;
         let mut counts = self.counts.lock();
         for found in &page.items {

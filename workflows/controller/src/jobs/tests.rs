@@ -1,5 +1,7 @@
 use mayfly_apiserver::{ApiServer, ApiServerDeps, Config, User};
 use mayfly_informer::Informers;
+use mayfly_workflows_engine::engine::CallOrigin;
+use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 
 use super::*;
 
@@ -58,7 +60,12 @@ async fn a_job_that_is_somebody_elses_is_neither_answered_from_nor_deleted() {
         arguments: json!({"Component": Digest::of(b"c")}),
         task_token: String::new(),
         idempotency_key: task.into(),
-        origin: Default::default(),
+        origin: CallOrigin {
+            state_machine: StateMachineArn::from_trusted(
+                "arn:aws:states:us-east-1:000000000000:stateMachine:m",
+            ),
+            execution: ExecutionArn::from_trusted("arn:aws:states:us-east-1:000000000000:execution:m:e"),
+        },
         submitted: None,
     };
     let told = tokio::time::timeout(std::time::Duration::from_secs(10), cluster.jobs.run(call)).await;

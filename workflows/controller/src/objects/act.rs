@@ -48,6 +48,12 @@ pub struct WorkflowObjects {
     queue: WorkQueue<StateMachineArn>,
 }
 
+impl std::fmt::Debug for WorkflowObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkflowObjects").finish_non_exhaustive()
+    }
+}
+
 struct Reconciler {
     service: WorkflowService,
     client: Client,

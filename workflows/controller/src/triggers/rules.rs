@@ -23,6 +23,12 @@ pub struct EventRules {
     notes: mpsc::Sender<Fired>,
 }
 
+impl std::fmt::Debug for EventRules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventRules").finish_non_exhaustive()
+    }
+}
+
 /// The rules of each workflow and function.
 #[derive(Clone, Debug, Default)]
 struct Rules(Arc<BTreeMap<TriggerOwner, Known>>);
@@ -98,7 +104,7 @@ impl EventRules {
             let started = self.starter.start(&rule.target, &execution, &input(&rule.trigger, event)).await;
             let error = match started {
                 StartOutcome::Started(_) => None,
-                StartOutcome::Before => continue,
+                StartOutcome::AlreadyStarted => continue,
                 StartOutcome::Refused(why) => Some(why),
                 StartOutcome::Failed(why) => {
                     failure = Some(why.clone());

@@ -45,6 +45,12 @@ pub struct Triggers {
     known: HashMap<TriggerOwner, Known>,
 }
 
+impl std::fmt::Debug for Triggers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Triggers").finish_non_exhaustive()
+    }
+}
+
 /// The triggers of an object.
 struct Known {
     uid: Option<String>,
@@ -336,7 +342,7 @@ async fn step(
                         }
                         None
                     }
-                    StartOutcome::Before => None,
+                    StartOutcome::AlreadyStarted => None,
                     StartOutcome::Refused(why) => Some(why),
                     StartOutcome::Failed(why) => {
                         tracing::warn!(

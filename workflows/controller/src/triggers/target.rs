@@ -79,7 +79,7 @@ pub(super) enum StartOutcome {
     /// The execution, or the invocation's execution, with this ARN runs.
     Started(ExecutionArn),
     /// The name is taken: it was started before.
-    Before,
+    AlreadyStarted,
     /// It was refused, and would be again.
     Refused(String),
     /// It may succeed the next time.
@@ -115,7 +115,7 @@ impl Starter {
         };
         match Box::pin(self.service.start_execution(request)).await {
             Ok(started) => StartOutcome::Started(started.execution_arn),
-            Err(ServiceError::ExecutionAlreadyExists(_)) => StartOutcome::Before,
+            Err(ServiceError::ExecutionAlreadyExists(_)) => StartOutcome::AlreadyStarted,
             Err(error @ ServiceError::ExecutionLimitExceeded { .. }) => StartOutcome::Failed(reason(&error)),
             Err(error) if error.is_refusal() => StartOutcome::Refused(reason(&error)),
             Err(error) => StartOutcome::Failed(reason(&error)),

@@ -1,12 +1,11 @@
 //! Decisions about creations, changes and deletions: pure functions from the catalog's content to the changes.
 
-use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ArnQualifier, StateMachineArn, TaggedArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::Value;
-
+use super::configuration::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 use super::record::{
     Activity, Alias, CatalogChange, CatalogState, MachineRecord, MachineRevision, Publication, Record, Route,
     Version,
@@ -27,13 +26,13 @@ pub enum CatalogRejection {
     MachineExists(StateMachineArn),
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
-    ActivityExists(String),
+    ActivityExists(ActivityArn),
     /// The alias or version does not exist.
     #[error("no such resource: {0}")]
     ResourceMissing(StateMachineArn),
     /// No resource that can have tags has this ARN.
     #[error("nothing to tag: {0}")]
-    TaggedMissing(String),
+    TaggedMissing(TaggedArn),
     /// The revision that the request names is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
@@ -50,7 +49,7 @@ pub enum CatalogRejection {
     VersionReferenced(Vec<String>),
     /// More tags than a resource may have.
     #[error("too many tags on {0}")]
-    TooManyTags(String),
+    TooManyTags(TaggedArn),
     /// The catalog's file cannot be read or written.
     #[error(transparent)]
     Store(#[from] CatalogError),
@@ -60,6 +59,7 @@ pub enum CatalogRejection {
 pub(crate) const TAGS_MAX: usize = 50;
 
 /// A machine to create.
+#[derive(Debug)]
 pub struct NewMachine {
     /// The unqualified ARN.
     pub arn: StateMachineArn,
@@ -76,6 +76,7 @@ pub struct NewMachine {
 }
 
 /// The changes of a machine.
+#[derive(Debug)]
 pub struct UpdateMachine {
     /// The machine.
     pub arn: StateMachineArn,
@@ -84,11 +85,11 @@ pub struct UpdateMachine {
     /// See `definition`.
     pub role_arn: Option<String>,
     /// See `definition`.
-    pub logging: Option<Value>,
+    pub logging: Option<LoggingConfiguration>,
     /// See `definition`.
-    pub tracing: Option<bool>,
+    pub tracing: Option<TracingConfiguration>,
     /// See `definition`.
-    pub encryption: Option<Value>,
+    pub encryption: Option<EncryptionConfiguration>,
     /// The id of the revision that this makes, if it makes one.
     pub revision_id: String,
     /// Publishes what comes of it.
@@ -117,6 +118,7 @@ impl SeenRevision {
 }
 
 /// An alias to create.
+#[derive(Debug)]
 pub struct NewAlias {
     /// The machine of the routed versions.
     pub machine_arn: StateMachineArn,
@@ -131,6 +133,7 @@ pub struct NewAlias {
 }
 
 /// The changes of an alias.
+#[derive(Debug)]
 pub struct UpdateAlias {
     /// The alias's machine.
     pub machine_arn: StateMachineArn,
@@ -145,13 +148,14 @@ pub struct UpdateAlias {
 }
 
 /// An activity to create.
+#[derive(Debug)]
 pub struct NewActivity {
     /// Its ARN.
-    pub arn: String,
+    pub arn: ActivityArn,
     /// Its name.
     pub name: String,
-    /// In the shape of the API.
-    pub encryption: Value,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags.
     pub tags: BTreeMap<String, String>,
     /// Now, in milliseconds.
@@ -180,7 +184,7 @@ impl CatalogState {
             let mut comparable = new.revision.clone();
             comparable.role_arn.clone_from(&machine.revision.role_arn);
             let same = machine.kind == new.kind
-                && machine.revision.says_the_same(&comparable)
+                && machine.revision.has_same_content(&comparable)
                 && machine.published_at_creation == new.publish;
             return if same {
                 let version = new.publish.and_then(|_| self.version(&new.arn, 1).cloned());
@@ -190,7 +194,7 @@ impl CatalogState {
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn.to_string()));
+            return Err(CatalogRejection::TooManyTags(new.arn.into()));
         }
         let mut machine = MachineRecord {
             arn: new.arn,
@@ -228,7 +232,7 @@ impl CatalogState {
             updated: update.now,
             compiled: Default::default(),
         };
-        if !revision.says_the_same(&machine.revision) {
+        if !revision.has_same_content(&machine.revision) {
             std::mem::swap(&mut machine.revision, &mut revision);
         }
         match update.publish {
@@ -372,7 +376,7 @@ impl CatalogState {
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn));
+            return Err(CatalogRejection::TooManyTags(new.arn.into()));
         }
         let NewActivity { arn, name, encryption, tags, now } = new;
         let activity = Activity { arn, name, created: now, encryption, tags };
@@ -380,33 +384,40 @@ impl CatalogState {
     }
 
     /// DeleteActivity. No change for an activity that does not exist.
-    pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
-        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_owned())).into_iter().collect(), ()))
+    pub fn plan_delete_activity(&self, arn: &ActivityArn) -> Planned<()> {
+        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_string())).into_iter().collect(), ()))
     }
 
     /// The tags of a machine or an activity.
-    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, CatalogRejection> {
-        let machine = self.machine_by_text(arn).map(|machine| &machine.tags);
-        let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
+    pub fn tags(&self, arn: &TaggedArn) -> Result<&BTreeMap<String, String>, CatalogRejection> {
+        let tags = match arn {
+            TaggedArn::StateMachine(arn) => self.machine(arn).map(|machine| &machine.tags),
+            TaggedArn::Activity(arn) => self.activity(arn).map(|activity| &activity.tags),
+        };
+        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.clone()))
     }
 
     /// TagResource and UntagResource: `change` edits the tags.
-    pub fn plan_tags(&self, arn: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Planned<()> {
+    pub fn plan_tags(
+        &self,
+        arn: &TaggedArn,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> Planned<()> {
         let mut tags = self.tags(arn)?.clone();
         change(&mut tags);
         if tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(arn.to_owned()));
+            return Err(CatalogRejection::TooManyTags(arn.clone()));
         }
-        let record = match self.machine_by_text(arn) {
-            Some(machine) => {
-                Record::Machine(Box::new(MachineRecord { tags, ..MachineRecord::clone(machine) }))
-            }
-            None => match self.activity(arn) {
-                Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(CatalogRejection::TaggedMissing(arn.to_owned())),
-            },
+        let record = match arn {
+            TaggedArn::StateMachine(arn) => self
+                .machine(arn)
+                .map(|machine| MachineRecord { tags, ..MachineRecord::clone(machine) })
+                .map(|machine| Record::Machine(Box::new(machine))),
+            TaggedArn::Activity(arn) => self
+                .activity(arn)
+                .map(|activity| Record::Activity(Activity { tags, ..Activity::clone(activity) })),
         };
+        let record = record.ok_or_else(|| CatalogRejection::TaggedMissing(arn.clone()))?;
         Ok((vec![CatalogChange::Put(record)], ()))
     }
 }

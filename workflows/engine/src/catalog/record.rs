@@ -1,16 +1,15 @@
 //! The records of the catalog.
 
-use mayfly_workflows_language::arn::StateMachineArn;
+use mayfly_workflows_language::arn::{ActivityArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
+use super::configuration::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 use crate::engine;
+use serde::{Deserialize, Serialize};
 
 /// The content of one revision of a state machine. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,17 +21,18 @@ pub struct MachineRevision {
     pub definition: Arc<str>,
     /// The role named at creation or update.
     pub role_arn: String,
-    /// In the shape of the API, defaults filled in.
-    pub logging: Value,
-    /// Whether tracing is enabled.
-    pub tracing: bool,
-    /// In the shape of the API, defaults filled in.
-    pub encryption: Value,
+    /// The logging of executions.
+    pub logging: LoggingConfiguration,
+    /// The tracing of executions.
+    #[serde(with = "tracing_flag")]
+    pub tracing: TracingConfiguration,
+    /// The encryption of executions.
+    pub encryption: EncryptionConfiguration,
     /// When this revision came to be.
     pub updated: i64,
-    /// The compiled definition; created at the first use.
+    /// The compiled definition: a cache, filled at the first use.
     #[serde(skip)]
-    pub compiled: OnceLock<Arc<engine::StartedMachine>>,
+    pub(crate) compiled: OnceLock<Arc<engine::StartedMachine>>,
 }
 
 impl MachineRevision {
@@ -40,9 +40,9 @@ impl MachineRevision {
     pub fn new(
         definition: &str,
         role_arn: &str,
-        logging: Value,
-        tracing: bool,
-        encryption: Value,
+        logging: LoggingConfiguration,
+        tracing: TracingConfiguration,
+        encryption: EncryptionConfiguration,
         now: i64,
     ) -> MachineRevision {
         MachineRevision {
@@ -58,12 +58,33 @@ impl MachineRevision {
     }
 
     /// Whether two revisions would run and log alike.
-    pub(crate) fn says_the_same(&self, other: &MachineRevision) -> bool {
+    pub(crate) fn has_same_content(&self, other: &MachineRevision) -> bool {
         self.definition == other.definition
             && self.role_arn == other.role_arn
             && self.logging == other.logging
             && self.tracing == other.tracing
             && self.encryption == other.encryption
+    }
+}
+
+/// Tracing is stored as a flag.
+mod tracing_flag {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::TracingConfiguration;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(
+        tracing: &TracingConfiguration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        tracing.enabled.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<TracingConfiguration, D::Error> {
+        bool::deserialize(deserializer).map(|enabled| TracingConfiguration { enabled })
     }
 }
 
@@ -180,13 +201,13 @@ pub struct Alias {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Activity {
     /// Its ARN.
-    pub arn: String,
+    pub arn: ActivityArn,
     /// Unique in its account and region.
     pub name: String,
     /// When it was created.
     pub created: i64,
-    /// In the shape of the API, defaults filled in.
-    pub encryption: Value,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags by key.
     pub tags: BTreeMap<String, String>,
 }
@@ -214,7 +235,7 @@ impl Record {
             Record::Machine(machine) => machine.arn.as_str(),
             Record::Version(version) => version.arn.as_str(),
             Record::Alias(alias) => alias.arn.as_str(),
-            Record::Activity(activity) => &activity.arn,
+            Record::Activity(activity) => activity.arn.as_str(),
             Record::Deleted(arn) => arn.as_str(),
         }
     }
@@ -235,18 +256,13 @@ pub struct CatalogState {
     machines: BTreeMap<StateMachineArn, Arc<MachineRecord>>,
     versions: BTreeMap<StateMachineArn, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<StateMachineArn, BTreeMap<String, Arc<Alias>>>,
-    activities: BTreeMap<String, Arc<Activity>>,
+    activities: BTreeMap<ActivityArn, Arc<Activity>>,
     deleted: BTreeSet<StateMachineArn>,
 }
 
 impl CatalogState {
     /// The machine with this unqualified ARN.
     pub fn machine(&self, arn: &StateMachineArn) -> Option<&Arc<MachineRecord>> {
-        self.machines.get(arn)
-    }
-
-    /// The machine with this unqualified ARN, for callers that do not know the type of the resource.
-    pub(super) fn machine_by_text(&self, arn: &str) -> Option<&Arc<MachineRecord>> {
         self.machines.get(arn)
     }
 
@@ -286,7 +302,7 @@ impl CatalogState {
     }
 
     /// The activity with this ARN.
-    pub fn activity(&self, arn: &str) -> Option<&Arc<Activity>> {
+    pub fn activity(&self, arn: &ActivityArn) -> Option<&Arc<Activity>> {
         self.activities.get(arn)
     }
 

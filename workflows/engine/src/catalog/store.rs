@@ -86,7 +86,7 @@ impl CatalogStore {
         }
         transaction.commit()?;
         self.log.committed(&self.connection)?;
-        if let Err(error) = self.log.fold_if_due(&self.connection) {
+        if let Err(error) = self.log.checkpoint_wal_if_due(&self.connection) {
             // The log keeps what the data file could not take; the next change tries again.
             tracing::warn!(%error, "the catalog's log could not be folded into its data file");
         }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_workflows_language::value::Value;
+use mayfly_workflows_language::arn::ActivityArn;
 
 use super::Engine;
 use super::error::{ExecutionError, TokenError};
 use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
 use super::types::ActivityTask;
-use crate::executor::activities::{Handed, Work};
+use crate::executor::activities::{ActivityHandover, Work};
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_language::execution::JsonText;
 use mayfly_workflows_machine::{EffectId, Event, Token};
 
 /// The pause before a worker asks again for work that could not be given out.
@@ -24,7 +24,7 @@ impl Inner {
     }
 
     /// A heartbeat of a task that this process mocks.
-    pub(crate) async fn sign_of_life(self: &Arc<Self>, token: &str) {
+    pub(crate) async fn mocked_heartbeat(self: &Arc<Self>, token: &str) {
         // A task that has ended needs none.
         let _ = Engine { inner: self.clone() }.send_task_heartbeat(token).await;
     }
@@ -75,7 +75,7 @@ impl Inner {
             Ok(()) => Ok(Promise(receiver)),
             Err(ApplyError::Ended) => Err(TokenError::TimedOut),
             // The execution was evicted after it was found: load it and try again.
-            Err(ApplyError::Asleep(event)) => match self.ensure_resident(running.id).await {
+            Err(ApplyError::Evicted(event)) => match self.ensure_resident(running.id).await {
                 Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
@@ -102,8 +102,9 @@ impl Engine {
     /// A task's result. `output` is JSON text.
     pub async fn send_task_success(&self, token: &str, output: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        Value::parse(output).map_err(|error| TokenError::InvalidOutput(error.to_string()))?;
-        let event = Event::Succeeded { n, output: Payload::from(output) };
+        let json = JsonText::from(output);
+        json.value().map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
+        let event = Event::Succeeded { n, output: json.into() };
         self.inner.report(&running, n, event).await
     }
 
@@ -135,12 +136,12 @@ impl Engine {
     /// Waits for work of an activity: a minute at most.
     pub async fn get_activity_task(
         &self,
-        activity_arn: &str,
+        activity_arn: &ActivityArn,
         worker: Option<String>,
     ) -> Option<ActivityTask> {
         let deadline = tokio::time::Instant::now() + self.inner.config.limits.activity_poll;
         loop {
-            let handed = match self.inner.activity_queues.ask(activity_arn) {
+            let handed = match self.inner.activity_queues.request(activity_arn) {
                 Ok(handed) => handed,
                 Err(receiver) => match tokio::time::timeout_at(deadline, receiver).await {
                     Ok(Ok(handed)) => handed,
@@ -152,7 +153,7 @@ impl Engine {
                 // No state waits for it any more.
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::error!(activity = activity_arn, %error, "an activity's work could not be given out");
+                    tracing::error!(activity = %activity_arn, %error, "an activity's work could not be given out");
                     let now = tokio::time::Instant::now();
                     if now >= deadline {
                         return None;
@@ -167,7 +168,7 @@ impl Engine {
     /// any more. If this fails or is dropped before the event is applied, the task returns to its queue.
     async fn begin_work(
         &self,
-        handed: Handed,
+        handed: ActivityHandover,
         worker: Option<String>,
     ) -> Result<Option<ActivityTask>, TokenError> {
         let Some((execution, n)) = handed.work().map(|work| (work.execution, work.effect)) else {

@@ -53,7 +53,7 @@ impl Engine {
 
 impl Inner {
     /// Tells a durable change of an execution.
-    pub(super) fn tell_changed(
+    pub(super) fn broadcast_change(
         &self,
         change: ExecutionChange,
         running: &ResidentExecution,

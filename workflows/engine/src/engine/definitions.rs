@@ -10,7 +10,7 @@ use mayfly_workflows_language::parse;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 
-use super::types::StartedMachine;
+use super::types::{RevisionDetails, StartedMachine};
 use mayfly_workflows_journal::{Journal, JournalChange, JournalError};
 
 /// State machines by their content.
@@ -36,6 +36,7 @@ struct StoredDefinition {
     role_arn: String,
     kind: StateMachineType,
     definition: String,
+    /// A [`RevisionDetails`]; `null` or `{}` for a state machine that is not one of the catalog.
     details: serde_json::Value,
     /// The flow that a map run's children run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +72,7 @@ impl Definitions {
             kind: stored.kind,
             definition_text: stored.definition.into(),
             definition: Arc::new(definition),
-            details: stored.details,
+            details: details_of(stored.details)?,
             flow: stored.flow.map(FlowId),
         });
         self.cache(digest, machine.clone());
@@ -142,11 +143,19 @@ fn stored(machine: &StartedMachine) -> (ContentDigest, Arc<[u8]>) {
         role_arn: machine.role_arn.clone(),
         kind: machine.kind,
         definition: machine.definition_text.to_string(),
-        details: machine.details.clone(),
+        details: serde_json::to_value(&machine.details).unwrap_or_default(),
         flow: machine.flow.map(|flow| flow.0),
     };
     let body = serde_json::to_vec(&stored).unwrap_or_default();
     (ContentDigest::of(&body), body.into())
+}
+
+fn details_of(stored: serde_json::Value) -> Result<Option<RevisionDetails>, JournalError> {
+    match stored {
+        serde_json::Value::Null => Ok(None),
+        serde_json::Value::Object(members) if members.is_empty() => Ok(None),
+        stored => serde_json::from_value(stored).map(Some).map_err(damaged),
+    }
 }
 
 fn damaged(reason: impl ToString) -> JournalError {
@@ -197,6 +206,23 @@ mod tests {
         assert_eq!(definitions.digest_of(&read), digest, "the content is the same");
         let missing = definitions.get(ContentDigest::of(b"another")).expect_err("not there");
         assert!(missing.to_string().contains("a row is missing"), "{missing}");
+    }
+
+    #[test]
+    fn the_details_of_a_revision_keep_their_form_in_the_journal() {
+        let stored = json!({
+            "encryptionConfiguration": {"type": "AWS_OWNED_KEY"},
+            "loggingConfiguration": {"includeExecutionData": false, "level": "OFF"},
+            "revisionId": null,
+            "tracingConfiguration": {"enabled": true},
+            "updateDate": 7,
+        });
+        let details = details_of(stored.clone()).expect("read").expect("there");
+        assert_eq!(serde_json::to_value(&details).expect("JSON"), stored);
+        for none in [json!(null), json!({})] {
+            assert_eq!(details_of(none).expect("read"), None);
+        }
+        assert!(details_of(json!({"updateDate": "x"})).is_err());
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Inner {
         );
         match fired {
             Ok(()) | Err(ApplyError::Ended) => {}
-            Err(ApplyError::Asleep(_)) => self.fire_group(vec![key]),
+            Err(ApplyError::Evicted(_)) => self.fire_group(vec![key]),
             Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %running.arn, %error, "a timer's event could not be written to the journal");
             }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt as _};
 use http::{Request, Response};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, StateMachineArn};
 
 use super::objects::ObjectStore;
 use crate::catalog::Catalog;
@@ -37,12 +38,12 @@ pub struct FunctionOutput {
 }
 
 /// The task of a call, by ARNs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct CallOrigin {
     /// The state machine's.
-    pub state_machine: String,
+    pub state_machine: StateMachineArn,
     /// The execution's.
-    pub execution: String,
+    pub execution: ExecutionArn,
 }
 
 /// The error of a function that gave no answer.
@@ -167,12 +168,22 @@ impl From<ServiceError> for OperationError {
     }
 }
 
-/// Services the server adds (`job:run`) or points at another endpoint.
+/// Services that the server adds (`job:run`). They may start executions themselves, and are therefore made from the
+/// [`OpenedEngine`](super::OpenedEngine) that they are given to.
 pub trait Integrations: Send + Sync {
-    /// Whether the integration carries out this resource (`arn:aws:states:::job:run.sync`).
-    fn supports(&self, resource: &str) -> bool;
-    /// Performs the call; for a resource that ends in `.sync`, until the service's work has ended.
+    /// Performs a call of a resource that [`EngineDeps::supports_integration`] accepts; for a resource that ends in `.sync`, until the service's work has ended.
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>>;
+}
+
+/// No services: for an engine whose [`EngineDeps::supports_integration`] accepts no resource.
+#[derive(Debug, Default)]
+pub struct NoIntegrations;
+
+impl Integrations for NoIntegrations {
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>> {
+        let cause = format!("no service carries out {}", call.resource);
+        Box::pin(async move { Err(FunctionError::not_supported(cause).into()) })
+    }
 }
 
 /// A service to call for a task.
@@ -228,7 +239,7 @@ pub struct MockAnswer {
 /// Knows the activities.
 pub trait Activities: Send + Sync {
     /// Whether an activity has this ARN.
-    fn exists(&self, arn: &str) -> bool;
+    fn exists(&self, arn: &ActivityArn) -> bool;
 }
 
 /// Everything [`super::Engine::open`] is given.
@@ -250,8 +261,17 @@ pub struct EngineDeps {
     pub wire: Arc<dyn WireOperations>,
     /// Knows the activities: the catalog, but in tests.
     pub activities: Arc<dyn Activities>,
+    /// Whether the integrations that the engine is started with carry out a resource
+    /// (`arn:aws:states:::job:run.sync`).
+    pub supports_integration: fn(&str) -> bool,
     /// Answers all tasks in the place of their services, in tests of definitions.
     pub mocks: Option<Arc<dyn Mocks>>,
+}
+
+impl std::fmt::Debug for EngineDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineDeps").finish_non_exhaustive()
+    }
 }
 
 /// Source of random numbers.

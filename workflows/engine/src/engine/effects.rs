@@ -1,6 +1,6 @@
-//! Effects: each in its turn, each reported under its number.
+//! Effects: carried out in turn, and reported under their numbers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -8,7 +8,9 @@ use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
 use super::Engine;
-use super::inner::{ApplyError, Inner, PendingEffect};
+use super::deps::Integrations;
+use super::effect_queue::{EffectQueue, EffectSlot, PendingEffect};
+use super::inner::{ApplyError, Inner};
 use super::live::{ResidentExecution, ResidentState};
 use super::work::Busy;
 use crate::executor::{files, tasks};
@@ -27,6 +29,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) integrations: Arc<dyn Integrations>,
     pub(super) running: Arc<ResidentExecution>,
     pub(crate) n: EffectId,
 }
@@ -49,7 +52,7 @@ impl Reporter {
         match told {
             Ok(()) => matches!(receiver.await, Ok(Ok(()))),
             // An execution with an effect under way does not sleep.
-            Err(ApplyError::Ended | ApplyError::Asleep(_)) => false,
+            Err(ApplyError::Ended | ApplyError::Evicted(_)) => false,
             Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written to the journal");
                 false
@@ -61,10 +64,10 @@ impl Reporter {
     /// its place free; nothing waits for that.
     fn conclude(self, event: Event, guards: EffectGuards) {
         let (n, running) = (self.n, self.running.clone());
-        let over = Over { running: self.running, n, _guards: guards };
+        let entry = EffectEntry { running: self.running, n, _guards: guards };
         let waits = |cell: &ResidentState| cell.machine.waits_for(n);
         if let Err(ApplyError::Journal(error)) =
-            self.inner.deliver_if(&running, event, waits, move |_| drop(over))
+            self.inner.deliver_if(&running, event, waits, move |_| drop(entry))
         {
             tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written to the journal");
         }
@@ -86,7 +89,7 @@ impl Reporter {
     }
 
     /// Runs a part of the effect to its end, also when no state waits for the effect any more.
-    pub(crate) fn to_the_end<T: Send + 'static>(
+    pub(crate) fn spawn_uncancelled<T: Send + 'static>(
         &self,
         part: impl Future<Output = T> + Send + 'static,
     ) -> tokio::task::JoinHandle<T> {
@@ -146,64 +149,48 @@ impl Reporter {
 }
 
 /// Takes an effect off its execution's list, then frees its place.
-struct Over {
+struct EffectEntry {
     running: Arc<ResidentExecution>,
     n: EffectId,
     _guards: EffectGuards,
 }
 
-impl Drop for Over {
+impl Drop for EffectEntry {
     fn drop(&mut self) {
         self.running.effects.lock().remove(&self.n);
     }
 }
 
-/// Frees an effect's place, however the effect ends.
-struct EffectSlot {
-    inner: Arc<Inner>,
-    execution: u64,
-}
-
-impl Drop for EffectSlot {
-    fn drop(&mut self) {
-        self.inner.effects.lock().ended(self.execution);
-        self.inner.start_effects();
-    }
-}
-
 impl Inner {
     pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<ResidentExecution>, n: EffectId, call: Call) {
-        self.queue(PendingEffect { running: running.clone(), n, call, attempt: 0 });
+        self.effects.push(PendingEffect { running: running.clone(), n, call, attempt: 0, busy: self.busy() });
     }
+}
 
-    fn queue(self: &Arc<Self>, job: PendingEffect) {
-        self.effects.lock().push(job.running.id, job);
-        self.start_effects();
-    }
-
-    /// Starts as many effects as there are places.
-    fn start_effects(self: &Arc<Self>) {
-        loop {
-            let next = self.effects.lock().next();
-            let Some((execution, job)) = next else { return };
-            let place = EffectSlot { inner: self.clone(), execution };
-            let busy = self.busy();
-            let PendingEffect { running, n, call, attempt } = job;
-            let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
-            // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
-            let mut effects = running.effects.lock();
-            let effect = self.runtime.spawn(async move {
-                carry_out(reporter, call, attempt, place, busy).await;
-            });
-            effects.insert(n, effect.abort_handle());
-        }
+/// Carries out effects in turn, until the engine is shut down or dropped.
+pub(super) async fn run_effects(
+    engine: Weak<Inner>,
+    effects: Arc<EffectQueue>,
+    integrations: Arc<dyn Integrations>,
+) {
+    while let Some((pending, slot)) = effects.next().await {
+        let Some(inner) = engine.upgrade() else { return };
+        let PendingEffect { running, n, call, attempt, busy } = pending;
+        let runtime = inner.runtime.clone();
+        let reporter = Reporter { inner, integrations: integrations.clone(), running: running.clone(), n };
+        // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
+        let mut entries = running.effects.lock();
+        let effect = runtime.spawn(async move {
+            carry_out(reporter, call, attempt, slot, busy).await;
+        });
+        entries.insert(n, effect.abort_handle());
     }
 }
 
 async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSlot, busy: Busy) {
     let mut guards = EffectGuards { place: Some(place), busy: Some(busy) };
     if !reporter.is_wanted() {
-        drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+        drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards });
         return;
     }
     let work = std::panic::AssertUnwindSafe(event_of(&reporter, &call, &mut guards));
@@ -222,18 +209,19 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSl
     match ending {
         // A failure while the engine stops may be the stop's doing; the next start begins the effect again.
         Ending::Event(Event::Failed { .. }) if reporter.is_interrupted() => {
-            drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+            drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards });
         }
         Ending::Event(event) => reporter.conclude(event, guards),
-        Ending::Later => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
+        Ending::Later => drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards }),
         Ending::Unavailable { reason } => {
             tracing::debug!(execution = %reporter.running.arn, attempt, reason, "a task is tried again");
             // Others have its place meanwhile. The task's own timeout aborts the wait.
             guards.release();
             tokio::time::sleep(retry_wait(attempt)).await;
-            let Reporter { inner, running, n } = reporter;
+            let Reporter { inner, running, n, .. } = reporter;
+            let (attempt, busy) = (attempt.saturating_add(1), inner.busy());
             // The entry in the list of effects stays: the next attempt replaces it.
-            inner.queue(PendingEffect { running, n, call, attempt: attempt.saturating_add(1) });
+            inner.effects.push(PendingEffect { running, n, call, attempt, busy });
         }
     }
 }
@@ -258,14 +246,14 @@ async fn event_of(reporter: &Reporter, call: &Call, guards: &mut EffectGuards) -
     let event = match call {
         Call::Task(task) => match tasks::run(reporter, task, guards).await {
             tasks::Finished::Result(value) => {
-                Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) }
+                Event::Succeeded { n: reporter.n, output: Payload::Inline(value.to_text().into()) }
             }
             tasks::Finished::Text(text) => {
-                Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) }
+                Event::Succeeded { n: reporter.n, output: Payload::Inline(text.into()) }
             }
             tasks::Finished::Answered(answer) => {
                 let version = Some(answer.executed_version).filter(|version| version != envelope::LATEST);
-                let output = Payload::Here(answer.payload.into());
+                let output = Payload::Inline(answer.payload.into());
                 Event::Answered { n: reporter.n, output, status: answer.status, version }
             }
             tasks::Finished::Failed(failure) => {
@@ -301,7 +289,7 @@ impl EffectGuards {
     }
 
     /// The wait is over: a virtual clock stands still again until the effect ends.
-    pub(crate) fn goes_on(&mut self, busy: Busy) {
+    pub(crate) fn hold_busy(&mut self, busy: Busy) {
         self.busy = Some(busy);
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of the engine's operations. The API maps them to AWS's names.
 
-use mayfly_workflows_language::arn::ExecutionArn;
+use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 
 /// Starting failed; nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -30,18 +30,13 @@ pub enum StartError {
 pub enum ExecutionError {
     /// The execution does not exist.
     #[error("execution does not exist: '{0}'")]
-    NotFound(String),
+    NotFound(ExecutionArn),
+    /// The map run does not exist.
+    #[error("map run does not exist: '{0}'")]
+    MapRunNotFound(MapRunArn),
     /// The page token was not made here.
     #[error("invalid token")]
     InvalidPage,
-    /// A stored execution cannot be read back.
-    #[error("execution '{arn}' cannot be read from the journal: {reason}")]
-    Unreadable {
-        /// The execution's ARN.
-        arn: String,
-        /// The reason.
-        reason: String,
-    },
     /// The engine is shutting down.
     #[error("the workflow engine is shutting down")]
     Closed,
@@ -68,13 +63,13 @@ pub enum RedriveError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The token was not made by this engine.
-    #[error("Invalid Token: 'Invalid token'")]
+    #[error("the task token is invalid")]
     Invalid,
     /// The task or its execution has ended.
-    #[error("Task Timed Out: 'Provided task does not exist anymore'")]
+    #[error("the task of the token has ended")]
     TimedOut,
-    /// The output is no JSON.
-    #[error("Invalid Output: {0}")]
+    /// The output is not JSON; with AWS's description of the error.
+    #[error("the output is invalid: {0}")]
     InvalidOutput(String),
     /// The journal could not take it; the caller may try again.
     #[error("the outcome could not be written to the journal: {0}")]

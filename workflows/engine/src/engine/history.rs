@@ -100,7 +100,7 @@ impl Engine {
                 if kept.is_some() {
                     return Ok(kept);
                 }
-                let row = inner.whole_row(row)?;
+                let row = inner.row_with_payloads(row)?;
                 let state_machine = inner.definitions.get(row.machine)?;
                 let (_, _, events) = inner.replay(&row, &state_machine, true)?;
                 let events = Arc::new(events);

@@ -2,11 +2,10 @@
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 
@@ -14,7 +13,8 @@ use super::changes::{ChangeBroadcast, ExecutionChange};
 use super::config::Config;
 use super::counters::ExecutionCounters;
 use super::definitions::Definitions;
-use super::deps::{EngineDeps, Integrations};
+use super::deps::EngineDeps;
+use super::effect_queue::EffectQueue;
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::open_executions::OpenExecutions;
@@ -22,12 +22,11 @@ use super::timers::Timers;
 use super::types::{Description, RedriveStatus};
 use super::work::{Busy, Shutdown, WorkCounter};
 use crate::executor::activities::ActivityQueues;
-use crate::executor::fair::FairQueue;
 use mayfly_workflows_journal::{
     Batch, Done, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, RecordRow,
 };
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::{Action, Call, EffectId, Event, Machine, Output};
+use mayfly_workflows_machine::{Action, Event, Machine, Output};
 
 /// The size of a state, in bytes, from which checkpoints become rarer: at this size half as often, at twice the size
 /// a third as often.
@@ -47,10 +46,8 @@ pub(crate) struct Inner {
     pub(super) live: Arc<Live>,
     pub(super) open: Arc<OpenExecutions>,
     pub(super) timers: Timers,
-    /// Effects that wait for a slot.
-    pub(super) effects: Mutex<FairQueue<PendingEffect>>,
+    pub(super) effects: Arc<EffectQueue>,
     pub(super) activity_queues: Arc<ActivityQueues>,
-    pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
     pub(super) histories: Histories,
     pub(super) counters: ExecutionCounters,
     pub(super) changes: ChangeBroadcast,
@@ -60,13 +57,11 @@ pub(crate) struct Inner {
     pub(super) retention_lock: tokio::sync::RwLock<()>,
 }
 
-/// An effect in the queue for a slot.
-pub(super) struct PendingEffect {
-    pub(super) running: Arc<ResidentExecution>,
-    pub(super) n: EffectId,
-    pub(super) call: Call,
-    /// Attempts that could not begin.
-    pub(super) attempt: u32,
+/// The task that carries effects out ends with the engine.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.effects.close();
+    }
 }
 
 /// The changes and actions that follow from an event.
@@ -86,7 +81,7 @@ pub(crate) enum ApplyError {
     /// The execution has ended, or the effect has.
     Ended,
     /// The execution was evicted from memory; [`Inner::ensure_resident`] loads it.
-    Asleep(Event),
+    Evicted(Event),
     /// The journal refused the change.
     Journal(JournalError),
 }
@@ -127,7 +122,7 @@ impl Inner {
         let mut cell = running.lock();
         let redrives = matches!(event, Event::Redrive { .. });
         if cell.evicted {
-            return Err(ApplyError::Asleep(event));
+            return Err(ApplyError::Evicted(event));
         }
         if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
             return Err(ApplyError::Ended);
@@ -248,12 +243,12 @@ impl Inner {
         cell.begun.clear();
         // Acknowledge only after the write is durable.
         if begins {
-            self.tell_changed(ExecutionChange::Started, running, &cell.row);
+            self.broadcast_change(ExecutionChange::Started, running, &cell.row);
         }
         if let Some(row) = outcome {
             self.counters.ended(StateMachineType::Standard, row.status);
             cell.row.outcome = row;
-            self.tell_changed(ExecutionChange::Moved, running, &cell.row);
+            self.broadcast_change(ExecutionChange::Moved, running, &cell.row);
         }
         self.perform(running, cell, actions);
     }
@@ -318,7 +313,7 @@ impl Inner {
             // Ignore a caller that stopped waiting.
             let _ = waiter.send(description.clone());
         }
-        self.tell_parent(cell);
+        self.report_to_parent(cell);
     }
 
     /// Describes an execution whose payloads are loaded.
@@ -379,7 +374,7 @@ fn outcome_after(machine: &Machine, step: &AppliedEvent) -> Option<OutcomeRow> {
         Some(outcome) => Some(OutcomeRow {
             status: outcome.status,
             stop_ms: Some(step.at_ms),
-            output: outcome.output.clone().map(Payload::Here),
+            output: outcome.output.clone().map(Payload::from),
             error: outcome.error.as_deref().map(str::to_owned),
             cause: outcome.cause.as_deref().map(str::to_owned),
             redrive_count,

@@ -69,9 +69,9 @@ pub(super) struct Live {
 /// The state of an ARN.
 pub(super) enum Slot {
     /// Being started or read by one task. Waiters are woken when the sender is dropped.
-    Taken(Vec<oneshot::Sender<Infallible>>),
+    Reserved(Vec<oneshot::Sender<Infallible>>),
     /// The execution is in memory.
-    There(Arc<ResidentExecution>),
+    Resident(Arc<ResidentExecution>),
 }
 
 /// A reserved ARN, released when the reservation is dropped unfilled, also by a caller that stopped waiting.
@@ -86,7 +86,7 @@ impl NameReservation {
     pub(super) fn fill(mut self, running: &Arc<ResidentExecution>) {
         self.filled = true;
         self.live.ids(running.id).lock().insert(running.id, running.clone());
-        self.live.arns(&self.arn).lock().insert(self.arn.clone(), Slot::There(running.clone()));
+        self.live.arns(&self.arn).lock().insert(self.arn.clone(), Slot::Resident(running.clone()));
     }
 }
 
@@ -210,7 +210,7 @@ impl Live {
 
     pub(super) fn by_arn(&self, arn: &ExecutionArn) -> Option<Arc<ResidentExecution>> {
         match self.arns(arn).lock().get(arn) {
-            Some(Slot::There(running)) => Some(running.clone()),
+            Some(Slot::Resident(running)) => Some(running.clone()),
             _ => None,
         }
     }
@@ -232,8 +232,8 @@ impl Live {
                 let mut slots = self.arns(arn).lock();
                 match slots.get_mut(arn) {
                     None => return Some(self.place(&mut slots, arn)),
-                    Some(Slot::There(_)) => return None,
-                    Some(Slot::Taken(waiters)) => {
+                    Some(Slot::Resident(_)) => return None,
+                    Some(Slot::Reserved(waiters)) => {
                         let (sender, receiver) = oneshot::channel();
                         waiters.push(sender);
                         receiver
@@ -250,7 +250,7 @@ impl Live {
         slots: &mut HashMap<ExecutionArn, Slot>,
         arn: &ExecutionArn,
     ) -> NameReservation {
-        slots.insert(arn.clone(), Slot::Taken(Vec::new()));
+        slots.insert(arn.clone(), Slot::Reserved(Vec::new()));
         NameReservation { live: self.clone(), arn: arn.clone(), filled: false }
     }
 
@@ -262,7 +262,7 @@ impl Live {
         }
         drop(ids);
         let mut arns = self.arns(&running.arn).lock();
-        if let Some(Slot::There(there)) = arns.get(&running.arn)
+        if let Some(Slot::Resident(there)) = arns.get(&running.arn)
             && Arc::ptr_eq(there, running)
         {
             arns.remove(&running.arn);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Verdict;
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 
 use super::inner::Inner;
@@ -47,7 +46,7 @@ fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
 
 impl Inner {
     /// An execution's row with its payloads.
-    pub(super) fn whole_row(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
+    pub(super) fn row_with_payloads(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
         row.input = mayfly_workflows_journal::loaded(row.input, &*self.journal)?;
         row.outcome.output = row
             .outcome
@@ -63,9 +62,8 @@ impl Inner {
         row: &ExecutionRow,
         state_machine: &StartedMachine,
     ) -> Result<Machine, JournalError> {
-        let text =
-            row.input.text().cloned().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
-        let input = Value::parse(&text).map_err(|error| damaged("executions", error))?;
+        let json = row.input.json().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
+        let input = json.value().map_err(|error| damaged("executions", error))?;
         let facts = Facts {
             execution: row.id,
             arn: row.arn.clone(),
@@ -76,7 +74,7 @@ impl Inner {
             express: state_machine.kind == StateMachineType::Express,
             version_arn: row.version_arn.clone(),
             alias_arn: row.alias_arn.clone(),
-            input_text: text,
+            input_text: json.text().clone(),
             input,
             start_ms: row.start_ms,
             seed: row.birth.seed,
@@ -132,7 +130,7 @@ impl Inner {
                     // It cannot be read: all records are applied.
                     records = self.journal.records(row.id, 0)?;
                 }
-                out.again = row.birth.clock.clone();
+                out.recorded_verdicts = row.birth.clock.clone();
                 machine.apply(row.start_ms, 0, Event::Start, &mut out);
             }
         }
@@ -150,7 +148,7 @@ impl Inner {
                 *payload = mayfly_workflows_journal::loaded(payload.clone(), &*self.journal)?;
             }
             out.actions.clear();
-            out.again = match row.birth.clock {
+            out.recorded_verdicts = match row.birth.clock {
                 Some(_) => Some(verdicts_of(&record.body)?),
                 None => None,
             };

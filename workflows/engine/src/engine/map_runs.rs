@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ impl Inner {
             while wants(&parent, &child) {
                 match inner.start_child_now(&parent, &child).await {
                     Ok(()) => {
-                        if !goes_on(&parent, child.run) {
+                        if !run_continues(&parent, child.run) {
                             // A stop of the parent may have listed the children before this one existed.
                             inner.stop_child(child.arn.clone());
                         }
@@ -96,7 +96,7 @@ impl Inner {
                         let due = inner.timers.alarm(pause);
                         drop(busy);
                         match due.await {
-                            Ok(goes_on) => busy = goes_on,
+                            Ok(run_continues) => busy = run_continues,
                             Err(_) => return,
                         }
                         pause = (pause * 2).min(START_RETRY_MAX);
@@ -120,11 +120,11 @@ impl Inner {
         if let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
             match row.outcome.status {
                 RunStatus::Running => {}
-                RunStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
+                RunStatus::Succeeded => self.report_child_end(parent, child, &self.row_with_payloads(row)?),
                 _ if child.redrive => {
                     self.redrive_row(row, None).await?;
                 }
-                _ => self.tell(parent, child, &self.whole_row(row)?),
+                _ => self.report_child_end(parent, child, &self.row_with_payloads(row)?),
             }
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl Inner {
             waited_by: None,
             edition: EDITION,
         };
-        let input: Arc<str> = child.input.to_text().into();
+        let input = JsonText::from(child.input.to_text());
         let start = super::start::NewExecution {
             arn: child.arn.clone(),
             name,
@@ -159,13 +159,13 @@ impl Inner {
             map_run_arn: Some(child.run_arn.clone()),
             // Numbered by its parent, and looked for above.
             named: false,
-            at_any_load: comes_first(parent, child),
+            at_any_load: is_first_unfinished(parent, child),
         };
         self.begin(start).await?;
         Ok(())
     }
 
-    fn tell(
+    fn report_child_end(
         self: &Arc<Self>,
         parent: &Arc<ResidentExecution>,
         child: &ChildStart,
@@ -184,7 +184,7 @@ impl Inner {
     }
 
     /// Reports the end of a child to its parent execution.
-    pub(super) fn tell_parent(self: &Arc<Self>, cell: &ResidentState) {
+    pub(super) fn report_to_parent(self: &Arc<Self>, cell: &ResidentState) {
         let Some(parent) = cell.row.birth.parent.clone() else { return };
         let outcome = cell.row.outcome.clone();
         let (inner, busy) = (self.clone(), self.busy());
@@ -211,7 +211,7 @@ impl Inner {
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
-            let stopped = match inner.awake_by_arn(&arn).await {
+            let stopped = match inner.ensure_resident_by_arn(&arn).await {
                 Ok(Some(child)) => {
                     inner.deliver_durably(&child, Event::Stop { error: None, cause: None }).await
                 }
@@ -226,7 +226,7 @@ impl Inner {
 
     /// Stops an execution whose waiting task or map run was cancelled before the process ended, when there was no
     /// time left to stop it.
-    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
+    pub(super) fn stop_if_orphaned(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
         let needed_by = {
             let row = &running.lock().row;
             let redriven = row.outcome.redrive_count > 0;
@@ -298,7 +298,7 @@ impl Inner {
         let found = self
             .read(move |journal| {
                 let Some(row) = journal.execution(id)? else { return Ok(None) };
-                let row = inner.whole_row(row)?;
+                let row = inner.row_with_payloads(row)?;
                 let state_machine = inner.definitions.get(row.machine)?;
                 let (machine, _, _) = inner.replay(&row, &state_machine, false)?;
                 Ok(Some(look(&machine)))
@@ -328,7 +328,7 @@ impl ResidentExecution {
 }
 
 /// Whether the run waits for children.
-fn goes_on(parent: &ResidentExecution, number: MapRunId) -> bool {
+fn run_continues(parent: &ResidentExecution, number: MapRunId) -> bool {
     let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
     cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
@@ -354,10 +354,10 @@ enum Dependency {
 
 /// Whether the child is the first of its run's children that has not ended. That one is admitted however many executions
 /// are open: otherwise the parents could be all open executions, and wait forever for children that are not admitted.
-fn comes_first(parent: &ResidentExecution, child: &ChildStart) -> bool {
+fn is_first_unfinished(parent: &ResidentExecution, child: &ChildStart) -> bool {
     let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
-    run.is_some_and(|(_, run)| run.comes_first(child.index))
+    run.is_some_and(|(_, run)| run.is_first_unfinished(child.index))
 }
 
 /// Reasons for which a child was not started.
@@ -466,7 +466,7 @@ impl Engine {
 
     /// Changes a map run's settings.
     pub async fn update_map_run(&self, arn: &MapRunArn, update: MapRunUpdate) -> Result<(), ExecutionError> {
-        let missing = || ExecutionError::NotFound(arn.to_string());
+        let missing = || ExecutionError::MapRunNotFound(arn.clone());
         let wanted = arn.clone();
         let id = self.inner.read(move |journal| journal.map_run(&wanted)).await?.ok_or_else(missing)?;
         // A run whose execution has ended keeps its settings.

@@ -2,10 +2,7 @@
 
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use super::Engine;
 use super::changes::ChangeBroadcast;
@@ -13,6 +10,8 @@ use super::config::Config;
 use super::counters::ExecutionCounters;
 use super::definitions::Definitions;
 use super::deps::{EngineDeps, Integrations};
+use super::effect_queue::EffectQueue;
+use super::effects::run_effects;
 use super::error::EngineOpenError;
 use super::history::Histories;
 use super::inner::Inner;
@@ -23,7 +22,6 @@ use super::timers::Timers;
 use super::work::{Shutdown, WorkCounter};
 
 use crate::executor::endpoint::S3;
-use crate::executor::fair::FairQueue;
 use mayfly_workflows_journal::{
     ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, StoredExecution,
 };
@@ -32,10 +30,38 @@ use mayfly_workflows_machine::Output;
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
 
+/// An engine whose journal is open, and which performs no task and no timer yet: [`OpenedEngine::start`] gives it its
+/// integrations, which may be made from [`OpenedEngine::engine`].
+#[derive(Debug)]
+#[must_use = "an engine runs when it is started"]
+pub struct OpenedEngine {
+    engine: Engine,
+}
+
+impl OpenedEngine {
+    /// The engine. It accepts requests: the tasks of executions that are started wait.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Starts the engine: from now on it performs tasks and timers. [`Engine::shutdown`] drops the integrations, which
+    /// may hold the engine.
+    pub fn start(self, integrations: Arc<dyn Integrations>) -> Engine {
+        let Self { engine } = self;
+        let inner = &engine.inner;
+        let weak = Arc::downgrade(inner);
+        inner.runtime.spawn(run_effects(weak.clone(), inner.effects.clone(), integrations));
+        inner.runtime.spawn(super::delivery::run_timers(weak.clone()));
+        inner.runtime.spawn(super::residency::evict_idle(weak.clone()));
+        inner.runtime.spawn(super::retention::delete_expired(weak));
+        engine
+    }
+}
+
 impl Engine {
-    /// Opens an engine on its data directory. Executions that were running continue when [`Engine::resume`] is
-    /// called.
-    pub async fn open(config: Config, deps: EngineDeps) -> Result<Engine, EngineOpenError> {
+    /// Opens an engine on its data directory. Executions that were running continue when the engine was started and
+    /// [`Engine::resume`] is called.
+    pub async fn open(config: Config, deps: EngineDeps) -> Result<OpenedEngine, EngineOpenError> {
         let journal: Arc<dyn Journal> = match &config.data_dir {
             Some(folder) => {
                 std::fs::create_dir_all(folder)
@@ -52,7 +78,7 @@ impl Engine {
         config: Config,
         deps: EngineDeps,
         journal: Arc<dyn Journal>,
-    ) -> Result<Engine, EngineOpenError> {
+    ) -> Result<OpenedEngine, EngineOpenError> {
         let last = journal.last_execution()?;
         let deps = match S3::at_endpoint(&config, &deps) {
             Some(s3) => {
@@ -62,16 +88,14 @@ impl Engine {
             None => deps,
         };
         let (limits, work) = (&config.limits, WorkCounter::default());
-        let effects = FairQueue::new(limits.effects, limits.effects_per_execution);
         let inner = Arc::new(Inner {
             runtime: tokio::runtime::Handle::current(),
             definitions: Definitions::new(journal.clone(), limits.machines_cached),
             live: Arc::new(Live::new()),
             open: OpenExecutions::new(limits.open_executions, last),
             timers: Timers::new(deps.clock.clone(), work.clone()),
-            effects: Mutex::new(effects),
+            effects: EffectQueue::new(limits),
             activity_queues: Arc::default(),
-            integrations: OnceLock::new(),
             histories: Histories::default(),
             counters: ExecutionCounters::default(),
             changes: ChangeBroadcast::default(),
@@ -82,16 +106,11 @@ impl Engine {
             config,
             deps,
         });
-        let engine = Arc::downgrade(&inner);
-        inner.runtime.spawn(super::delivery::run_timers(engine.clone()));
-        inner.runtime.spawn(super::residency::evict_idle(engine.clone()));
-        inner.runtime.spawn(super::retention::forget_old(engine));
-        Ok(Engine { inner })
+        Ok(OpenedEngine { engine: Engine { inner } })
     }
 
     /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
-    /// memory. To be called once, after the integrations are bound. Returns the number of
-    /// resumed executions.
+    /// memory. To be called once, after the engine was started. Returns the number of resumed executions.
     pub async fn resume(&self) -> Result<usize, EngineOpenError> {
         let open = self.begin_resume().await?;
         Ok(open - self.finish_resume().await?)
@@ -114,22 +133,14 @@ impl Engine {
         self.inner.open.subtract(unreadable);
         // Only now: a parent that is not in memory yet is taken for one that waits for its children.
         for running in self.inner.live.all() {
-            self.inner.stop_if_left(&running);
+            self.inner.stop_if_orphaned(&running);
         }
         Ok(unreadable)
     }
 
-    /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
-    pub fn carries_out(&self, resource: &str) -> bool {
-        self.inner.integration(resource).is_some()
-    }
-
-    /// Sets the implementation of further service integrations. They come after the engine because they start executions
-    /// themselves (`events:putEvents`), so they are made from it.
-    pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
-        if self.inner.integrations.set(integrations).is_err() {
-            tracing::warn!("the workflow engine's integrations were bound twice; the first stay");
-        }
+    /// Whether an integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
+    pub fn supports_integration(&self, resource: &str) -> bool {
+        (self.inner.deps.supports_integration)(resource)
     }
 
     /// Whether no work is in progress and no timer is set: executions that are still open continue only after an
@@ -151,6 +162,7 @@ impl Engine {
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.inner.shutdown.close();
+        self.inner.effects.close();
         for running in self.inner.live.all() {
             for (_, effect) in running.effects.lock().drain() {
                 effect.abort();
@@ -265,14 +277,10 @@ impl Inner {
         stored: StoredExecution,
     ) -> Result<Arc<ResidentExecution>, JournalError> {
         let StoredExecution { row, checkpoint, records } = stored;
-        let row = self.whole_row(row)?;
+        let row = self.row_with_payloads(row)?;
         let state_machine = self.definitions.get(row.machine)?;
         let out = Output::default();
         let (machine, seq, _) = self.replay_records(&row, &state_machine, checkpoint, records, out)?;
         Ok(ResidentExecution::new(state_machine, machine, row, seq))
-    }
-
-    pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {
-        self.integrations.get().filter(|integrations| integrations.supports(resource)).cloned()
     }
 }

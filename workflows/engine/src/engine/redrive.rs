@@ -52,7 +52,7 @@ impl Inner {
         };
         // A redrive that is not in the row is not durable and must not be acknowledged.
         let Some(last_ms) = row.outcome.redrive_ms else { return Ok(None) };
-        let running = match self.awake_by_arn(arn).await? {
+        let running = match self.ensure_resident_by_arn(arn).await? {
             Some(running) => running,
             None => {
                 let inner = self.clone();
@@ -61,7 +61,7 @@ impl Inner {
                     row.map(|row| inner.recomputed(row)).transpose()
                 })
                 .await?
-                .ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?
+                .ok_or_else(|| ExecutionError::NotFound(arn.clone()))?
             }
         };
         let redriven = running.lock().machine.redriven_by(token, self.now_ms());
@@ -96,7 +96,7 @@ impl Engine {
         arn: &ExecutionArn,
         token: Option<&str>,
     ) -> Result<jiff::Timestamp, RedriveError> {
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.clone()))?;
         match there.redrive_status {
             RedriveStatus::Redrivable => {}
             RedriveStatus::NotRedrivable(reason) => return Err(RedriveError::NotRedrivable(reason)),
@@ -113,7 +113,7 @@ impl Engine {
             .read(move |journal| journal.execution_by_arn(&wanted))
             .await
             .map_err(ExecutionError::from)?
-            .ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
+            .ok_or_else(|| ExecutionError::NotFound(arn.clone()))?;
         Ok(timestamp(self.inner.redrive_row(row, token.map(str::to_owned)).await?))
     }
 }

@@ -50,7 +50,7 @@ impl Inner {
     }
 
     /// The same by ARN.
-    pub(super) async fn awake_by_arn(
+    pub(super) async fn ensure_resident_by_arn(
         self: &Arc<Self>,
         arn: &ExecutionArn,
     ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
@@ -67,7 +67,7 @@ impl Inner {
     }
 
     /// Evicts executions that have only waited for a while and have no timer soon. Returns how many were evicted.
-    pub(super) fn sleep_round(&self) -> usize {
+    pub(super) fn evict_round(&self) -> usize {
         let now_ms = self.now_ms();
         let idle_ms = i64::try_from(self.config.limits.idle_in_memory.as_millis()).unwrap_or(i64::MAX);
         let mut evicted = 0;
@@ -101,7 +101,7 @@ pub(super) async fn evict_idle(engine: Weak<Inner>) {
         tokio::time::sleep(ROUND).await;
         let Some(inner) = engine.upgrade() else { return };
         inner.histories.forget_unused();
-        let evicted = inner.sleep_round();
+        let evicted = inner.evict_round();
         if evicted > 0 {
             tracing::debug!(evicted, "evicted idle executions from memory");
         }

@@ -19,7 +19,7 @@ const BATCH_MAX: usize = 256;
 
 impl Inner {
     /// Deletes executions that ended before the retention period. Returns how many were deleted.
-    pub(super) async fn forget_round(&self) -> Result<usize, JournalError> {
+    pub(super) async fn delete_expired_round(&self) -> Result<usize, JournalError> {
         let retention_ms = i64::try_from(self.config.limits.retention.as_millis()).unwrap_or(i64::MAX);
         let before_ms = self.now_ms().saturating_sub(retention_ms);
         let mut forgotten = 0;
@@ -56,8 +56,8 @@ impl Inner {
 impl Engine {
     /// Deletes at once the executions that ended before the retention period, which otherwise happens every ten
     /// minutes. Returns how many were deleted.
-    pub async fn forget_old(&self) -> Result<usize, JournalError> {
-        self.inner.forget_round().await
+    pub async fn delete_expired(&self) -> Result<usize, JournalError> {
+        self.inner.delete_expired_round().await
     }
 
     /// Deletes the executions among these that have ended. Returns how many were deleted.
@@ -81,13 +81,13 @@ impl Engine {
 }
 
 /// Deletes old executions until the engine is dropped.
-pub(super) async fn forget_old(engine: Weak<Inner>) {
+pub(super) async fn delete_expired(engine: Weak<Inner>) {
     let mut rest = FIRST;
     loop {
         tokio::time::sleep(rest).await;
         rest = ROUND;
         let Some(inner) = engine.upgrade() else { return };
-        match inner.forget_round().await {
+        match inner.delete_expired_round().await {
             Ok(0) => {}
             Ok(forgotten) => tracing::info!(forgotten, "executions past their retention were forgotten"),
             Err(error) => tracing::warn!(%error, "old executions could not be forgotten"),

@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -26,7 +26,7 @@ pub(super) struct NewExecution {
     pub(super) state_machine: Arc<StartedMachine>,
     /// Unqualified; of a map run's child `machine/label`.
     pub(super) machine_arn: StateMachineArn,
-    pub(super) input: Arc<str>,
+    pub(super) input: JsonText,
     pub(super) birth: Birth,
     pub(super) version_arn: Option<StateMachineArn>,
     pub(super) alias_arn: Option<StateMachineArn>,
@@ -120,7 +120,7 @@ impl Inner {
             alias_arn: new.alias_arn,
             map_run_arn: new.map_run_arn,
             birth: new.birth,
-            input: Payload::Here(new.input),
+            input: Payload::Inline(new.input),
             start_ms: at_ms,
             outcome: OutcomeRow::running(),
         };
@@ -166,7 +166,7 @@ impl Inner {
                 self.abort_start(&running, &mut running.lock());
                 Err(error.into())
             }
-            Err(ApplyError::Ended | ApplyError::Asleep(_)) => Err(StartError::Closed),
+            Err(ApplyError::Ended | ApplyError::Evicted(_)) => Err(StartError::Closed),
         }
     }
 
@@ -201,7 +201,7 @@ impl Inner {
             },
             Err(ApplyError::Ended) => Ok(()),
             // The execution was evicted after it was found: load it and try again.
-            Err(ApplyError::Asleep(event)) => {
+            Err(ApplyError::Evicted(event)) => {
                 let id = running.id;
                 match self.ensure_resident(id).await? {
                     Some(running) => Box::pin(self.deliver_durably(&running, event)).await,
@@ -241,7 +241,7 @@ impl Engine {
             Err(StartError::AlreadyExists { arn }) => {
                 self.inner.wait_begun(&arn).await;
                 match self.describe(&arn).await.map_err(unreadable)? {
-                    Some(there) => same_start(&there, &input),
+                    Some(there) => same_start(&there, input.text()),
                     None => Err(StartError::Journal(JournalError::Database(format!(
                         "the first start of {arn} could not be written to the journal; start the execution again"
                     )))),
@@ -301,7 +301,7 @@ impl Engine {
             name,
             machine_arn: state_machine.arn.clone(),
             state_machine,
-            input: input.into(),
+            input,
             birth: Birth {
                 seed: self.inner.deps.randomness.bytes(),
                 trace_header,
@@ -325,12 +325,12 @@ impl Engine {
         error: Option<String>,
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
-        if let Some(running) = self.inner.awake_by_arn(arn).await? {
+        if let Some(running) = self.inner.ensure_resident_by_arn(arn).await? {
             self.inner.deliver_durably(&running, Event::Stop { error, cause }).await?;
             let stopped = running.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_string()))?;
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.clone()))?;
         Ok(there.stop_date.unwrap_or(there.start_date))
     }
 }

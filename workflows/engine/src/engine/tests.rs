@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ mod items;
 mod load;
 mod states;
 mod tasks;
+mod test_state;
 mod waits;
 mod watched;
 
@@ -158,8 +159,8 @@ impl ObjectStore for Files {
 pub(super) struct AnyActivity;
 
 impl Activities for AnyActivity {
-    fn exists(&self, arn: &str) -> bool {
-        !arn.ends_with("missing")
+    fn exists(&self, arn: &ActivityArn) -> bool {
+        arn.last_field() != "missing"
     }
 }
 
@@ -180,8 +181,15 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
         catalog: Arc::new(Catalog::open(None).expect("opens")),
         wire: Arc::new(StartRequests),
         activities: Arc::new(AnyActivity),
+        supports_integration: |_| false,
         mocks: None,
     }
+}
+
+/// An engine without integrations, which runs.
+pub(super) async fn opened(config: Config, deps: EngineDeps, journal: Arc<dyn Journal>) -> Engine {
+    let opened = Engine::with_journal(config, deps, journal).await.expect("opens");
+    opened.start(Arc::new(NoIntegrations))
 }
 
 /// Decodes the members of a StartExecution that tests use.
@@ -236,8 +244,7 @@ impl TestEngine {
         let config = Config { limits, ..Config::default() };
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
-        let engine = Engine::with_journal(config, deps, journal).await.expect("opens");
-        Self { engine, functions, files }
+        Self { engine: opened(config, deps, journal).await, functions, files }
     }
 
     pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> ExecutionArn {
@@ -258,11 +265,15 @@ impl TestEngine {
     }
 }
 
+pub(super) fn activity_arn(text: &str) -> ActivityArn {
+    ActivityArn::parse(text).expect("an ARN")
+}
+
 pub(super) fn request(machine: &Arc<StartedMachine>, input: &str) -> StartRequest {
     StartRequest {
         state_machine: machine.clone(),
         name: None,
-        input: input.to_owned(),
+        input: input.into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,
@@ -282,7 +293,7 @@ pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> 
         kind,
         definition_text: text.into(),
         definition: Arc::new(compiled),
-        details: json!({"revision": 1}),
+        details: None,
         flow: None,
     })
 }

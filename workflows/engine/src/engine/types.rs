@@ -5,12 +5,17 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::{self, StateMachineType};
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::{JsonText, RunStatus};
+use serde::{Deserialize, Serialize};
+
+use mayfly_workflows_journal::ExecutionOwner;
+
+use crate::catalog::{EncryptionConfiguration, LoggingConfiguration, TracingConfiguration};
 
 /// The state machine an execution runs, as it was when it started.
 ///
-/// Made once per revision by the catalog and shared; kept in the journal, so
-/// that an execution outlives the deletion of its state machine.
+/// Made once per revision by the catalog and shared; kept in the journal, so that an execution outlives the deletion of
+/// its state machine.
 #[derive(Debug, Clone)]
 pub struct StartedMachine {
     /// ARN without version or alias.
@@ -25,11 +30,27 @@ pub struct StartedMachine {
     pub definition_text: Arc<str>,
     /// The same, compiled.
     pub definition: Arc<definition::StateMachine>,
-    /// The catalog's own facts (revision, logging, tracing…): opaque here,
-    /// given back by [`super::Engine::snapshot`].
-    pub details: serde_json::Value,
+    /// The configuration of the revision; none if the state machine is not one of the catalog.
+    pub details: Option<RevisionDetails>,
     /// The executed part of the definition: all of it if absent, a Map's processor for the children of a map run.
     pub flow: Option<definition::FlowId>,
+}
+
+/// The configuration of a state machine's revision, as it was when an execution started. Not used by the engine; its
+/// serialised form is part of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionDetails {
+    /// The encryption of executions.
+    pub encryption_configuration: EncryptionConfiguration,
+    /// The logging of executions.
+    pub logging_configuration: LoggingConfiguration,
+    /// The id of the revision; none for the first one.
+    pub revision_id: Option<String>,
+    /// The tracing of executions.
+    pub tracing_configuration: TracingConfiguration,
+    /// When the revision was made, in milliseconds since the epoch.
+    pub update_date: i64,
 }
 
 /// Starts one execution.
@@ -39,8 +60,8 @@ pub struct StartRequest {
     pub state_machine: Arc<StartedMachine>,
     /// The execution's name; a random UUID when absent.
     pub name: Option<String>,
-    /// JSON text, already checked by the API; kept as written.
-    pub input: String,
+    /// JSON text, checked by the service; kept as it is written.
+    pub input: JsonText,
     /// `X-Amzn-Trace-Id`, passed through.
     pub trace_header: Option<String>,
     /// Present when a version was started.
@@ -121,26 +142,11 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-/// The owner of listed executions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Of {
-    /// All executions except the children of map runs.
-    Everyone,
-    /// A state machine's, started by any version or alias.
-    StateMachine(StateMachineArn),
-    /// A version's.
-    Version(StateMachineArn),
-    /// An alias's.
-    Alias(StateMachineArn),
-    /// A map run's children.
-    MapRun(MapRunArn),
-}
-
 /// A question for [`super::Engine::list`]; answers come newest first.
 #[derive(Debug, Clone)]
 pub struct ListQuery {
     /// The owner of the executions.
-    pub of: Of,
+    pub owner: ExecutionOwner,
     /// Only executions of this status.
     pub status: Option<RunStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.

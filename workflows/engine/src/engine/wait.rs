@@ -42,7 +42,7 @@ impl Inner {
         arn: &ExecutionArn,
     ) -> Result<Option<Description>, ExecutionError> {
         loop {
-            if let Some(running) = self.awake_by_arn(arn).await? {
+            if let Some(running) = self.ensure_resident_by_arn(arn).await? {
                 let ends = {
                     let mut cell = running.lock();
                     if cell.evicted {
@@ -76,7 +76,7 @@ impl Inner {
         Ok(self
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
-                let row = inner.whole_row(row)?;
+                let row = inner.row_with_payloads(row)?;
                 Ok(Some(inner.describe_row(&row, StateMachineType::Standard)))
             })
             .await?)

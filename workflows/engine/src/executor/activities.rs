@@ -1,5 +1,6 @@
 //! Work that waits for a worker, by activity.
 
+use mayfly_workflows_language::arn::ActivityArn;
 use mayfly_workflows_machine::EffectId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use tokio::sync::oneshot;
 /// One piece of work.
 #[derive(Debug)]
 pub(crate) struct Work {
-    pub(crate) activity: Arc<str>,
+    pub(crate) activity: ActivityArn,
     pub(crate) execution: u64,
     pub(crate) effect: EffectId,
     pub(crate) token: Arc<str>,
@@ -19,12 +20,12 @@ pub(crate) struct Work {
 
 /// The lines of all activities.
 #[derive(Debug, Default)]
-pub(crate) struct ActivityQueues(Mutex<HashMap<Arc<str>, ActivityQueue>>);
+pub(crate) struct ActivityQueues(Mutex<HashMap<ActivityArn, ActivityQueue>>);
 
 #[derive(Debug, Default)]
 struct ActivityQueue {
     work: VecDeque<Work>,
-    workers: VecDeque<oneshot::Sender<Handed>>,
+    workers: VecDeque<oneshot::Sender<ActivityHandover>>,
 }
 
 /// The end of the queue at which work is added.
@@ -37,12 +38,12 @@ enum End {
 /// A task on its way to a worker. If it is dropped on the way, because the worker disconnected, it returns to the
 /// front of its queue.
 #[derive(Debug)]
-pub(crate) struct Handed {
+pub(crate) struct ActivityHandover {
     work: Option<Work>,
     lines: Arc<ActivityQueues>,
 }
 
-impl Handed {
+impl ActivityHandover {
     /// The work; `None` once it was taken.
     pub(crate) fn work(&self) -> Option<&Work> {
         self.work.as_ref()
@@ -54,7 +55,7 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl Drop for ActivityHandover {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
             self.lines.join(work, End::Front);
@@ -72,7 +73,7 @@ impl ActivityQueues {
         let mut lines = self.0.lock();
         let line = lines.entry(work.activity.clone()).or_default();
         while let Some(worker) = line.workers.pop_front() {
-            match worker.send(Handed { work: Some(work), lines: self.clone() }) {
+            match worker.send(ActivityHandover { work: Some(work), lines: self.clone() }) {
                 Ok(()) => return,
                 Err(mut back) => match back.work.take() {
                     Some(refused) => work = refused,
@@ -87,11 +88,14 @@ impl ActivityQueues {
     }
 
     /// The work that has waited longest, or a place in the workers' line.
-    pub(crate) fn ask(self: &Arc<Self>, activity: &str) -> Result<Handed, oneshot::Receiver<Handed>> {
+    pub(crate) fn request(
+        self: &Arc<Self>,
+        activity: &ActivityArn,
+    ) -> Result<ActivityHandover, oneshot::Receiver<ActivityHandover>> {
         let mut lines = self.0.lock();
-        let line = lines.entry(activity.into()).or_default();
+        let line = lines.entry(activity.clone()).or_default();
         if let Some(work) = line.work.pop_front() {
-            return Ok(Handed { work: Some(work), lines: self.clone() });
+            return Ok(ActivityHandover { work: Some(work), lines: self.clone() });
         }
         line.workers.retain(|worker| !worker.is_closed());
         let (sender, receiver) = oneshot::channel();
@@ -113,9 +117,13 @@ impl ActivityQueues {
 mod tests {
     use super::*;
 
+    fn activity() -> ActivityArn {
+        ActivityArn::from_trusted("arn:aws:states:us-east-1:000000000000:activity:a")
+    }
+
     fn work(effect: u32) -> Work {
         Work {
-            activity: "a".into(),
+            activity: activity(),
             execution: 1,
             effect: EffectId(effect),
             token: "t".into(),
@@ -123,37 +131,37 @@ mod tests {
         }
     }
 
-    fn effect_of(asked: Result<Handed, oneshot::Receiver<Handed>>) -> Option<EffectId> {
+    fn effect_of(asked: Result<ActivityHandover, oneshot::Receiver<ActivityHandover>>) -> Option<EffectId> {
         asked.ok()?.take().map(|work| work.effect)
     }
 
     #[test]
     fn work_goes_to_who_waited_longest_and_in_its_order() {
         let lines = Arc::new(ActivityQueues::default());
-        let mut first = lines.ask("a").expect_err("no work yet");
-        let mut second = lines.ask("a").expect_err("no work yet");
+        let mut first = lines.request(&activity()).expect_err("no work yet");
+        let mut second = lines.request(&activity()).expect_err("no work yet");
         lines.offer(work(1));
         lines.offer(work(2));
         lines.offer(work(3));
-        let effect = |handed: Handed| handed.take().map(|work| work.effect);
+        let effect = |handed: ActivityHandover| handed.take().map(|work| work.effect);
         assert_eq!(first.try_recv().ok().and_then(effect), Some(EffectId(1)));
         assert_eq!(second.try_recv().ok().and_then(effect), Some(EffectId(2)));
-        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(3)));
+        assert_eq!(effect_of(lines.request(&activity())), Some(EffectId(3)));
     }
 
     #[test]
     fn a_worker_that_hangs_up_leaves_its_work_to_the_next() {
         let lines = Arc::new(ActivityQueues::default());
-        let gone = lines.ask("a").expect_err("no work yet");
+        let gone = lines.request(&activity()).expect_err("no work yet");
         lines.offer(work(1));
         lines.offer(work(2));
         // It was sent to a worker that does not receive it.
         drop(gone);
-        let handed = lines.ask("a").expect("the first is back in front");
+        let handed = lines.request(&activity()).expect("the first is back in front");
         assert_eq!(handed.work().map(|work| work.effect), Some(EffectId(1)));
         drop(handed);
-        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(1)));
-        assert_eq!(effect_of(lines.ask("a")), Some(EffectId(2)));
-        assert!(lines.ask("a").is_err(), "what was taken does not come back");
+        assert_eq!(effect_of(lines.request(&activity())), Some(EffectId(1)));
+        assert_eq!(effect_of(lines.request(&activity())), Some(EffectId(2)));
+        assert!(lines.request(&activity()).is_err(), "what was taken does not come back");
     }
 }

@@ -57,6 +57,18 @@ impl<T> FairQueue<T> {
         Some((execution, effect))
     }
 
+    /// Removes the effects that wait.
+    pub(crate) fn clear(&mut self) -> Vec<T> {
+        self.turns.clear();
+        let waiting = self.executions.values_mut().flat_map(|share| {
+            share.in_turns = false;
+            share.waiting.drain(..)
+        });
+        let waiting = waiting.collect();
+        self.executions.retain(|_, share| share.running > 0);
+        waiting
+    }
+
     /// One of an execution's effects has ended.
     pub(crate) fn ended(&mut self, execution: u64) {
         self.running -= 1;
@@ -104,6 +116,23 @@ mod tests {
         assert_eq!(fair.next(), Some((1, 2)));
         assert_eq!(fair.next(), None, "the first execution has its two");
         fair.ended(1);
+        fair.ended(1);
+        assert_eq!(fair.next(), Some((1, 3)));
+    }
+
+    #[test]
+    fn what_waits_can_be_removed_while_others_run() {
+        let mut fair = FairQueue::new(2, 1);
+        for effect in 0..3 {
+            fair.push(1, effect);
+        }
+        fair.push(2, 10);
+        assert_eq!(fair.next(), Some((1, 0)));
+        let mut removed = fair.clear();
+        removed.sort_unstable();
+        assert_eq!((removed, fair.next()), (vec![1, 2, 10], None));
+        fair.push(1, 3);
+        assert_eq!(fair.next(), None, "the first effect has the execution's place");
         fair.ended(1);
         assert_eq!(fair.next(), Some((1, 3)));
     }

@@ -18,7 +18,7 @@ pub(crate) use write::write_results;
 /// The event for the outcome of reading or writing.
 pub(crate) fn event(n: EffectId, outcome: Result<Value, String>, error: &str) -> Event {
     match outcome {
-        Ok(value) => Event::Succeeded { n, output: Payload::Here(value.to_text().into()) },
+        Ok(value) => Event::Succeeded { n, output: Payload::Inline(value.to_text().into()) },
         Err(cause) => Event::Failed { n, error: Some(error.to_owned()), cause: Some(cause) },
     }
 }

@@ -51,7 +51,7 @@ async fn pass_time(reporter: &Reporter, token: &str, guards: &mut EffectGuards, 
         left -= step;
         wait(reporter, guards, step).await;
         if !left.is_zero() {
-            reporter.inner.sign_of_life(token).await;
+            reporter.inner.mocked_heartbeat(token).await;
         }
     }
 }
@@ -61,6 +61,6 @@ async fn wait(reporter: &Reporter, guards: &mut EffectGuards, time: Duration) {
     guards.release();
     // An engine that is gone rings no more, and takes this effect with it.
     if let Ok(busy) = alarm.await {
-        guards.goes_on(busy);
+        guards.hold_busy(busy);
     }
 }

@@ -1,6 +1,6 @@
 //! The work of Task states.
 
-use mayfly_workflows_language::arn::ExecutionArn;
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn};
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Effec
             let outcome = request(reporter, task).await;
             match (pattern, outcome) {
                 (IntegrationPattern::WaitForTaskToken, Ok(answer)) => {
-                    let output = Payload::Here(answer.to_text().into());
+                    let output = Payload::Inline(answer.to_text().into());
                     reporter.report(Event::Submitted { n: reporter.n, output }).await;
                     Finished::Later
                 }
@@ -207,7 +207,7 @@ fn request_id(reporter: &Reporter) -> String {
     reporter.inner.deps.randomness.uuid().to_string()
 }
 
-async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
+async fn activity(reporter: &Reporter, arn: &ActivityArn, task: &TaskCall) -> Finished {
     let n = reporter.n;
     if !reporter.inner.deps.activities.exists(arn) {
         let cause = format!("The activity {arn} does not exist.");
@@ -287,7 +287,10 @@ async fn start_and_wait(
             Some(arn) => ExecutionArn::from_trusted(arn),
             // Not left halfway: an execution that has begun is either waited for or stopped.
             None => {
-                match reporter.to_the_end(begin_awaited(reporter.clone(), task.arguments.clone())).await {
+                match reporter
+                    .spawn_uncancelled(begin_awaited(reporter.clone(), task.arguments.clone()))
+                    .await
+                {
                     Ok(Ok(Some(arn))) => arn,
                     Ok(Err(failure)) => return Finished::Failed(failure),
                     Ok(Ok(None)) | Err(_) => return Finished::Later,
@@ -307,7 +310,7 @@ async fn start_and_wait(
 /// Starts the execution that a task waits for, and journals that; returns its ARN while a state waits for it.
 async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<ExecutionArn>, FunctionError> {
     let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
-    let output = Payload::Here(answer.to_text().into());
+    let output = Payload::Inline(answer.to_text().into());
     if reporter.report(Event::Submitted { n: reporter.n, output }).await {
         return Ok(Some(arn));
     }
@@ -386,8 +389,8 @@ async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result
 
 async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeError> {
     let resource = task.arn.to_string();
-    match reporter.inner.integration(&resource) {
-        Some(integrations) => {
+    match (reporter.inner.deps.supports_integration)(&resource) {
+        true => {
             let (submitted, told) = mpsc::channel(1);
             let call = IntegrationCall {
                 resource,
@@ -395,17 +398,17 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
                 origin: CallOrigin {
-                    state_machine: reporter.state_machine().arn.to_string(),
-                    execution: reporter.execution_arn().to_string(),
+                    state_machine: reporter.state_machine().arn.clone(),
+                    execution: reporter.execution_arn().clone(),
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
-            let answer = with_submission(reporter, integrations.call(call), told).await;
+            let answer = with_submission(reporter, reporter.integrations.call(call), told).await;
             let of_aws =
                 matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
-        None => Err(FunctionError::not_supported(format!(
+        false => Err(FunctionError::not_supported(format!(
             "The service integration '{resource}' is known but not carried out here. Use a function \
                  (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
                  (reached at {})",
@@ -440,7 +443,7 @@ async fn with_submission(
     mut told: mpsc::Receiver<serde_json::Value>,
 ) -> Result<serde_json::Value, InvokeError> {
     let report = async |begun: serde_json::Value| {
-        let output = Payload::Here(Value::from(&begun).to_text().into());
+        let output = Payload::Inline(Value::from(&begun).to_text().into());
         reporter.report(Event::Submitted { n: reporter.n, output }).await
     };
     let answer = tokio::select! {

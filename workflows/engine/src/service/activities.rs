@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mayfly_workflows_language::arn::ArnParts;
-use serde_json::Value;
+use mayfly_workflows_language::arn::{ActivityArn, TaggedArn};
 
-use super::state_machines::own_key;
 use super::{CredentialScope, PageRequest, ResourceName, ServiceError, WorkflowService, page};
-use crate::catalog::{Activity, NewActivity};
+use crate::catalog::{Activity, EncryptionConfiguration, NewActivity};
 use crate::engine::{ActivityTask, Page};
 
 /// An activity to create.
@@ -18,8 +16,8 @@ pub struct CreateActivity {
     pub scope: CredentialScope,
     /// Its name.
     pub name: ResourceName,
-    /// The encryption configuration, checked and in the shape of the API; AWS's key without it.
-    pub encryption: Option<Value>,
+    /// The encryption of its tasks' data.
+    pub encryption: EncryptionConfiguration,
     /// Tags by key.
     pub tags: BTreeMap<String, String>,
 }
@@ -36,11 +34,6 @@ pub(super) fn check_tags(tags: &BTreeMap<String, String>) -> Result<(), ServiceE
     }
 }
 
-/// Checks the ARN of a resource that can have tags.
-fn tagged(arn: &str) -> Result<String, ServiceError> {
-    Ok(ArnParts::of(arn, &["stateMachine", "activity"])?.text.to_owned())
-}
-
 impl WorkflowService {
     /// CreateActivity. An equal request returns the activity that the first one created.
     ///
@@ -49,9 +42,9 @@ impl WorkflowService {
     pub async fn create_activity(&self, request: CreateActivity) -> Result<Arc<Activity>, ServiceError> {
         check_tags(&request.tags)?;
         let new = NewActivity {
-            arn: request.scope.arn(format_args!("activity:{}", request.name)),
+            arn: request.scope.activity(&request.name),
             name: request.name.into_string(),
-            encryption: request.encryption.unwrap_or_else(own_key),
+            encryption: request.encryption,
             tags: request.tags,
             now: self.now_ms(),
         };
@@ -62,18 +55,16 @@ impl WorkflowService {
     ///
     /// # Errors
     /// There is none with this ARN.
-    pub fn describe_activity(&self, arn: &str) -> Result<Arc<Activity>, ServiceError> {
-        let arn = ArnParts::of(arn, &["activity"])?.text;
+    pub fn describe_activity(&self, arn: &ActivityArn) -> Result<Arc<Activity>, ServiceError> {
         let found = self.catalog().read().activity(arn).cloned();
-        found.ok_or_else(|| ServiceError::ActivityDoesNotExist(arn.to_owned()))
+        found.ok_or_else(|| ServiceError::ActivityDoesNotExist(arn.clone()))
     }
 
     /// DeleteActivity. An activity that does not exist is deleted.
     ///
     /// # Errors
-    /// The ARN is not an activity's, or the catalog cannot be written.
-    pub async fn delete_activity(&self, arn: &str) -> Result<(), ServiceError> {
-        let arn = ArnParts::of(arn, &["activity"])?.text.to_owned();
+    /// The catalog cannot be written.
+    pub async fn delete_activity(&self, arn: ActivityArn) -> Result<(), ServiceError> {
         self.change(move |book| book.plan_delete_activity(&arn)).await
     }
 
@@ -91,7 +82,7 @@ impl WorkflowService {
     /// The activity does not exist.
     pub async fn activity_task(
         &self,
-        arn: &str,
+        arn: &ActivityArn,
         worker: Option<String>,
     ) -> Result<Option<ActivityTask>, ServiceError> {
         let activity = self.describe_activity(arn)?;
@@ -102,8 +93,11 @@ impl WorkflowService {
     ///
     /// # Errors
     /// The resource does not exist, a tag is reserved, there are too many, or the catalog cannot be written.
-    pub async fn tag_resource(&self, arn: &str, added: BTreeMap<String, String>) -> Result<(), ServiceError> {
-        let arn = tagged(arn)?;
+    pub async fn tag_resource(
+        &self,
+        arn: TaggedArn,
+        added: BTreeMap<String, String>,
+    ) -> Result<(), ServiceError> {
         check_tags(&added)?;
         self.change(move |book| book.plan_tags(&arn, |tags| tags.extend(added))).await
     }
@@ -112,8 +106,7 @@ impl WorkflowService {
     ///
     /// # Errors
     /// The resource does not exist, or the catalog cannot be written.
-    pub async fn untag_resource(&self, arn: &str, keys: Vec<String>) -> Result<(), ServiceError> {
-        let arn = tagged(arn)?;
+    pub async fn untag_resource(&self, arn: TaggedArn, keys: Vec<String>) -> Result<(), ServiceError> {
         self.change(move |book| {
             book.plan_tags(&arn, |tags| {
                 for key in &keys {
@@ -128,8 +121,7 @@ impl WorkflowService {
     ///
     /// # Errors
     /// The resource does not exist.
-    pub fn list_tags(&self, arn: &str) -> Result<BTreeMap<String, String>, ServiceError> {
-        let arn = tagged(arn)?;
-        Ok(self.catalog().read().tags(&arn)?.clone())
+    pub fn list_tags(&self, arn: &TaggedArn) -> Result<BTreeMap<String, String>, ServiceError> {
+        Ok(self.catalog().read().tags(arn)?.clone())
     }
 }

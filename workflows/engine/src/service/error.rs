@@ -3,10 +3,10 @@
 use std::ops::RangeInclusive;
 
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::arn::{ArnRejection, ExecutionArn, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ArnRejection, ExecutionArn, StateMachineArn, TaggedArn};
 
-use crate::catalog::{CatalogError, CatalogRejection};
-use crate::engine::{ExecutionError, RedriveError, StartError};
+use crate::catalog::{CatalogError, CatalogRejection, ConfigurationRejection};
+use crate::engine::{ExecutionError, RedriveError, StartError, TokenError};
 
 /// Reasons for which the service does not carry out an operation; displayed as AWS's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,12 +20,21 @@ pub enum ServiceError {
     /// The name has characters that names cannot have.
     #[error("Invalid Name: '{0}'")]
     InvalidName(String),
+    /// The logging configuration names no destination that logs can be sent to; with AWS's sentence.
+    #[error("Invalid Logging Configuration: {0}")]
+    InvalidLoggingConfiguration(ConfigurationRejection),
+    /// The encryption configuration and its key do not go together; with AWS's sentence.
+    #[error("Invalid Encryption Configuration: {0}")]
+    InvalidEncryptionConfiguration(ConfigurationRejection),
     /// The definition does not compile.
     #[error("{0}")]
     InvalidDefinition(String),
     /// The input is not JSON.
     #[error("Invalid State Machine Execution Input: '{0}'")]
     InvalidExecutionInput(String),
+    /// The output that is reported for a task is not JSON. Worded like the errors of inputs; no recording has one.
+    #[error("Invalid Output: '{0}'")]
+    InvalidOutput(String),
     /// A member of the request is shorter or longer than AWS allows.
     #[error(
         "1 validation error detected: Value {shown}at '{member}' failed to satisfy constraint: Member must have \
@@ -39,9 +48,12 @@ pub enum ServiceError {
         /// `less than or equal to …` or `greater than or equal to …`.
         bound: String,
     },
-    /// The page token is not one of this list.
+    /// The page token is not one of this list, or the task token is not one of this engine.
     #[error("Invalid Token: 'Invalid token'")]
     InvalidToken,
+    /// The task of a token has ended, or its execution has.
+    #[error("Task Timed Out: 'Provided task does not exist anymore'")]
+    TaskTimedOut,
     /// An update without a change.
     #[error(
         "Either the definition, the role ARN, the LoggingConfiguration, or the TracingConfiguration must be specified"
@@ -61,7 +73,7 @@ pub enum ServiceError {
     StateMachineTypeNotSupported,
     /// The execution does not exist.
     #[error("Execution Does Not Exist: '{0}'")]
-    ExecutionDoesNotExist(String),
+    ExecutionDoesNotExist(ExecutionArn),
     /// The name belongs to an execution with another input, or to one that has ended.
     #[error("Execution Already Exists: '{0}'")]
     ExecutionAlreadyExists(ExecutionArn),
@@ -76,22 +88,22 @@ pub enum ServiceError {
     ExecutionNotRedrivable(String),
     /// The activity does not exist.
     #[error("Activity Does Not Exist: '{0}'")]
-    ActivityDoesNotExist(String),
+    ActivityDoesNotExist(ActivityArn),
     /// The name belongs to an activity with another encryption.
     #[error("Activity Already Exists: '{0}'")]
-    ActivityAlreadyExists(String),
+    ActivityAlreadyExists(ActivityArn),
     /// The version, alias or map run does not exist.
     #[error("Request references a resource that does not exist.")]
     ResourceNotFound,
     /// The resource whose tags are asked for does not exist.
     #[error("Resource not found: '{0}'")]
-    TaggedResourceNotFound(String),
+    TaggedResourceNotFound(TaggedArn),
     /// The resource was changed since the caller read it, or is needed by another one; with AWS's message.
     #[error("{0}")]
     Conflict(String),
     /// The resource has as many tags as it may have.
     #[error("You've exceeded the number of tags allowed for a resource.")]
-    TooManyTags(String),
+    TooManyTags(TaggedArn),
     /// A rule that has no code of its own.
     #[error("{message}")]
     Validation {
@@ -135,9 +147,13 @@ impl ServiceError {
         match self {
             ServiceError::InvalidArn(_) | ServiceError::InvalidRoleArn(_) => "InvalidArn",
             ServiceError::InvalidName(_) => "InvalidName",
+            ServiceError::InvalidLoggingConfiguration(_) => "InvalidLoggingConfiguration",
+            ServiceError::InvalidEncryptionConfiguration(_) => "InvalidEncryptionConfiguration",
             ServiceError::InvalidDefinition(_) => "InvalidDefinition",
             ServiceError::InvalidExecutionInput(_) => "InvalidExecutionInput",
+            ServiceError::InvalidOutput(_) => "InvalidOutput",
             ServiceError::InvalidToken => "InvalidToken",
+            ServiceError::TaskTimedOut => "TaskTimedOut",
             ServiceError::MissingRequiredParameter => "MissingRequiredParameter",
             ServiceError::StateMachineDoesNotExist(_) => "StateMachineDoesNotExist",
             ServiceError::StateMachineDeleting(_) => "StateMachineDeleting",
@@ -178,6 +194,17 @@ impl From<ArnRejection> for ServiceError {
     }
 }
 
+impl From<ConfigurationRejection> for ServiceError {
+    fn from(rejection: ConfigurationRejection) -> ServiceError {
+        match rejection {
+            ConfigurationRejection::LogDestinations => ServiceError::InvalidLoggingConfiguration(rejection),
+            ConfigurationRejection::KeyMissing | ConfigurationRejection::KeyUnexpected => {
+                ServiceError::InvalidEncryptionConfiguration(rejection)
+            }
+        }
+    }
+}
+
 impl From<CatalogRejection> for ServiceError {
     fn from(rejection: CatalogRejection) -> ServiceError {
         match rejection {
@@ -214,6 +241,7 @@ impl From<ExecutionError> for ServiceError {
     fn from(error: ExecutionError) -> ServiceError {
         match error {
             ExecutionError::NotFound(arn) => ServiceError::ExecutionDoesNotExist(arn),
+            ExecutionError::MapRunNotFound(_) => ServiceError::ResourceNotFound,
             ExecutionError::InvalidPage => ServiceError::InvalidToken,
             error @ (ExecutionError::Closed
             | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
@@ -247,6 +275,17 @@ impl From<RedriveError> for ServiceError {
     }
 }
 
+impl From<TokenError> for ServiceError {
+    fn from(error: TokenError) -> ServiceError {
+        match error {
+            TokenError::Invalid => ServiceError::InvalidToken,
+            TokenError::TimedOut => ServiceError::TaskTimedOut,
+            TokenError::InvalidOutput(reason) => ServiceError::InvalidOutput(reason),
+            error @ TokenError::Unavailable(_) => ServiceError::Unavailable(error.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +304,21 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn the_errors_of_task_tokens_have_awss_codes_and_messages() {
+        let of = |error: TokenError| {
+            let error = ServiceError::from(error);
+            (error.code(), error.to_string())
+        };
+        assert_eq!(of(TokenError::Invalid), ("InvalidToken", "Invalid Token: 'Invalid token'".to_owned()));
+        let ended = "Task Timed Out: 'Provided task does not exist anymore'";
+        assert_eq!(of(TokenError::TimedOut), ("TaskTimedOut", ended.to_owned()));
+        let no_json = TokenError::InvalidOutput("no JSON".to_owned());
+        assert_eq!(of(no_json), ("InvalidOutput", "Invalid Output: 'no JSON'".to_owned()));
+        let unavailable = ServiceError::from(TokenError::Unavailable("disk full".to_owned()));
+        assert_eq!((unavailable.code(), unavailable.is_refusal()), ("ServiceUnavailable", false));
     }
 
     #[test]

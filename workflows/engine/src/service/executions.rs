@@ -7,12 +7,14 @@ use jiff::Timestamp;
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::arn::{ArnQualifier, ExecutionArn, MapRunArn, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::JsonText;
 use mayfly_workflows_language::value::Value;
 
 use super::names::not_of_map;
 use super::{ResourceName, ServiceError, WorkflowService};
 use crate::engine::{
-    Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started, StartedMachine,
+    Description, ExecutionOwner, HistoryQuery, ListQuery, Page, RedriveStatus, StartRequest, Started,
+    StartedMachine,
 };
 
 /// AWS's limit of an input or an output, in bytes.
@@ -43,13 +45,11 @@ pub struct ExecutionDefinition {
     pub execution: Description,
 }
 
-/// Checks that a text can be an execution's input: JSON, and not longer than AWS allows.
-pub fn check_input(input: &str) -> Result<(), ServiceError> {
-    ServiceError::check_length("input", None, input.len(), 0..=PAYLOAD_BYTES_MAX)?;
-    match Value::parse(input) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(ServiceError::InvalidExecutionInput(error.describe(input))),
-    }
+/// Parses the input of an execution: JSON, and not longer than AWS allows.
+pub(crate) fn parse_input(input: &JsonText) -> Result<Value, ServiceError> {
+    let text = input.text();
+    ServiceError::check_length("input", None, text.len(), 0..=PAYLOAD_BYTES_MAX)?;
+    input.value().map_err(|error| ServiceError::InvalidExecutionInput(error.describe(text)))
 }
 
 impl WorkflowService {
@@ -99,8 +99,8 @@ impl WorkflowService {
         if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
             return Err(ServiceError::StateMachineTypeNotSupported);
         }
-        let input = input.unwrap_or_else(|| "{}".to_owned());
-        check_input(&input)?;
+        let input = JsonText::from(input.unwrap_or_else(|| "{}".to_owned()));
+        parse_input(&input)?;
         Ok(StartRequest {
             state_machine: target.machine,
             name: name.map(ResourceName::into_string),
@@ -146,7 +146,7 @@ impl WorkflowService {
     /// The execution does not exist, or the journal fails.
     pub async fn describe_execution(&self, arn: &ExecutionArn) -> Result<Description, ServiceError> {
         let found = self.engine.describe(arn).await?;
-        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.to_string()))?;
+        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.clone()))?;
         Ok(self.with_redrive_status(found))
     }
 
@@ -191,7 +191,7 @@ impl WorkflowService {
         &self,
         arn: &ExecutionArn,
     ) -> Result<ExecutionDefinition, ServiceError> {
-        let missing = || ServiceError::ExecutionDoesNotExist(arn.to_string());
+        let missing = || ServiceError::ExecutionDoesNotExist(arn.clone());
         let machine = self.engine.snapshot(arn).await?.ok_or_else(missing)?;
         let execution = self.engine.describe(arn).await?.ok_or_else(missing)?;
         Ok(ExecutionDefinition { machine, execution })
@@ -207,14 +207,14 @@ impl WorkflowService {
         query: HistoryQuery,
     ) -> Result<Page<serde_json::Value>, ServiceError> {
         let page = self.engine.history(arn, query).await?;
-        page.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.to_string()))
+        page.ok_or_else(|| ServiceError::ExecutionDoesNotExist(arn.clone()))
     }
 
     /// The owner of executions that are listed by the ARN of a state machine, a version or an alias.
     ///
     /// # Errors
     /// There is none with this ARN, or it is an EXPRESS state machine, whose executions are not kept.
-    pub fn executions_of(&self, arn: StateMachineArn) -> Result<Of, ServiceError> {
+    pub fn executions_of(&self, arn: StateMachineArn) -> Result<ExecutionOwner, ServiceError> {
         let missing = || ServiceError::StateMachineDoesNotExist(arn.clone());
         let book = self.catalog().read();
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
@@ -222,14 +222,14 @@ impl WorkflowService {
             return Err(ServiceError::StateMachineTypeNotSupported);
         }
         Ok(match arn.qualifier() {
-            None => Of::StateMachine(arn),
+            None => ExecutionOwner::StateMachine(arn),
             Some(ArnQualifier::Version(number)) => {
                 book.version(&machine.arn, number).ok_or_else(missing)?;
-                Of::Version(arn)
+                ExecutionOwner::Version(arn)
             }
             Some(ArnQualifier::Alias(name)) => {
                 book.alias(&machine.arn, name).ok_or(ServiceError::ResourceNotFound)?;
-                Of::Alias(arn)
+                ExecutionOwner::Alias(arn)
             }
         })
     }
@@ -238,9 +238,9 @@ impl WorkflowService {
     ///
     /// # Errors
     /// The map run does not exist, or the journal fails.
-    pub async fn children_of(&self, arn: MapRunArn) -> Result<Of, ServiceError> {
+    pub async fn children_of(&self, arn: MapRunArn) -> Result<ExecutionOwner, ServiceError> {
         match self.engine.has_map_run(&arn).await? {
-            true => Ok(Of::MapRun(arn)),
+            true => Ok(ExecutionOwner::MapRun(arn)),
             false => Err(ServiceError::ResourceNotFound),
         }
     }
@@ -264,10 +264,10 @@ mod tests {
 
     #[test]
     fn an_input_is_json_of_at_most_256_kib() {
-        assert_eq!(check_input("{}"), Ok(()));
-        assert!(matches!(check_input("{"), Err(ServiceError::InvalidExecutionInput(_))));
+        assert_eq!(parse_input(&"{}".into()), Ok(Value::empty_object()));
+        assert!(matches!(parse_input(&"{".into()), Err(ServiceError::InvalidExecutionInput(_))));
         let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
-        let refused = check_input(&large).expect_err("too long");
+        let refused = parse_input(&large.into()).expect_err("too long");
         assert_eq!(
             refused.to_string(),
             "1 validation error detected: Value at 'input' failed to satisfy constraint: Member must have length less \

@@ -3,7 +3,7 @@
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
 
 use super::{PageRequest, ServiceError, WorkflowService, page};
-use crate::engine::{ExecutionError, MapRunDescription, MapRunUpdate, Page};
+use crate::engine::{MapRunDescription, MapRunUpdate, Page};
 
 impl WorkflowService {
     /// DescribeMapRun.
@@ -24,7 +24,7 @@ impl WorkflowService {
         request: &PageRequest,
     ) -> Result<Page<MapRunDescription>, ServiceError> {
         let found = self.engine.list_map_runs(execution).await?;
-        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(execution.to_string()))?;
+        let found = found.ok_or_else(|| ServiceError::ExecutionDoesNotExist(execution.clone()))?;
         Ok(page(found, request, |run| run.map_run_arn.to_string()))
     }
 
@@ -39,9 +39,6 @@ impl WorkflowService {
                 reason: Some("CANNOT_UPDATE_COMPLETED_MAP_RUN"),
             });
         }
-        self.engine.update_map_run(arn, update).await.map_err(|error| match error {
-            ExecutionError::NotFound(_) => ServiceError::ResourceNotFound,
-            error => error.into(),
-        })
+        Ok(self.engine.update_map_run(arn, update).await?)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
+use mayfly_workflows_language::arn::{ActivityArn, ArnQualifier, StateMachineArn};
 
 use super::ServiceError;
 use crate::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
@@ -38,6 +38,11 @@ impl CredentialScope {
     /// The ARN of the state machine with this name.
     pub fn state_machine(&self, name: &ResourceName) -> StateMachineArn {
         StateMachineArn::from_trusted(self.arn(format_args!("stateMachine:{name}")))
+    }
+
+    /// The ARN of the activity with this name.
+    pub fn activity(&self, name: &ResourceName) -> ActivityArn {
+        ActivityArn::from_trusted(self.arn(format_args!("activity:{name}")))
     }
 
     /// The partition that the region lies in.

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use mayfly_workflows_language::definition::{StateMachine, StateMachineType};
 use mayfly_workflows_language::parse;
-use serde_json::json;
 
 use super::{ServiceError, WorkflowService};
 use crate::catalog::{MachineRecord, MachineRevision};
-use crate::engine::StartedMachine;
+use crate::engine::{RevisionDetails, StartedMachine};
 
 /// The longest definition, in UTF-16 code units (service model).
 const DEFINITION_LENGTH_MAX: usize = 1 << 20;
@@ -40,12 +39,12 @@ pub fn compiled(
         kind: machine.kind,
         definition_text: Arc::clone(&revision.definition),
         definition: Arc::new(parse::compile_accepted(&revision.definition, machine.kind).map_err(rejected)?),
-        details: json!({
-            "revisionId": revision.id,
-            "updateDate": revision.updated,
-            "loggingConfiguration": revision.logging,
-            "tracingConfiguration": {"enabled": revision.tracing},
-            "encryptionConfiguration": revision.encryption,
+        details: Some(RevisionDetails {
+            encryption_configuration: revision.encryption.clone(),
+            logging_configuration: revision.logging.clone(),
+            revision_id: revision.id.clone(),
+            tracing_configuration: revision.tracing,
+            update_date: revision.updated,
         }),
         flow: None,
     };

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use mayfly_workflows_language::arn::{ArnQualifier, StateMachineArn};
 use mayfly_workflows_language::definition::StateMachineType;
-use serde_json::Value;
 
 use super::names::{not_of_map, unqualified_only};
 use super::resolve::compile;
 use super::{CredentialScope, PageRequest, ResourceName, ServiceError, WorkflowService, page};
 use crate::catalog::{
-    MachineRecord, MachineRevision, NewMachine, Publication, SeenRevision, UpdateMachine, Version,
+    EncryptionConfiguration, LoggingConfiguration, MachineRecord, MachineRevision, NewMachine, Publication,
+    SeenRevision, TracingConfiguration, UpdateMachine, Version,
 };
-use crate::engine::{ListQuery, Of, Page, RunStatus};
+use crate::engine::{ExecutionOwner, ListQuery, Page, RunStatus};
 
 /// A state machine to create.
 #[derive(Debug, Clone)]
@@ -28,12 +28,12 @@ pub struct CreateStateMachine {
     pub definition: String,
     /// The role that executions assume.
     pub role_arn: String,
-    /// The logging configuration, checked and in the shape of the API; no logging without it.
-    pub logging: Option<Value>,
-    /// Whether tracing is enabled.
-    pub tracing: bool,
-    /// The encryption configuration, checked and in the shape of the API; AWS's key without it.
-    pub encryption: Option<Value>,
+    /// The logging of executions.
+    pub logging: LoggingConfiguration,
+    /// The tracing of executions.
+    pub tracing: TracingConfiguration,
+    /// The encryption of executions.
+    pub encryption: EncryptionConfiguration,
     /// Publishes the first revision as version 1.
     pub publish: Option<Publication>,
     /// Tags by key.
@@ -55,9 +55,9 @@ impl CreateStateMachine {
             kind,
             definition,
             role_arn,
-            logging: None,
-            tracing: false,
-            encryption: None,
+            logging: LoggingConfiguration::default(),
+            tracing: TracingConfiguration::default(),
+            encryption: EncryptionConfiguration::default(),
             publish: None,
             tags: BTreeMap::new(),
         }
@@ -82,12 +82,12 @@ pub struct UpdateStateMachine {
     pub definition: Option<String>,
     /// The new role.
     pub role_arn: Option<String>,
-    /// The new logging configuration, checked and in the shape of the API.
-    pub logging: Option<Value>,
-    /// Whether tracing is enabled.
-    pub tracing: Option<bool>,
-    /// The new encryption configuration, checked and in the shape of the API.
-    pub encryption: Option<Value>,
+    /// The new logging of executions.
+    pub logging: Option<LoggingConfiguration>,
+    /// The new tracing of executions.
+    pub tracing: Option<TracingConfiguration>,
+    /// The new encryption of executions.
+    pub encryption: Option<EncryptionConfiguration>,
     /// Publishes the newest revision.
     pub publish: Option<Publication>,
     /// The revision on which the update depends: [`ServiceError::Conflict`] where the machine has another one by now.
@@ -137,16 +137,6 @@ impl DescribedStateMachine {
     }
 }
 
-/// The logging configuration of a state machine that names none.
-fn no_logging() -> Value {
-    serde_json::json!({"level": "OFF", "includeExecutionData": false})
-}
-
-/// The encryption configuration of a resource that names none.
-pub(super) fn own_key() -> Value {
-    serde_json::json!({"type": "AWS_OWNED_KEY"})
-}
-
 impl WorkflowService {
     /// CreateStateMachine. An equal request returns the state machine that the first one created.
     ///
@@ -161,9 +151,9 @@ impl WorkflowService {
         let revision = MachineRevision::new(
             &definition,
             &role_arn,
-            request.logging.unwrap_or_else(no_logging),
+            request.logging,
             request.tracing,
-            request.encryption.unwrap_or_else(own_key),
+            request.encryption,
             self.now_ms(),
         );
         compile(&revision.definition, kind)?;
@@ -301,7 +291,7 @@ impl WorkflowService {
 
     async fn has_running(&self, arn: &StateMachineArn) -> Result<bool, ServiceError> {
         let query = ListQuery {
-            of: Of::StateMachine(arn.clone()),
+            owner: ExecutionOwner::StateMachine(arn.clone()),
             status: Some(RunStatus::Running),
             redriven: None,
             limit: 1,

@@ -1,46 +1,45 @@
 //! The handling of an error: retriers first, then catchers.
 
-use mayfly_workflows_language::dataflow;
-use mayfly_workflows_language::definition::{Catcher, QueryLanguage, State};
+use std::sync::Arc;
+
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
-use serde_json::json;
 
-use super::Status;
-use super::inspection::Inspection;
-use super::request::Request;
-use super::run::{StageEvaluator, TestOutcome};
-use mayfly_workflows_machine::{interval_seconds, takes};
+use super::TestStatus;
+use super::inspection::InspectionData;
+use super::request::StateTest;
+use super::run::{TestOutcome, target};
+use mayfly_workflows_machine::stages::{DataStage, StageObserver, StateStages, error_output};
+use mayfly_workflows_machine::{EDITION, error_matches, interval_seconds};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]
 pub(super) struct MockedError {
-    pub(super) error: Option<String>,
-    pub(super) cause: Option<String>,
+    pub(super) error: Option<Arc<str>>,
+    pub(super) cause: Option<Arc<str>>,
+}
+
+impl MockedError {
+    /// The error of a mock.
+    pub(super) fn mocked(error: &Option<String>, cause: &Option<String>) -> Self {
+        Self { error: error.as_deref().map(Into::into), cause: cause.as_deref().map(Into::into) }
+    }
 }
 
 impl From<StateError> for MockedError {
     fn from(error: StateError) -> MockedError {
-        MockedError { error: Some(error.error.into_owned()), cause: Some(error.cause) }
-    }
-}
-
-impl MockedError {
-    fn output(&self) -> Value {
-        let told = |text: &Option<String>| Value::from(text.as_deref().unwrap_or_default());
-        Value::object([("Error", told(&self.error)), ("Cause", told(&self.cause))])
+        MockedError { error: Some(error.error.into()), cause: Some(error.cause.into()) }
     }
 }
 
 /// Lets the state's retriers and catchers look at a failure.
 pub(super) fn settle(
-    request: &Request,
-    state: &State,
-    stage: &StageEvaluator<'_>,
-    mut inspection: Inspection,
+    test: &StateTest,
+    stages: &StateStages<'_>,
+    mut inspection: InspectionData,
     failure: MockedError,
 ) -> TestOutcome {
-    let name = failure.error.as_deref();
+    let (state, name) = (test.state(), failure.error.as_deref());
     let ended = |status, inspection, output, next| TestOutcome {
         status,
         output,
@@ -49,73 +48,41 @@ pub(super) fn settle(
         cause: failure.cause.clone(),
         inspection,
     };
-    if let Some(index) = state.retry.iter().position(|retrier| takes(&retrier.error_equals, name)) {
+    if let Some(index) = state.retry.iter().position(|retrier| error_matches(&retrier.error_equals, name)) {
         let retrier = &state.retry[index];
-        let used = request.configuration.retries.unwrap_or(0);
-        inspection.error_detail("retryIndex", json!(index));
+        let used = test.retries;
+        inspection.error_handling.retry_index = Some(index);
         if used < retrier.max_attempts {
             let wait = interval_seconds(retrier, u32::try_from(used).unwrap_or(u32::MAX));
-            inspection.error_detail("retryBackoffIntervalSeconds", json!(whole_seconds(wait)));
-            return ended(Status::Retriable, inspection, None, None);
+            inspection.error_handling.retry_backoff_seconds = Some(whole_seconds(wait));
+            return ended(TestStatus::Retriable, inspection, None, None);
         }
     }
-    let Some(index) = state.catch.iter().position(|catcher| takes(&catcher.error_equals, name)) else {
-        return ended(Status::Failed, inspection, None, None);
+    let Some(index) = state.catch.iter().position(|catcher| error_matches(&catcher.error_equals, name))
+    else {
+        return ended(TestStatus::Failed, inspection, None, None);
     };
-    inspection.error_detail("catchIndex", json!(index));
+    inspection.error_handling.catch_index = Some(index);
     let catcher = &state.catch[index];
-    match caught(request, state, stage, (index, catcher), &failure) {
-        Ok((output, assigned)) => {
-            if let Some(assigned) = assigned {
-                inspection.stage("variables", &assigned);
+    let output = error_output(failure.error.as_ref(), failure.cause.as_ref(), EDITION);
+    match stages.finish_caught((index, catcher), &output) {
+        Ok(left) => {
+            if catcher.assign.is_some() {
+                let variables = stages.variables.assign(&left.assigned).visible();
+                inspection.observe(DataStage::Variables, &Value::from(variables));
             }
-            let next = super::run::target(request, &catcher.next);
-            ended(Status::CaughtError, inspection, Some(output), next)
+            let next = target(test, &catcher.next);
+            ended(TestStatus::CaughtError, inspection, Some(left.output), next)
         }
         Err(error) => {
-            let failure = MockedError::from(error);
-            TestOutcome {
-                status: Status::Failed,
-                output: None,
-                next: None,
-                error: failure.error,
-                cause: failure.cause,
-                inspection,
-            }
+            let MockedError { error, cause } = MockedError::from(error);
+            TestOutcome { status: TestStatus::Failed, output: None, next: None, error, cause, inspection }
         }
     }
-}
-
-/// The output of a catcher, and the variables it assigned.
-fn caught(
-    request: &Request,
-    state: &State,
-    stage: &StageEvaluator<'_>,
-    (index, catcher): (usize, &Catcher),
-    failure: &MockedError,
-) -> Result<(Value, Option<Value>), StateError> {
-    let error_output = failure.output();
-    let scope = stage.scope(&request.input);
-    let (output, scope_input) = match state.query_language {
-        QueryLanguage::JsonPath => {
-            let placed = dataflow::place_result(&catcher.result_path, &request.input, error_output.clone())?;
-            (placed, &error_output)
-        }
-        QueryLanguage::Jsonata => {
-            let scope = scope.with_error_output(&error_output);
-            let field = format!("Catch[{index}]/Output");
-            (dataflow::output(catcher.output.as_ref(), &scope, &error_output, &field)?, &request.input)
-        }
-    };
-    let Some(assign) = &catcher.assign else { return Ok((output, None)) };
-    let scope = stage.scope(scope_input).with_error_output(&error_output);
-    let assigned = dataflow::assign(Some(assign), &scope, &format!("Catch[{index}]/Assign"))?;
-    Ok((output, Some(Value::from(stage.variables.assign(&assigned).visible()))))
 }
 
 /// Intervals are whole seconds where they can be.
-fn whole_seconds(seconds: f64) -> serde_json::Value {
-    #[expect(clippy::cast_possible_truncation, reason = "an interval is far below 2^63 seconds")]
-    let whole = seconds.round() as i64;
-    json!(whole)
+#[expect(clippy::cast_possible_truncation, reason = "an interval is far below 2^63 seconds")]
+fn whole_seconds(seconds: f64) -> i64 {
+    seconds.round() as i64
 }

@@ -1,31 +1,83 @@
 //! The data between a state's stages, as TestState shows them.
 
+use std::collections::BTreeMap;
+
 use mayfly_workflows_language::value::Value;
-use serde_json::{Map, json};
+use mayfly_workflows_machine::stages::{DataStage, StageObserver};
 
-/// The `inspectionData` of an answer, under construction.
-#[derive(Default)]
-pub(super) struct Inspection(Map<String, serde_json::Value>);
+/// The request of an HTTP task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpRequestTrace {
+    /// `http` or `https`.
+    pub protocol: String,
+    /// The method.
+    pub method: String,
+    /// The URL.
+    pub url: String,
+    /// `[name: value, name: value]`.
+    pub headers: String,
+    /// The body.
+    pub body: String,
+}
 
-impl Inspection {
-    /// A value at a stage, as JSON text.
-    pub(super) fn stage(&mut self, name: &str, value: &Value) {
-        self.0.insert(name.to_owned(), json!(spaced(value)));
+/// The response to an HTTP task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpResponseTrace {
+    /// `http` or `https`.
+    pub protocol: String,
+    /// The status code.
+    pub status_code: String,
+    /// The usual phrase of the status code.
+    pub status_message: String,
+    /// `[name: value, name: value]`.
+    pub headers: String,
+    /// The body.
+    pub body: String,
+}
+
+/// The handling of a state's error.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ErrorHandling {
+    /// The index of the retrier that matches the error.
+    pub retry_index: Option<usize>,
+    /// The wait before the next attempt, in seconds.
+    pub retry_backoff_seconds: Option<i64>,
+    /// The index of the catcher that matches the error.
+    pub catch_index: Option<usize>,
+}
+
+/// The intermediate data of a test.
+#[derive(Clone, Default, PartialEq)]
+pub struct InspectionData {
+    /// JSON text by stage, in the form of TestState's payloads.
+    pub stages: BTreeMap<DataStage, String>,
+    /// `MaxConcurrency` of a Map.
+    pub max_concurrency: Option<u64>,
+    /// `ToleratedFailureCount` of a Map.
+    pub tolerated_failure_count: Option<u64>,
+    /// `ToleratedFailurePercentage` of a Map.
+    pub tolerated_failure_percentage: Option<f64>,
+    /// The request of an HTTP task, at the level of exchanges.
+    pub request: Option<HttpRequestTrace>,
+    /// The response to an HTTP task, at the level of exchanges.
+    pub response: Option<HttpResponseTrace>,
+    /// The retrier and the catcher that match the state's error.
+    pub error_handling: ErrorHandling,
+}
+
+impl StageObserver for InspectionData {
+    fn observe(&mut self, stage: DataStage, value: &Value) {
+        self.stages.insert(stage, spaced(value));
     }
+}
 
-    /// A fact that is no payload.
-    pub(super) fn fact(&mut self, name: &str, value: serde_json::Value) {
-        self.0.insert(name.to_owned(), value);
-    }
-
-    /// A fact inside `errorDetails`.
-    pub(super) fn error_detail(&mut self, name: &str, value: serde_json::Value) {
-        let details = self.0.entry("errorDetails").or_insert_with(|| json!({}));
-        details[name] = value;
-    }
-
-    pub(super) fn done(self) -> serde_json::Value {
-        serde_json::Value::Object(self.0)
+/// Shows the names of the stages and no payloads.
+impl std::fmt::Debug for InspectionData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InspectionData")
+            .field("stages", &self.stages.keys())
+            .field("error_handling", &self.error_handling)
+            .finish_non_exhaustive()
     }
 }
 

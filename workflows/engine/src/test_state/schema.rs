@@ -15,6 +15,8 @@ use mayfly_workflows_language::definition::{IntegrationKind, IntegrationPattern,
 use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 
+use super::request::MockValidation as Mode;
+
 static SERVICES: LazyLock<BTreeMap<String, Service>> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "the file is part of the program, and a test reads it")]
     serde_json::from_str(include_str!("mock_shapes.json")).expect("mock_shapes.json is well-formed")
@@ -80,17 +82,6 @@ impl Bounds {
             _ => Ok(()),
         }
     }
-}
-
-/// The strictness of comparing a mock with the service's model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Required fields are present, and present fields have the right type.
-    Strict,
-    /// Present fields have the right type.
-    Present,
-    /// Not at all.
-    None,
 }
 
 /// The first field of `result` that the response of `resource` could not have, in AWS's words.

@@ -34,8 +34,8 @@ impl Ambient {
         Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, replay: false }
     }
 
-    /// For a replay: exactly the evaluations of the given verdicts fail at their time limit.
-    pub fn again(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
+    /// For the replay of recorded events: exactly the evaluations of the given verdicts fail at their time limit.
+    pub fn replay(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
         Self { verdicts: RefCell::new(verdicts), replay: true, ..Self::new(now_ms, seed) }
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::integrations;
+use crate::arn::ActivityArn;
 
 /// The resource that performs a Task's work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub enum Resource {
     /// `arn:aws:states:::lambda:invoke`: the arguments contain the function's name and its payload.
     LambdaInvoke(IntegrationPattern),
     /// `arn:aws:states:<region>:<account>:activity:<name>`: a worker polls for the task.
-    Activity(Arc<str>),
+    Activity(ActivityArn),
     /// `arn:aws:states:::states:startExecution`. `parsed_output`: `.sync:2`, whose `Output` is JSON instead of text.
     StartExecution { pattern: IntegrationPattern, parsed_output: bool },
     /// `arn:aws:states:::http:invoke`.
@@ -104,7 +105,9 @@ impl Resource {
             "lambda" => FunctionArn::parse(region, account, rest).map(Resource::Function),
             "states" if region.is_empty() && account.is_empty() => integration(rest),
             "states" => match rest.strip_prefix("activity:") {
-                Some(name) if !name.is_empty() && !name.contains(':') => Ok(Resource::Activity(text.into())),
+                Some(name) if !name.is_empty() && !name.contains(':') => {
+                    Ok(Resource::Activity(ActivityArn::from_trusted(text)))
+                }
                 _ => Err(ResourceError::NotRecognized),
             },
             "swf" if rest.starts_with("task:") => Ok(Resource::Foreign(text.into())),
@@ -319,7 +322,7 @@ mod tests {
     #[test]
     fn activities_and_foreign_tasks() {
         let activity = "arn:aws:states:us-east-1:123456789012:activity:ship-it";
-        assert_eq!(parsed(activity), Some(Resource::Activity(activity.into())));
+        assert_eq!(parsed(activity), Some(Resource::Activity(ActivityArn::from_trusted(activity))));
         assert_eq!(parsed("arn:aws:states:us-east-1:123456789012:activity:"), None);
         assert_eq!(parsed("arn:aws:states:us-east-1:123456789012:stateMachine:x"), None);
         assert!(matches!(parsed("arn:aws:swf:us-east-1:123456789012:task:X"), Some(Resource::Foreign(_))));

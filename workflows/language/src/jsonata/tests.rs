@@ -240,7 +240,7 @@ fn a_replay_fails_exactly_the_evaluations_that_timed_out() {
     assert_eq!(told.as_deref(), Ok("1001000"));
     assert_eq!(live.into_verdicts(), []);
     let ended = Verdict { evaluation: 1, error: "too long".to_owned() };
-    let again = Ambient::again(0, 1, vec![ended]);
+    let again = Ambient::replay(0, 1, vec![ended]);
     assert_eq!(evaluate(&again), told);
     assert!(evaluate(&again).is_err_and(|cause| cause.contains("too long")));
     assert_eq!(evaluate(&again), told);

@@ -1,6 +1,6 @@
 //! Runs one case on the real engine, with a journal in memory and a virtual clock.
 
-use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
+use mayfly_workflows_language::arn::{ActivityArn, ExecutionArn, MapRunArn};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Activities, Config, Engine, EngineDeps, FunctionCall, FunctionError, FunctionOutput, Functions,
-    HttpTasks, InvokeError, ListQuery, NoWireOperations, ObjectBody, ObjectEntry, ObjectError, ObjectPage,
-    ObjectStore, Of, Randomness, StartRequest,
+    Activities, Config, Engine, EngineDeps, ExecutionOwner, FunctionCall, FunctionError, FunctionOutput,
+    Functions, HttpTasks, InvokeError, ListQuery, NoIntegrations, NoWireOperations, ObjectBody, ObjectEntry,
+    ObjectError, ObjectPage, ObjectStore, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::timers::VirtualClock;
 use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
@@ -70,13 +70,13 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
     let request = StartRequest {
         state_machine: subject.machine.clone(),
         name: Some("test".into()),
-        input,
+        input: input.into(),
         trace_header: None,
         version_arn: None,
         alias_arn: None,
     };
     let arn = engine.start_execution(request).await?.execution_arn;
-    let problem = to_the_end(&engine, &arn, &script).await;
+    let problem = spawn_uncancelled(&engine, &arn, &script).await;
     let mut ran = outcome(&engine, &arn, &script).await?;
     ran.problem = problem.or_else(|| endless_loop(&ran));
     engine.shutdown().await;
@@ -93,15 +93,16 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
         catalog: Arc::new(Catalog::open(None)?),
         wire: Arc::new(NoWireOperations),
         activities: Arc::new(NoServices),
+        supports_integration: |_| false,
         mocks: Some(script),
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
-    Ok(Engine::open(config, deps).await?)
+    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.
-async fn to_the_end(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
+async fn spawn_uncancelled(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
@@ -170,7 +171,7 @@ async fn outcome(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> an
     ran.events.push(events);
     for run in runs {
         let query = ListQuery {
-            of: Of::MapRun(MapRunArn::from_trusted(run)),
+            owner: ExecutionOwner::MapRun(MapRunArn::from_trusted(run)),
             status: None,
             redriven: None,
             limit: CHILDREN_MAX,
@@ -213,7 +214,7 @@ impl HttpTasks for NoServices {
 }
 
 impl Activities for NoServices {
-    fn exists(&self, _arn: &str) -> bool {
+    fn exists(&self, _arn: &ActivityArn) -> bool {
         true
     }
 }

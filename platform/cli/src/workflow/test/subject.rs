@@ -10,7 +10,6 @@ use mayfly_workflows_engine::engine::StartedMachine;
 use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::{self, State, StateMachineType, Transition};
 use mayfly_workflows_language::{parse, validate};
-use serde_json::Value;
 
 use super::super::{definition as text, reference::Workflow};
 use super::file::Mocks;
@@ -68,7 +67,7 @@ impl Subject {
             kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),
-            details: Value::Null,
+            details: None,
             flow: None,
         });
         Ok(Self { machine })

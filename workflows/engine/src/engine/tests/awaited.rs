@@ -40,8 +40,8 @@ async fn children(world: &TestEngine, parent: &ExecutionArn, count: usize) -> Ve
         }
     };
     tokio::time::timeout(LONG, looked).await.expect("all are waited for");
-    let of = Of::StateMachine(StateMachineArn::from_trusted(CHILD));
-    let query = ListQuery { of, status: None, redriven: None, limit: 10, from: None };
+    let of = ExecutionOwner::StateMachine(StateMachineArn::from_trusted(CHILD));
+    let query = ListQuery { owner: of, status: None, redriven: None, limit: 10, from: None };
     let mut page = world.engine.list(query).await.expect("read").items;
     // Listed newest first.
     page.reverse();

@@ -128,11 +128,11 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     );
     let awake = world.engine.inner.busy();
     let late = world.start(&waiting, "{}").await;
-    assert_eq!(world.engine.forget_old().await.expect("written"), 0, "nothing is old yet");
+    assert_eq!(world.engine.delete_expired().await.expect("written"), 0, "nothing is old yet");
     drop(awake);
     world.engine.wait(&late).await.expect("read").expect("there");
     assert!(journal.part(&digest).expect("read").is_some());
-    assert_eq!(world.engine.forget_old().await.expect("written"), 1);
+    assert_eq!(world.engine.delete_expired().await.expect("written"), 1);
     assert!(world.engine.describe(&old).await.expect("read").is_none());
     assert!(world.engine.describe(&late).await.expect("read").is_some());
     assert!(journal.part(&digest).expect("read").is_none(), "its payload went with it");
@@ -169,7 +169,7 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
     let redriven = tokio::spawn(async move { engine.redrive(&wanted, None).await });
     until("its records are read", || read.try_recv().is_ok()).await;
     let engine = world.engine.clone();
-    let forgets = tokio::spawn(async move { engine.forget_old().await });
+    let forgets = tokio::spawn(async move { engine.delete_expired().await });
     // A waiting writer blocks new readers.
     let waits = || world.engine.inner.retention_lock.try_read().is_err();
     until("forgetting waits for what is taken up", waits).await;

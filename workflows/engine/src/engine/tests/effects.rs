@@ -158,10 +158,6 @@ async fn an_execution_that_a_request_is_reading_while_others_are_read_is_taken_u
 struct QuickJobs;
 
 impl Integrations for QuickJobs {
-    fn supports(&self, resource: &str) -> bool {
-        resource == "arn:aws:states:::job:run.sync"
-    }
-
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>> {
         Box::pin(async move {
             if let Some(submitted) = call.submitted {
@@ -174,8 +170,14 @@ impl Integrations for QuickJobs {
 
 #[tokio::test]
 async fn a_job_that_has_begun_is_told() {
-    let world = TestEngine::new().await;
-    world.engine.bind_integrations(Arc::new(QuickJobs));
+    let (functions, files): (Arc<Scripted>, Arc<Files>) = Default::default();
+    let deps = EngineDeps {
+        supports_integration: |resource| resource == "arn:aws:states:::job:run.sync",
+        ..deps(functions.clone(), files.clone())
+    };
+    let journal = Arc::new(MemoryJournal::default());
+    let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+    let world = TestEngine { engine: opened.start(Arc::new(QuickJobs)), functions, files };
     let definition = json!({"StartAt": "A", "States": {"A": {
         "Type": "Task", "Resource": "arn:aws:states:::job:run.sync",
         "Parameters": {"Component": "c"}, "End": true}}});
@@ -185,6 +187,44 @@ async fn a_job_that_has_begun_is_told() {
         lines[2..6],
         ["3 2 TaskScheduled", "4 3 TaskStarted", "5 4 TaskSubmitted", "6 5 TaskSucceeded"]
     );
+}
+
+/// Integrations are made from the engine that they are given to; an execution that was started before waits for them.
+#[tokio::test]
+async fn tasks_wait_until_the_engine_is_started() {
+    let functions: Arc<Scripted> = Arc::default();
+    let deps = deps(functions.clone(), Arc::default());
+    let journal = Arc::new(MemoryJournal::default());
+    let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+    let definition = json!({"StartAt": "T", "States": {"T": with(task("echo"), json!({"End": true}))}});
+    let machine = machine(definition, StateMachineType::Standard);
+    let started = opened.engine().start_execution(request(&machine, "7")).await.expect("starts");
+    assert!(functions.calls.lock().is_empty(), "no task is performed");
+    let engine = opened.start(Arc::new(NoIntegrations));
+    let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
+    assert_eq!(ended.output.as_deref(), Some("7"));
+}
+
+/// Integrations may hold the engine, which must not keep both of them for ever.
+#[tokio::test]
+async fn a_shutdown_lets_go_of_integrations_that_hold_the_engine() {
+    struct Holder(#[expect(dead_code, reason = "held, not used")] Engine);
+
+    impl Integrations for Holder {
+        fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>> {
+            panic!("{} is not called", call.resource);
+        }
+    }
+
+    let deps = deps(Arc::default(), Arc::default());
+    let journal = Arc::new(MemoryJournal::default());
+    let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+    let holder = Arc::new(Holder(opened.engine().clone()));
+    let held = Arc::downgrade(&holder);
+    let engine = opened.start(holder);
+    assert!(held.upgrade().is_some());
+    engine.shutdown().await;
+    until("the integrations are dropped", || held.upgrade().is_none()).await;
 }
 
 /// Work that a worker took before a crash is not handed out again. Its heartbeats end it, and the state can retry it.
@@ -199,7 +239,7 @@ async fn work_that_was_taken_before_a_crash_owes_its_heartbeats() {
         "HeartbeatSeconds": 9});
     let definition = json!({"StartAt": "A", "States": {"A": state}});
     let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
-    first.engine.get_activity_task(activity, None).await.expect("work");
+    first.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     let second = TestEngine::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");

@@ -26,7 +26,7 @@ async fn endless_expressions_do_not_delay_other_executions() {
     let journal: Arc<dyn Journal> =
         Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("a journal"));
     let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
-    let engine = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+    let engine = opened(Config::default(), deps, journal).await;
     let alone = with(endless(""), json!({"QueryLanguage": "JSONata"}));
     let alone = machine(alone, StateMachineType::Standard);
     // Two branches each: the second event of an execution comes while the first one's expression runs.
@@ -66,8 +66,7 @@ async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_ins
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
     let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
     let limits = EngineLimits { idle_in_memory: Duration::ZERO, ..EngineLimits::default() };
-    let engine = Engine::with_journal(Config { limits, ..Config::default() }, deps, journal).await;
-    let engine = engine.expect("opens");
+    let engine = opened(Config { limits, ..Config::default() }, deps, journal).await;
     // Timestamps count in whole seconds.
     let due_ms = (engine.inner.now_ms() / 1_000 + 4) * 1_000;
     let waits = |next: serde_json::Value| {
@@ -85,7 +84,7 @@ async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_ins
         others.push(engine.start_execution(request(&short, "{}")).await.expect("starts").execution_arn);
     }
     until("all are evicted", || {
-        engine.inner.sleep_round();
+        engine.inner.evict_round();
         engine.load() == (0, 51)
     })
     .await;

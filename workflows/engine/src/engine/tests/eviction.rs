@@ -21,7 +21,7 @@ async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (Executio
     until("it only waits", rests).await;
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
     assert_eq!(world.engine.load().0, 0, "nothing is in memory");
     (arn, awake)
 }
@@ -84,7 +84,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
     }
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn a_worker_wakes() {
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
     let (arn, _awake) = evicted(&world, definition).await;
-    let work = world.engine.get_activity_task(activity, None).await.expect("work");
+    let work = world.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").error.as_deref(), Some("E"));
 }
@@ -175,10 +175,10 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
         assert!(begun.elapsed() < LONG, "it does not come into memory");
         std::thread::yield_now();
     }
-    assert_eq!(world.engine.inner.sleep_round(), 0, "somebody has just asked for it");
+    assert_eq!(world.engine.inner.evict_round(), 0, "somebody has just asked for it");
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.inner.evict_round(), 1);
     drop(awake);
     let ended = ends.await.expect("runs").expect("read").expect("there");
     assert_eq!(ended.status, RunStatus::Succeeded);
@@ -214,12 +214,13 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
         goes_on.recv().expect("told");
     }));
     let engine = world.engine.clone();
-    let leaves = tokio::spawn(async move { engine.get_activity_task(activity, None).await });
+    let leaves = tokio::spawn(async move { engine.get_activity_task(&activity_arn(activity), None).await });
     until("its records are read", || read.try_recv().is_ok()).await;
     leaves.abort();
     assert!(leaves.await.is_err(), "it left before it had the work");
     may_go_on.send(()).expect("it waits");
-    let asks = world.engine.get_activity_task(activity, None);
+    let activity = activity_arn(activity);
+    let asks = world.engine.get_activity_task(&activity, None);
     let work = tokio::time::timeout(LONG, asks).await.expect("in time").expect("work");
     world.engine.send_task_success(&work.token, "7").await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").output.as_deref(), Some("7"));
@@ -251,7 +252,7 @@ async fn executions_whose_timers_are_due_together_are_read_together() {
     }
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
-    assert_eq!(world.engine.inner.sleep_round(), 100);
+    assert_eq!(world.engine.inner.evict_round(), 100);
     drop(awake);
     for arn in arns {
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");

@@ -31,7 +31,7 @@ async fn durable_executions() {
     let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
     let deps =
         EngineDeps { clock: Arc::new(crate::timers::SystemClock), ..deps(Arc::default(), Arc::default()) };
-    let engine = Engine::open(config, deps).await.expect("opens");
+    let engine = Engine::open(config, deps).await.expect("opens").start(Arc::new(NoIntegrations));
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
         StateMachineType::Standard,

@@ -1,5 +1,8 @@
 //! Every kind of state, with the events AWS would tell.
 
+use mayfly_workflows_language::execution::JsonText;
+use mayfly_workflows_language::value::Value;
+
 use super::*;
 
 #[tokio::test]
@@ -153,8 +156,8 @@ async fn a_distributed_map_runs_children() {
     let runs = world.engine.list_map_runs(&arn).await.expect("read").expect("there");
     let [run] = runs.as_slice() else { panic!("one run") };
     assert_eq!(run.execution_counts.succeeded, 3);
-    let of = Of::MapRun(run.map_run_arn.clone());
-    let query = ListQuery { of, status: None, redriven: None, limit: 2, from: None };
+    let of = ExecutionOwner::MapRun(run.map_run_arn.clone());
+    let query = ListQuery { owner: of, status: None, redriven: None, limit: 2, from: None };
     let page = world.engine.list(query).await.expect("lists");
     assert_eq!(page.items.len(), 2);
     assert!(page.next.is_some());
@@ -236,7 +239,7 @@ async fn a_worker_takes_an_activity() {
     let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
     let execution = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
-    let work = world.engine.get_activity_task(arn, Some("w".to_owned())).await.expect("work");
+    let work = world.engine.get_activity_task(&activity_arn(arn), Some("w".to_owned())).await.expect("work");
     assert_eq!(work.input, "{\"k\":1}");
     assert_eq!(world.engine.send_task_success("Invalid", "1").await, Err(TokenError::Invalid));
     world.engine.send_task_heartbeat(&work.token).await.expect("alive");
@@ -293,7 +296,7 @@ async fn an_activity_owes_heartbeats_once_it_is_taken() {
     assert!(world.engine.inner.now_ms() >= begun_ms + 60_000);
 
     let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
-    world.engine.get_activity_task(activity, None).await.expect("work");
+    world.engine.get_activity_task(&activity_arn(activity), None).await.expect("work");
     let taken_ms = world.engine.inner.now_ms();
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
@@ -465,4 +468,19 @@ async fn an_integration_that_is_not_there_can_be_caught() {
     let (ended, _) = world.run(definition, "{}").await;
     assert_eq!(ended.status, RunStatus::Succeeded);
     assert!(ended.output.is_some_and(|output| output.contains("arn:aws:states:::sqs:sendMessage")));
+}
+
+/// The service parses an input to check it; the machine gets that value.
+#[tokio::test]
+async fn an_input_is_parsed_once() {
+    let world = TestEngine::new().await;
+    let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 60, "End": true}}});
+    let mut request = request(&machine(wait, StateMachineType::Standard), "[1]");
+    request.input = JsonText::from("[1]");
+    let Ok(Value::Array(checked)) = request.input.value() else { panic!("an array") };
+    let _awake = world.engine.inner.busy();
+    let arn = world.engine.start_execution(request).await.expect("starts").execution_arn;
+    let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
+    let Value::Array(input) = running.lock().machine.facts().input.clone() else { panic!("an array") };
+    assert!(Arc::ptr_eq(&checked, &input), "the value is shared");
 }

@@ -1,4 +1,4 @@
-//! Questions about executions.
+//! Descriptions and lists of executions.
 
 use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::error::ExecutionError;
-use super::types::{Description, ListQuery, Of, Page, StartedMachine};
-use mayfly_workflows_journal::{ExecutionOwner, ListRows, artifacts_in};
+use super::types::{Description, ListQuery, Page, StartedMachine};
+use mayfly_workflows_journal::{ListRows, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
@@ -54,15 +54,8 @@ impl Engine {
     pub async fn list(&self, query: ListQuery) -> Result<Page<Description>, ExecutionError> {
         let before =
             query.from.as_deref().map(str::parse).transpose().map_err(|_| ExecutionError::InvalidPage)?;
-        let owner = match query.of {
-            Of::Everyone => ExecutionOwner::Everyone,
-            Of::StateMachine(arn) => ExecutionOwner::Machine(arn),
-            Of::Version(arn) => ExecutionOwner::Version(arn),
-            Of::Alias(arn) => ExecutionOwner::Alias(arn),
-            Of::MapRun(arn) => ExecutionOwner::MapRun(arn),
-        };
         let rows = ListRows {
-            owner,
+            owner: query.owner,
             status: query.status,
             redriven: query.redriven,
             before,
