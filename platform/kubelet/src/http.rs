@@ -6,7 +6,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, Query, State},
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{any, get},
 };
@@ -33,6 +33,9 @@ use crate::{
     streams::{self, PodStreams},
     usage::Meters,
 };
+
+/// The content type of metrics.
+const METRICS_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The locations of logs.
 #[derive(Clone)]
@@ -133,7 +136,20 @@ pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, image
         .with_state(logs)
         .merge(processes)
         .merge(images.router())
-        .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
+        .merge(measurements(meters))
+}
+
+/// The usage of the node and its pods.
+fn measurements(meters: Arc<Meters>) -> Router {
+    Router::new()
+        .route("/stats/summary", get(|State(meters): State<Arc<Meters>>| async move { Json(meters.summary()) }))
+        .route("/metrics", get(metrics))
+        .with_state(meters)
+}
+
+/// The node's metrics in Prometheus' text format.
+async fn metrics(State(meters): State<Arc<Meters>>) -> Response {
+    ([(header::CONTENT_TYPE, METRICS_FORMAT)], meters.metrics()).into_response()
 }
 
 /// The pods bound to this node, from this process's informer.

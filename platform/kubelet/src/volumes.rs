@@ -22,6 +22,7 @@ pub(crate) mod in_use;
 mod journal;
 mod ownership;
 mod persistent;
+pub(crate) mod statistics;
 pub(crate) mod tokens;
 
 use std::{
