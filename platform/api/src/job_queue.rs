@@ -4,6 +4,7 @@
 //! controller resumes it when its turn comes. The contract is `spec.suspend` alone, so that it works with every
 //! controller of Jobs. [`plan`] decides, purely; `mayfly why job` asks the same function.
 
+pub mod flavors;
 pub mod plan;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use self::flavors::{FlavorUsage, JobNodes, QueueFlavor};
 use crate::{
     gang,
     k8s::{
@@ -54,6 +56,10 @@ pub struct JobQueueSpec {
     /// The namespaces whose Jobs may use the queue. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
+    /// Kinds of nodes with quotas of their own, such as those with one model of GPU, in the order in which they are
+    /// tried. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flavors: Vec<QueueFlavor>,
     /// Additional quotas, each of which limits every namespace that it selects separately.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespace_quotas: Vec<NamespaceQuota>,
@@ -71,6 +77,9 @@ pub struct JobQueueSpec {
 pub struct NamespaceQuota {
     /// The namespaces; the label kubernetes.io/metadata.name selects one by its name.
     pub namespace_selector: LabelSelector,
+    /// The name of a flavor: only its Jobs count. Default: all Jobs count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flavor: Option<String>,
     /// The amounts that the running Jobs of one namespace request together, at most.
     pub quota: BTreeMap<String, Quantity>,
 }
@@ -86,6 +95,8 @@ pub struct JobQueueStatus {
     /// The amounts that the running Jobs request, of the resources that the quota names.
     #[serde(default)]
     pub used: BTreeMap<String, Quantity>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flavors: Vec<FlavorUsage>,
     /// The Job that starts next, `namespace/name`, and what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<String>,
@@ -98,12 +109,13 @@ fn yes() -> bool {
 }
 
 /// A Job of a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct QueuedJob {
     pub key: ObjectKey,
     pub priority: i64,
     pub created: Timestamp,
     pub request: Amounts,
+    pub nodes: JobNodes,
     /// The time for which it may run once it is started.
     pub deadline: Option<SignedDuration>,
     pub state: QueuedJobState,
@@ -149,6 +161,7 @@ impl QueuedJob {
             priority: priority.and_then(|text| text.parse().ok()).unwrap_or(0),
             created: job.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
             request: request(job),
+            nodes: JobNodes::of(job, spec.template.spec.as_ref()),
             deadline,
             state,
         })
@@ -162,12 +175,14 @@ pub fn request(job: &Job) -> Amounts {
     let each = template.map(Amounts::of_pod).unwrap_or_default();
     let mut total = BTreeMap::new();
     for (name, amount) in each.0 {
-        // Aliases are renamed as in pods, which request the name that nodes offer.
-        let name =
-            name.strip_prefix("tencent.com/").map_or(name.clone(), |rest| format!("mayfly.dev/{rest}"));
-        *total.entry(name).or_insert(0_u64) += amount.saturating_mul(pods);
+        *total.entry(canonical(&name)).or_insert(0_u64) += amount.saturating_mul(pods);
     }
     Amounts(total)
+}
+
+/// The name of a resource that nodes offer: aliases are renamed as in pods.
+pub(crate) fn canonical(name: &str) -> String {
+    name.strip_prefix("tencent.com/").map_or(name.to_owned(), |rest| format!("mayfly.dev/{rest}"))
 }
 
 /// The validation of a queue.
@@ -177,6 +192,7 @@ pub fn validate(spec: &JobQueueSpec) -> Vec<FieldError> {
     if let Some(selector) = &spec.namespace_selector {
         check_selector("spec.namespaceSelector", selector, &mut errors);
     }
+    flavors::validate(&spec.flavors, &mut errors);
     if spec.namespace_quotas.len() > NAMESPACE_QUOTAS_MAX {
         let detail = format!("must have at most {NAMESPACE_QUOTAS_MAX} items");
         errors.push(FieldError::invalid("spec.namespaceQuotas", spec.namespace_quotas.len(), detail));
@@ -185,6 +201,11 @@ pub fn validate(spec: &JobQueueSpec) -> Vec<FieldError> {
         let path = format!("spec.namespaceQuotas[{at}]");
         check_selector(&format!("{path}.namespaceSelector"), &rule.namespace_selector, &mut errors);
         check_quota(&format!("{path}.quota"), &rule.quota, &mut errors);
+        let is_known = |name: &String| spec.flavors.iter().any(|flavor| flavor.name == *name);
+        if let Some(name) = rule.flavor.as_ref().filter(|name| !is_known(name)) {
+            let detail = "must be the name of one of spec.flavors";
+            errors.push(FieldError::invalid(format!("{path}.flavor"), format!("{name:?}"), detail));
+        }
     }
     errors
 }

@@ -94,8 +94,11 @@ impl ResourceRequest {
         let namespace = &self.target.namespace;
         let response = match logs::is_function(kind) {
             true => self.server.function_log(kind, namespace, name, query).await?,
-            false => self.server.pod_log(kind, namespace, name, query).await?,
+            false => self.server.pod_log(kind, namespace, name, &self.parts).await?,
         };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(response);
+        }
         // The slot is released when the response has ended or its client has disconnected.
         Ok(self.ends_with_server(response, permit))
     }

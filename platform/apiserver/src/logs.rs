@@ -1,11 +1,12 @@
 //! `pods/x/log` and `functions/x/log`: streamed from the nodes to the client.
 //!
-//! When the client disconnects, the response is dropped, and with it the requests to the nodes.
+//! When the client disconnects, the response is dropped, and with it the requests to the nodes. A request for the log of
+//! a pod over WebSocket is passed on with its connection, as those of exec are.
 
 use axum::{body::Body, response::Response};
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt, future::join_all, stream};
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{HeaderValue, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Limited};
 use mayfly_api::validation::FieldError;
 use mayfly_store::{ListOptions, Range};
@@ -17,6 +18,7 @@ use crate::{
     request::boolean,
     server::ServerState,
     status::ApiError,
+    streams,
     verbs::{key, load},
 };
 
@@ -40,14 +42,15 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 impl ServerState {
-    /// The log of one container of a pod.
+    /// The log of one container of a pod. `parts`: those of the request.
     pub(crate) async fn pod_log(
         &self,
         kind: &Kind,
         namespace: &str,
         name: &str,
-        query: &str,
+        parts: &Parts,
     ) -> Result<Response, ApiError> {
+        let query = parts.uri.query().unwrap_or("");
         let entry = load(&self.store, kind, &key(kind, namespace, name))?;
         let pod = Object::from_entry(&entry).map_err(ApiError::internal)?;
         let asked = parameter(query, "container");
@@ -61,6 +64,9 @@ impl ServerState {
             return Ok(response);
         }
         let path = format!("/containerLogs/{namespace}/{name}/{container}{}", passed_on(query)?);
+        if streams::is_websocket(&parts.headers) {
+            return streams::pass_on(self, node, &path, parts.clone(), Body::empty()).await;
+        }
         let body = self.fetch(node, &path).await?;
         Ok(text_response(body))
     }

@@ -27,6 +27,7 @@ mod node_rules;
 mod pod;
 mod pod_containers;
 mod pod_fields;
+mod pod_mounts;
 mod pod_print;
 mod pod_resources;
 mod pod_rules;

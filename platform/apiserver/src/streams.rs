@@ -1,4 +1,5 @@
-//! `pods/x/exec`, `pods/x/attach`, `pods/x/portforward` and `nodes/x/proxy`: passed on to the node.
+//! `pods/x/exec`, `pods/x/attach`, `pods/x/portforward`, `pods/x/log` over WebSocket, and `nodes/x/proxy`: passed on to
+//! the node.
 //!
 //! The request goes to the node's HTTP API together with its connection's upgrade, so the node speaks the protocol
 //! (WebSocket, SPDY) with the client, and nothing is translated here.
@@ -9,7 +10,7 @@ use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
 };
-use http::{HeaderName, Request, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 
@@ -157,8 +158,18 @@ pub(crate) async fn proxy(
     pass_on(server, node, &format!("{path}{query}"), parts, body).await
 }
 
+/// Whether a request asks for a WebSocket (upstream's `IsWebSocketRequest`).
+pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: HeaderName, token: &str| {
+        let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+        let mut tokens = values.flat_map(|value| value.split(','));
+        tokens.any(|known| known.trim().eq_ignore_ascii_case(token))
+    };
+    has(header::UPGRADE, "websocket") && has(header::CONNECTION, "upgrade")
+}
+
 /// Forwards a request to a node, with the headers of an upgrade, and returns the response.
-async fn pass_on(
+pub(crate) async fn pass_on(
     server: &ServerState,
     node: &str,
     path: &str,

@@ -2,7 +2,8 @@
 //!
 //! The plan is [`mayfly_api::job_queue::plan`]. A queue is worked on by one worker at a time, and a Job that was
 //! resumed counts as running from the response of the API on, whatever the informer shows: a quota is never given
-//! twice.
+//! twice. A Job that is started in a flavor gets the flavor's labels as its node selector in the same write, which the
+//! API allows until a Job has run.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -14,6 +15,7 @@ use mayfly_api::{
     JobQueue, JobQueueStatus, ObjectKey,
     job_queue::{
         QueuedJob, QueuedJobState,
+        flavors::{FlavorUsage, QueueFlavor},
         plan::{QueuePlan, plan, quantities},
         queue_of,
     },
@@ -58,8 +60,17 @@ pub(crate) struct JobQueueController {
     jobs: Informer<Job>,
     jobs_by_queue: Index<Job>,
     namespaces: Informer<Namespace>,
-    /// Resumed Jobs that the informer does not show as resumed yet, with the version that resumed them.
-    resumed: Mutex<BTreeMap<ObjectKey, (String, u64)>>,
+    /// Resumed Jobs that the informer does not show as resumed yet.
+    resumed: Mutex<BTreeMap<ObjectKey, ResumedJob>>,
+}
+
+/// A Job that was resumed.
+struct ResumedJob {
+    uid: String,
+    /// The version of the Job that the resumption wrote.
+    version: u64,
+    /// The labels of its flavor, which the resumption added to its node selector.
+    node_labels: BTreeMap<String, String>,
 }
 
 impl JobQueueController {
@@ -124,7 +135,8 @@ impl JobQueueController {
         let more = plan.start.len() > self.config.burst_max;
         for key in plan.start.iter().take(self.config.burst_max) {
             if let Some(job) = jobs.iter().find(|job| ObjectKey::of(&***job) == *key) {
-                self.resume(name, key, job, events).await?;
+                let flavor = plan.flavors.get(key).and_then(|id| queue.spec.flavors.get(*id));
+                self.resume(name, job, flavor, events).await?;
             }
         }
         self.write_status(&queue, &plan).await?;
@@ -133,15 +145,15 @@ impl JobQueueController {
 
     /// The Job in its last known state: a resumed Job counts as running even while the informer is behind.
     fn with_resumed_state(&self, job: &Job, now: Timestamp) -> Option<QueuedJob> {
-        let queued = QueuedJob::of(job, now)?;
+        let mut queued = QueuedJob::of(job, now)?;
         let mut resumed = self.resumed.lock();
-        let is_behind = resumed
-            .get(&queued.key)
-            .is_some_and(|(resumed_uid, version)| resumed_uid == uid(job) && version_of(job) < *version);
-        if !is_behind {
+        let known = resumed.get(&queued.key);
+        let Some(known) = known.filter(|known| known.uid == uid(job) && version_of(job) < known.version)
+        else {
             resumed.remove(&queued.key);
             return Some(queued);
-        }
+        };
+        queued.nodes.selector.extend(known.node_labels.clone());
         let until = queued.deadline.and_then(|span| now.checked_add(span).ok());
         Some(QueuedJob { state: QueuedJobState::Running { until }, ..queued })
     }
@@ -149,31 +161,45 @@ impl JobQueueController {
     async fn resume(
         &self,
         queue: &str,
-        key: &ObjectKey,
         job: &Job,
+        flavor: Option<&QueueFlavor>,
         events: &EventRecorder,
     ) -> kube::Result<()> {
+        let key = ObjectKey::of(job);
         let api: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
+        let mut spec = json!({"suspend": false});
+        let has_run = job.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        let node_labels = flavor.filter(|_| !has_run).map(|flavor| flavor.node_labels.clone());
+        if let Some(labels) = &node_labels {
+            spec["template"]["spec"]["nodeSelector"] = json!(labels);
+        }
         // Conditional on the version that was planned from.
         let metadata = json!({"resourceVersion": job.metadata.resource_version});
-        let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"suspend": false}}));
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
         let result = api.patch(&key.name, &PatchParams::default(), &patch).await;
         if is_gone(&result) {
             return Ok(());
         }
         let written = result?;
-        self.resumed.lock().insert(key.clone(), (uid(job).to_owned(), version_of(&written)));
-        events.normal(job, "QueueStarted", format!("Queue {queue} has room for the job"));
+        let (uid, version) = (uid(job).to_owned(), version_of(&written));
+        let resumed = ResumedJob { uid, version, node_labels: node_labels.unwrap_or_default() };
+        self.resumed.lock().insert(key, resumed);
+        let place = flavor.map_or_else(String::new, |flavor| format!(" in flavor {}", flavor.name));
+        events.normal(job, "QueueStarted", format!("Queue {queue} has room for the job{place}"));
         Ok(())
     }
 
     async fn write_status(&self, queue: &JobQueue, plan: &QueuePlan) -> kube::Result<()> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let flavors = queue.spec.flavors.iter().zip(&plan.used_by_flavor);
+        let flavors =
+            flavors.map(|(flavor, used)| FlavorUsage { name: flavor.name.clone(), used: quantities(used) });
         // Jobs to be started count as waiting until they run.
         let status = JobQueueStatus {
             waiting: count(plan.waiting.len() + plan.start.len()),
             running: count(plan.running),
             used: quantities(&plan.used),
+            flavors: flavors.collect(),
             head: plan.waiting.first().map(|(key, reason)| format!("{key} {reason}")),
             observed_generation: queue.metadata.generation,
         };
@@ -181,7 +207,7 @@ impl JobQueueController {
             return Ok(());
         }
         let api: Api<JobQueue> = Api::all(self.client.clone());
-        let mut status = with_explicit_nulls(&status, &["head"]);
+        let mut status = with_explicit_nulls(&status, &["flavors", "head"]);
         // A merge patch keeps what it does not name: resources that left the quota are named as null.
         for name in queue.status.iter().flat_map(|status| status.used.keys()) {
             if let Some(used) = status["used"].as_object_mut() {

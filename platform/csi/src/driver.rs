@@ -71,6 +71,8 @@ impl CsiError {
 pub struct NodeAbilities {
     pub stage: bool,
     pub stats: bool,
+    /// Whether the statistics of a volume tell its condition.
+    pub condition: bool,
     pub expand: bool,
     pub single_node_multi_writer: bool,
     pub mount_group: bool,
@@ -288,6 +290,7 @@ fn node_abilities(capable: &[crate::proto::NodeServiceCapability]) -> NodeAbilit
     NodeAbilities {
         stage: can(Rpc::StageUnstageVolume),
         stats: can(Rpc::GetVolumeStats),
+        condition: can(Rpc::VolumeCondition),
         expand: can(Rpc::ExpandVolume),
         single_node_multi_writer: can(Rpc::SingleNodeMultiWriter),
         mount_group: can(Rpc::VolumeMountGroup),

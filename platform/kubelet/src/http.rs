@@ -5,11 +5,13 @@ use std::{io, sync::Arc};
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, Query, State},
-    http::StatusCode,
+    extract::{Path, Query, Request, State},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{any, get},
 };
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
 use mayfly_api::{
     ObjectKey,
     k8s::{
@@ -30,9 +32,12 @@ use crate::{
     function_logs::FunctionLogs,
     images::NodeImages,
     pod::container::log_path,
-    streams::{self, PodStreams},
+    streams::{self, HttpRefusal, PodStreams, upgrade::is_websocket},
     usage::Meters,
 };
+
+/// The content type of metrics.
+const METRICS_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The locations of logs.
 #[derive(Clone)]
@@ -124,16 +129,35 @@ pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, image
         .route("/portForward/{namespace}/{pod}", any(streams::port_forward))
         .route("/proxy/{namespace}/{pod}/{port}/", any(streams::proxy::proxy_root))
         .route("/proxy/{namespace}/{pod}/{port}/{*path}", any(streams::proxy::proxy))
-        .with_state(streams);
+        .with_state(streams.clone());
+    let container_logs = Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
+        .with_state((logs.clone(), streams));
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/pods", get(pods))
-        .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
         .route("/functionLogs/{namespace}/{function}", get(function_logs))
         .with_state(logs)
         .merge(processes)
+        .merge(container_logs)
         .merge(images.router())
-        .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
+        .merge(measurements(meters))
+}
+
+/// The usage of the node and its pods.
+fn measurements(meters: Arc<Meters>) -> Router {
+    Router::new()
+        .route(
+            "/stats/summary",
+            get(|State(meters): State<Arc<Meters>>| async move { Json(meters.summary()) }),
+        )
+        .route("/metrics", get(metrics))
+        .with_state(meters)
+}
+
+/// The node's metrics in Prometheus' text format.
+async fn metrics(State(meters): State<Arc<Meters>>) -> Response {
+    ([(header::CONTENT_TYPE, METRICS_FORMAT)], meters.metrics()).into_response()
 }
 
 /// The pods bound to this node, from this process's informer.
@@ -143,14 +167,30 @@ async fn pods(State(logs): State<Logs>) -> Json<serde_json::Value> {
     Json(serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
+/// Responds with the log of a container, as text or as messages of a WebSocket.
 async fn container_logs(
-    State(logs): State<Logs>,
-    Path((namespace, name, container)): Path<(String, String, String)>,
+    State((logs, streams)): State<(Logs, PodStreams)>,
+    Path(path): Path<(String, String, String)>,
     Query(query): Query<LogQuery>,
+    request: Request,
 ) -> Response {
+    match container_lines(logs, path, query).await {
+        Ok(lines) if is_websocket(request.headers()) => {
+            streams::log::respond(&streams, request, lines).unwrap_or_else(IntoResponse::into_response)
+        }
+        Ok(lines) => Body::from_stream(lines).into_response(),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn container_lines(
+    logs: Logs,
+    (namespace, name, container): (String, String, String),
+    query: LogQuery,
+) -> Result<LogStream, HttpRefusal> {
     let pod = logs.pods.get(&ObjectKey::new(namespace, &name));
     let Some(pod) = pod.filter(|pod| logs.has(pod)) else {
-        return (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")).into_response();
+        return Err((StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")));
     };
     let statuses = pod.status.iter().flat_map(|status| {
         let listed = status.container_statuses.iter().chain(&status.init_container_statuses);
@@ -162,7 +202,7 @@ async fn container_logs(
     let attempt = match (query.previous, waiting, attempt) {
         (true, _, 0) => {
             let message = format!("previous terminated container {container:?} in pod {name:?} not found");
-            return (StatusCode::BAD_REQUEST, message).into_response();
+            return Err((StatusCode::BAD_REQUEST, message));
         }
         // While the container waits to be restarted, its log is that of the attempt that ended, which is also the
         // previous one.
@@ -170,7 +210,7 @@ async fn container_logs(
         (false, Some(waiting), 0) => {
             let reason = waiting.reason.as_deref().unwrap_or("ContainerCreating");
             let message = format!("container {container:?} in pod {name:?} is waiting to start: {reason}");
-            return (StatusCode::BAD_REQUEST, message).into_response();
+            return Err((StatusCode::BAD_REQUEST, message));
         }
         (false, None, attempt) => attempt,
     };
@@ -178,11 +218,12 @@ async fn container_logs(
     let said = logs.reporting_replica(&pod).map(|reporting_replica| shared(&at, &pod, &reporting_replica));
     let id =
         ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()), name: container, attempt };
-    match said {
-        said if query.follow => respond(Followed::open(logs, pod, id, query.options(), said).await),
-        Some(said) => said.into_response(),
-        None => respond(read(log_path(&pod, &id, &logs.layout), query.options()).await),
-    }
+    let lines = match said {
+        said if query.follow => Followed::open(logs, pod, id, query.options(), said).await,
+        Some(said) => Ok(stream::once(async { Ok(Bytes::from(said)) }).boxed()),
+        None => read(log_path(&pod, &id, &logs.layout), query.options()).await,
+    };
+    lines.map_err(unreadable)
 }
 
 async fn function_logs(
@@ -191,14 +232,12 @@ async fn function_logs(
     Query(query): Query<LogQuery>,
 ) -> Response {
     let options = query.options();
-    respond(logs.functions.read(namespace, function, query.revision, options).await)
+    match logs.functions.read(namespace, function, query.revision, options).await {
+        Ok(lines) => Body::from_stream(lines).into_response(),
+        Err(error) => unreadable(error).into_response(),
+    }
 }
 
-fn respond(lines: io::Result<LogStream>) -> Response {
-    match lines {
-        Ok(lines) => Body::from_stream(lines).into_response(),
-        Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the log: {error}")).into_response()
-        }
-    }
+fn unreadable(error: io::Error) -> HttpRefusal {
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the log: {error}"))
 }

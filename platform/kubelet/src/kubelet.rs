@@ -28,13 +28,18 @@ use crate::{
     local_storage::MeasuredStorage,
     node::{self, NodeObject, changed},
     plugin_registry::PluginRegistry,
-    pod::{dns::ClusterDnsServer, evicting::EVICTED, withdrawal::ServedEndpoints, worker::Worker},
-    pressure::{self, PressureSignal},
+    pod::{
+        dns::ClusterDnsServer,
+        evicting::{EVICTED, watch_pressure, watch_storage},
+        withdrawal::ServedEndpoints,
+        worker::Worker,
+    },
     probe::ProbeTasks,
     runtimes::NodeRuntimes,
     static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
+    volume_statistics::MeasuredVolumes,
     volumes::{
         Volumes,
         claims::PodClaims,
@@ -146,6 +151,7 @@ pub struct Kubelet {
     queue: WorkQueue<ObjectKey>,
     logs: Logs,
     meters: Arc<Meters>,
+    measured_volumes: Arc<MeasuredVolumes>,
     streams: PodStreams,
     images: NodeImages,
     image_collector: ImageCollector,
@@ -165,12 +171,14 @@ impl Kubelet {
     ) -> Self {
         let stop_events = CancellationToken::new();
         let storage = Arc::<MeasuredStorage>::default();
+        let measured_volumes = Arc::<MeasuredVolumes>::default();
         let shortages = watch::Sender::new([false; 3]);
         let meters = Meters::new(
             config.node_name.clone(),
             informers.of(),
             runtimes.clone(),
             storage.clone(),
+            measured_volumes.clone(),
             config.logs.root().to_owned(),
         );
         let images = NodeImages::new(runtimes.clone(), config.upload_folder.clone());
@@ -257,6 +265,7 @@ impl Kubelet {
             queue,
             logs,
             meters,
+            measured_volumes,
             streams,
             images,
             image_collector,
@@ -320,6 +329,7 @@ impl Kubelet {
                 sweep(&worker, self.config.csi.as_ref().map(|csi| csi.drivers.clone()), &stop),
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
+                worker.measure_volumes(&self.measured_volumes, &stop),
                 watch_storage(&worker, &queue, &stop),
                 async {
                     if self.config.evicts {
@@ -415,55 +425,6 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
                 pod.ended.get_or_insert((EVICTED, message));
                 queue.add(key.clone());
             }
-        }
-    }
-}
-
-/// Measures the pods' local storage, and evicts pods that exceed their limits.
-async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(pressure::MEASURE_EVERY) => {}
-        }
-        worker.measure_storage().await;
-        worker.evict_over_limits(queue);
-    }
-}
-
-/// Measures the node, reports shortages, and evicts one pod at a time while memory or disk is short.
-async fn watch_pressure(
-    worker: &Worker,
-    queue: &WorkQueue<ObjectKey>,
-    shortages: &watch::Sender<[bool; 3]>,
-    stop: &CancellationToken,
-) {
-    let folder = worker.logs.root().to_owned();
-    let mut states = [pressure::SignalState::default(); 3];
-    let mut disk_was_short = false;
-    loop {
-        let folder = folder.clone();
-        let measured = tokio::task::spawn_blocking(move || pressure::measure(&folder)).await;
-        // Fails only when the Tokio runtime shuts down.
-        let Ok(headroom) = measured else { return };
-        let now = tokio::time::Instant::now();
-        let mut short = [false; 3];
-        for ((short, state), signal) in short.iter_mut().zip(&mut states).zip(PressureSignal::ALL) {
-            *short = state.update(headroom.is_short(signal), now);
-        }
-        shortages.send_if_modified(|known| std::mem::replace(known, short) != short);
-        if let Some(shortage) = headroom.memory_shortage() {
-            worker.evict_for_memory(queue, &shortage);
-        }
-        // Unused images are removed before pods are evicted.
-        let disk = headroom.disk_shortage();
-        if let Some(shortage) = disk.as_ref().filter(|_| disk_was_short) {
-            worker.evict_for_disk(queue, shortage);
-        }
-        disk_was_short = disk.is_some();
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(pressure::MEASURE_EVERY) => {}
         }
     }
 }

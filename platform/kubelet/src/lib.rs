@@ -3,7 +3,7 @@
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which plans purely
 //! ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the
 //! HTTP API through which the API server gets logs ([`http`], [`function_logs`]), streams into containers (`streams`),
-//! images (`images`) and measurements ([`usage`]); inputs and outputs of jobs ([`job`]); volumes and their drivers
+//! images (`images`) and measurements ([`usage`], [`volume_statistics`]); inputs and outputs of jobs ([`job`]); volumes and their drivers
 //! ([`volumes`], [`plugin_registry`]).
 //!
 //! **Does not belong here:** how containers run (the runtimes), the choice of nodes (the scheduler), routes.
@@ -31,6 +31,7 @@ mod runtimes;
 mod static_pods;
 mod streams;
 mod usage;
+mod volume_statistics;
 mod volumes;
 
 pub use image_collection::ImageCollection;

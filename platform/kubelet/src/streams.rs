@@ -2,7 +2,8 @@
 //!
 //! Requests of exec, attach and port-forward upgrade their connection to WebSocket or SPDY ([`upgrade`]); after the
 //! response, a task of this module owns the connection. [`channels`] speaks the protocol of exec and attach over
-//! WebSocket, [`process`] the one over SPDY, [`forward`] the protocols of port-forward. [`proxy`] forwards HTTP.
+//! WebSocket, [`process`] the one over SPDY, [`forward`] the protocols of port-forward. [`log`] sends a log over
+//! WebSocket, [`proxy`] forwards HTTP.
 
 use std::sync::Arc;
 
@@ -21,10 +22,11 @@ use crate::runtimes::{NodeRuntimes, class_of};
 
 mod channels;
 mod forward;
+pub(crate) mod log;
 mod process;
 pub(crate) mod proxy;
 mod spdy;
-mod upgrade;
+pub(crate) mod upgrade;
 
 /// The number of concurrent streams of one node: each holds some buffers and a connection.
 const STREAMS_MAX: usize = 1000;

@@ -21,7 +21,11 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::{local_storage::MeasuredStorage, pressure, process};
+use crate::{
+    local_storage::MeasuredStorage,
+    pressure, process,
+    volume_statistics::{self, MeasuredVolumes},
+};
 
 /// The interval of samples of processor time. A rate covers one to two intervals.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
@@ -32,6 +36,7 @@ pub(crate) struct Meters {
     pods: Informer<Pod>,
     runtimes: Vec<Arc<dyn Runtime>>,
     storage: Arc<MeasuredStorage>,
+    volumes: Arc<MeasuredVolumes>,
     /// A folder on the disk that pods fill.
     folder: PathBuf,
     /// The last two samples, the older first.
@@ -59,10 +64,11 @@ impl Meters {
         pods: Informer<Pod>,
         runtimes: Vec<Arc<dyn Runtime>>,
         storage: Arc<MeasuredStorage>,
+        volumes: Arc<MeasuredVolumes>,
         folder: PathBuf,
     ) -> Self {
         let now = Sample::take(&[]);
-        Self { node, pods, runtimes, storage, folder, samples: Mutex::new((now.clone(), now)) }
+        Self { node, pods, runtimes, storage, volumes, folder, samples: Mutex::new((now.clone(), now)) }
     }
 
     /// Takes samples until `stop`.
@@ -83,6 +89,11 @@ impl Meters {
         self.runtimes.iter().flat_map(|runtime| runtime.usage()).collect()
     }
 
+    /// The metrics in Prometheus' text format.
+    pub(crate) fn metrics(&self) -> String {
+        volume_statistics::metrics(&self.volumes.lock())
+    }
+
     /// The summary. In addition to upstream's fields: `window`, the period of the rates in seconds.
     pub(crate) fn summary(&self) -> Value {
         let usage = self.usage();
@@ -98,6 +109,7 @@ impl Meters {
                 "capacityBytes": disk.capacity, "availableBytes": disk.available})
         };
         let storage = self.storage.lock().clone();
+        let mut measured_volumes = volume_statistics::summaries(&self.volumes.lock());
         let mut containers: HashMap<&str, Vec<Value>> = HashMap::new();
         for (id, usage) in &usage {
             let mut container = json!({"name": id.name,
@@ -124,14 +136,18 @@ impl Meters {
                 let ObjectKey { namespace, name } = ObjectKey::of(&**pod);
                 let mut summary = json!({"podRef": {"name": name, "namespace": namespace, "uid": uid},
                     "containers": containers});
-                if let Some(storage) = storage.get(&PodUid(uid.to_owned())) {
+                let uid = PodUid(uid.to_owned());
+                let mut volumes = measured_volumes.remove(&uid).unwrap_or_default();
+                if let Some(storage) = storage.get(&uid) {
                     summary["ephemeral-storage"] = files(storage.total());
-                    let volumes = storage.volumes.iter().map(|(name, volume)| {
+                    volumes.extend(storage.volumes.iter().map(|(name, volume)| {
                         let mut volume = files(volume.usage);
                         volume["name"] = json!(name);
                         volume
-                    });
-                    summary["volume"] = volumes.collect();
+                    }));
+                }
+                if !volumes.is_empty() {
+                    summary["volume"] = volumes.into();
                 }
                 Some(summary)
             })

@@ -4,11 +4,12 @@
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
 //! DIR/<pod uid>/<volume>/            an NFS export, or the mount of a FlexVolume driver
-//! KUBELET/pods/<pod uid>/…           the mount of a CSI driver
+//! KUBELET/pods/<pod uid>/…           the mount of a CSI driver; block devices: KUBELET/plugins/…/volumeDevices
 //! ```
 //! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or the
 //! new files, never a mixture.
 
+mod block;
 pub(crate) mod claims;
 mod content;
 pub(crate) mod csi;
@@ -22,6 +23,7 @@ pub(crate) mod in_use;
 mod journal;
 mod ownership;
 mod persistent;
+pub(crate) mod statistics;
 pub(crate) mod tokens;
 
 use std::{
@@ -105,8 +107,11 @@ impl Volumes {
             let volume = volumes.iter().find(|volume| volume.name == wanted.name);
             let volume = volume.ok_or_else(|| format!("the pod has no volume {:?}", wanted.name))?;
             let sub = sub_path_of(wanted, environment)?;
-            let path = self.make(&uid, pod, volume, sources)?;
             let claimed = sources.claimed.get(&volume.name);
+            if claimed.is_some_and(block::is_block) {
+                return Err(block::wrong_use(&volume.name, true));
+            }
+            let path = self.make(&uid, pod, volume, sources)?;
             mounts.push(Mount {
                 host: sub_path(&path, &sub)?,
                 guest: wanted.mount_path.clone(),
@@ -145,16 +150,7 @@ impl Volumes {
             return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
         }
         if let Some(source) = CsiSource::of(pod, volume, sources)? {
-            let csi = self
-                .csi
-                .as_ref()
-                .ok_or_else(|| format!("volume {:?}: this node does not support CSI drivers", volume.name))?;
-            if source.is_block() {
-                return Err(format!("volume {:?} is a block device: name it in volumeDevices", volume.name));
-            }
-            let mounted = csi.mount(&self.folder, pod, &volume.name, &source);
-            let mounted = tokio::runtime::Handle::current().block_on(mounted);
-            return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
+            return self.publish(pod, volume, &source);
         }
         if let Some(claimed) = sources.claimed.get(&volume.name) {
             return persistent::make(pod, claimed, &path)
@@ -170,6 +166,16 @@ impl Volumes {
         let files = source.files(pod, sources).map_err(|why| format!("volume {:?}: {why}", volume.name))?;
         files::write(&path, &files, fs_group(pod)).map_err(failed)?;
         Ok(path)
+    }
+
+    /// Lets a CSI driver publish a volume, and returns its path: a folder, or a device file. Blocks.
+    fn publish(&self, pod: &Pod, volume: &Volume, source: &CsiSource) -> Result<PathBuf, String> {
+        let csi = self.csi.as_ref();
+        let csi =
+            csi.ok_or_else(|| format!("volume {:?}: this node does not support CSI drivers", volume.name))?;
+        let mounted = csi.mount(&self.folder, pod, &volume.name, source);
+        let mounted = tokio::runtime::Handle::current().block_on(mounted);
+        mounted.map_err(|error| format!("volume {:?}: {error}", volume.name))
     }
 
     /// Updates the files of a running pod. If a source was deleted, the existing files stay. Blocks.

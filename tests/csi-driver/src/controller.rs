@@ -10,7 +10,7 @@ use mayfly_csi::proto::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::{HostPathService, state::VolumeState};
+use crate::{HostPathService, block::is_block, state::VolumeState};
 
 /// The size of a volume whose request has none.
 const BYTES_DEFAULT: i64 = 1 << 20;
@@ -25,9 +25,14 @@ impl Controller for HostPathService {
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let request = request.into_inner();
         let topology = self.shared.config.topology.clone();
+        let block_devices = self.shared.config.block_devices;
         self.run("CreateVolume", |volumes| {
             if request.name.is_empty() || request.volume_capabilities.is_empty() {
                 return Err(Status::invalid_argument("a volume needs a name and capabilities"));
+            }
+            let wants_block = request.volume_capabilities.iter().any(|one| is_block(Some(one)));
+            if let Some(reason) = block_devices.missing().filter(|_| wants_block) {
+                return Err(Status::invalid_argument(format!("block volumes are not supported: {reason}")));
             }
             let range = request.capacity_range.unwrap_or_default();
             let bytes = if range.required_bytes == 0 { BYTES_DEFAULT } else { range.required_bytes };

@@ -1,12 +1,14 @@
-//! A CSI driver whose volumes are folders of the host, for tests of Mayfly's CSI code.
+//! A CSI driver whose volumes are folders of the host, or block devices, for tests of Mayfly's CSI code.
 //!
 //! **Belongs here:** the identity, controller and node services on one socket and the registration service on another
-//! ([`HostPathDriver`]); the state of the volumes, which outlives the driver ([`state`]); injected faults ([`Fault`]).
+//! ([`HostPathDriver`]); the state of the volumes, which outlives the driver ([`state`]); block devices ([`block`]);
+//! injected faults ([`Fault`]).
 //! The state machine is that of the public `csi-driver-host-path`: a volume is attached, staged, published and back;
 //! each step is idempotent, and a step out of order is rejected. It is written against the protocol only.
 //!
 //! **Does not belong here:** Kubernetes, Mayfly's kubelet and controllers. Not for important data.
 
+pub mod block;
 mod controller;
 mod node;
 pub mod state;
@@ -39,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 use tower::Service as _;
 
+use block::BlockDevices;
 use state::VolumeStates;
 
 /// A fault of a call.
@@ -64,6 +67,7 @@ pub struct DriverConfig {
     /// Whether volumes have to be attached before they are staged.
     pub attach: bool,
     pub topology: BTreeMap<String, String>,
+    pub block_devices: BlockDevices,
 }
 
 /// A driver that serves until it is dropped.
@@ -77,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) config: DriverConfig,
     pub(crate) volumes: Mutex<VolumeStates>,
     faults: Mutex<BTreeMap<String, Fault>>,
+    /// The problem of all volumes that the statistics report.
+    pub(crate) problem: Mutex<Option<String>>,
     calls: Mutex<Vec<String>>,
     registered: Mutex<Option<String>>,
 }
@@ -97,6 +103,7 @@ impl HostPathDriver {
             volumes: Mutex::new(VolumeStates::open(&config.folder)?),
             config,
             faults: Mutex::default(),
+            problem: Mutex::default(),
             calls: Mutex::default(),
             registered: Mutex::default(),
         });
@@ -136,6 +143,11 @@ impl HostPathDriver {
             Some(fault) => _ = faults.insert(call.to_owned(), fault),
             None => _ = faults.remove(call),
         }
+    }
+
+    /// Sets or clears the problem that the driver reports as the condition of its volumes.
+    pub fn set_problem(&self, problem: Option<&str>) {
+        *self.shared.problem.lock() = problem.map(str::to_owned);
     }
 
     /// The names of the calls so far.

@@ -1,4 +1,4 @@
-//! The node service: a volume is published as a bind mount of its folder.
+//! The node service: a volume is published as a bind mount of its folder, or of its device.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use mayfly_csi::proto::{
     NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology, VolumeUsage,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology, VolumeCondition, VolumeUsage,
     node_server::Node,
     node_service_capability::{self, Rpc, rpc},
     volume_usage::Unit,
@@ -17,11 +17,15 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     HostPathService,
+    block::is_block,
     state::{VolumeState, VolumeStates},
 };
 
 /// The key with which the kubelet marks an inline volume.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+
+/// The number of files that a volume may have.
+const INODES: i64 = 1000;
 
 fn refused(error: impl ToString) -> Status {
     Status::internal(error.to_string())
@@ -30,6 +34,13 @@ fn refused(error: impl ToString) -> Status {
 fn is_mounted(path: &str) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(4) == Some(path))
+}
+
+/// The bytes and the number of the files in the folder of a volume.
+fn contents(folder: &Path) -> (i64, i64) {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|file| file.metadata().ok());
+    let lengths = files.map(|file| i64::try_from(file.len()).unwrap_or(i64::MAX));
+    lengths.fold((0, 0), |(bytes, files), length| (bytes + length, files + 1))
 }
 
 fn publish(volumes: &mut VolumeStates, request: &NodePublishVolumeRequest) -> Result<(), Status> {
@@ -45,9 +56,22 @@ fn publish(volumes: &mut VolumeStates, request: &NodePublishVolumeRequest) -> Re
         return Err(Status::failed_precondition("the volume must be staged before publishing"));
     }
     if !is_mounted(&request.target_path) {
-        fs::create_dir_all(&request.target_path).map_err(refused)?;
         let (none, target) = (None::<&str>, Path::new(&request.target_path));
-        mount(Some(&data), target, none, MsFlags::MS_BIND, none).map_err(refused)?;
+        let source = match is_block(request.volume_capability.as_ref()) {
+            true => {
+                let device = volume.device.clone();
+                let device = device.ok_or_else(|| {
+                    Status::failed_precondition("the volume is not staged as a block device")
+                })?;
+                fs::File::options().create(true).append(true).open(target).map_err(refused)?;
+                device
+            }
+            false => {
+                fs::create_dir_all(target).map_err(refused)?;
+                data
+            }
+        };
+        mount(Some(&source), target, none, MsFlags::MS_BIND, none).map_err(refused)?;
         if request.readonly {
             let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
             mount(none, target, none, flags, none).map_err(refused)?;
@@ -61,7 +85,7 @@ fn unpublish(volumes: &mut VolumeStates, request: &NodeUnpublishVolumeRequest) -
     while is_mounted(&request.target_path) {
         umount2(Path::new(&request.target_path), MntFlags::empty()).map_err(refused)?;
     }
-    let _ = fs::remove_dir(&request.target_path);
+    let _ = fs::remove_dir(&request.target_path).or_else(|_| fs::remove_file(&request.target_path));
     let volume = volumes.get(&request.volume_id)?;
     volume.published.remove(&request.target_path);
     if volume.ephemeral && volume.published.is_empty() {
@@ -77,8 +101,9 @@ impl Node for HostPathService {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        let attach = self.shared.config.attach;
+        let (attach, block_devices) = (self.shared.config.attach, self.shared.config.block_devices);
         self.run("NodeStageVolume", |volumes| {
+            let data = volumes.data(&request.volume_id);
             let volume = volumes.get(&request.volume_id)?;
             if request.staging_target_path.is_empty() || request.volume_capability.is_none() {
                 return Err(Status::invalid_argument("the staging path or the capability is missing"));
@@ -88,6 +113,9 @@ impl Node for HostPathService {
             }
             if !volume.staged.is_empty() && !volume.staged.contains(&request.staging_target_path) {
                 return Err(Status::failed_precondition("the volume is staged at another path"));
+            }
+            if is_block(request.volume_capability.as_ref()) && volume.device.is_none() {
+                volume.device = Some(block_devices.set_up(&data, volume.bytes)?);
             }
             volume.staged.insert(request.staging_target_path.clone());
             Ok(NodeStageVolumeResponse {})
@@ -100,12 +128,16 @@ impl Node for HostPathService {
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let request = request.into_inner();
+        let block_devices = self.shared.config.block_devices;
         self.run("NodeUnstageVolume", |volumes| {
             let volume = volumes.get(&request.volume_id)?;
             if !volume.published.is_empty() {
                 return Err(Status::failed_precondition("the volume is still published"));
             }
             volume.staged.remove(&request.staging_target_path);
+            if let Some(device) = volume.device.take_if(|_| volume.staged.is_empty()) {
+                block_devices.release(&device)?;
+            }
             Ok(NodeUnstageVolumeResponse {})
         })
         .await
@@ -138,10 +170,25 @@ impl Node for HostPathService {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
+        let problem = self.shared.problem.lock().clone();
         self.run("NodeGetVolumeStats", |volumes| {
-            let total = volumes.get(&request.volume_id)?.bytes;
-            let usage = VolumeUsage { available: total, total, used: 0, unit: Unit::Bytes.into() };
-            Ok(NodeGetVolumeStatsResponse { usage: vec![usage], volume_condition: None })
+            let data = volumes.data(&request.volume_id);
+            let volume = volumes.get(&request.volume_id)?;
+            if !volume.published.contains(&request.volume_path) {
+                return Err(Status::not_found("the volume is not published there"));
+            }
+            let total = volume.bytes;
+            let (used, files) = if volume.device.is_some() { (total, 0) } else { contents(&data) };
+            let bytes = VolumeUsage { available: total - used, total, used, unit: Unit::Bytes.into() };
+            let inodes = VolumeUsage {
+                available: INODES - files,
+                total: INODES,
+                used: files,
+                unit: Unit::Inodes.into(),
+            };
+            let condition =
+                VolumeCondition { abnormal: problem.is_some(), message: problem.unwrap_or_default() };
+            Ok(NodeGetVolumeStatsResponse { usage: vec![bytes, inodes], volume_condition: Some(condition) })
         })
         .await
     }
@@ -167,7 +214,12 @@ impl Node for HostPathService {
         &self,
         _request: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let can = [rpc::Type::StageUnstageVolume, rpc::Type::GetVolumeStats, rpc::Type::ExpandVolume];
+        let can = [
+            rpc::Type::StageUnstageVolume,
+            rpc::Type::GetVolumeStats,
+            rpc::Type::ExpandVolume,
+            rpc::Type::VolumeCondition,
+        ];
         let capability = |can: rpc::Type| NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: can.into() })),
         };

@@ -30,6 +30,9 @@ pub struct VolumeState {
     pub published: BTreeSet<String>,
     /// The size that the node has expanded it to.
     pub node_bytes: i64,
+    /// The device that a staged block volume is on.
+    #[serde(default)]
+    pub device: Option<PathBuf>,
 }
 
 impl VolumeState {

@@ -8,7 +8,8 @@
 //!   leaves room for the head at that time.
 //!
 //! A Job that waits for its namespace's quota alone does not hold up other namespaces: it is a head for the resources
-//! of its namespace only. A Job that can never fit holds up nobody.
+//! of its namespace only; likewise a Job that waits for a flavor holds up other flavors only by what both need. A Job
+//! that can never fit holds up nobody.
 
 use std::{
     cmp::Reverse,
@@ -17,7 +18,10 @@ use std::{
 };
 
 use crate::{
-    job_queue::{JobQueueSpec, QueuedJob, QueuedJobState},
+    job_queue::{
+        JobQueueSpec, QueuedJob, QueuedJobState, canonical,
+        flavors::{FlavorId, JobFlavors},
+    },
     k8s::{apimachinery::pkg::api::resource::Quantity, jiff::Timestamp},
     names::ObjectKey,
     resources::Amounts,
@@ -29,10 +33,14 @@ use crate::{
 pub struct QueuePlan {
     /// The Jobs to start, in order.
     pub start: Vec<ObjectKey>,
+    /// The positions of the flavors of the Jobs to start; of those that get one.
+    pub flavors: BTreeMap<ObjectKey, usize>,
     /// The reason of each Job that waits, in the order of their turns.
     pub waiting: Vec<(ObjectKey, QueueReason)>,
     /// The amounts of running Jobs, without those to start.
     pub used: Amounts,
+    /// The amounts of running Jobs in each flavor, in the queue's order.
+    pub used_by_flavor: Vec<Amounts>,
     pub running: usize,
 }
 
@@ -46,6 +54,7 @@ pub enum QueueReason {
         free: u64,
         quota: u64,
         namespace: bool,
+        flavor: Option<String>,
     },
     /// It would fit, but could delay a Job that is before it.
     Behind(ObjectKey),
@@ -55,7 +64,10 @@ pub enum QueueReason {
         needs: u64,
         quota: u64,
         namespace: bool,
+        flavor: Option<String>,
     },
+    /// Its node selector or affinity excludes the nodes of all flavors.
+    NoFlavor,
     /// The queue is not for its namespace.
     NotAllowed,
     Paused,
@@ -63,23 +75,31 @@ pub enum QueueReason {
 
 impl fmt::Display for QueueReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whose = |namespace: &bool| if *namespace { "the namespace's quota" } else { "the queue's quota" };
+        let whose = |namespace: &bool, flavor: &Option<String>| match (namespace, flavor) {
+            (true, None) => "the namespace's quota".to_owned(),
+            (true, Some(flavor)) => format!("the namespace's quota of flavor {flavor}"),
+            (false, None) => "the queue's quota".to_owned(),
+            (false, Some(flavor)) => format!("the quota of flavor {flavor}"),
+        };
         match self {
-            Self::NoRoom { resource, needs, free, quota, namespace } => write!(
+            Self::NoRoom { resource, needs, free, quota, namespace, flavor } => write!(
                 f,
                 "needs {} of {resource}, and {} of {} in {} are free",
                 shown(resource, *needs),
                 shown(resource, *free),
                 shown(resource, *quota),
-                whose(namespace)
+                whose(namespace, flavor)
             ),
             Self::Behind(head) => write!(f, "could delay job {head}, which is before it"),
-            Self::TooLarge { resource, needs, quota, namespace } => write!(
+            Self::TooLarge { resource, needs, quota, namespace, flavor } => write!(
                 f,
                 "needs {} of {resource}, more than the {} of {}: it never starts",
                 shown(resource, *needs),
                 shown(resource, *quota),
-                whose(namespace)
+                whose(namespace, flavor)
+            ),
+            Self::NoFlavor => f.write_str(
+                "its node selector or affinity excludes the nodes of all flavors of the queue: it never starts",
             ),
             Self::NotAllowed => f.write_str("the queue is not for the job's namespace"),
             Self::Paused => f.write_str("the queue is paused"),
@@ -109,45 +129,69 @@ pub fn plan(
     now: Timestamp,
 ) -> QueuePlan {
     let mut pools = Pools::new(spec, namespaces);
-    let mut planned = QueuePlan::default();
+    let mut planned =
+        QueuePlan { used_by_flavor: vec![Amounts::default(); spec.flavors.len()], ..QueuePlan::default() };
     let mut waiting: Vec<&QueuedJob> = Vec::new();
     for job in jobs {
         match job.state {
             QueuedJobState::Waiting => waiting.push(job),
             QueuedJobState::Running { until } => {
                 planned.running += 1;
-                for name in spec.quota.keys() {
-                    *planned.used.0.entry(name.clone()).or_default() += job.request.get(name);
+                add(&mut planned.used, spec.quota.keys(), &job.request);
+                let flavor = JobFlavors::of_running(spec, job);
+                if let Some(id) = flavor {
+                    add(&mut planned.used_by_flavor[id], spec.flavors[id].quota.keys(), &job.request);
                 }
-                let needs = pools.needs(job);
+                let needs = pools.needs(job, flavor);
                 pools.hold(needs, until);
             }
         }
     }
-    for name in spec.quota.keys() {
-        planned.used.0.entry(name.clone()).or_default();
+    // Resources that no Job uses are shown, too.
+    add(&mut planned.used, spec.quota.keys(), &Amounts::default());
+    for (used, flavor) in planned.used_by_flavor.iter_mut().zip(&spec.flavors) {
+        add(used, flavor.quota.keys(), &Amounts::default());
     }
     waiting.sort_by_key(|job| (Reverse(job.priority), job.created, &job.key));
     let mut heads: Vec<QueueHead> = Vec::new();
     for job in waiting {
-        match pools.decide(job, spec, &mut heads, now) {
-            Ok(()) => planned.start.push(job.key.clone()),
+        match pools.decide(job, &mut heads, now) {
+            Ok(flavor) => {
+                planned.start.push(job.key.clone());
+                planned.flavors.extend(flavor.map(|id| (job.key.clone(), id)));
+            }
             Err(reason) => planned.waiting.push((job.key.clone(), reason)),
         }
     }
     planned
 }
 
-/// The place of a quota of one resource: of the queue, or of one namespace.
+/// Adds the amounts of these resources, under the names that the quota gives them.
+fn add<'n>(used: &mut Amounts, names: impl Iterator<Item = &'n String>, request: &Amounts) {
+    for name in names {
+        let sum = used.0.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(request.get(&canonical(name)));
+    }
+}
+
+/// The place of a quota of one resource: of the queue, or of one namespace, and of all flavors, or of one.
 type QuotaId = usize;
 type Needs = Vec<(QuotaId, u64)>;
 
-/// One resource of the queue or of a namespace.
+/// The scope of a quota.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct QuotaScope {
+    /// `None`: the whole queue.
+    namespace: Option<String>,
+    /// `None`: all Jobs.
+    flavor: Option<FlavorId>,
+}
+
+/// One resource of a quota.
 #[derive(Clone, Debug)]
 struct Pool {
     resource: String,
-    /// `None`: the whole queue.
-    namespace: Option<String>,
+    scope: QuotaScope,
     quota: u64,
     used: u64,
 }
@@ -155,29 +199,59 @@ struct Pool {
 /// A Job that waits for room, and the amounts that are protected for it.
 struct QueueHead {
     key: ObjectKey,
+    flavor: Option<FlavorId>,
     protected: Needs,
     /// The time at which the running Jobs have made room for it.
     reserved_at: Option<Timestamp>,
     of_queue: bool,
 }
 
+/// A flavor in which a Job does not start.
+struct FlavorRefusal {
+    reason: QueueReason,
+    /// What it waits for, unless it could never start or is behind another Job.
+    awaited: Option<AwaitedQuota>,
+}
+
+/// The needs of a Job for which there is no room.
+struct AwaitedQuota {
+    flavor: Option<FlavorId>,
+    needs: Needs,
+    /// Whether a quota of the queue has no room, and not only one of the Job's namespace.
+    of_queue: bool,
+}
+
+/// A quota of namespaces.
+struct NamespaceRule {
+    selector: Selector,
+    flavor: Option<FlavorId>,
+    quota: Amounts,
+}
+
 struct Pools<'a> {
+    spec: &'a JobQueueSpec,
     namespaces: &'a BTreeMap<String, BTreeMap<String, String>>,
     allowed: Option<Selector>,
-    rules: Vec<(Selector, Amounts)>,
+    rules: Vec<NamespaceRule>,
     pools: Vec<Pool>,
-    ids: HashMap<(Option<String>, String), QuotaId>,
+    ids: HashMap<(QuotaScope, String), QuotaId>,
     held: Vec<(Needs, Option<Timestamp>)>,
 }
 
 impl<'a> Pools<'a> {
-    fn new(spec: &JobQueueSpec, namespaces: &'a BTreeMap<String, BTreeMap<String, String>>) -> Self {
+    fn new(spec: &'a JobQueueSpec, namespaces: &'a BTreeMap<String, BTreeMap<String, String>>) -> Self {
         // Validation refuses a selector that cannot be parsed; if one is stored nevertheless, it selects nothing.
         let selector = |selector| Selector::from_object(selector).ok();
         let rules = spec.namespace_quotas.iter().filter_map(|rule| {
-            Some((selector(&rule.namespace_selector)?, Amounts::from_quantities(&rule.quota)))
+            let flavor = match &rule.flavor {
+                None => None,
+                Some(name) => Some(spec.flavors.iter().position(|flavor| flavor.name == *name)?),
+            };
+            let selector = selector(&rule.namespace_selector)?;
+            Some(NamespaceRule { selector, flavor, quota: amounts(&rule.quota) })
         });
         let mut pools = Self {
+            spec,
             namespaces,
             allowed: spec.namespace_selector.as_ref().map(|one| selector(one).unwrap_or_else(nothing)),
             rules: rules.collect(),
@@ -185,21 +259,24 @@ impl<'a> Pools<'a> {
             ids: HashMap::new(),
             held: Vec::new(),
         };
-        for (resource, quota) in Amounts::from_quantities(&spec.quota).0 {
-            pools.pool(None, &resource, quota);
+        let of_queue = std::iter::once((None, &spec.quota));
+        let of_flavors = spec.flavors.iter().enumerate().map(|(id, flavor)| (Some(id), &flavor.quota));
+        for (flavor, quota) in of_queue.chain(of_flavors) {
+            for (resource, quota) in amounts(quota).0 {
+                pools.pool(QuotaScope { namespace: None, flavor }, resource, quota);
+            }
         }
         pools
     }
 
-    fn pool(&mut self, namespace: Option<&str>, resource: &str, quota: u64) -> QuotaId {
-        let key = (namespace.map(str::to_owned), resource.to_owned());
+    fn pool(&mut self, scope: QuotaScope, resource: String, quota: u64) -> QuotaId {
+        let key = (scope.clone(), resource.clone());
         if let Some(id) = self.ids.get(&key) {
             // If several quotas apply to one namespace, the smallest counts.
             self.pools[*id].quota = self.pools[*id].quota.min(quota);
             return *id;
         }
-        let (namespace, resource) = key.clone();
-        self.pools.push(Pool { resource, namespace, quota, used: 0 });
+        self.pools.push(Pool { resource, scope, quota, used: 0 });
         self.ids.insert(key, self.pools.len() - 1);
         self.pools.len() - 1
     }
@@ -208,21 +285,24 @@ impl<'a> Pools<'a> {
         self.namespaces.get(namespace).cloned().unwrap_or_default()
     }
 
-    /// The amounts that the Job needs of each quota.
-    fn needs(&mut self, job: &QueuedJob) -> Needs {
+    /// The amounts that the Job needs of each quota, in a flavor.
+    fn needs(&mut self, job: &QueuedJob, flavor: Option<FlavorId>) -> Needs {
         let namespace = &job.key.namespace;
         let labels = self.labels(namespace);
-        let rules: Vec<(String, u64)> = self
+        let rules: Vec<_> = self
             .rules
             .iter()
-            .filter(|(selector, _)| selector.matches(&labels))
-            .flat_map(|(_, quota)| quota.0.clone())
+            .filter(|rule| rule.selector.matches(&labels))
+            .flat_map(|rule| rule.quota.0.iter().map(|(name, quota)| (rule.flavor, name.clone(), *quota)))
             .collect();
-        for (resource, quota) in rules {
-            self.pool(Some(namespace), &resource, quota);
+        for (flavor, resource, quota) in rules {
+            self.pool(QuotaScope { namespace: Some(namespace.clone()), flavor }, resource, quota);
         }
-        let pools = self.pools.iter().enumerate();
-        let own = pools.filter(|(_, pool)| pool.namespace.as_ref().is_none_or(|of| of == namespace));
+        let applies = |scope: &QuotaScope| {
+            scope.namespace.as_ref().is_none_or(|of| of == namespace)
+                && (scope.flavor.is_none() || scope.flavor == flavor)
+        };
+        let own = self.pools.iter().enumerate().filter(|(_, pool)| applies(&pool.scope));
         let needs = own.map(|(id, pool)| (id, job.request.get(&pool.resource)));
         needs.filter(|(_, amount)| *amount > 0).collect()
     }
@@ -234,67 +314,112 @@ impl<'a> Pools<'a> {
         self.held.push((needs, until));
     }
 
-    /// Starts the Job, or records why it waits.
+    /// Starts the Job, in the returned flavor, or records why it waits.
     fn decide(
         &mut self,
         job: &QueuedJob,
-        spec: &JobQueueSpec,
         heads: &mut Vec<QueueHead>,
         now: Timestamp,
-    ) -> Result<(), QueueReason> {
+    ) -> Result<Option<FlavorId>, QueueReason> {
         let labels = self.labels(&job.key.namespace);
         if self.allowed.as_ref().is_some_and(|selector| !selector.matches(&labels)) {
             return Err(QueueReason::NotAllowed);
         }
-        let needs = self.needs(job);
+        let flavors: Vec<_> = match JobFlavors::of_waiting(self.spec, job) {
+            JobFlavors::NotConcerned => vec![None],
+            JobFlavors::AnyOf(flavors) => flavors.into_iter().map(Some).collect(),
+        };
+        let until = job.deadline.and_then(|span| now.checked_add(span).ok());
+        let mut refusals = Vec::new();
+        for flavor in flavors {
+            let needs = self.needs(job, flavor);
+            match self.refusal(&needs, flavor, until, heads) {
+                None => {
+                    self.hold(needs, until);
+                    return Ok(flavor);
+                }
+                Some(refusal) => refusals.push(refusal),
+            }
+        }
+        // It waits for the first flavor that can ever hold it.
+        let can_start = |one: &FlavorRefusal| !matches!(one.reason, QueueReason::TooLarge { .. });
+        let chosen = refusals.iter().position(can_start).unwrap_or(0);
+        if refusals.is_empty() {
+            return Err(QueueReason::NoFlavor);
+        }
+        let FlavorRefusal { reason, awaited } = refusals.swap_remove(chosen);
+        if let Some(awaited) = awaited {
+            self.add_head(job, awaited, heads);
+        }
+        Err(reason)
+    }
+
+    /// The reason why a Job with these needs does not start in a flavor; `None`: it does.
+    fn refusal(
+        &self,
+        needs: &Needs,
+        flavor: Option<FlavorId>,
+        until: Option<Timestamp>,
+        heads: &[QueueHead],
+    ) -> Option<FlavorRefusal> {
+        let refused = |reason| Some(FlavorRefusal { reason, awaited: None });
         let pool = |id: QuotaId| &self.pools[id];
         if let Some((id, amount)) = needs.iter().find(|(id, amount)| *amount > pool(*id).quota) {
-            let Pool { resource, namespace, quota, .. } = pool(*id).clone();
-            return Err(QueueReason::TooLarge {
+            let Pool { resource, scope, quota, .. } = pool(*id).clone();
+            return refused(QueueReason::TooLarge {
                 resource,
                 needs: *amount,
                 quota,
-                namespace: namespace.is_some(),
+                namespace: scope.namespace.is_some(),
+                flavor: self.name_of(&scope),
             });
         }
-        if spec.paused {
-            return Err(QueueReason::Paused);
+        if self.spec.paused {
+            return refused(QueueReason::Paused);
         }
         let lacks = |(id, amount): &&(QuotaId, u64)| pool(*id).used.saturating_add(*amount) > pool(*id).quota;
         // Room in the queue would not help while the namespace has none.
-        let missing = needs.iter().filter(lacks).max_by_key(|(id, _)| pool(*id).namespace.is_some());
+        let missing = needs.iter().filter(lacks).max_by_key(|(id, _)| pool(*id).scope.namespace.is_some());
         if let Some((id, amount)) = missing.copied() {
-            let Pool { resource, namespace, quota, used } = pool(id).clone();
-            self.add_head(job, &needs, namespace.is_none(), heads);
-            let free = quota.saturating_sub(used);
-            return Err(QueueReason::NoRoom {
+            let Pool { resource, scope, quota, used } = pool(id).clone();
+            let of_queue = scope.namespace.is_none();
+            let reason = QueueReason::NoRoom {
                 resource,
                 needs: amount,
-                free,
+                free: quota.saturating_sub(used),
                 quota,
-                namespace: namespace.is_some(),
-            });
+                namespace: !of_queue,
+                flavor: self.name_of(&scope),
+            };
+            let awaited = AwaitedQuota { flavor, needs: needs.clone(), of_queue };
+            return Some(FlavorRefusal { reason, awaited: Some(awaited) });
         }
-        let until = job.deadline.and_then(|span| now.checked_add(span).ok());
-        let is_held_up =
-            |head: &&QueueHead| (head.of_queue && !spec.backfill) || !self.leaves_room(head, &needs, until);
-        if let Some(head) = heads.iter().find(is_held_up) {
-            return Err(QueueReason::Behind(head.key.clone()));
-        }
-        self.hold(needs, until);
-        Ok(())
+        let is_held_up = |head: &&QueueHead| {
+            (head.of_queue && !self.spec.backfill) || !self.leaves_room(head, needs, until)
+        };
+        let head = heads.iter().find(is_held_up)?;
+        refused(QueueReason::Behind(head.key.clone()))
     }
 
-    /// Adds a Job as a head: at most one of the queue, and one of each namespace that waits for its own quota.
-    fn add_head(&self, job: &QueuedJob, needs: &Needs, of_queue: bool, heads: &mut Vec<QueueHead>) {
-        let of_namespace = |head: &QueueHead| !head.of_queue && head.key.namespace == job.key.namespace;
-        if heads.iter().any(|head| if of_queue { head.of_queue } else { of_namespace(head) }) {
+    fn name_of(&self, scope: &QuotaScope) -> Option<String> {
+        scope.flavor.map(|id| self.spec.flavors[id].name.clone())
+    }
+
+    /// Adds a Job as a head: at most one of the queue, and one of each namespace that waits for its own quota; for each
+    /// flavor.
+    fn add_head(&self, job: &QueuedJob, awaited: AwaitedQuota, heads: &mut Vec<QueueHead>) {
+        let AwaitedQuota { flavor, needs, of_queue } = awaited;
+        let is_same = |head: &QueueHead| {
+            let of_namespace = !head.of_queue && head.key.namespace == job.key.namespace;
+            head.flavor == flavor && if of_queue { head.of_queue } else { of_namespace }
+        };
+        if heads.iter().any(is_same) {
             return;
         }
-        let is_protected = |(id, _): &&(QuotaId, u64)| of_queue || self.pools[*id].namespace.is_some();
+        let is_protected = |(id, _): &&(QuotaId, u64)| of_queue || self.pools[*id].scope.namespace.is_some();
         let protected: Needs = needs.iter().filter(is_protected).copied().collect();
         let reserved_at = self.room_at(&protected);
-        heads.push(QueueHead { key: job.key.clone(), protected, reserved_at, of_queue });
+        heads.push(QueueHead { key: job.key.clone(), flavor, protected, reserved_at, of_queue });
     }
 
     /// The time at which the running Jobs have made room, by their deadlines.
@@ -340,6 +465,12 @@ impl<'a> Pools<'a> {
 /// A selector that no namespace matches: every one has a name.
 fn nothing() -> Selector {
     Selector::parse(&format!("!{}", crate::wellknown::LABEL_NAMESPACE_NAME)).unwrap_or_default()
+}
+
+/// The amounts of a quota, by the names that nodes offer.
+fn amounts(quota: &BTreeMap<String, Quantity>) -> Amounts {
+    let amounts = Amounts::from_quantities(quota).0.into_iter();
+    Amounts(amounts.map(|(name, amount)| (canonical(&name), amount)).collect())
 }
 
 /// The amounts as quantities, for a status.

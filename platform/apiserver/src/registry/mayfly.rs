@@ -133,18 +133,29 @@ fn job_queue() -> Kind {
     }
 }
 
-/// `cpu 2/16, nvidia.com/gpu 3/4`.
+/// `cpu 2/16, nvidia.com/gpu 3/4, h100: nvidia.com/gpu 1/2`.
 fn used(object: &Object) -> String {
-    let quota = object.at(&["spec", "quota"]).and_then(Value::as_object);
-    let shown = quota.into_iter().flatten().map(|(name, quota)| {
-        let text = |value: Option<&Value>| match value {
-            Some(Value::String(text)) => text.clone(),
-            Some(number) => number.to_string(),
-            None => "0".to_owned(),
-        };
-        format!("{name} {}/{}", text(object.at(&["status", "used", name])), text(Some(quota)))
-    });
-    shown.collect::<Vec<_>>().join(", ")
+    let none = Value::Null;
+    let at = |path: &[&str]| object.at(path).unwrap_or(&none).clone();
+    let mut shown = used_of_quota(&at(&["spec", "quota"]), &at(&["status", "used"]));
+    let measured = at(&["status", "flavors"]);
+    for flavor in at(&["spec", "flavors"]).as_array().into_iter().flatten() {
+        let own = measured.as_array().into_iter().flatten().find(|one| one["name"] == flavor["name"]);
+        let amounts = used_of_quota(&flavor["quota"], own.map_or(&none, |one| &one["used"])).join(" ");
+        shown.push(format!("{}: {amounts}", flavor["name"].as_str().unwrap_or_default()));
+    }
+    shown.join(", ")
+}
+
+/// `cpu 2/16` for each resource of a quota.
+fn used_of_quota(quota: &Value, used: &Value) -> Vec<String> {
+    let text = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "0".to_owned(),
+        number => number.to_string(),
+    };
+    let resources = quota.as_object().into_iter().flatten();
+    resources.map(|(name, quota)| format!("{name} {}/{}", text(&used[name]), text(quota))).collect()
 }
 
 /// Sets the defaults of our kinds, which are those of their types: the spec is decoded and encoded, and the members

@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     Kind, Subresource, columns,
     defaulting::{fill, map_in, objects},
-    pod_containers, pod_fields, pod_rules, pod_updates, pod_volumes, rules, typed,
+    pod_containers, pod_fields,
+    pod_mounts::PodVolumes,
+    pod_rules, pod_updates, pod_volumes, rules, typed,
 };
 use crate::object::{Object, map_at};
 
@@ -243,13 +245,13 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
 /// Validates the spec of a pod, or of a template.
 pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
     let list = |field: &str| spec.get(field).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let mut volumes = HashSet::new();
+    let mut volumes = PodVolumes::new();
     for (at, volume) in list("volumes").iter().enumerate() {
         let name = volume["name"].as_str().unwrap_or("");
         let path = format!("{path}.volumes[{at}]");
         pod_fields::volume(volume, &path, errors);
         pod_containers::name_errors(name, &format!("{path}.name"), errors);
-        if !volumes.insert(name) {
+        if volumes.insert(name, volume).is_some() {
             errors.push(rules::duplicate(format!("{path}.name"), format!("{name:?}")));
         }
     }

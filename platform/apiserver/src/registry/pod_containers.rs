@@ -1,15 +1,14 @@
 //! Validation of the containers of a pod or a template, in upstream's order and words (`pkg/apis/core/validation`,
 //! `validateContainers`).
 
-use std::collections::HashSet;
-
-use mayfly_api::{
-    names,
-    validation::{FieldError, FieldErrorKind},
-};
+use mayfly_api::{names, validation::FieldError};
 use serde_json::Value;
 
-use super::{pod_resources, pod_rules, rules, service_rules::port_name_errors};
+use super::{
+    pod_mounts::{self, PodVolumes},
+    pod_resources, pod_rules, rules,
+    service_rules::port_name_errors,
+};
 use crate::meta;
 
 /// Pod fields that the `fieldRef` of a variable may name, besides labels and annotations.
@@ -33,8 +32,8 @@ const SOURCES: [&str; 4] = ["fieldRef", "resourceFieldRef", "configMapKeyRef", "
 const MORE_THAN_ONE: &str = "may not have more than one field specified at a time";
 const USER_IDS: std::ops::RangeInclusive<i64> = 0..=i32::MAX as i64;
 
-/// Rules of one container. `volumes`: the names of the pod's volumes.
-pub(super) fn check(container: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {
+/// Rules of one container. `volumes`: those of the pod.
+pub(super) fn check(container: &Value, path: &str, volumes: &PodVolumes<'_>, errors: &mut Vec<FieldError>) {
     name_errors(rules::text(container, "name"), &format!("{path}.name"), errors);
     if rules::text(container, "image").trim().is_empty() {
         errors.push(FieldError::required(format!("{path}.image"), ""));
@@ -49,7 +48,7 @@ pub(super) fn check(container: &Value, path: &str, volumes: &HashSet<&str>, erro
     for (at, source) in rules::items(&container["envFrom"]) {
         variables_from(source, &format!("{path}.envFrom[{at}]"), errors);
     }
-    mounts(&container["volumeMounts"], path, volumes, errors);
+    pod_mounts::check(container, path, volumes, errors);
     let pull = rules::text(container, "imagePullPolicy");
     rules::one_of(pull, &["Always", "IfNotPresent", "Never"], &format!("{path}.imagePullPolicy"), errors);
     pod_resources::check(container, path, errors);
@@ -213,43 +212,6 @@ fn variables_from(source: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn mounts(mounts: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {
-    let mut known = Vec::new();
-    for (at, mount) in rules::items(mounts) {
-        let path = format!("{path}.volumeMounts[{at}]");
-        let (name, place) = (rules::text(mount, "name"), rules::text(mount, "mountPath"));
-        if name.is_empty() {
-            errors.push(FieldError::required(format!("{path}.name"), ""));
-        }
-        if !volumes.contains(name) {
-            let kind = FieldErrorKind::NotFound { value: format!("{name:?}") };
-            errors.push(FieldError { path: format!("{path}.name"), kind, detail: String::new() });
-        }
-        if place.is_empty() {
-            errors.push(FieldError::required(format!("{path}.mountPath"), ""));
-        }
-        if known.contains(&place) {
-            errors.push(FieldError::invalid(
-                format!("{path}.mountPath"),
-                format!("{place:?}"),
-                "must be unique",
-            ));
-        }
-        known.push(place);
-        for field in ["subPath", "subPathExpr"] {
-            descending_path(rules::text(mount, field), &format!("{path}.{field}"), errors);
-        }
-        let expression = rules::text(mount, "subPathExpr");
-        if !expression.is_empty() && !rules::text(mount, "subPath").is_empty() {
-            errors.push(FieldError::invalid(
-                format!("{path}.subPathExpr"),
-                format!("{expression:?}"),
-                "subPathExpr and subPath are mutually exclusive",
-            ));
-        }
-    }
-}
-
 /// A relative path that does not leave its folder.
 pub(super) fn descending_path(text: &str, path: &str, errors: &mut Vec<FieldError>) {
     if text.starts_with('/') {
@@ -357,7 +319,8 @@ mod tests {
                 "imagePullPolicy": "Always"});
             json_patch::merge(&mut container, &change);
             let mut errors = Vec::new();
-            check(&container, "c", &HashSet::from(["v"]), &mut errors);
+            let volume = json!({"name": "v", "emptyDir": {}});
+            check(&container, "c", &PodVolumes::from([("v", &volume)]), &mut errors);
             errors.iter().map(|error| format!("{}: {}", error.path, error.message())).collect::<Vec<_>>()
         };
         let probe = |change: Value| {
@@ -401,18 +364,6 @@ mod tests {
             (
                 json!({"envFrom": [{"prefix": "p"}]}),
                 "c.envFrom[0]: Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`",
-            ),
-            (
-                json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/v"}]}),
-                "c.volumeMounts[1].mountPath: Invalid value: \"/v\": must be unique",
-            ),
-            (
-                json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "x", "subPathExpr": "$(X)"}]}),
-                "c.volumeMounts[0].subPathExpr: Invalid value: \"$(X)\": subPathExpr and subPath are mutually exclusive",
-            ),
-            (
-                json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "../x"}]}),
-                "c.volumeMounts[0].subPath: Invalid value: \"../x\": must not contain '..'",
             ),
             (
                 json!({"securityContext": {"runAsUser": -1}}),

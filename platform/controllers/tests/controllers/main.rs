@@ -3,6 +3,7 @@
 mod deployments;
 mod functions;
 mod garbage;
+mod job_queues;
 mod jobs;
 mod replica_sets;
 mod sets;

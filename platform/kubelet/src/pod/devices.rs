@@ -72,7 +72,8 @@ pub(crate) fn apply(devices: ContainerDevices, container: &mut ContainerSpec) {
         }
     }
     mounts.sort_by(|a, b| a.guest.cmp(&b.guest));
-    container.process.devices = devices.nodes;
+    // The devices of volumes are there already.
+    container.process.devices.extend(devices.nodes);
     container.process.hooks = devices.hooks;
 }
 

@@ -6,17 +6,67 @@ use std::{collections::HashMap, sync::Arc};
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_informer::reconcile::WorkQueue;
 use mayfly_runtime::PodUid;
-use tokio::task::spawn_blocking;
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::worker::Worker;
 use crate::{
     local_storage::{self, ContainerStorage, EPHEMERAL_STORAGE, PodStorage},
-    pressure::{self, ContainerConsumption, EvictionCandidate, Shortage},
+    pressure::{self, ContainerConsumption, EvictionCandidate, PressureSignal, Shortage},
     volumes::disk_usage::disk_usage,
 };
 
 /// The status reason of an evicted pod.
 pub(crate) const EVICTED: &str = "Evicted";
+
+/// Measures the pods' local storage, and evicts pods that exceed their limits.
+pub(crate) async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(pressure::MEASURE_EVERY) => {}
+        }
+        worker.measure_storage().await;
+        worker.evict_over_limits(queue);
+    }
+}
+
+/// Measures the node, reports shortages, and evicts one pod at a time while memory or disk is short.
+pub(crate) async fn watch_pressure(
+    worker: &Worker,
+    queue: &WorkQueue<ObjectKey>,
+    shortages: &watch::Sender<[bool; 3]>,
+    stop: &CancellationToken,
+) {
+    let folder = worker.logs.root().to_owned();
+    let mut states = [pressure::SignalState::default(); 3];
+    let mut disk_was_short = false;
+    loop {
+        let folder = folder.clone();
+        let measured = spawn_blocking(move || pressure::measure(&folder)).await;
+        // Fails only when the Tokio runtime shuts down.
+        let Ok(headroom) = measured else { return };
+        let now = tokio::time::Instant::now();
+        let mut short = [false; 3];
+        for ((short, state), signal) in short.iter_mut().zip(&mut states).zip(PressureSignal::ALL) {
+            *short = state.update(headroom.is_short(signal), now);
+        }
+        shortages.send_if_modified(|known| std::mem::replace(known, short) != short);
+        if let Some(shortage) = headroom.memory_shortage() {
+            worker.evict_for_memory(queue, &shortage);
+        }
+        // Unused images are removed before pods are evicted.
+        let disk = headroom.disk_shortage();
+        if let Some(shortage) = disk.as_ref().filter(|_| disk_was_short) {
+            worker.evict_for_disk(queue, shortage);
+        }
+        disk_was_short = disk.is_some();
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(pressure::MEASURE_EVERY) => {}
+        }
+    }
+}
 
 impl Worker {
     /// Measures the local storage of the pods that run here.

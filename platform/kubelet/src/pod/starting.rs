@@ -198,7 +198,9 @@ impl Worker {
         local: &LocalPod,
         mut container: ContainerSpec,
     ) -> Result<ContainerSpec, String> {
-        if spec.volume_mounts.as_ref().is_none_or(Vec::is_empty) {
+        let uses_none = spec.volume_mounts.as_ref().is_none_or(Vec::is_empty)
+            && spec.volume_devices.as_ref().is_none_or(Vec::is_empty);
+        if uses_none {
             return Ok(container);
         }
         let volumes = self.volumes.clone().ok_or("this node does not support volumes")?;
@@ -211,9 +213,12 @@ impl Worker {
             let node = NodeView { name: &name, allocatable: &allocatable };
             let sources =
                 VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
-            volumes.mounts(&pod, &spec, &environment, &sources)
+            let mounts = volumes.mounts(&pod, &spec, &environment, &sources)?;
+            Ok::<_, String>((mounts, volumes.devices(&pod, &spec, &sources)?))
         });
-        container.process.mounts = made.await.map_err(|error| error.to_string())??;
+        let (mounts, devices) = made.await.map_err(|error| error.to_string())??;
+        container.process.mounts = mounts;
+        container.process.devices = devices;
         Ok(container)
     }
 

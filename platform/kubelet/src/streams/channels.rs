@@ -42,7 +42,7 @@ pub(super) struct Size {
 
 /// The last message of a session. Clients treat a close frame without the normal code as a broken connection, and
 /// then drop the exit code before it.
-fn end() -> Message {
+pub(super) fn end() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Default::default() }))
 }
 

@@ -27,12 +27,13 @@ const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-v
 const ACCEPTED_PROTOCOLS: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 
 /// A client's connection after its upgrade.
-pub(super) type Connection = TokioIo<hyper::upgrade::Upgraded>;
+pub(crate) type Connection = TokioIo<hyper::upgrade::Upgraded>;
 /// A connection that speaks WebSocket.
-pub(super) type WebSocket = WebSocketStream<Connection>;
+pub(crate) type WebSocket = WebSocketStream<Connection>;
 
-/// The protocols of a resource, in the order of preference.
+/// The protocols of a resource.
 pub(super) struct Protocols {
+    /// An empty one is that of a client that names none.
     pub(super) websocket: &'static [&'static str],
     pub(super) spdy: &'static [&'static str],
 }
@@ -103,9 +104,9 @@ fn negotiate(
         accepted: &[],
     };
     if has_token(headers, header::UPGRADE, "websocket") {
-        // The order of the client's list has no meaning.
-        let offered = |protocol: &&&str| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, protocol);
-        let protocol = protocols.websocket.iter().find(offered).copied();
+        let mut offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL).peekable();
+        let unnamed = offered.peek().is_none().then_some("");
+        let protocol = first_known(offered.chain(unnamed), protocols.websocket);
         return protocol.map(|protocol| (Transport::WebSocket, protocol)).ok_or_else(|| UpgradeRefusal {
             code: StatusCode::FORBIDDEN,
             message: format!("unable to negotiate a protocol: there are {}", protocols.websocket.join(", ")),
@@ -121,9 +122,7 @@ fn negotiate(
     if offered.peek().is_none() {
         return Err(bad_request("unable to upgrade: X-Stream-Protocol-Version is required"));
     }
-    // The client's order of preference decides.
-    let protocol =
-        offered.find_map(|offered| protocols.spdy.iter().find(|known| **known == offered).copied());
+    let protocol = first_known(offered, protocols.spdy);
     protocol.map(|protocol| (Transport::Spdy, protocol)).ok_or_else(|| {
         let offered: Vec<_> = tokens(headers, STREAM_PROTOCOL).collect();
         UpgradeRefusal {
@@ -136,6 +135,19 @@ fn negotiate(
             accepted: protocols.spdy,
         }
     })
+}
+
+/// The first of the client's protocols that is known: its order is that of its preference.
+fn first_known<'h>(
+    mut offered: impl Iterator<Item = &'h str>,
+    known: &'static [&'static str],
+) -> Option<&'static str> {
+    offered.find_map(|offered| known.iter().find(|known| **known == offered).copied())
+}
+
+/// Whether a request asks for a WebSocket (upstream's `IsWebSocketRequest`).
+pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
+    has_token(headers, header::UPGRADE, "websocket") && has_token(headers, header::CONNECTION, "upgrade")
 }
 
 impl UpgradeRefusal {
@@ -158,11 +170,11 @@ fn answer(
     *response.body_mut() = Body::empty();
     let answered = response.headers_mut();
     answered.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    let protocol = HeaderValue::from_static(protocol);
+    let named = HeaderValue::from_static(protocol);
     match transport {
         Transport::Spdy => {
             answered.insert(header::UPGRADE, HeaderValue::from_static(SPDY));
-            answered.insert(STREAM_PROTOCOL, protocol);
+            answered.insert(STREAM_PROTOCOL, named);
         }
         Transport::WebSocket => {
             let refuse = |message: String| (StatusCode::BAD_REQUEST, message);
@@ -170,7 +182,10 @@ fn answer(
             let key = key.ok_or_else(|| refuse("no Sec-WebSocket-Key".into()))?;
             let accept = HeaderValue::try_from(accept_key(key.as_bytes()));
             answered.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-            answered.insert(header::SEC_WEBSOCKET_PROTOCOL, protocol);
+            // A client that offers no protocol fails if the response names one (RFC 6455, section 4.1).
+            if !protocol.is_empty() {
+                answered.insert(header::SEC_WEBSOCKET_PROTOCOL, named);
+            }
             answered.insert(header::SEC_WEBSOCKET_ACCEPT, accept.map_err(|error| refuse(error.to_string()))?);
         }
     }
@@ -217,14 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn a_websocket_has_the_newest_protocol_of_the_client() {
+    fn a_websocket_has_the_clients_first_protocol_that_there_is() {
         let websocket = ("upgrade", "WebSocket");
         let offers =
             |protocols: &'static str| negotiated(&[websocket, ("sec-websocket-protocol", protocols)]);
-        assert_eq!(offers("v4.x, v5.x"), Ok((Transport::WebSocket, "v5.x")));
+        assert_eq!(offers("v9.x, v4.x, v5.x"), Ok((Transport::WebSocket, "v4.x")));
         assert_eq!(offers("v4.x"), Ok((Transport::WebSocket, "v4.x")));
         assert_eq!(offers("v9.x"), Err(403));
         assert_eq!(negotiated(&[websocket]), Err(403));
+        let unnamed = Protocols { websocket: &["v5.x", ""], spdy: &[] };
+        let headers = HeaderMap::from_iter([(header::UPGRADE, HeaderValue::from_static("websocket"))]);
+        assert_eq!(negotiate(&headers, &unnamed), Ok((Transport::WebSocket, "")));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! for a driver that is unavailable: only the driver can undo its work. (Behaviour: upstream `pkg/volume/csi`.)
 
 mod source;
+pub(super) mod statistics;
 mod unmount;
 
 use std::{

@@ -15,6 +15,13 @@ pub(super) fn path(pod: &Path, kind: &str, volume: &str) -> PathBuf {
     pod.join(format!(".{kind}-{volume}.json"))
 }
 
+/// The volume of a journal at the path; the inverse of [`path`].
+pub(super) fn volume_of(path: &Path, kind: &str) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let volume = name.strip_prefix('.')?.strip_prefix(kind)?.strip_prefix('-')?.strip_suffix(".json")?;
+    Some(volume.to_owned())
+}
+
 /// Writes a journal atomically; it is durable before the driver's first call.
 pub(super) fn write(path: &Path, record: &impl Serialize) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));

@@ -17,9 +17,6 @@ const NFS_TYPES: [&str; 2] = ["nfs4", "nfs"];
 pub(super) fn make(pod: &Pod, claimed: &ClaimedVolume, target: &Path) -> Result<PathBuf, String> {
     let volume = &*claimed.volume;
     let spec = volume.spec.as_ref().ok_or("it has no spec")?;
-    if spec.volume_mode.as_deref() == Some("Block") {
-        return Err("block devices are not supported: volumeMode is Block".into());
-    }
     if let Some(local) = &spec.local {
         let path = PathBuf::from(&local.path);
         let found =
@@ -136,8 +133,6 @@ mod tests {
         );
         let missing = made(json!({"local": {"path": path.join("gone")}}), json!({})).unwrap_err();
         assert!(missing.contains("No such file"), "{missing}");
-        let block = made(json!({"local": {"path": path}, "volumeMode": "Block"}), json!({})).unwrap_err();
-        assert!(block.contains("Block"), "{block}");
         let other =
             made(json!({"capacity": {}, "rbd": {"monitors": [], "image": "i"}}), json!({})).unwrap_err();
         assert!(other.ends_with("volumes of rbd"), "{other}");

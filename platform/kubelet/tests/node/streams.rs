@@ -138,7 +138,7 @@ impl Kubectl {
 }
 
 /// Serves the API of a cluster on a loopback port, without TLS or authentication.
-async fn serve(cluster: &Cluster) -> String {
+pub(crate) async fn serve(cluster: &Cluster) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = cluster.api.service();

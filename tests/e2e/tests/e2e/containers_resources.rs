@@ -184,7 +184,7 @@ impl ContainerNode {
     }
 
     /// The node's usage summary of a pod.
-    async fn summary(&self, name: &str) -> Result<Value> {
+    pub(crate) async fn summary(&self, name: &str) -> Result<Value> {
         let node = self.kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]).await?;
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");
         let summary: Value = serde_json::from_str(&self.kubectl.ok(&["get", "--raw", &path]).await?)?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use mayfly_csi_driver::{DriverConfig, Fault, HostPathDriver, state::VolumeState};
+use mayfly_csi_driver::{DriverConfig, Fault, HostPathDriver, block::BlockDevices, state::VolumeState};
 use mayfly_e2e::{skipped, test_name, wait};
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ fn config(node: &ContainerNode) -> DriverConfig {
         kubelet: kubelet(node),
         attach: true,
         topology: BTreeMap::from([(ZONE.to_owned(), "here".to_owned())]),
+        block_devices: BlockDevices::Loop,
     }
 }
 
@@ -262,4 +263,60 @@ async fn a_driver_that_hangs_delays_no_other_driver() -> Result<()> {
     .await?;
     drop((driver, hanging));
     node.leaves_nothing().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_measured_and_used_as_block_devices() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let driver = start(&node).await?;
+    driver.set_problem(Some("a disk is lost"));
+    create(&node, &claim("data")).await?;
+    create(&node, &pod("a", &claimed("data"))).await?;
+    node.ready("a").await?;
+    let volume = wait::until("the claim is measured", || async {
+        let summary = node.summary("a").await?;
+        let volumes = summary["volume"].as_array().cloned().unwrap_or_default();
+        Ok(volumes.into_iter().find(|volume| volume["pvcRef"]["name"] == "data"))
+    })
+    .await?;
+    ensure!(
+        volume["capacityBytes"] == 1 << 20 && volume["volumeHealthStats"]["abnormal"] == true,
+        "{volume}"
+    );
+    let name = node.kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]).await?;
+    let metrics = node.kubectl.ok(&["get", "--raw", &format!("/api/v1/nodes/{name}/proxy/metrics")]).await?;
+    let labels = "{namespace=\"default\",persistentvolumeclaim=\"data\"}";
+    ensure!(metrics.contains(&format!("kubelet_volume_stats_capacity_bytes{labels} 1048576")), "{metrics}");
+    node.until_event("a", "VolumeConditionAbnormal: Volume data: a disk is lost").await?;
+    node.kubectl.ok(&["delete", "pod", "a", "--timeout=50s"]).await?;
+    match BlockDevices::Loop.missing() {
+        Some(reason) => skipped(&format!("{} (block devices)", test_name!()), &reason),
+        None => block_device(&node).await?,
+    }
+    nothing_left(&node, &driver).await?;
+    drop(driver);
+    node.leaves_nothing().await
+}
+
+/// A container writes to a claim as a block device, and a later one reads it.
+async fn block_device(node: &ContainerNode) -> Result<()> {
+    let mut block = claim("disk");
+    block["spec"]["volumeMode"] = "Block".into();
+    create(node, &block).await?;
+    for (name, command) in [
+        ("writer", "printf kept | dd of=/dev/xvda conv=notrunc 2>/dev/null; sync"),
+        ("reader", "dd if=/dev/xvda bs=4 count=1 2>/dev/null"),
+    ] {
+        let mut pod = pod(name, &claimed("disk"));
+        let container = &mut pod["spec"]["containers"][0];
+        container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/xvda"}]);
+        container["volumeMounts"] = json!([]);
+        create(node, &pod).await?;
+        node.ready(name).await?;
+        let read = node.exec(name, command).await?;
+        ensure!(name == "writer" || read == "kept", "{read:?}");
+        node.kubectl.ok(&["delete", "pod", name, "--timeout=50s"]).await?;
+    }
+    Ok(())
 }

@@ -84,3 +84,42 @@ async fn jobs_take_turns_and_gangs_are_placed_whole() -> Result<()> {
     node.kubectl.ok(&["delete", "jobs", "--all", "--timeout=50s"]).await?;
     node.leaves_nothing().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_model_of_gpu_has_a_quota() -> Result<()> {
+    containers_or_skip!();
+    let node = gpus::node().await?;
+    gpus::whole_gpus(&node, 4).await?;
+    let label = "jsonpath={.items[0].metadata.labels.nvidia\\.com/gpu\\.product}";
+    let model = node.kubectl.ok(&["get", "nodes", "-o", label]).await?;
+    let flavor = |name: &str, model: &str, gpus: u32| json!({"name": name, "nodeLabels": {"nvidia.com/gpu.product": model}, "quota": {"nvidia.com/gpu": gpus}});
+    let queue = json!({"apiVersion": "mayfly.dev/v1", "kind": "JobQueue", "metadata": {"name": "models"},
+        "spec": {"quota": {"nvidia.com/gpu": 4}, "flavors": [flavor("here", &model, 1), flavor("old", "NVIDIA-K80", 4)]}});
+    create(&node, "queue", &queue).await?;
+    create(&node, "first", &job("first", 1, Some("models"), None)).await?;
+    running(&node, "first", 1).await?;
+    let selector = "jsonpath={.spec.template.spec.nodeSelector}";
+    let selected = node.kubectl.ok(&["get", "job", "first", "-o", selector]).await?;
+    ensure!(selected == json!({"nvidia.com/gpu.product": model}).to_string(), "{selected}");
+    // The model's quota is used up, though the queue's is not.
+    let mut second = job("second", 1, Some("models"), None);
+    second["spec"]["template"]["spec"]["nodeSelector"] = json!({"nvidia.com/gpu.product": model});
+    create(&node, "second", &second).await?;
+    wait::until("the queue counts the model", || async {
+        let row = node.kubectl.ok(&["get", "jobqueues", "models", "--no-headers"]).await?;
+        let used = "nvidia.com/gpu 1/4, here: nvidia.com/gpu 1/1, old: nvidia.com/gpu 0/4";
+        let cells: Vec<_> = row.split_whitespace().collect();
+        Ok((row.contains(used) && cells[..3] == ["models", "1", "1"]).then_some(()))
+    })
+    .await?;
+    let why = node.kubectl.up.cli().ok(&["why", "job", "second"]).await?;
+    ensure!(
+        why.contains("needs 1 of nvidia.com/gpu, and 0 of 1 in the quota of flavor here are free"),
+        "{why}"
+    );
+    node.until_event("first", "QueueStarted: Queue models has room for the job in flavor here").await?;
+    node.kubectl.ok(&["delete", "job", "first", "--timeout=50s"]).await?;
+    running(&node, "second", 1).await?;
+    node.kubectl.ok(&["delete", "jobs", "--all", "--timeout=50s"]).await?;
+    node.leaves_nothing().await
+}

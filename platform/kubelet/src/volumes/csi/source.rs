@@ -105,10 +105,6 @@ impl CsiSource {
         }))
     }
 
-    pub(in crate::volumes) fn is_block(&self) -> bool {
-        self.block
-    }
-
     /// Whether the volume must be attached to the node before it is mounted.
     pub(super) fn needs_attachment(&self, settings: &CSIDriver) -> bool {
         !self.ephemeral && settings.spec.attach_required != Some(false)
