@@ -87,6 +87,13 @@ impl FieldError {
         Self { path: path.into(), kind, detail: detail.into() }
     }
 
+    /// A value of the type `found` in a field of the type `expected`, both in the terms of OpenAPI.
+    pub fn type_invalid(path: impl Into<String>, expected: &str, found: &str) -> Self {
+        let path = path.into();
+        let detail = format!("{path} in body must be of type {expected}: {found:?}");
+        Self { path, kind: FieldErrorKind::TypeInvalid { value: format!("{found:?}") }, detail }
+    }
+
     pub fn too_long(path: impl Into<String>, bytes_max: usize) -> Self {
         let detail = format!("may not be more than {bytes_max} bytes");
         Self { path: path.into(), kind: FieldErrorKind::TooLong, detail }

@@ -14,7 +14,7 @@ use crate::{
 
 /// The group that may do everything.
 const GROUP_ADMIN: &str = "system:masters";
-const GROUP_AUTHENTICATED: &str = "system:authenticated";
+pub(crate) const GROUP_AUTHENTICATED: &str = "system:authenticated";
 const GROUP_NODES: &str = "system:nodes";
 const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

@@ -5,6 +5,7 @@
 //! length of the longest text that each step may read.
 //! (Source: `apiserver/pkg/cel`; upstream estimates the cost of rules when a definition is written.)
 
+mod authz;
 mod libraries;
 mod network;
 mod quantities;
@@ -18,6 +19,8 @@ use cel::{
 };
 use serde_json::Value;
 
+pub(crate) use authz::{Authorizer, RequestResource};
+
 /// The longest expression.
 const EXPRESSION_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a text that cost one step.
@@ -25,7 +28,7 @@ const TEXT_BYTES_PER_STEP: u64 = 1024;
 /// The cost of compiling a regular expression, in steps.
 const REGEX_STEPS: u64 = 20;
 /// Functions that expressions may call, besides operators and macros.
-const FUNCTIONS: [&str; 79] = [
+const FUNCTIONS: [&str; 93] = [
     "size",
     "contains",
     "startsWith",
@@ -101,6 +104,20 @@ const FUNCTIONS: [&str; 79] = [
     "compareTo",
     "add",
     "sub",
+    "path",
+    "group",
+    "serviceAccount",
+    "resource",
+    "subresource",
+    "namespace",
+    "name",
+    "fieldSelector",
+    "labelSelector",
+    "check",
+    "allowed",
+    "reason",
+    "errored",
+    "error",
     "sortBy",
     "quote",
     "lists.range",
@@ -201,7 +218,11 @@ fn measure(expression: &IdedExpr, depth: u32, nodes: &mut u64, nesting: &mut u32
     };
     // The search of a list for an element is a loop, too.
     let depth = depth + u32::from(called == "@in" && depth > 0);
-    *nodes += if called == "matches" { 1 + REGEX_STEPS } else { 1 };
+    *nodes += match called {
+        "matches" => 1 + REGEX_STEPS,
+        "check" => 1 + authz::CHECK_STEPS,
+        _ => 1,
+    };
     *nesting = (*nesting).max(depth);
     let mut below = |part: &IdedExpr, depth| measure(part, depth, nodes, nesting);
     match &expression.expr {
@@ -274,6 +295,7 @@ pub(crate) fn environment() -> Env {
         libraries::extension,
         network::extension,
         quantities::extension,
+        authz::extension,
     ] {
         let added = env.add_extension(extension);
         debug_assert!(added.is_ok(), "the extensions do not conflict");
@@ -285,6 +307,7 @@ pub(crate) fn environment() -> Env {
 pub(crate) fn reason(error: &ExecutionError) -> String {
     match error {
         ExecutionError::NoSuchKey(key) => format!("no such key: {key}"),
+        ExecutionError::FunctionError { message, .. } => message.clone(),
         other => other.to_string(),
     }
 }

@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{access::User, object::Object, registry::Kind, server::ServerState};
+use crate::{access::User, expressions::Authorizer, object::Object, registry::Kind, server::ServerState};
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -132,6 +132,11 @@ impl AccessDecision {
     pub(crate) fn is_allowed(&self) -> bool {
         matches!(self, Self::Allowed { .. })
     }
+
+    /// The decision that needs no roles: that about a member of `system:masters`.
+    fn of_master(user: &User) -> Option<Self> {
+        user.is_master().then(|| Self::Allowed { reason: String::new() })
+    }
 }
 
 impl RbacIndex {
@@ -191,6 +196,11 @@ impl RbacIndex {
     fn subjects_of(user: &User) -> impl Iterator<Item = Subject> {
         let groups = user.groups.iter().map(|group| Subject::Group(group.clone()));
         std::iter::once(Subject::User(user.name.clone())).chain(groups)
+    }
+
+    /// Whether a user may do something. Members of `system:masters` may do everything.
+    pub(crate) fn authorize(&self, user: &User, asked: &Attributes<'_>) -> AccessDecision {
+        AccessDecision::of_master(user).unwrap_or_else(|| self.decide(user, asked))
     }
 
     pub(crate) fn decide(&self, user: &User, asked: &Attributes<'_>) -> AccessDecision {
@@ -299,10 +309,12 @@ impl Rbac {
 impl ServerState {
     /// Whether a user may do something. Members of `system:masters` may do everything.
     pub(crate) fn authorize(&self, user: &User, asked: &Attributes<'_>) -> AccessDecision {
-        if user.is_master() {
-            return AccessDecision::Allowed { reason: String::new() };
-        }
-        self.rbac.index(&self.store).decide(user, asked)
+        AccessDecision::of_master(user).unwrap_or_else(|| self.rbac.index(&self.store).decide(user, asked))
+    }
+
+    /// The authorizer of a user's requests, for expressions.
+    pub(crate) fn authorizer(&self, user: &User) -> Authorizer {
+        Authorizer::new(user.clone(), self.rbac.index(&self.store))
     }
 }
 

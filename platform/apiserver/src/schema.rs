@@ -18,8 +18,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 pub(crate) use compile::definitions;
-pub(crate) use normalise::{Findings, normalise, normalise_metadata};
-pub(crate) use quantity::quantity_parts;
+pub(crate) use normalise::{Findings, normalise, normalise_metadata, schema_type};
+pub(crate) use quantity::{ParsedQuantity, QuantityError};
 
 use crate::registry::Kind;
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, header};
 use jiff::Timestamp;
+use mayfly_api::validation::FieldError;
 use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 
 pub(crate) use delete::{DeleteOptions, returns_deleted};
@@ -149,12 +150,12 @@ pub(crate) fn validate_schema(
     if kind.definition.is_some() {
         found.unknown.sort();
     }
+    let mut errors = std::mem::take(&mut found.invalid);
     let (warnings, missing) = check_findings(found, duplicates, validation, &refuse)?;
-    if kind.custom && !missing.is_empty() {
-        let errors: Vec<_> = missing
-            .iter()
-            .map(|path| mayfly_api::validation::FieldError::required(path, kind.remedy(path)))
-            .collect();
+    if kind.custom {
+        errors.extend(missing.iter().map(|path| FieldError::required(path, kind.remedy(path))));
+    }
+    if !errors.is_empty() {
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
     if let Err(why) = decode_check(kind, object) {

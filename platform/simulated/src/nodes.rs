@@ -244,18 +244,4 @@ fn status(config: &Config, number: u32, now: Timestamp) -> NodeStatus {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_addresses_belong_to_one_node() {
-        assert_eq!((name(1), name(123_456)), ("sim-00001".into(), "sim-123456".into()));
-        for known in [1, 99_999, 100_000, 131_071] {
-            assert_eq!(number(&name(known)), Some(known));
-        }
-        for foreign in ["sim-1", "sim-00000", "sim-000001", "node-00001", "sim-0000a"] {
-            assert_eq!(number(foreign), None, "{foreign}");
-        }
-        assert_eq!((address(1), address(65_536)), ("198.18.0.1".into(), "198.19.0.0".into()));
-    }
-}
+mod tests;

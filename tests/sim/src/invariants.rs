@@ -4,15 +4,18 @@
 //! allow for copies that are up to [`crate::oracle::STALENESS_MAX`] old, since controllers act upon copies.
 
 mod converged;
+mod cron_jobs;
 mod jobs;
 mod objects;
 mod ownership;
 mod pods;
+mod quotas;
 mod replicas;
 mod rollouts;
 mod services;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 pub use converged::unconverged;
 
@@ -28,6 +31,7 @@ pub struct Invariants {
     replicas: replicas::ReplicaRules,
     rollouts: rollouts::RolloutRules,
     jobs: jobs::JobRules,
+    cron_jobs: cron_jobs::CronJobRules,
 }
 
 impl Invariants {
@@ -39,6 +43,8 @@ impl Invariants {
         self.replicas.check(model, hints, step, violated);
         services::check(model, step, violated);
         self.jobs.check(model, hints, step, violated);
+        self.cron_jobs.check(model, hints, step, violated);
+        volumes::check(model, step, violated);
         self.rollouts.before(model, hints, step);
     }
 

@@ -1,8 +1,9 @@
 //! Runs one seed of the simulation.
 //!
-//! Usage: `mayfly-sim SEED [--trace] [--broken extra-pod|eager-collector|silent-watch]`. Prints the digest of the run's
-//! trace; where a rule is violated also the violations, the last lines of the trace, and exits with 1. `RUST_LOG` shows
-//! the platform's own log.
+//! Usage: `mayfly-sim SEED [--trace] [--broken
+//! extra-pod|eager-collector|silent-watch|double-schedule|stolen-volume]`. Prints the digest of the run's trace; where a
+//! rule is violated also the violations, the last lines of the trace, and exits with 1. `RUST_LOG` shows the platform's
+//! own log.
 
 #![expect(clippy::print_stdout, reason = "the result of the run is this program's product")]
 

@@ -1,5 +1,7 @@
 //! The random operations of the user.
 
+mod storage;
+
 use std::sync::Arc;
 
 use mayfly_store::Key;
@@ -14,8 +16,14 @@ use crate::{
 };
 
 const NAMESPACES: [&str; 3] = ["default", "team-a", "team-b"];
-const WORKLOADS: [&str; 5] =
-    ["daemonsets.apps", "deployments.apps", "jobs.batch", "replicasets.apps", "statefulsets.apps"];
+const WORKLOADS: [&str; 6] = [
+    "cronjobs.batch",
+    "daemonsets.apps",
+    "deployments.apps",
+    "jobs.batch",
+    "replicasets.apps",
+    "statefulsets.apps",
+];
 /// Names are few, so that an object is created again while its predecessor is going.
 const NAMES: u64 = 12;
 
@@ -90,8 +98,9 @@ impl Operations {
         *hints.deleted_by_user.entry(uid(object).into()).or_default() += 1;
     }
 
-    /// Makes the namespaces of the run.
+    /// Makes the namespaces and the volumes of the run.
     pub async fn prepare(&mut self) {
+        self.create_volumes().await;
         for namespace in NAMESPACES {
             self.create_namespace(namespace).await;
         }
@@ -100,24 +109,26 @@ impl Operations {
     async fn create_namespace(&self, name: &str) {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         self.create(namespace).await;
+        self.create_quota(name).await;
     }
 
     /// One operation at random.
     pub async fn next(&mut self) {
         self.simulation.disturb();
         match self.random.below(0..100) {
-            0..=24 => self.create_workload().await,
-            25..=36 => self.scale().await,
-            37..=47 => self.update_template().await,
-            48..=51 => self.pause_or_resume().await,
-            52..=61 => self.delete_workload().await,
-            62..=69 => self.create_dependent().await,
-            70..=72 => self.delete_dependent().await,
-            73..=77 => self.delete_pod().await,
-            78..=83 => self.evict().await,
-            84..=88 => self.lose_or_return_node().await,
-            89..=90 => self.delete_node().await,
-            91..=93 => self.delete_namespace().await,
+            0..=23 => self.create_workload().await,
+            24..=33 => self.scale().await,
+            34..=43 => self.update_template().await,
+            44..=46 => self.pause_or_resume().await,
+            47..=54 => self.delete_workload().await,
+            55..=61 => self.create_dependent().await,
+            62..=64 => self.delete_dependent().await,
+            65..=69 => self.delete_pod().await,
+            70..=75 => self.evict().await,
+            76..=80 => self.lose_or_return_node().await,
+            81..=82 => self.delete_node().await,
+            83..=85 => self.delete_namespace().await,
+            86..=95 => self.create_or_delete_storage().await,
             _ => self.create_service_or_budget().await,
         }
         self.simulation.disturb();
@@ -130,16 +141,21 @@ impl Operations {
     }
 
     async fn create_workload(&mut self) {
-        if self.objects(&WORKLOADS, |_| true).len() >= WORKLOADS_MAX {
+        // Jobs of CronJobs come and go by themselves.
+        let is_own = |object: &Value| {
+            object["metadata"]["ownerReferences"].is_null() || text(object, "/kind") != "Job"
+        };
+        if self.objects(&WORKLOADS, is_own).len() >= WORKLOADS_MAX {
             return self.delete_workload().await;
         }
-        let kind = self.random.below(0..10);
+        let kind = self.random.below(0..12);
         let mut builder = self.builder();
         let object = match kind {
             0..=3 => builder.deployment(),
             4 => builder.replica_set(),
             5..=6 => builder.stateful_set(),
             7 => builder.daemon_set(),
+            8..=9 => builder.cron_job(),
             _ => builder.job(),
         };
         // Two workloads with the same selector would fight for each other's pods for ever.
@@ -304,7 +320,8 @@ impl Operations {
         }
     }
 
-    /// Undoes what would keep the cluster from coming to rest: lost nodes, paused rollouts, the user's finalizers.
+    /// Undoes what would keep the cluster from coming to rest: lost nodes, paused rollouts, the user's finalizers,
+    /// schedules, volumes that wait for their claims.
     pub async fn clean_up(&mut self) {
         self.simulation.disturb();
         self.return_nodes().await;
@@ -317,5 +334,7 @@ impl Operations {
             let kept: Vec<&str> = finalizers(&object).filter(|name| *name != USER_FINALIZER).collect();
             self.patch("release", &key, json!({"metadata": {"finalizers": kept}})).await;
         }
+        self.suspend_cron_jobs().await;
+        self.release_deleted_volumes().await;
     }
 }

@@ -39,6 +39,10 @@ pub enum Broken {
     EagerCollector,
     /// Watches that lose events without an end.
     SilentWatch,
+    /// A CronJob controller that makes a second Job for a time.
+    DoubleSchedule,
+    /// A volume controller that gives away a bound volume.
+    StolenVolume,
 }
 
 impl FromStr for Broken {
@@ -49,7 +53,11 @@ impl FromStr for Broken {
             "extra-pod" => Ok(Self::ExtraPod),
             "eager-collector" => Ok(Self::EagerCollector),
             "silent-watch" => Ok(Self::SilentWatch),
-            other => Err(format!("{other} is none of extra-pod, eager-collector, silent-watch")),
+            "double-schedule" => Ok(Self::DoubleSchedule),
+            "stolen-volume" => Ok(Self::StolenVolume),
+            other => Err(format!(
+                "{other} is none of extra-pod, eager-collector, silent-watch, double-schedule, stolen-volume"
+            )),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
-    model::{controller, is_active, list, number, owners, uid},
+    model::{controller, is_active, list, number, owners, text, uid},
     run::Broken,
     simulation_state::SimulationState,
     user::UserClient,
@@ -18,6 +18,8 @@ pub async fn run(broken: Broken, simulation: Arc<SimulationState>, user: UserCli
         match broken {
             Broken::ExtraPod => extra_pod(&simulation, &user).await,
             Broken::EagerCollector => collect_live(&simulation, &user).await,
+            Broken::DoubleSchedule => double_schedule(&simulation, &user).await,
+            Broken::StolenVolume => steal_volume(&simulation, &user).await,
             Broken::SilentWatch => return,
         }
     }
@@ -61,5 +63,41 @@ async fn collect_live(simulation: &SimulationState, user: &UserClient) {
     };
     if let Some(key) = dependent {
         let _ = user.delete(&key, "Background", None).await;
+    }
+}
+
+/// Creates another Job for a scheduled time, as a controller does that forgets what it has done.
+async fn double_schedule(simulation: &SimulationState, user: &UserClient) {
+    let twin = {
+        let oracle = simulation.oracle.lock();
+        let mut jobs = oracle.model.of("jobs.batch").map(|(_, job)| job);
+        jobs.find_map(|job| {
+            let owner = controller(job).filter(|owner| text(owner, "/kind") == "CronJob")?;
+            let (_, cron_job) = oracle.model.by_uid(text(owner, "/uid"))?;
+            let metadata = json!({"namespace": job["metadata"]["namespace"], "generateName": "again-",
+                "annotations": job["metadata"]["annotations"], "ownerReferences": [owner]});
+            let spec = &cron_job["spec"]["jobTemplate"]["spec"];
+            Some(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}))
+        })
+    };
+    if let Some(twin) = twin {
+        let _ = user.create(&twin).await;
+    }
+}
+
+/// Reserves the volume of a bound claim for another one.
+async fn steal_volume(simulation: &SimulationState, user: &UserClient) {
+    let bound = {
+        let oracle = simulation.oracle.lock();
+        let mut volumes = oracle.model.of("persistentvolumes");
+        let bound = volumes.find(|(key, volume)| {
+            let claim = oracle.model.by_uid(text(volume, "/spec/claimRef/uid"));
+            claim.is_some_and(|(_, claim)| text(claim, "/spec/volumeName") == &*key.name)
+        });
+        bound.map(|(key, _)| key.clone())
+    };
+    if let Some(key) = bound {
+        let thief = json!({"name": "thief", "uid": "00000000-0000-0000-0000-000000000000"});
+        let _ = user.patch(&key, &json!({"spec": {"claimRef": thief}})).await;
     }
 }

@@ -107,6 +107,24 @@ impl Workloads<'_> {
         self.object("batch/v1", "Job", spec)
     }
 
+    /// A CronJob whose Jobs take about as long as the pause between them.
+    pub fn cron_job(&mut self) -> Value {
+        let annotations = json!({
+            "simulated.mayfly.dev/run-seconds": self.random.below(1..80).to_string(),
+            "simulated.mayfly.dev/exit-code": if self.random.chance(0.2) { "1" } else { "0" },
+        });
+        let mut pod = self.pod("Never", annotations);
+        // Several of its Jobs may run at a time.
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "20m".into();
+        let schedule = *self.random.pick(&["* * * * *", "*/2 * * * *"]).unwrap_or(&"* * * * *");
+        let policy = *self.random.pick(&["Allow", "Forbid", "Replace"]).unwrap_or(&"Allow");
+        let job =
+            json!({"metadata": {"labels": {"app": self.name}}, "spec": {"backoffLimit": 0, "template": pod}});
+        let spec = json!({"schedule": schedule, "concurrencyPolicy": policy, "jobTemplate": job,
+            "successfulJobsHistoryLimit": self.random.below(0..3), "failedJobsHistoryLimit": 1});
+        self.object("batch/v1", "CronJob", spec)
+    }
+
     pub fn service(&self) -> Value {
         self.object("v1", "Service", json!({"selector": {"app": self.name}, "ports": [{"port": 80}]}))
     }
@@ -123,6 +141,31 @@ impl Workloads<'_> {
             "namespace": self.namespace, "name": self.name, "finalizers": finalizers,
             "ownerReferences": owners}, "data": {"a": "b"}})
     }
+}
+
+/// The StorageClass of the user's volumes and claims; no provisioner serves it.
+const STORAGE_CLASS: &str = "by-hand";
+
+/// A volume that the user provides.
+pub fn volume(number: u64, gib: u64) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("volume-{number}")},
+        "spec": {"capacity": {"storage": format!("{gib}Gi")}, "accessModes": ["ReadWriteOnce"],
+            "storageClassName": STORAGE_CLASS, "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": format!("/volumes/{number}")}}})
+}
+
+pub fn claim(namespace: &str, number: u64, gib: u64) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"namespace": namespace, "name": format!("claim-{number}")},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": STORAGE_CLASS,
+            "resources": {"requests": {"storage": format!("{gib}Gi")}}}})
+}
+
+/// A quota that all workloads of a run fit in, and few of its claims.
+pub fn quota(namespace: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"namespace": namespace, "name": "limits"},
+        "spec": {"hard": {"pods": "500", "requests.cpu": "100", "services": "50", "persistentvolumeclaims": "3",
+            "count/cronjobs.batch": "50"}}})
 }
 
 /// A reference to an owner.

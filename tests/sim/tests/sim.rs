@@ -98,3 +98,13 @@ fn a_collector_of_live_objects_is_noticed() {
 fn a_watch_that_loses_events_is_noticed() {
     notices("silent-watch", "not as it should be");
 }
+
+#[test]
+fn a_second_job_for_a_scheduled_time_is_noticed() {
+    notices("double-schedule", "a second Job of one CronJob");
+}
+
+#[test]
+fn a_volume_that_is_given_away_is_noticed() {
+    notices("stolen-volume", "is taken from it");
+}

@@ -8,13 +8,15 @@ use serde_json::Value;
 
 use super::{AdmissionAttributes, AdmissionOperation};
 use crate::{
-    expressions::{CelExpression, converted, environment, longest_text, nodes, reason},
+    expressions::{CelExpression, RequestResource, converted, environment, longest_text, nodes, reason},
     object::Object,
     registry::{Kind, rules_items as items},
+    server::ServerState,
+    verbs::WriteRequest,
 };
 
 /// The variables of conditions.
-pub(crate) const CONDITION_VARIABLES: [&str; 3] = ["object", "oldObject", "request"];
+pub(crate) const CONDITION_VARIABLES: [&str; 4] = ["object", "oldObject", "request", "authorizer"];
 /// Steps of one expression's evaluation, as estimated before it: about a second.
 const COST_MAX: u64 = 5_000_000;
 
@@ -128,15 +130,33 @@ pub(super) struct AdmissionValues {
 }
 
 impl AdmissionValues {
-    /// The object, the old object and the request of a write.
-    pub(super) fn of(attributes: &AdmissionAttributes<'_>, objects: [Option<&Object>; 2]) -> Self {
+    /// The object, the old object and the request of a write, and the authorizer of its user.
+    pub(super) fn of(
+        server: &ServerState,
+        attributes: &AdmissionAttributes<'_>,
+        objects: [Option<&Object>; 2],
+    ) -> Self {
         let request = attributes.request_value(objects);
+        let WriteRequest { kind, namespace, user, .. } = attributes.request;
+        let name = objects.into_iter().flatten().next().map_or("", Object::name);
+        let resource = RequestResource {
+            group: kind.group,
+            resource: kind.plural,
+            subresource: attributes.subresource,
+            // The namespace of a request for a namespace is that one.
+            namespace: match kind.plural {
+                "namespaces" => name,
+                _ => namespace,
+            },
+            name,
+        };
         let [new, old] =
             objects.map(|object| object.map_or(Value::Null, |object| Value::Object(object.0.clone())));
         let mut values = Self { values: Vec::new(), size: 0, longest_text: 0 };
         for (name, value) in [("object", new), ("oldObject", old), ("request", request)] {
             values.add(name, &value);
         }
+        values.values.extend(server.authorizer(user).variables(resource));
         values
     }
 

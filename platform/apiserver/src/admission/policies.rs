@@ -267,7 +267,7 @@ impl ServerState {
         };
         let mut failures = Vec::new();
         for parameter in parameters {
-            let mut values = AdmissionValues::of(attributes, objects);
+            let mut values = AdmissionValues::of(self, attributes, objects);
             values.add("params", &parameter);
             let namespace = match attributes.request.kind.namespaced {
                 true => self.object("", "namespaces", "", &attributes.request.namespace),

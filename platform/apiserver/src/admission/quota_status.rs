@@ -24,6 +24,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// The pause after a count, as a multiple of its duration: a count decodes the objects of all namespaces with quotas,
 /// and a steady stream of writes must not cost more than a tenth of a core, however many objects there are.
 const PAUSE_PER_COUNT: u32 = 9;
+/// The number of objects that are decoded before other tasks of the thread have a turn: requests must not wait until
+/// a large namespace is counted.
+const OBJECTS_PER_TURN: usize = 64;
 
 /// Runs until the server stops.
 pub(crate) async fn run(server: Arc<ServerState>) {
@@ -38,6 +41,34 @@ pub(crate) async fn run(server: Arc<ServerState>) {
             pause = pause.max(took * PAUSE_PER_COUNT);
             counted = Some(revision);
         }
+    }
+}
+
+/// The turns of a count on the thread that it shares with requests.
+struct CountingTurns {
+    objects: usize,
+    busy: Duration,
+    since: Instant,
+}
+
+impl CountingTurns {
+    fn begin() -> Self {
+        Self { objects: 0, busy: Duration::ZERO, since: Instant::now() }
+    }
+
+    /// Must be called before each object. Gives other tasks a turn now and then.
+    async fn object(&mut self) {
+        self.objects += 1;
+        if self.objects.is_multiple_of(OBJECTS_PER_TURN) {
+            self.busy += self.since.elapsed();
+            tokio::task::yield_now().await;
+            self.since = Instant::now();
+        }
+    }
+
+    /// The time that the count itself took.
+    fn end(self) -> Duration {
+        self.busy + self.since.elapsed()
     }
 }
 
@@ -61,18 +92,10 @@ fn plan_status(quota: &Object, used: &QuotaUsage, counted: impl Fn(&str) -> bool
 
 impl ServerState {
     /// Writes the statuses that are out of date. Returns how long counting took.
-    async fn update_quotas(self: &Arc<Self>) -> Duration {
-        // Most clusters have none: no thread is needed to count nothing after every write.
-        if self.objects("", "resourcequotas", "").is_empty() {
-            return Duration::ZERO;
-        }
-        let server = self.clone();
-        // Requests must not wait for a thread that decodes a large namespace.
-        let counting = tokio::task::spawn_blocking(move || {
-            let began = Instant::now();
-            (server.outdated_quotas(), began.elapsed())
-        });
-        let Ok((outdated, took)) = counting.await else { return Duration::ZERO };
+    async fn update_quotas(&self) -> Duration {
+        let mut turns = CountingTurns::begin();
+        let outdated = self.outdated_quotas(&mut turns).await;
+        let took = turns.end();
         for (namespace, name, status) in outdated {
             if let Err(error) = self.write_quota_status(&namespace, &name, status).await
                 && !error.has_reason("NotFound")
@@ -84,21 +107,26 @@ impl ServerState {
     }
 
     /// Namespace, name and new status of each quota whose status is out of date.
-    fn outdated_quotas(&self) -> Vec<(String, String, Value)> {
+    async fn outdated_quotas(&self, turns: &mut CountingTurns) -> Vec<(String, String, Value)> {
         let mut by_namespace: BTreeMap<String, Vec<Object>> = BTreeMap::new();
         for quota in self.objects("", "resourcequotas", "") {
             by_namespace.entry(quota.meta_str("namespace").to_owned()).or_default().push(quota);
         }
         let mut outdated = Vec::new();
         for (namespace, quotas) in by_namespace {
-            let statuses = self.quota_statuses(&namespace, &quotas);
+            let statuses = self.quota_statuses(&namespace, &quotas, turns).await;
             outdated.extend(statuses.into_iter().map(|(name, status)| (namespace.clone(), name, status)));
         }
         outdated
     }
 
     /// Name and new status of each quota of a namespace whose status is out of date.
-    fn quota_statuses(&self, namespace: &str, quotas: &[Object]) -> Vec<(String, Value)> {
+    async fn quota_statuses(
+        &self,
+        namespace: &str,
+        quotas: &[Object],
+        turns: &mut CountingTurns,
+    ) -> Vec<(String, Value)> {
         let served = self.custom.served();
         let names = || quotas.iter().filter_map(|quota| quota.at(&["spec", "hard"])?.as_object());
         let names: Vec<&String> = names().flat_map(Map::keys).collect();
@@ -117,7 +145,9 @@ impl ServerState {
             let range = Range::namespace(resource.clone(), namespace);
             stores.push(resource);
             let list = self.store.list(&range, &ListOptions::default()).map(|list| list.entries);
-            for object in list.unwrap_or_default().iter().filter_map(|entry| Object::from_entry(entry).ok()) {
+            for entry in list.unwrap_or_default() {
+                turns.object().await;
+                let Ok(object) = Object::from_entry(&entry) else { continue };
                 let usage = usage_of(kind, &object);
                 for (quota, used) in quotas.iter().zip(&mut used) {
                     if in_scopes(quota, kind, &object) {

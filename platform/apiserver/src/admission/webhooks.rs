@@ -191,7 +191,7 @@ impl ServerState {
         let review = Review { attributes, new: new.as_deref(), old };
         let mut validating = Vec::new();
         for webhook in matched.validating.iter().map(|at| &matched.registered.validating[*at]) {
-            if is_wanted(webhook, &review)? {
+            if self.is_wanted(webhook, &review)? {
                 validating.push(webhook);
             }
         }
@@ -281,7 +281,7 @@ impl ServerState {
         warnings: &mut Vec<String>,
     ) -> Result<bool, ApiError> {
         let review = Review { attributes, new: new.as_deref(), old };
-        if !is_wanted(webhook, &review)? {
+        if !self.is_wanted(webhook, &review)? {
             return Ok(false);
         }
         let verdict = self.ask(webhook, &review).await?;
@@ -321,22 +321,22 @@ impl ServerState {
             &self.objects("discovery.k8s.io", "endpointslices", &service.namespace),
         ))
     }
-}
 
-/// Whether a webhook's conditions hold of a write. If they cannot be evaluated, the failure policy decides.
-fn is_wanted(webhook: &Webhook, review: &Review<'_>) -> Result<bool, ApiError> {
-    if webhook.conditions.is_empty() {
-        return Ok(true);
-    }
-    let objects = [review.new, review.old];
-    let values = AdmissionValues::of(review.attributes, objects);
-    webhook.conditions.hold(&values, &values.context()).or_else(|why| {
-        if webhook.ignores_failures {
-            return Ok(false);
+    /// Whether a webhook's conditions hold of a write. If they cannot be evaluated, the failure policy decides.
+    fn is_wanted(&self, webhook: &Webhook, review: &Review<'_>) -> Result<bool, ApiError> {
+        if webhook.conditions.is_empty() {
+            return Ok(true);
         }
-        let name = objects.into_iter().flatten().next().map_or("", Object::name);
-        Err(ApiError::forbidden(review.attributes.request.kind, name, &why))
-    })
+        let objects = [review.new, review.old];
+        let values = AdmissionValues::of(self, review.attributes, objects);
+        webhook.conditions.hold(&values, &values.context()).or_else(|why| {
+            if webhook.ignores_failures {
+                return Ok(false);
+            }
+            let name = objects.into_iter().flatten().next().map_or("", Object::name);
+            Err(ApiError::forbidden(review.attributes.request.kind, name, &why))
+        })
+    }
 }
 
 /// Whether an object after its mutation still fits its kind.

@@ -5,7 +5,7 @@ use mayfly_api::validation::{FieldError, FieldErrorKind};
 use regex::Regex;
 use serde_json::Value;
 
-use crate::object::Object;
+use crate::{object::Object, schema::schema_type};
 
 /// The maximum number of errors that are listed for one object.
 const ERRORS_MAX: usize = 64;
@@ -68,18 +68,6 @@ struct Checker<'a> {
     patterns: &'a HashMap<String, Regex>,
 }
 
-fn type_name(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
 fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
@@ -88,7 +76,7 @@ fn is_type(value: &Value, expected: &str) -> bool {
     match (expected, value) {
         ("integer", Value::Number(number)) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
         ("number", Value::Number(_)) => true,
-        (expected, value) => expected == type_name(value),
+        (expected, value) => expected == schema_type(value),
     }
 }
 
@@ -98,10 +86,7 @@ impl Checker<'_> {
             return;
         }
         if let Some(expected) = wrong_type(schema, value) {
-            let found = type_name(value);
-            let detail = format!("{path} in body must be of type {expected}: {found:?}");
-            let kind = FieldErrorKind::TypeInvalid { value: format!("{found:?}") };
-            errors.push(FieldError { path: path.into(), kind, detail });
+            errors.push(FieldError::type_invalid(path, expected, schema_type(value)));
             return;
         }
         if let Some(allowed) =

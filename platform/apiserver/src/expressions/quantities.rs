@@ -9,7 +9,7 @@ use cel::{
 };
 
 use super::libraries::{CelAnswer, any, declare, failed, text};
-use crate::schema::quantity_parts;
+use crate::schema::{ParsedQuantity, QuantityError};
 
 /// `mantissa` × 10^`exponent`, without trailing zeros, so that equal amounts are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,9 @@ impl QuantityValue {
         Self { mantissa, exponent: if mantissa == 0 { 0 } else { exponent } }
     }
 
-    fn parse(text: &str) -> Option<Self> {
-        quantity_parts(text).map(|(mantissa, exponent)| Self::new(mantissa, exponent))
+    fn parse(text: &str) -> Result<Self, QuantityError> {
+        let (mantissa, exponent) = ParsedQuantity::parse(text)?.scaled().ok_or(QuantityError::Number)?;
+        Ok(Self::new(mantissa, exponent))
     }
 
     /// Both mantissas at the smaller of the exponents.
@@ -91,17 +92,11 @@ fn value(values: &[Value], at: usize) -> Result<QuantityValue, ExecutionError> {
 
 fn quantity(values: &[Value]) -> CelAnswer {
     let found = QuantityValue::parse(text(values, 0)?);
-    let wrong = || {
-        failed(
-            "quantity",
-            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
-        )
-    };
-    found.map(|value| Value::Opaque(Arc::new(value))).ok_or_else(wrong)
+    found.map(|value| Value::Opaque(Arc::new(value))).map_err(|error| failed("quantity", error))
 }
 
 fn is_quantity(values: &[Value]) -> CelAnswer {
-    Ok(Value::Bool(QuantityValue::parse(text(values, 0)?).is_some()))
+    Ok(Value::Bool(QuantityValue::parse(text(values, 0)?).is_ok()))
 }
 
 fn is_integer(values: &[Value]) -> CelAnswer {

@@ -20,8 +20,11 @@ use crate::{
     object::{Object, map_at},
 };
 
-/// The variables of a policy's expressions.
-const VARIABLES: [&str; 6] = ["object", "oldObject", "request", "params", "namespaceObject", "variables"];
+/// The variables of a policy's expressions. Those of messages have all but the last, conditions all but `variables`.
+const VARIABLES: [&str; 7] =
+    ["object", "oldObject", "request", "params", "namespaceObject", "variables", "authorizer"];
+const CONDITION_VARIABLES_OF_POLICIES: [&str; 6] =
+    ["object", "oldObject", "request", "params", "namespaceObject", "authorizer"];
 /// Reasons that a validation may give (upstream's `supportedValidationPolicyReason`).
 const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
 const CONDITIONS_MAX: usize = 64;
@@ -149,7 +152,8 @@ fn validate_policy(new: &Object) -> Vec<FieldError> {
     {
         errors.push(FieldError::required("spec.matchConstraints.resourceRules", ""));
     }
-    conditions(&spec["matchConditions"], "spec.matchConditions", &VARIABLES[..5], &mut errors);
+    let variables = &CONDITION_VARIABLES_OF_POLICIES;
+    conditions(&spec["matchConditions"], "spec.matchConditions", variables, &mut errors);
     let mut known = Vec::new();
     for (at, variable) in rules::items(&spec["variables"]) {
         let (path, name) = (format!("spec.variables[{at}]"), rules::text(variable, "name"));
@@ -184,7 +188,7 @@ fn validate_policy(new: &Object) -> Vec<FieldError> {
 
 fn validation_errors(validation: &Value, path: &str, errors: &mut Vec<FieldError>) {
     expression(validation, "expression", path, &VARIABLES, true, errors);
-    expression(validation, "messageExpression", path, &VARIABLES, false, errors);
+    expression(validation, "messageExpression", path, &VARIABLES[..6], false, errors);
     let message = rules::text(validation, "message");
     if !message.is_empty() && message.trim().is_empty() {
         let detail = "message must be non-empty if specified";

@@ -2,14 +2,19 @@
 
 use std::fmt;
 
+use mayfly_api::validation::FieldError;
 use serde_json::{Map, Number, Value};
 
 use super::{
     Node, NodeId, Schemas,
     go_types::{GoStep, field_and_type},
-    quantity, schemas,
+    quantity::{self, Precision},
+    schemas,
 };
 use crate::registry::Kind;
+
+/// The maximum number of values of a wrong type that are reported for one object.
+const INVALID_MAX: usize = 64;
 
 /// The deepest nesting that is processed; the decoder's own limit is lower.
 const DEPTH_MAX: usize = 256;
@@ -23,6 +28,9 @@ pub(crate) struct Findings {
     pub(crate) missing: Vec<String>,
     /// The first value of a wrong type, with upstream's message.
     pub(crate) wrong: Option<String>,
+    /// The values of a wrong type in a custom object, outside of its metadata. Upstream decodes such objects without
+    /// their schema and validates them afterwards, so that these are errors of a validation.
+    pub(crate) invalid: Vec<FieldError>,
 }
 
 /// Removes unknown fields and nulls from an object of `kind`, and reports them.
@@ -104,6 +112,9 @@ impl Walk<'_> {
             Value::Array(_) => "array",
             Value::Object(_) => "object",
         };
+        if self.is_validated() && self.path.len() <= DEPTH_MAX {
+            return self.invalid_type(value, expected);
+        }
         if self.findings.wrong.is_none() {
             let steps = self.path.iter().map(|step| match step {
                 Step::Field(name) => GoStep::Name(name),
@@ -113,6 +124,41 @@ impl Walk<'_> {
                 format!("Go struct field {}.{} of type {expected}", self.kind.kind, self.path(None))
             });
             self.findings.wrong = Some(format!("json: cannot unmarshal {found} into {place}"));
+        }
+    }
+
+    /// Whether a wrong type at this path is an error of the validation: in custom objects, except in their metadata.
+    fn is_validated(&self) -> bool {
+        self.kind.custom && !matches!(self.path.first(), Some(Step::Field(name)) if name == "metadata")
+    }
+
+    /// Reports a value whose type is not the schema's, with the message of upstream's validation of custom objects.
+    fn invalid_type(&mut self, value: &Value, expected: &str) {
+        if self.findings.invalid.len() >= INVALID_MAX {
+            return;
+        }
+        let error = FieldError::type_invalid(self.path(None), expected, schema_type(value));
+        self.findings.invalid.push(error);
+    }
+
+    /// Checks a quantity, and rewrites it in its canonical form.
+    fn quantity(&mut self, value: &mut Value, precision: Precision) {
+        let is_text = value.is_string();
+        let text = match &*value {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            other if self.is_validated() => return self.invalid_type(&other.clone(), "integer,string"),
+            // Go's type parses the text of any JSON value.
+            other => other.to_string(),
+        };
+        match quantity::canonical(&text, precision) {
+            Ok(canonical) if self.rewrites_quantities || !is_text => *value = Value::String(canonical),
+            Ok(_) => {}
+            Err(error) if self.is_validated() => {
+                let error = FieldError::invalid(self.path(None), format!("{text:?}"), error.to_string());
+                self.findings.invalid.push(error);
+            }
+            Err(error) => _ = self.findings.wrong.get_or_insert_with(|| error.to_string()),
         }
     }
 
@@ -126,22 +172,10 @@ impl Walk<'_> {
             | (Node::Boolean, Value::Bool(_))
             | (Node::Number, Value::Number(_))
             | (Node::IntOrString, Value::String(_)) => {}
-            (Node::Quantity, Value::String(text)) => {
-                if !is_quantity(text) && self.findings.wrong.is_none() {
-                    self.findings.wrong = Some(QUANTITY_FORM.into());
-                } else if self.rewrites_quantities
-                    && let Some(canonical) = quantity::canonical(text)
-                {
-                    *text = canonical;
-                }
-            }
-            (Node::Quantity, Value::Number(number)) => {
-                let text = number.to_string();
-                *value = Value::String(quantity::canonical(&text).unwrap_or(text));
-            }
+            (Node::Quantity, value) => self.quantity(value, Precision::Nano),
             (Node::Integer | Node::IntOrString, Value::Number(number)) => match integral(number) {
                 Some(number) => *value = Value::Number(number),
-                None => self.wrong(value, "int64"),
+                None => self.wrong(value, self.type_name(&Node::Integer)),
             },
             (Node::Map(values), Value::Object(map)) => self.map(*values, map),
             (Node::List(items), Value::Array(list)) => {
@@ -152,8 +186,13 @@ impl Walk<'_> {
                 }
             }
             (Node::Struct(_), Value::Object(map)) => self.fields(id, map),
-            (node, value) => self.wrong(value, expected(node)),
+            (node, value) => self.wrong(value, self.type_name(node)),
         }
+    }
+
+    /// The name of a node's type for a message: that of the schema in a validated part, else that of Go's type.
+    fn type_name(&self, node: &Node) -> &'static str {
+        if self.is_validated() { schema_type_of(node) } else { go_type_of(node) }
     }
 
     fn map(&mut self, values: NodeId, map: &mut Map<String, Value>) {
@@ -170,7 +209,12 @@ impl Walk<'_> {
                 }
             }
             self.path.push(Step::Field(key.clone()));
-            self.value(values, value);
+            match self.schemas.node(values) {
+                // A map of quantities is a list of resources, whose amounts upstream rounds up to thousandths
+                // (`SetDefaults_ResourceList`).
+                Node::Quantity => self.quantity(value, Precision::Milli),
+                _ => self.value(values, value),
+            }
             self.path.pop();
         }
         map.retain(|_, value| !value.is_null());
@@ -198,18 +242,6 @@ impl Walk<'_> {
     }
 }
 
-/// The message of upstream's `resource.ErrFormatWrong`.
-const QUANTITY_FORM: &str =
-    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
-
-fn is_quantity(text: &str) -> bool {
-    let number = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let suffix = number.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let exponent = suffix.trim_start_matches(|c: char| "eEinumkKMGTP".contains(c));
-    let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
-    suffix.len() < number.len() && exponent.bytes().all(|byte| byte.is_ascii_digit())
-}
-
 fn integral(number: &Number) -> Option<Number> {
     if number.is_i64() || number.is_u64() {
         return Some(number.clone());
@@ -219,7 +251,32 @@ fn integral(number: &Number) -> Option<Number> {
     Some(Number::from(float as i64))
 }
 
-fn expected(node: &Node) -> &'static str {
+/// The type of a value in the terms of OpenAPI.
+pub(crate) fn schema_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn schema_type_of(node: &Node) -> &'static str {
+    match node {
+        Node::String => "string",
+        Node::Integer => "integer",
+        Node::Number => "number",
+        Node::Boolean => "boolean",
+        Node::IntOrString | Node::Quantity => "integer,string",
+        Node::List(_) => "array",
+        Node::Any | Node::Map(_) | Node::Struct(_) => "object",
+    }
+}
+
+fn go_type_of(node: &Node) -> &'static str {
     match node {
         Node::Any => "interface {}",
         Node::String => "string",

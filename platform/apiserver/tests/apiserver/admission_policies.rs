@@ -171,3 +171,123 @@ async fn a_deletion_is_checked_and_subresources_are_named() {
     let (code, answer) = fixture.call("PUT", &format!("{path}/d/scale"), scale(3)).await;
     assert_eq!((code, &answer["spec"]["replicas"]), (StatusCode::OK, &json!(3)));
 }
+
+/// Creates a ConfigMap as another user; returns the code, and the message of a refusal.
+async fn create_as(fixture: &Fixture, user: &str, name: &str) -> (u16, String) {
+    let request = crate::support::request("POST", MAPS)
+        .header("content-type", "application/json")
+        .header("impersonate-user", user)
+        .body(config_map(name, json!({})).to_string().into())
+        .unwrap();
+    let (code, answer) = crate::support::json_of(fixture.send(request).await).await;
+    (code.as_u16(), answer["message"].as_str().unwrap_or("").to_owned())
+}
+
+/// Users `ada`, `bob` and the service account `default/robot` may create ConfigMaps; ada may do more.
+async fn with_roles() -> Fixture {
+    let fixture = Fixture::new().await;
+    const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+    let rule = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let named = json!({"apiGroups": [""], "resources": ["pods"], "resourceNames": ["one"], "verbs": ["get"]});
+    let roles = [
+        (
+            "writer",
+            json!([rule("", "configmaps", &["create"])]),
+            &["ada", "bob", "system:serviceaccount:default:robot"][..],
+        ),
+        (
+            "more",
+            json!([named, rule("apps", "deployments/scale", &["update"]), rule("", "configmaps", &["delete"]),
+                   {"nonResourceURLs": ["/special/*"], "verbs": ["get"]}]),
+            &["ada"],
+        ),
+    ];
+    for (name, rules, users) in roles {
+        let role = json!({"metadata": {"name": name}, "rules": rules});
+        let subjects: Vec<_> = users
+            .iter()
+            .map(|user| json!({"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}))
+            .collect();
+        let binding = json!({"metadata": {"name": name}, "subjects": subjects,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}});
+        for (plural, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+            let (code, answer) = fixture.call("POST", &format!("{RBAC}/{plural}"), object).await;
+            assert_eq!(code, StatusCode::CREATED, "{answer}");
+        }
+    }
+    fixture
+}
+
+#[tokio::test]
+async fn a_policy_asks_the_authorizer_about_the_user() {
+    const NAMED: &str =
+        "authorizer.group('').resource('pods').namespace('x').name('one').check('get').allowed()";
+    const SCALE: &str =
+        "authorizer.group('apps').resource('deployments').subresource('scale').check('update').allowed()";
+    const SELECTED: &str = "authorizer.group('').resource('pods').name('one').fieldSelector('spec.nodeName=n')\
+                            .labelSelector('a=b').check('get').allowed()";
+    const ROBOT: &str = "authorizer.serviceAccount('default', 'robot').group('').resource('configmaps')";
+    for (expression, ada, bob) in [
+        (NAMED.to_owned(), true, false),
+        (NAMED.replace("'one'", "'two'"), false, false),
+        (SCALE.to_owned(), true, false),
+        (SCALE.replace(".subresource('scale')", ""), false, false),
+        (SELECTED.to_owned(), true, false),
+        ("authorizer.path('/special/a').check('get').allowed()".to_owned(), true, false),
+        ("authorizer.requestResource.check('create').allowed()".to_owned(), true, true),
+        ("authorizer.requestResource.check('delete').allowed()".to_owned(), true, false),
+        (format!("{ROBOT}.namespace('default').check('create').allowed()"), true, true),
+        (format!("{ROBOT}.check('delete').allowed()"), false, false),
+        ("!authorizer.path('/other').check('get').errored()".to_owned(), true, true),
+        ("authorizer.path('/other').check('get').error() == ''".to_owned(), true, true),
+        (
+            "authorizer.path('/special/a').check('get').reason().contains('ClusterRoleBinding \"more\"')"
+                .to_owned(),
+            true,
+            false,
+        ),
+        // A failed evaluation refuses the write.
+        ("authorizer.path(' ').check('get').allowed()".to_owned(), false, false),
+        (
+            "authorizer.serviceAccount('default', 'No').path('/').check('get').allowed()".to_owned(),
+            false,
+            false,
+        ),
+        ("authorizer.group('').check('get').allowed()".to_owned(), false, false),
+    ] {
+        let fixture = with_roles().await;
+        register(&fixture, json!({"validations": [{"expression": expression}]}), json!({})).await;
+        for (user, expected) in [("ada", ada), ("bob", bob)] {
+            let (code, message) = create_as(&fixture, user, user).await;
+            assert_eq!(code, if expected { 201 } else { 422 }, "{expression} for {user}: {message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn conditions_and_variables_have_the_authorizer_but_messages_do_not() {
+    let fixture = with_roles().await;
+    let policy = json!({
+        "matchConditions": [{"name": "not-special", "expression": "!authorizer.path('/special/').check('get').allowed()"}],
+        "variables": [{"name": "mayDelete", "expression": "authorizer.requestResource.check('delete').allowed()"}],
+        "validations": [{"expression": "variables.mayDelete", "message": "may not delete"}],
+    });
+    register(&fixture, policy, json!({})).await;
+    assert_eq!(create_as(&fixture, "ada", "a").await.0, 201);
+    assert_eq!(
+        create_as(&fixture, "bob", "b").await,
+        (422, format!("configmaps \"b\" {DENIED} may not delete"))
+    );
+    // Members of `system:masters` may do everything.
+    assert_eq!(create(&fixture, "c", json!({})).await.0, 201);
+    let rule =
+        json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]});
+    let validation =
+        json!({"expression": "true", "messageExpression": "authorizer.path('/').check('get').reason()"});
+    let policy = json!({"metadata": {"name": "q"},
+        "spec": {"matchConstraints": {"resourceRules": [rule]}, "validations": [validation]}});
+    let (code, answer) = fixture.call("POST", &format!("{GROUP}/validatingadmissionpolicies"), policy).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY, "{answer}");
+    let message = answer["message"].as_str().unwrap();
+    assert!(message.contains("undeclared reference to 'authorizer' (in container '')"), "{message}");
+}

@@ -9,7 +9,7 @@ use crate::{kubectl::Cluster, support::Fixture};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.dev";
-const WIDGETS: &str = "/apis/example.dev/v1/namespaces/default/widgets";
+pub(crate) const WIDGETS: &str = "/apis/example.dev/v1/namespaces/default/widgets";
 const WIDGET: &str = "/apis/example.dev/v1/namespaces/default/widgets/one";
 
 fn definition() -> Value {
@@ -39,11 +39,11 @@ fn definition() -> Value {
                     "versions": [version("v1", true), version("v1beta1", false)]}})
 }
 
-fn widget(name: &str, spec: Value) -> Value {
+pub(crate) fn widget(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "example.dev/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec})
 }
 
-async fn with_definition() -> Fixture {
+pub(crate) async fn with_definition() -> Fixture {
     let fixture = Fixture::new().await;
     let (code, created) = fixture.call("POST", DEFINITIONS, definition()).await;
     assert_eq!(code, StatusCode::CREATED, "{created}");

@@ -6,6 +6,7 @@ mod artifacts;
 mod audit;
 mod client;
 mod custom_resources;
+mod field_types;
 mod kubectl;
 mod lifecycle;
 mod lists;

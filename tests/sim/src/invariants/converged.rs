@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{jobs::is_ended, rollouts::is_complete};
+use super::{cron_jobs, jobs::is_ended, quotas, rollouts::is_complete, volumes};
 use crate::model::{
     Model, finalizers, is_active, is_finished, is_ready, is_terminating, list, number, owners, text, uid,
 };
@@ -27,6 +27,10 @@ pub fn unconverged(model: &Model, is_user_finalizer: impl Fn(&str) -> bool) -> V
             "statefulsets.apps" => stateful_set(model, object),
             "daemonsets.apps" => daemon_set(model, object),
             "jobs.batch" => job(model, object),
+            "cronjobs.batch" => cron_jobs::unconverged(model, object),
+            "resourcequotas" => quotas::unconverged(model, &key.namespace, object),
+            "persistentvolumeclaims" => volumes::unconverged_claim(model, object),
+            "persistentvolumes" => volumes::unconverged_volume(model, &key.name, object),
             "pods" => pod(model, object),
             "services" => service(model, &key.namespace, object),
             "poddisruptionbudgets.policy" => budget(model, &key.namespace, object),

@@ -53,12 +53,12 @@ fn capacity(model: &Model, hints: &Hints, step: &Step, pod: &Value, node: &str, 
     }
 }
 
-fn requests(pod: &Value, resource: &str) -> u64 {
+pub(super) fn requests(pod: &Value, resource: &str) -> u64 {
     let containers = list(pod, "/spec/containers").iter();
     let amounts = containers.map(|container| text(container, &format!("/resources/requests/{resource}")));
     amounts.map(millis).sum()
 }
 
-fn millis(amount: &str) -> u64 {
+pub(super) fn millis(amount: &str) -> u64 {
     if amount.is_empty() { 0 } else { quantity::millis(&Quantity(amount.into())).unwrap_or(0) }
 }

@@ -178,3 +178,120 @@ fn the_end_shows_what_has_not_converged() {
     assert!(problems.contains("configmaps/a/x has only owners that do not exist"), "{problems}");
     assert!(problems.contains("replicasets.apps/a/set: 0 pods, 0 ready, 1 wanted"), "{problems}");
 }
+
+#[test]
+fn a_cron_job_has_one_job_for_a_time() {
+    let job = |uid: &str, time: &str| {
+        let mut job = owned("CronJob", "cron", uid);
+        job["metadata"]["annotations"] = json!({"batch.kubernetes.io/cronjob-scheduled-timestamp": time});
+        job["metadata"]["creationTimestamp"] = "2030-01-01T00:02:30Z".into();
+        job
+    };
+    let cron_job = |policy: &str, last: Value| {
+        json!({"metadata": {"uid": "cron"}, "spec": {"concurrencyPolicy": policy},
+            "status": {"lastScheduleTime": last}})
+    };
+    let (one, two, three) = ("2030-01-01T00:01:00Z", "2030-01-01T00:02:00Z", "2030-01-01T00:03:00Z");
+    let with = |policy: &str| {
+        let mut script = Script::new();
+        script.put("cronjobs.batch", "a", "cron", cron_job(policy, Value::Null));
+        script.put("jobs.batch", "a", "x", job("x", one)).holds();
+        script
+    };
+    with("Allow").put("jobs.batch", "a", "y", job("y", two)).holds();
+    with("Allow").put("jobs.batch", "a", "y", job("y", one)).violates("a second Job of one CronJob for");
+    with("Allow").put("jobs.batch", "a", "y", job("y", three)).violates("before that time");
+    with("Forbid").put("jobs.batch", "a", "y", job("y", two)).violates("of a CronJob that forbids this");
+
+    let mut script = with("Allow");
+    script.put("cronjobs.batch", "a", "cron", cron_job("Allow", two.into())).remove("jobs.batch", "a", "x");
+    // The controller may not have seen yet that the time was used.
+    script.put("jobs.batch", "a", "y", job("y", two)).holds().remove("jobs.batch", "a", "y");
+    script.now += Duration::from_secs(3600);
+    script.put("jobs.batch", "a", "z", job("z", two)).violates("which was used long ago");
+    let mut script = with("Allow");
+    script.put("cronjobs.batch", "a", "cron", cron_job("Allow", two.into())).holds();
+    script.put("cronjobs.batch", "a", "cron", cron_job("Allow", one.into())).violates("back to");
+}
+
+#[test]
+fn a_claim_has_one_volume_and_a_volume_one_claim() {
+    let volume = |claim: &str| json!({"metadata": {"uid": "v"}, "spec": {"claimRef": {"uid": claim}}});
+    let claim = |uid: &str, volume: &str| json!({"metadata": {"uid": uid}, "spec": {"volumeName": volume}});
+    let mut bound = Script::new();
+    bound.put("persistentvolumes", "", "v", volume("x"));
+    bound.put("persistentvolumeclaims", "a", "x", claim("x", "")).put(
+        "persistentvolumeclaims",
+        "a",
+        "x",
+        claim("x", "v"),
+    );
+    bound
+        .holds()
+        .put("persistentvolumeclaims", "a", "y", claim("y", "v"))
+        .violates("and to persistentvolumeclaims/a/x");
+    bound.violates("which is that of the claim with uid x");
+
+    let mut script = Script::new();
+    script.put("persistentvolumes", "", "v", volume("x")).put(
+        "persistentvolumeclaims",
+        "a",
+        "x",
+        claim("x", "v"),
+    );
+    script.holds().put("persistentvolumes", "", "v", volume("y")).violates("is taken from it");
+    let mut script = Script::new();
+    script.put("persistentvolumeclaims", "a", "x", claim("x", "v")).holds();
+    script.put("persistentvolumeclaims", "a", "x", claim("x", "w")).violates("bound to v and now to");
+    // A reservation that no claim has accepted yet may be given up.
+    let mut script = Script::new();
+    script.put("persistentvolumes", "", "v", volume("x")).put(
+        "persistentvolumeclaims",
+        "a",
+        "x",
+        claim("x", ""),
+    );
+    script.put("persistentvolumes", "", "v", volume("")).holds();
+}
+
+#[test]
+fn the_end_shows_quotas_volumes_and_cron_jobs_that_are_not_up_to_date() {
+    let mut script = Script::new();
+    let hard = json!({"pods": "5", "requests.cpu": "4", "services": "3"});
+    let quota = |used: Value| json!({"metadata": {"uid": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}});
+    script.put("pods", "a", "p", bound("p", "", "1500m"));
+    script.put(
+        "resourcequotas",
+        "a",
+        "q",
+        quota(json!({"pods": "1", "requests.cpu": "1500m", "services": "0"})),
+    );
+    let problems = |script: &Script| script.oracle.unconverged(|_| false).join("\n");
+    assert!(!problems(&script).contains("resourcequotas"), "{}", problems(&script));
+    script.put("services", "a", "s", json!({"metadata": {"uid": "s"}}));
+    let expected = r#"resourcequotas/a/q: services: "0" is shown as used and "1" exists"#;
+    assert!(problems(&script).contains(expected), "{}", problems(&script));
+
+    let volume = |claim: Value| {
+        json!({"metadata": {"uid": "v"}, "spec": {"claimRef": claim, "capacity": {"storage": "2Gi"}},
+            "status": {"phase": "Available"}})
+    };
+    let claim = json!({"metadata": {"uid": "c"}, "spec": {"resources": {"requests": {"storage": "1Gi"}}},
+        "status": {"phase": "Pending"}});
+    script.put("persistentvolumes", "", "v", volume(Value::Null)).put(
+        "persistentvolumeclaims",
+        "a",
+        "c",
+        claim,
+    );
+    let found = problems(&script);
+    let expected = "persistentvolumeclaims/a/c: the claim is not bound and persistentvolumes/v fits";
+    assert!(found.contains(expected), "{found}");
+    script.put("persistentvolumes", "", "v", volume(json!({"uid": "gone"})));
+    let found = problems(&script);
+    assert!(found.contains(r#"the volume is "Available" and should be Released"#), "{found}");
+
+    let cron_job = json!({"metadata": {"uid": "cron"}, "status": {"active": [{"name": "x"}]}});
+    script.put("cronjobs.batch", "a", "cron", cron_job);
+    assert!(problems(&script).contains("cronjobs.batch/a/cron: 1 Jobs are active"), "{}", problems(&script));
+}
