@@ -16,6 +16,7 @@ use serde_json::json;
 mod cluster;
 mod jobs;
 mod logs;
+mod proxy;
 mod streams;
 mod withdrawal;
 
