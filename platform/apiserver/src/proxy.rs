@@ -4,7 +4,8 @@
 //! /api/v1/namespaces/NS/pods/[SCHEME:]NAME[:PORT]/proxy/PATH      the port's number; else the first one that a container names
 //! /api/v1/namespaces/NS/services/[SCHEME:]NAME[:PORT]/proxy/PATH  the service port's name or number; a ready endpoint at random
 //! ```
-//! The node connects to the pod, so that pods are reached on any network. The connections to pods do not use TLS.
+//! The node connects to the pod, so that pods are reached on any network; for the scheme `https` with TLS, without a
+//! verification of the pod's certificate. The pod gets the path as it was sent, with its escapes.
 //! (Behaviour: upstream `pkg/registry/core/{pod,service}/storage` and `apimachinery/pkg/util/proxy`.)
 
 use axum::{
@@ -43,6 +44,13 @@ pub(crate) fn is_proxy(group: &str, plural: &str, rest: &[&str]) -> bool {
     group.is_empty() && matches!(plural, "pods" | "services") && matches!(rest, [_, "proxy", ..])
 }
 
+/// Whether further segments of a path after these belong to the path for a pod.
+pub(crate) fn is_below(segments: &[String]) -> bool {
+    let [api, version, namespaces, _, plural, _, subresource, ..] = segments else { return false };
+    [api, version, namespaces, subresource] == ["api", "v1", "namespaces", "proxy"]
+        && is_proxy("", plural, &["", subresource])
+}
+
 impl RequestTarget {
     /// Whether a request is passed on to a pod.
     pub(crate) fn is_proxied(&self) -> bool {
@@ -51,7 +59,7 @@ impl RequestTarget {
     }
 }
 
-/// `[SCHEME:]NAME[:PORT]`.
+/// `[SCHEME:]NAME[:PORT]` (upstream's `SplitSchemeNamePort`).
 #[derive(Debug, PartialEq, Eq)]
 struct ProxyName<'n> {
     scheme: &'n str,
@@ -69,6 +77,10 @@ impl<'n> ProxyName<'n> {
             _ => return None,
         };
         (!parsed.name.is_empty()).then_some(parsed)
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.scheme == "https"
     }
 }
 
@@ -108,9 +120,6 @@ impl ResourceRequest {
         let resource = kind.plural.trim_end_matches('s');
         let invalid = || ApiError::bad_request(format!("invalid {resource} request {text:?}"));
         let name = ProxyName::parse(text).ok_or_else(invalid)?;
-        if name.scheme == "https" {
-            return Err(ApiError::bad_request("requests are passed on to pods without TLS only"));
-        }
         let is_pod = kind.plural == "pods";
         let to = match is_pod {
             true => self.port_of_pod(&name)?,
@@ -132,7 +141,8 @@ impl ResourceRequest {
             return Err(ApiError::bad_request(format!("pod {} does not have a host assigned", to.pod)));
         }
         let query = self.parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let on_node = format!("/proxy/{namespace}/{}/{}{path}{query}", to.pod, to.port);
+        let scheme = if name.uses_tls() { "https:" } else { "" };
+        let on_node = format!("/proxy/{namespace}/{}/{scheme}{}{path}{query}", to.pod, to.port);
         let mut request = Request::new(body);
         *request.method_mut() = self.parts.method.clone();
         *request.uri_mut() = on_node.parse().map_err(|_| invalid())?;
@@ -157,7 +167,7 @@ impl ResourceRequest {
     fn port_of_pod(&self, name: &ProxyName<'_>) -> Result<PodPort, ApiError> {
         let pod = self.stored(self.target.kind, name.name)?;
         let port = match name.port {
-            "" => first_port(&pod).unwrap_or(80),
+            "" => first_port(&pod).unwrap_or(if name.uses_tls() { 443 } else { 80 }),
             port => port.parse().map_err(|_| {
                 ApiError::bad_request(format!("the port of a pod is a number, which {port:?} is not"))
             })?,
@@ -267,6 +277,7 @@ mod tests {
         assert_eq!(parse("web"), Some(("", "web", "")));
         assert_eq!(parse("web:80"), Some(("", "web", "80")));
         assert_eq!(parse("http:web:http"), Some(("http", "web", "http")));
+        assert_eq!(parse("https:web:"), Some(("https", "web", "")));
         assert_eq!(parse(":web:80"), Some(("", "web", "80")));
         for invalid in ["", ":80", "ftp:web:80", "http:web:80:90"] {
             assert_eq!(parse(invalid), None, "{invalid}");
@@ -279,6 +290,10 @@ mod tests {
         assert_eq!(proxied_path(proxy), None);
         assert_eq!(proxied_path(&format!("{proxy}/")), Some("/"));
         assert_eq!(proxied_path(&format!("{proxy}/a%20b//c/")), Some("/a%20b//c/"));
+        assert_eq!(proxied_path(&format!("{proxy}/a%2Fb%FF")), Some("/a%2Fb%FF"));
+        let segments = crate::request::segments(&format!("{proxy}/a%2Fb%FF/c")).unwrap();
+        assert_eq!(segments[6..], ["proxy", "a%2Fb%FF", "c"]);
+        assert_eq!(crate::request::segments("/api/v1/namespaces/ns/pods/a%2Fb/proxy"), None);
         let mut headers = HeaderMap::from_iter([(header::LOCATION, HeaderValue::from_static("/login"))]);
         prefix_location(&mut headers, &format!("{proxy}/a"), "/a");
         assert_eq!(headers[header::LOCATION], format!("{proxy}/login"));

@@ -22,10 +22,18 @@ pub(crate) struct RequestTarget {
     pub(crate) subresource: Option<String>,
 }
 
-/// Splits a path into decoded segments; `None` when one is not UTF-8 or contains an encoded slash.
+/// Splits a path into decoded segments; `None` when one is not UTF-8 or contains an encoded slash. The segments after
+/// the `proxy` of a proxied request belong to the pod's path, and are not decoded.
 pub(crate) fn segments(path: &str) -> Option<Vec<String>> {
-    let decoded = path.split('/').filter(|segment| !segment.is_empty()).map(percent_decode);
-    decoded.map(|segment| segment.filter(|s| !s.contains('/')).map(Cow::into_owned)).collect()
+    let mut segments: Vec<String> = Vec::new();
+    for segment in path.split('/').filter(|segment| !segment.is_empty()) {
+        let segment = match proxy::is_below(&segments) {
+            true => Cow::Borrowed(segment),
+            false => percent_decode(segment).filter(|segment| !segment.contains('/'))?,
+        };
+        segments.push(segment.into_owned());
+    }
+    Some(segments)
 }
 
 fn percent_decode(segment: &str) -> Option<Cow<'_, str>> {

@@ -23,6 +23,8 @@ use crate::{
 
 /// The label of pods with the revision whose template they are made from.
 pub(crate) const LABEL_REVISION_HASH: &str = "controller-revision-hash";
+/// The label of a StatefulSet's revision with the hash in its name.
+const LABEL_DATA_HASH: &str = "controller.kubernetes.io/hash";
 
 /// The revisions of one object, oldest first.
 pub(crate) struct RevisionHistory {
@@ -38,7 +40,7 @@ pub(crate) enum Newest {
     Create(Box<ControllerRevision>),
 }
 
-/// The revision's value of [`LABEL_REVISION_HASH`].
+/// The value of [`LABEL_REVISION_HASH`] of a revision's pods: the hash, of a StatefulSet the revision's name.
 pub(crate) fn revision_label(revision: &ControllerRevision) -> String {
     revision.labels().get(LABEL_REVISION_HASH).cloned().unwrap_or_else(|| revision.name_any())
 }
@@ -50,27 +52,29 @@ pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec>
     serde_json::from_value(value).ok()
 }
 
+/// The data of a template, as Go writes it: a strategic merge patch that replaces the whole template, and a null for
+/// the zero time of its metadata.
 fn data(template: &PodTemplateSpec) -> Value {
-    let mut value = json!(template);
-    if let Some(fields) = value.as_object_mut() {
-        fields.insert("$patch".into(), json!("replace"));
+    let mut data = json!({"spec": {"template": template}});
+    complete(&mut data);
+    data
+}
+
+/// Adds what Go writes in a template and the types here leave out. Revisions of earlier versions lack it.
+fn complete(data: &mut Value) {
+    let Some(template) = data.pointer_mut("/spec/template").and_then(Value::as_object_mut) else { return };
+    template.insert("$patch".into(), json!("replace"));
+    let metadata = template.entry("metadata").or_insert_with(|| json!({}));
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.entry("creationTimestamp").or_insert(Value::Null);
     }
-    json!({"spec": {"template": value}})
 }
 
 /// The hash of a revision's data, equal to upstream's (`history.HashControllerRevision`): FNV-1 over the JSON text
-/// that Go writes (sorted keys, HTML characters escaped, a `creationTimestamp` of null), followed by the count of
-/// collisions.
+/// that Go writes (sorted keys, HTML characters escaped), followed by the count of collisions.
 fn revision_hash(data: &Value, collisions: Option<i32>) -> String {
-    let mut data = data.clone();
-    if let Some(template) = data.pointer_mut("/spec/template").and_then(Value::as_object_mut) {
-        let metadata = template.entry("metadata").or_insert_with(|| json!({}));
-        if let Some(metadata) = metadata.as_object_mut() {
-            metadata.entry("creationTimestamp").or_insert(Value::Null);
-        }
-    }
     let text =
-        sorted(&data).to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+        sorted(data).to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
     let text = format!("{text}{}", collisions.unwrap_or(0));
     safe_encoded(fnv1(text.as_bytes()))
 }
@@ -103,7 +107,7 @@ impl RevisionHistory {
         self.revisions.iter().find(|revision| revision.name_any() == name)
     }
 
-    /// The revision of an owner's template. `full_name`: the label's value is the revision's name, not its hash alone.
+    /// The revision of an owner's template. `full_name`: the pods' label has the revision's name, not its hash alone.
     pub(crate) fn newest<O: Resource<DynamicType = ()>>(
         &self,
         owner: &O,
@@ -113,8 +117,11 @@ impl RevisionHistory {
     ) -> Newest {
         let data = data(template);
         let next = self.revisions.last().map_or(1, |last| last.revision.saturating_add(1));
-        let equal =
-            |revision: &&Arc<ControllerRevision>| revision.data.as_ref().is_some_and(|known| known.0 == data);
+        let equal = |revision: &&Arc<ControllerRevision>| {
+            let mut known = revision.data.as_ref().map_or(Value::Null, |data| data.0.clone());
+            complete(&mut known);
+            known == data
+        };
         match self.revisions.iter().rev().find(equal) {
             Some(known) if known.revision.saturating_add(1) == next => Newest::Known(known.clone()),
             Some(known) => Newest::Renumber(known.clone(), next),
@@ -126,12 +133,15 @@ impl RevisionHistory {
                     .as_ref()
                     .and_then(|metadata| metadata.labels.clone())
                     .unwrap_or_default();
-                labels.insert(LABEL_REVISION_HASH.into(), if full_name { name.clone() } else { hash });
+                let label = if full_name { LABEL_DATA_HASH } else { LABEL_REVISION_HASH };
+                labels.insert(label.into(), hash);
                 Newest::Create(Box::new(ControllerRevision {
                     metadata: ObjectMeta {
                         name: Some(name),
                         namespace: owner.meta().namespace.clone(),
                         labels: Some(labels),
+                        // `kubectl rollout history` shows the cause of a change, which is one of them.
+                        annotations: owner.meta().annotations.clone(),
                         owner_references: controller_reference(owner).map(|owner| vec![owner]),
                         ..ObjectMeta::default()
                     },
@@ -210,13 +220,15 @@ pub(crate) async fn delete(
 
 #[cfg(test)]
 mod tests {
+    use mayfly_api::k8s::api::apps::v1::StatefulSet;
+
     use super::*;
 
     #[test]
     fn the_hash_of_a_revision_is_upstreams() {
         // Recorded from kube-controller-manager 1.28.
         let template = json!({
-            "metadata": {"labels": {"app": "a"}},
+            "metadata": {"creationTimestamp": null, "labels": {"app": "a"}},
             "spec": {
                 "containers": [{
                     "name": "c", "image": "i", "resources": {}, "terminationMessagePath": "/dev/termination-log",
@@ -228,5 +240,47 @@ mod tests {
             "$patch": "replace"
         });
         assert_eq!(revision_hash(&json!({"spec": {"template": template}}), None), "55456797c8");
+    }
+
+    fn set(template: &PodTemplateSpec) -> StatefulSet {
+        let metadata = json!({"name": "web", "namespace": "a", "uid": "u",
+            "annotations": {"kubernetes.io/change-cause": "a new image"}});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"template": template}})).unwrap()
+    }
+
+    fn created(history: &RevisionHistory, template: &PodTemplateSpec, full_name: bool) -> ControllerRevision {
+        match history.newest(&set(template), template, None, full_name) {
+            Newest::Create(revision) => *revision,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_revision_has_upstreams_form() {
+        let template = PodTemplateSpec {
+            metadata: Some(ObjectMeta { labels: Some([("app".into(), "a".into())].into()), ..Default::default() }),
+            ..Default::default()
+        };
+        let none = RevisionHistory::of(Vec::new());
+        let revision = created(&none, &template, true);
+        let data = revision.data.as_ref().unwrap().0.clone();
+        let expected = json!({"$patch": "replace", "metadata": {"creationTimestamp": null, "labels": {"app": "a"}}});
+        assert_eq!(data, json!({"spec": {"template": expected}}));
+        assert_eq!(self::template(&revision), Some(template.clone()));
+        let name = revision.name_any();
+        let hash = name.strip_prefix("web-").unwrap();
+        assert_eq!(revision.labels()["app"], "a");
+        assert_eq!((&*revision.labels()[LABEL_DATA_HASH], revision_label(&revision)), (hash, name.clone()));
+        assert_eq!(revision.annotations()["kubernetes.io/change-cause"], "a new image");
+        let of_daemons = created(&none, &template, false);
+        assert_eq!((&*of_daemons.labels()[LABEL_REVISION_HASH], &*revision_label(&of_daemons)), (hash, hash));
+        assert_eq!(of_daemons.labels().get(LABEL_DATA_HASH), None);
+        // A revision of an earlier version has the same template.
+        let mut earlier = revision.clone();
+        earlier.data = Some(RawExtension(json!({"spec": {"template":
+            {"$patch": "replace", "metadata": {"labels": {"app": "a"}}}}})));
+        let history = RevisionHistory::of(vec![Arc::new(earlier)]);
+        let newest = history.newest(&set(&template), &template, None, true);
+        assert!(matches!(newest, Newest::Known(_)), "{newest:?}");
     }
 }

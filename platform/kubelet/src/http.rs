@@ -127,7 +127,7 @@ pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, image
         .route("/exec/{namespace}/{pod}/{container}", any(streams::exec))
         .route("/attach/{namespace}/{pod}/{container}", any(streams::attach))
         .route("/portForward/{namespace}/{pod}", any(streams::port_forward))
-        .route("/proxy/{namespace}/{pod}/{port}/", any(streams::proxy::proxy_root))
+        .route("/proxy/{namespace}/{pod}/{port}/", any(streams::proxy::proxy))
         .route("/proxy/{namespace}/{pod}/{port}/{*path}", any(streams::proxy::proxy))
         .with_state(streams.clone());
     let container_logs = Router::new()

@@ -30,6 +30,7 @@ pub mod process;
 mod runtimes;
 mod static_pods;
 mod streams;
+mod unverified_tls;
 mod usage;
 mod volume_statistics;
 mod volumes;

@@ -138,7 +138,8 @@ async fn requests_are_passed_on_to_pods_and_services() {
     for (path, code, words) in [
         ("pods/a/proxy/", StatusCode::BAD_REQUEST, "does not have a host assigned"),
         ("pods/a:x/proxy/", StatusCode::BAD_REQUEST, "the port of a pod is a number"),
-        ("pods/https:a:443/proxy/", StatusCode::BAD_REQUEST, "without TLS only"),
+        ("pods/https:a:443/proxy/a%2Fb", StatusCode::BAD_REQUEST, "does not have a host assigned"),
+        ("pods/ftp:a:443/proxy/", StatusCode::BAD_REQUEST, "invalid pod request"),
         ("pods/a:b:c:d/proxy/", StatusCode::BAD_REQUEST, "invalid pod request"),
         ("pods/none/proxy/limit?limit=x", StatusCode::NOT_FOUND, "pods \"none\" not found"),
         (

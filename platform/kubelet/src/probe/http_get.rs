@@ -1,6 +1,6 @@
 //! `httpGet` of probes and lifecycle hooks: one request, any certificate accepted, redirects followed within a host.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{Request, StatusCode, body::Bytes, client::conn::http1};
@@ -13,16 +13,10 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{
-        self, ClientConfig, DigitallySignedStruct, SignatureScheme,
-        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-        pki_types::{CertificateDer, ServerName, UnixTime},
-    },
-};
+use tokio_rustls::rustls::pki_types::ServerName;
 use url::Url;
+
+use crate::unverified_tls;
 
 /// The number of bytes of a response that are read (upstream's `maxRespBodyLength`).
 const BODY_BYTES_MAX: usize = 10 << 10;
@@ -125,7 +119,10 @@ impl HttpGet {
         let stream = connect(&host, port).await?;
         if url.scheme() == "https" {
             let name = ServerName::try_from(host).map_err(|error| error.to_string())?;
-            let stream = tls().connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
+            let stream = unverified_tls::connector()
+                .connect(name, stream)
+                .await
+                .map_err(|error| format!("tls: {error}"))?;
             return self.exchange(url, stream).await;
         }
         self.exchange(url, stream).await
@@ -186,57 +183,6 @@ pub(crate) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> 
         };
         format!("dial tcp {address}: {why}")
     })
-}
-
-fn tls() -> TlsConnector {
-    let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(UnverifiedServer(provider.clone()));
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map(|config| config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth());
-    // The ring provider supports both TLS versions, so building the configuration cannot fail.
-    let config =
-        config.unwrap_or_else(|error| unreachable!("ring has no default protocol versions: {error}"));
-    TlsConnector::from(Arc::new(config))
-}
-
-/// Accepts any certificate: a probe checks that the program responds, and sends no secret.
-#[derive(Debug)]
-struct UnverifiedServer(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for UnverifiedServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

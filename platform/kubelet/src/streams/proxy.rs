@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use std::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse as _, Response},
 };
@@ -23,29 +23,44 @@ use mayfly_api::k8s::api::core::v1::Pod;
 use mayfly_runtime::{PodUid, streams::PortStream};
 use serde_json::json;
 use tokio::{net::TcpStream, sync::OwnedSemaphorePermit, time::timeout};
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::{HttpRefusal, PodStreams};
+use crate::unverified_tls;
 
 /// The timeout of a connection (upstream's dialer).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of path segments before the pod's path: `/proxy/NAMESPACE/POD/PORT`.
 const SEGMENTS: usize = 4;
 
-pub(crate) async fn proxy(
-    State(streams): State<PodStreams>,
-    Path((namespace, name, port, _)): Path<(String, String, u16, String)>,
-    request: Request,
-) -> Response {
-    pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
+/// The port of a pod that a request is for: `/proxy/NAMESPACE/POD/[https:]PORT/…`.
+#[derive(Debug, PartialEq, Eq)]
+struct ProxiedPort<'p> {
+    namespace: &'p str,
+    pod: &'p str,
+    port: u16,
+    /// The connection uses TLS; the pod's certificate is not verified (as upstream's).
+    tls: bool,
 }
 
-/// The same for the path `/`, which the wildcard of the other route does not match.
-pub(crate) async fn proxy_root(
-    State(streams): State<PodStreams>,
-    Path((namespace, name, port)): Path<(String, String, u16)>,
-    request: Request,
-) -> Response {
-    pass_on(&streams, &namespace, &name, port, request).await.unwrap_or_else(refused)
+impl<'p> ProxiedPort<'p> {
+    /// Reads the path itself: the rest of it may not be decodable.
+    fn of_path(path: &'p str) -> Option<Self> {
+        let mut segments = path.strip_prefix("/proxy/")?.split('/');
+        let (namespace, pod, port) = (segments.next()?, segments.next()?, segments.next()?);
+        let secure = port.strip_prefix("https:");
+        let port = secure.unwrap_or(port).parse().ok()?;
+        Some(Self { namespace, pod, port, tls: secure.is_some() })
+    }
+}
+
+pub(crate) async fn proxy(State(streams): State<PodStreams>, request: Request) -> Response {
+    let uri = request.uri().clone();
+    let refusal = || (StatusCode::NOT_FOUND, format!("no port of a pod has the path {}", uri.path()));
+    match ProxiedPort::of_path(uri.path()).ok_or_else(refusal) {
+        Ok(to) => pass_on(&streams, &to, request).await.unwrap_or_else(refused),
+        Err(refusal) => refused(refusal),
+    }
 }
 
 /// A refusal as a `Status` of the API, since the API server forwards it like a pod's response.
@@ -62,18 +77,16 @@ fn refused((code, message): HttpRefusal) -> Response {
 
 async fn pass_on(
     streams: &PodStreams,
-    namespace: &str,
-    name: &str,
-    port: u16,
+    to: &ProxiedPort<'_>,
     mut request: Request,
 ) -> Result<Response, HttpRefusal> {
-    let pod = streams.pod(namespace, name)?;
+    let pod = streams.pod(to.namespace, to.pod)?;
     // Held until the exchange, or the upgraded connection, has ended.
     let permit = Arc::new(streams.proxy_permit()?);
     let unreachable = |error: &dyn std::fmt::Display| {
         (StatusCode::SERVICE_UNAVAILABLE, format!("error trying to reach service: {error}"))
     };
-    let stream = match timeout(CONNECT_TIMEOUT, connect(streams, &pod, port)).await {
+    let stream = match timeout(CONNECT_TIMEOUT, connect(streams, &pod, to)).await {
         Ok(connected) => connected.map_err(|error| unreachable(&error))?,
         Err(late) => return Err(unreachable(&late)),
     };
@@ -93,7 +106,7 @@ async fn pass_on(
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         request.headers_mut().insert(header::UPGRADE, protocol.clone());
     }
-    if let Ok(host) = HeaderValue::try_from(host(&pod, port)) {
+    if let Ok(host) = HeaderValue::try_from(host(&pod, to.port)) {
         request.headers_mut().insert(header::HOST, host);
     }
     let mut response = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
@@ -127,7 +140,16 @@ fn address(pod: &Pod) -> Option<IpAddr> {
     pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok()
 }
 
-async fn connect(streams: &PodStreams, pod: &Pod, port: u16) -> io::Result<Box<dyn PortStream>> {
+async fn connect(streams: &PodStreams, pod: &Pod, to: &ProxiedPort<'_>) -> io::Result<Box<dyn PortStream>> {
+    let stream = connect_port(streams, pod, to.port).await?;
+    if !to.tls {
+        return Ok(stream);
+    }
+    let name = ServerName::from(address(pod).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    Ok(Box::new(unverified_tls::connector().connect(name, stream).await?))
+}
+
+async fn connect_port(streams: &PodStreams, pod: &Pod, port: u16) -> io::Result<Box<dyn PortStream>> {
     let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
     if let Ok(runtime) = streams.runtime(pod)
         && let Some(containers) = runtime.streams()
@@ -155,5 +177,16 @@ mod tests {
         assert_eq!(path("/proxy/ns/web/80/a%20b//c/?d=/e"), "/a%20b//c/?d=/e");
         assert_eq!(path("/proxy/ns/web/80/"), "/");
         assert_eq!(path("/proxy/ns/web/80"), "/");
+        assert_eq!(path("/proxy/ns/web/https:443/a%2Fb%FF"), "/a%2Fb%FF");
+    }
+
+    #[test]
+    fn the_port_says_whether_tls_is_used() {
+        let to = |port, tls| Some(ProxiedPort { namespace: "ns", pod: "web", port, tls });
+        assert_eq!(ProxiedPort::of_path("/proxy/ns/web/80/a%2Fb"), to(80, false));
+        assert_eq!(ProxiedPort::of_path("/proxy/ns/web/https:443/"), to(443, true));
+        for wrong in ["/proxy/ns/web/", "/proxy/ns/web/http:80/", "/proxy/ns/web/99999/", "/proxy/ns"] {
+            assert_eq!(ProxiedPort::of_path(wrong), None, "{wrong}");
+        }
     }
 }

@@ -17,6 +17,7 @@ mod cluster;
 mod jobs;
 mod log_sockets;
 mod logs;
+mod proxy;
 mod streams;
 mod withdrawal;
 

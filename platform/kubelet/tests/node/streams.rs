@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
 /// Containers in which only exec and port-forward are real: they use the machine's programs and ports.
-struct LocalProcesses(SimulatedRuntime);
+pub(crate) struct LocalProcesses(pub(crate) SimulatedRuntime);
 
 #[async_trait::async_trait]
 impl Runtime for LocalProcesses {
