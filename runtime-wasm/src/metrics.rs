@@ -158,7 +158,11 @@ impl HostMetrics {
         let compile = metrics.compile.clone();
         registry.register_with_unit("compile", "Compiling a component", Unit::Seconds, compile);
         let recycled = metrics.recycled.clone();
-        registry.register("instances_recycled", "Reused instances replaced for their age, calls, or retained handles", recycled);
+        registry.register(
+            "instances_recycled",
+            "Reused instances replaced for their age, calls, or retained handles",
+            recycled,
+        );
         Arc::new(metrics)
     }
 

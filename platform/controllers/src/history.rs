@@ -258,13 +258,17 @@ mod tests {
     #[test]
     fn a_revision_has_upstreams_form() {
         let template = PodTemplateSpec {
-            metadata: Some(ObjectMeta { labels: Some([("app".into(), "a".into())].into()), ..Default::default() }),
+            metadata: Some(ObjectMeta {
+                labels: Some([("app".into(), "a".into())].into()),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let none = RevisionHistory::of(Vec::new());
         let revision = created(&none, &template, true);
         let data = revision.data.as_ref().unwrap().0.clone();
-        let expected = json!({"$patch": "replace", "metadata": {"creationTimestamp": null, "labels": {"app": "a"}}});
+        let expected =
+            json!({"$patch": "replace", "metadata": {"creationTimestamp": null, "labels": {"app": "a"}}});
         assert_eq!(data, json!({"spec": {"template": expected}}));
         assert_eq!(self::template(&revision), Some(template.clone()));
         let name = revision.name_any();
