@@ -197,7 +197,7 @@ impl DriverNode {
         let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
         self.create(json!({"metadata": {"name": name}, "spec": {"nodeName": "n1", "containers": [container],
             "automountServiceAccountToken": false,
-            "terminationGracePeriodSeconds": 0, "volumes": [volume]}}))
+            "terminationGracePeriodSeconds": 1, "volumes": [volume]}}))
             .await
     }
 
