@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 /// The timeout of any wait, for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) const VOLUME_BYTES: i64 = 1 << 20;
 
@@ -79,6 +79,9 @@ pub(crate) struct DriverNode {
     containers: Arc<RecordedContainers>,
     router: axum::Router,
     stop: CancellationToken,
+    /// Dropped with the node: they end what they started.
+    _api: ApiServer,
+    _informers: Informers,
     folder: tempfile::TempDir,
 }
 
@@ -115,7 +118,7 @@ impl DriverNode {
         let kubelet = Kubelet::create(config, client.clone(), &informers, vec![containers.clone()]);
         let router = kubelet.router();
         tokio::spawn(kubelet.run(stop.clone()));
-        Some(Self { client, containers, router, stop, folder })
+        Some(Self { client, containers, router, stop, _api: api, _informers: informers, folder })
     }
 
     pub(crate) fn kubelet_folder(&self) -> PathBuf {
@@ -193,7 +196,8 @@ impl DriverNode {
         container.as_object_mut().unwrap().extend(uses.as_object().unwrap().clone());
         let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
         self.create(json!({"metadata": {"name": name}, "spec": {"nodeName": "n1", "containers": [container],
-            "terminationGracePeriodSeconds": 0, "volumes": [volume]}}))
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 1, "volumes": [volume]}}))
             .await
     }
 
@@ -257,7 +261,15 @@ impl DriverNode {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         });
-        found.await.unwrap_or_else(|_| panic!("not within {} s: {what}", PATIENCE.as_secs()))
+        if let Ok(found) = found.await {
+            return found;
+        }
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let events = events.list(&ListParams::default()).await.unwrap().items;
+        let events: Vec<_> = events.into_iter().filter_map(|event| event.message).collect();
+        let pods = self.pods().list(&ListParams::default()).await.unwrap().items;
+        let states: Vec<_> = pods.into_iter().map(|pod| json!(pod.status)).collect();
+        panic!("not within {} s: {what}\n{events:#?}\n{states:#?}", PATIENCE.as_secs())
     }
 
     /// Checks that no volume is mounted or recorded any more.
