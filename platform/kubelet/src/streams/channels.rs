@@ -3,6 +3,8 @@
 //! Each message begins with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the outcome as a `Status`, 4 sizes of the
 //! terminal as JSON, and from version 5 on 255, which closes the channel that its second byte names.
 
+use std::{pin::pin, time::Duration};
+
 use futures::{SinkExt as _, StreamExt as _, stream::SplitStream};
 use mayfly_runtime::{ProcessSession, RuntimeError, TerminalSize, streams::OutputStream};
 use serde::Deserialize;
@@ -31,6 +33,8 @@ const CLOSE: u8 = 255;
 const CHUNK_BYTES: usize = 32 << 10;
 /// Messages queued for a slow client; beyond these, the process blocks.
 const MESSAGES_MAX: usize = 16;
+/// The time in which a client has to close the connection after the end of its session.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A terminal size in the client's JSON form.
 #[derive(Deserialize)]
@@ -73,12 +77,15 @@ pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<Proces
         };
         let _ = sender.send(message(ERROR, status.to_string().as_bytes())).await;
     };
-    let input = input(source, protocol, stdin, resize);
+    let mut input = pin!(input(source, protocol, stdin, resize));
     tokio::select! {
         // The client disconnected.
-        () = input => {}
+        () = &mut input => return,
         _ = async { tokio::join!(output, write) } => {}
     }
+    // Closing a connection with unread data resets it, and the client may lose what was sent last. The client closes
+    // the connection in response to the close frame.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, input).await;
 }
 
 /// Copies an output to its channel until it ends.
