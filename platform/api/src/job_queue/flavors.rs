@@ -5,7 +5,10 @@
 //! that its node selector and required node affinity permit and that has room. It then gets the flavor's labels as its
 //! node selector, so that its pods run on these nodes, and counts against the flavor's quota.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,11 +67,6 @@ impl JobNodes {
         Self { selector: wanted.node_selector.into_iter().collect(), required: wanted.required, is_fixed }
     }
 
-    /// Whether the node selector has all labels of the flavor.
-    fn names(&self, flavor: &QueueFlavor) -> bool {
-        flavor.node_labels.iter().all(|(key, value)| self.selector.get(key) == Some(value))
-    }
-
     /// Whether nothing that the Job requires contradicts the flavor's labels. Other labels of its nodes are not known.
     fn permits(&self, flavor: &QueueFlavor) -> bool {
         let labels = &flavor.node_labels;
@@ -118,8 +116,7 @@ impl JobFlavors {
         if !Self::is_concerned(spec, job) {
             return None;
         }
-        let selected = spec.flavors.iter().position(|flavor| job.nodes.names(flavor));
-        selected.or_else(|| permitted(spec, job).next())
+        selected(spec, &job.nodes.selector).or_else(|| permitted(spec, job).next())
     }
 
     fn is_concerned(spec: &JobQueueSpec, job: &QueuedJob) -> bool {
@@ -128,9 +125,24 @@ impl JobFlavors {
     }
 }
 
+/// The flavor whose labels a node selector has; of several the one with the most labels.
+fn selected(spec: &JobQueueSpec, selector: &BTreeMap<String, String>) -> Option<FlavorId> {
+    let has_labels =
+        |flavor: &QueueFlavor| flavor.node_labels.iter().all(|(key, value)| selector.get(key) == Some(value));
+    let flavors = spec.flavors.iter().enumerate().filter(|(_, flavor)| has_labels(flavor));
+    flavors.min_by_key(|(_, flavor)| Reverse(flavor.node_labels.len())).map(|(id, _)| id)
+}
+
+/// The flavors that the Job may be started in. One is left out if the Job, with its labels, would count as one of
+/// another flavor: its quota would not limit the Job.
 fn permitted(spec: &JobQueueSpec, job: &QueuedJob) -> impl Iterator<Item = FlavorId> {
+    let counts = move |id: FlavorId, flavor: &QueueFlavor| {
+        let labels = job.nodes.selector.iter().chain(&flavor.node_labels);
+        let selector: BTreeMap<_, _> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        selected(spec, &selector) == Some(id)
+    };
     let flavors = spec.flavors.iter().enumerate();
-    flavors.filter(|(_, flavor)| job.nodes.permits(flavor)).map(|(id, _)| id)
+    flavors.filter(move |(id, flavor)| job.nodes.permits(flavor) && counts(*id, flavor)).map(|(id, _)| id)
 }
 
 /// The validation of a queue's flavors.
@@ -149,6 +161,10 @@ pub(super) fn validate(flavors: &[QueueFlavor], errors: &mut Vec<FieldError>) {
             refuse("name", &flavor.name, why);
         } else if !known.insert(&flavor.name) {
             refuse("name", &flavor.name, "must be unique".into());
+        } else if flavors[..at].iter().any(|other| other.node_labels == flavor.node_labels) {
+            let own = flavor.node_labels.iter().map(|(key, value)| format!("{key}={value}"));
+            let detail = "must differ from those of the flavors before it";
+            refuse("nodeLabels", &own.collect::<Vec<_>>().join(","), detail.into());
         }
         if flavor.quota.keys().ne(flavors[0].quota.keys()) {
             let names = flavors[0].quota.keys().cloned().collect::<Vec<_>>().join(", ");

@@ -201,6 +201,8 @@ struct QueueHead {
     key: ObjectKey,
     flavor: Option<FlavorId>,
     protected: Needs,
+    /// These amounts, less those that are released in any case before it can start.
+    unreleased: Needs,
     /// The time at which the running Jobs have made room for it.
     reserved_at: Option<Timestamp>,
     of_queue: bool,
@@ -418,8 +420,29 @@ impl<'a> Pools<'a> {
         }
         let is_protected = |(id, _): &&(QuotaId, u64)| of_queue || self.pools[*id].scope.namespace.is_some();
         let protected: Needs = needs.iter().filter(is_protected).copied().collect();
-        let reserved_at = self.room_at(&protected);
-        heads.push(QueueHead { key: job.key.clone(), flavor, protected, reserved_at, of_queue });
+        let (unreleased, reserved_at) = (self.unreleased(&protected), self.room_at(&protected));
+        heads.push(QueueHead { key: job.key.clone(), flavor, protected, unreleased, reserved_at, of_queue });
+    }
+
+    /// The needs, less what running Jobs release before a Job with these needs can start: what its flavor lacks is
+    /// released in the quota of all flavors at the same time.
+    fn unreleased(&self, needs: &Needs) -> Needs {
+        let lacks = |(id, amount): &(QuotaId, u64)| {
+            let pool = &self.pools[*id];
+            pool.used.saturating_add(*amount).saturating_sub(pool.quota)
+        };
+        let released = |of_all: &Pool| {
+            let of_flavor = needs.iter().filter(|(id, _)| {
+                let Pool { resource, scope, .. } = &self.pools[*id];
+                let is_within = of_all.scope.namespace.is_none() || of_all.scope.namespace == scope.namespace;
+                let is_flavor = of_all.scope.flavor.is_none() && scope.flavor.is_some();
+                is_flavor && is_within && *resource == of_all.resource
+            });
+            of_flavor.map(lacks).max().unwrap_or(0)
+        };
+        let unreleased =
+            needs.iter().map(|(id, amount)| (*id, amount.saturating_sub(released(&self.pools[*id]))));
+        unreleased.collect()
     }
 
     /// The time at which the running Jobs have made room, by their deadlines.
@@ -443,22 +466,20 @@ impl<'a> Pools<'a> {
 
     /// Whether a Job with these needs cannot delay the head.
     fn leaves_room(&self, head: &QueueHead, needs: &Needs, until: Option<Timestamp>) -> bool {
-        let shared: Vec<(QuotaId, u64)> = head
-            .protected
-            .iter()
-            .filter_map(|(id, amount)| {
-                let (_, own) = needs.iter().find(|(of, _)| of == id)?;
-                Some((*id, amount.saturating_add(*own)))
+        let fits = |protected: &Needs, used: &dyn Fn(QuotaId) -> u64| {
+            protected.iter().all(|(id, amount)| {
+                let own = needs.iter().find(|(of, _)| of == id);
+                own.is_none_or(|(_, own)| {
+                    used(*id).saturating_add(*amount).saturating_add(*own) <= self.pools[*id].quota
+                })
             })
-            .collect();
-        let fits = |used: &dyn Fn(QuotaId) -> u64| {
-            shared.iter().all(|(id, both)| used(*id).saturating_add(*both) <= self.pools[*id].quota)
         };
-        if fits(&|id| self.pools[id].used) {
+        if fits(&head.unreleased, &|id| self.pools[id].used) {
             return true;
         }
-        head.reserved_at
-            .is_some_and(|at| until.is_some_and(|until| until <= at) || fits(&|id| self.used_at(id, at)))
+        head.reserved_at.is_some_and(|at| {
+            until.is_some_and(|until| until <= at) || fits(&head.protected, &|id| self.used_at(id, at))
+        })
     }
 }
 

@@ -222,6 +222,30 @@ fn running_jobs_count_against_their_flavor() {
 }
 
 #[test]
+fn a_job_counts_as_one_of_the_flavor_with_the_most_labels() {
+    let flavor = |name: &str, labels: Value| json!({"name": name, "nodeLabels": labels, "quota": {GPU: 1}});
+    let spec = json!({"quota": {GPU: 9},
+        "flavors": [flavor("any", json!({MODEL: "a"})), flavor("zone", json!({MODEL: "a", "zone": "z"}))]});
+    let zoned = |job: QueuedJob| {
+        let mut job = of_model(job, "a");
+        job.nodes.selector.insert("zone".into(), "z".into());
+        job
+    };
+    let jobs = [
+        running(of_model(job(0, "a/one", 1), "a"), None),
+        running(zoned(job(1, "a/two", 1)), None),
+        job(2, "a/three", 1),
+        zoned(job(3, "a/four", 1)),
+    ];
+    let full = |name, flavor| {
+        (name, format!("needs 1 of nvidia.com/gpu, and 0 of 1 in the quota of flavor {flavor} are free"))
+    };
+    let (three, four) = (full("three", "any"), full("four", "zone"));
+    check_flavors(spec.clone(), &jobs, &[], &[(three.0, &three.1), (four.0, &four.1)]);
+    check_flavors(spec, &[zoned(job(0, "a/first", 1))], &[("first", "zone")], &[]);
+}
+
+#[test]
 fn a_flavor_that_is_full_does_not_hold_up_others() {
     let busy = running(of_model(job(0, "a/busy", 1), "a"), None);
     let jobs = [
@@ -238,6 +262,19 @@ fn a_flavor_that_is_full_does_not_hold_up_others() {
             ("head", "needs 2 of nvidia.com/gpu, and 1 of 2 in the quota of flavor a are free"),
             ("small", "could delay job a/head, which is before it"),
         ],
+    );
+    // What the flavor lacks is released in the whole queue, too.
+    let mut exact = two_models();
+    exact["quota"] = json!({GPU: 6});
+    check_flavors(
+        exact,
+        &[
+            running(of_model(job(0, "a/busy", 2), "a"), None),
+            of_model(job(1, "a/head", 2), "a"),
+            of_model(job(2, "a/other", 4), "b"),
+        ],
+        &[("other", "b")],
+        &[("head", "needs 2 of nvidia.com/gpu, and 0 of 2 in the quota of flavor a are free")],
     );
     // What the head needs of the whole queue is kept for it.
     let mut tight = two_models();
