@@ -403,7 +403,10 @@ async fn refresh_volumes(worker: &Worker, stop: &CancellationToken) {
         };
         for key in pods {
             if let Some(pod) = worker.pods.get(&key) {
-                worker.refresh_volumes(&pod).await;
+                // Claims and tokens are not known while the API does not answer.
+                if stop.run_until_cancelled(worker.refresh_volumes(&pod)).await.is_none() {
+                    return;
+                }
             }
         }
     }

@@ -75,7 +75,9 @@ impl Worker {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = search.tick() => {
-                    let found = self.found_volumes().await;
+                    // The claims of pods are not known while the API does not answer.
+                    let found = stop.run_until_cancelled(self.found_volumes()).await;
+                    let Some(found) = found else { return };
                     measured.lock().retain(|volume, _| found.contains_key(volume));
                     let listed = found.iter().map(|(volume, one)| (volume, one.volume.origin()));
                     for due in schedule.due(listed, Instant::now()) {

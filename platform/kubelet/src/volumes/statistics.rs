@@ -8,7 +8,7 @@ use std::{
 use mayfly_api::k8s::api::core::v1::Pod;
 use mayfly_runtime::PodUid;
 
-use super::{Volumes, claims::ClaimedVolumes, csi::statistics::PublishedVolume};
+use super::{Volumes, block, claims::ClaimedVolumes, csi::statistics::PublishedVolume, is_mount_point};
 
 /// A volume's amounts of one unit: bytes, or inodes. All 0: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub(crate) enum MeasurableVolume {
     Csi(PublishedVolume),
     /// The file system that this path is on.
     FileSystem(PathBuf),
+    /// The file system that is mounted at this path, if it is.
+    Mounted(PathBuf),
 }
 
 impl MeasurableVolume {
@@ -47,14 +49,14 @@ impl MeasurableVolume {
     pub(crate) fn origin(&self) -> String {
         match self {
             Self::Csi(volume) => volume.driver().to_owned(),
-            Self::FileSystem(path) => path.to_string_lossy().into_owned(),
+            Self::FileSystem(path) | Self::Mounted(path) => path.to_string_lossy().into_owned(),
         }
     }
 }
 
 impl Volumes {
     /// The volumes of a running pod that can be measured, by their names. As upstream, the file system is measured
-    /// for local volumes and NFS, and nothing for host paths. Blocks.
+    /// for local volumes and NFS, and nothing for host paths. A local block device has no file system here. Blocks.
     pub(crate) fn measurable(
         &self,
         pod: &Pod,
@@ -63,13 +65,13 @@ impl Volumes {
     ) -> BTreeMap<String, MeasurableVolume> {
         let mut found = BTreeMap::new();
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let spec = claimed.get(&volume.name).and_then(|claimed| claimed.volume.spec.as_ref());
-            let local = spec.and_then(|spec| spec.local.as_ref()).map(|local| PathBuf::from(&local.path));
+            let claimed = claimed.get(&volume.name).filter(|claimed| !block::is_block(claimed));
+            let spec = claimed.and_then(|claimed| claimed.volume.spec.as_ref());
+            let local = spec.and_then(|spec| spec.local.as_ref());
+            let local = local.map(|local| MeasurableVolume::FileSystem(PathBuf::from(&local.path)));
             let is_nfs = volume.nfs.is_some() || spec.is_some_and(|spec| spec.nfs.is_some());
-            let path = local.or_else(|| is_nfs.then(|| self.pod(uid).join(&volume.name)));
-            if let Some(path) = path {
-                found.insert(volume.name.clone(), MeasurableVolume::FileSystem(path));
-            }
+            let export = || MeasurableVolume::Mounted(self.pod(uid).join(&volume.name));
+            found.extend(local.or_else(|| is_nfs.then(export)).map(|one| (volume.name.clone(), one)));
         }
         if let Some(csi) = &self.csi {
             let published = csi.published(&self.folder, &uid.0).into_iter();
@@ -88,6 +90,12 @@ impl Volumes {
                 // On a thread of its own: the server of a network file system may not answer.
                 let measured = tokio::task::spawn_blocking(move || file_system(&path)).await;
                 measured.map_err(|error| error.to_string())?.map(Some)
+            }
+            (MeasurableVolume::Mounted(path), _) => {
+                // The folder of an export that could not be mounted is on the node's file system.
+                let measure = move || is_mount_point(&path).then(|| file_system(&path)).transpose();
+                let measured = tokio::task::spawn_blocking(measure).await;
+                measured.map_err(|error| error.to_string())?
             }
             (MeasurableVolume::Csi(volume), Some(csi)) => {
                 csi.measure(&volume).await.map_err(|error| error.to_string())
@@ -132,6 +140,7 @@ mod tests {
         let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [], "volumes": [
             {"name": "local", "persistentVolumeClaim": {"claimName": "a"}},
             {"name": "host", "persistentVolumeClaim": {"claimName": "b"}},
+            {"name": "disk", "persistentVolumeClaim": {"claimName": "d"}},
             {"name": "export", "nfs": {"server": "s", "path": "/p"}},
             {"name": "scratch", "emptyDir": {}}]}}))
         .unwrap();
@@ -142,10 +151,12 @@ mod tests {
         let claimed = ClaimedVolumes::from([
             ("local".to_owned(), claimed(json!({"local": {"path": folder.path()}}))),
             ("host".to_owned(), claimed(json!({"hostPath": {"path": "/tmp"}}))),
+            ("disk".to_owned(), claimed(json!({"local": {"path": "/dev/sdb"}, "volumeMode": "Block"}))),
         ]);
         let found = volumes.measurable(&pod, &PodUid("u".into()), &claimed);
-        let expected = [("export", PathBuf::from("/volumes/u/export")), ("local", folder.path().to_owned())];
-        let expected = expected.map(|(name, path)| (name.to_owned(), MeasurableVolume::FileSystem(path)));
+        let export = MeasurableVolume::Mounted("/volumes/u/export".into());
+        let local = MeasurableVolume::FileSystem(folder.path().to_owned());
+        let expected = [("export", export), ("local", local)].map(|(name, one)| (name.to_owned(), one));
         assert_eq!(found, BTreeMap::from(expected));
     }
 
