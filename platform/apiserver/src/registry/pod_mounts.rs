@@ -27,9 +27,9 @@ fn not_found(path: String, name: &str) -> FieldError {
     FieldError { path, kind, detail: String::new() }
 }
 
-/// Whether an element of the list has this text in the field.
-fn has(list: &Value, field: &str, text: &str) -> bool {
-    rules::items(list).any(|(_, one)| rules::text(one, field) == text)
+/// The texts in a field of a list's elements. Lists can have as many elements as fit into a request.
+fn texts<'v>(list: &'v Value, field: &str) -> HashSet<&'v str> {
+    rules::items(list).map(|(_, one)| rules::text(one, field)).collect()
 }
 
 fn check_mounts(
@@ -39,6 +39,7 @@ fn check_mounts(
     volumes: &PodVolumes<'_>,
     errors: &mut Vec<FieldError>,
 ) {
+    let (device_names, device_paths) = (texts(devices, "name"), texts(devices, "devicePath"));
     let mut known = HashSet::new();
     for (at, mount) in rules::items(mounts) {
         let path = format!("{path}.volumeMounts[{at}]");
@@ -55,11 +56,11 @@ fn check_mounts(
         if !known.insert(place) {
             errors.push(invalid(format!("{path}.mountPath"), place, "must be unique"));
         }
-        if has(devices, "name", name) {
+        if device_names.contains(name) {
             let detail = "must not already exist in volumeDevices";
             errors.push(invalid(format!("{path}.name"), name, detail));
         }
-        if has(devices, "devicePath", place) {
+        if device_paths.contains(place) {
             let detail = "must not already exist as a path in volumeDevices";
             errors.push(invalid(format!("{path}.mountPath"), place, detail));
         }
@@ -81,6 +82,7 @@ fn check_devices(
     volumes: &PodVolumes<'_>,
     errors: &mut Vec<FieldError>,
 ) {
+    let (mount_names, mount_paths) = (texts(mounts, "name"), texts(mounts, "mountPath"));
     let (mut names, mut places) = (HashSet::new(), HashSet::new());
     for (at, device) in rules::items(devices) {
         let path = format!("{path}.volumeDevices[{at}]");
@@ -113,10 +115,10 @@ fn check_devices(
         } else {
             places.insert(place);
         }
-        if has(mounts, "name", name) {
+        if mount_names.contains(name) {
             errors.push(invalid(name_path, name, "must not already exist in volumeMounts"));
         }
-        if has(mounts, "mountPath", place) {
+        if mount_paths.contains(place) {
             let detail = "must not already exist as a path in volumeMounts";
             errors.push(invalid(place_path, place, detail));
         }
