@@ -114,7 +114,7 @@ impl Node for HostPathService {
             if !volume.staged.is_empty() && !volume.staged.contains(&request.staging_target_path) {
                 return Err(Status::failed_precondition("the volume is staged at another path"));
             }
-            if is_block(request.volume_capability.as_ref()) && volume.device.is_none() {
+            if is_block(request.volume_capability.as_ref()) {
                 volume.device = Some(block_devices.set_up(&data, volume.bytes)?);
             }
             volume.staged.insert(request.staging_target_path.clone());
@@ -130,13 +130,15 @@ impl Node for HostPathService {
         let request = request.into_inner();
         let block_devices = self.shared.config.block_devices;
         self.run("NodeUnstageVolume", |volumes| {
+            let data = volumes.data(&request.volume_id);
             let volume = volumes.get(&request.volume_id)?;
             if !volume.published.is_empty() {
                 return Err(Status::failed_precondition("the volume is still published"));
             }
             volume.staged.remove(&request.staging_target_path);
-            if let Some(device) = volume.device.take_if(|_| volume.staged.is_empty()) {
-                block_devices.release(&device)?;
+            if volume.staged.is_empty() && volume.device.is_some() {
+                block_devices.release(&data)?;
+                volume.device = None;
             }
             Ok(NodeUnstageVolumeResponse {})
         })
