@@ -19,7 +19,7 @@ impl Api {
                 Some("WARNING") => Severity::Warning,
                 _ => Severity::Error,
             },
-            // Zero is AWS's own number.
+            // Zero means AWS's default, as if the member were absent.
             limit: params
                 .get("maxResults")
                 .and_then(Value::as_u64)

@@ -2,8 +2,8 @@
 //!
 //! The Job's name is derived from the task's idempotency key, so a task that is carried out again after a crash finds
 //! its Job and continues to wait. `.sync` waits for the Job's end and answers with its outputs (`mayfly_api::job_io`);
-//! the end of the task without a result (a stop, a timeout) deletes its Job ([`left`]). A stop of the server does not:
-//! the Job continues, and so does the task at the next start.
+//! the end of the task without a result (a stop, a timeout) deletes its Job ([`orphans`]). A stop of the server does
+//! not: the Job continues, and so does the task at the next start.
 //!
 //! A pod that was lost with the server is replaced and does not count as a failure: the Jobs have a `podFailurePolicy`
 //! for it.
@@ -102,7 +102,7 @@ impl Jobs {
     }
 
     /// Deletes Jobs that no task waits for any more, until `stop`.
-    pub async fn run_orphan_stops(&self, engine: Engine, stop: CancellationToken) {
+    pub async fn delete_orphans(&self, engine: Engine, stop: CancellationToken) {
         self.left.clone().run(engine, stop).await;
     }
 

@@ -1,8 +1,8 @@
 //! The catalog: state machines with their versions and aliases, activities, tags.
 //!
-//! [`record`] has the stored form, [`configuration`] parts of it that the API returns as they are, [`plan`] decides (pure functions from the stored state to a change), [`store`] keeps
-//! it in a SQLite file. [`Catalog`] connects them: a change is on disk before it is visible, and an acknowledged change
-//! survives a crash.
+//! [`record`] has the stored form, [`configuration`] the parts of it that the API returns as they are, [`plan`] decides
+//! (pure functions from the stored state to a change), [`store`] keeps it in a SQLite file. [`Catalog`] connects them:
+//! a change is on disk before it is visible, and an acknowledged change survives a crash.
 //!
 //! Not here: executions (the journal has them), messages and shapes of the API.
 

@@ -13,7 +13,8 @@
 //! [`SqliteJournal`] is durable; [`MemoryJournal`] is for offline tests of workflows. Both pass the same conformance
 //! tests.
 
-// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+// A public type without `Debug` cannot be part of one that has it. Seeds are left out; payloads are not, so a row
+// is not logged.
 #![warn(missing_debug_implementations)]
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};

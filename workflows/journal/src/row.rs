@@ -54,7 +54,7 @@ pub struct StoredExecution {
 }
 
 /// The constant data of an execution apart from its input.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Birth {
     /// The seed of all random values of the execution, including task tokens.
     pub seed: [u8; 16],
@@ -75,6 +75,17 @@ pub struct Birth {
     /// recomputed as that version did.
     #[serde(default)]
     pub edition: u32,
+}
+
+/// Does not show the seed, from which task tokens are made.
+impl std::fmt::Debug for Birth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Birth")
+            .field("parent", &self.parent)
+            .field("waited_by", &self.waited_by)
+            .field("edition", &self.edition)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A task that waits for the end of the execution it started.

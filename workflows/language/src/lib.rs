@@ -9,7 +9,8 @@
 //! Start reading at [`definition`], the compiled model, and [`parse`], which creates it from text and collects every
 //! [`validate::Diagnostic`]. The data of states is based on [`value`]; its processing is in [`dataflow`].
 
-// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+// A public type without `Debug` cannot be part of one that has it. `Value` shows itself: a type with payloads that is
+// logged needs a `Debug` of its own.
 #![warn(missing_debug_implementations)]
 
 pub mod arn;

@@ -127,7 +127,7 @@ pub enum Call {
 }
 
 /// The work of a Task state.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
 pub struct TaskCall {
     /// The resource that performs the work.
@@ -140,6 +140,13 @@ pub struct TaskCall {
     pub token: Arc<str>,
     /// The service's response when it accepted the task, if it has.
     pub submitted: Option<Value>,
+}
+
+/// Shows neither the arguments nor the token.
+impl std::fmt::Debug for TaskCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TaskCall").field("arn", &self.arn).finish_non_exhaustive()
+    }
 }
 
 /// An ended child of a map run, for the result files.

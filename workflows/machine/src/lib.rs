@@ -27,7 +27,8 @@
 //! Threads are the concurrent flows: the root, branches, iterations. A thread's `cursor` is the number of the event
 //! that precedes its next event. Start reading at [`turn`].
 
-// A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
+// A public type without `Debug` cannot be part of one that has it. Task tokens and seeds are left out; payloads
+// are not, so a machine is not logged.
 #![warn(missing_debug_implementations)]
 
 mod batches;

@@ -15,7 +15,6 @@ use crate::history::HistoryEvent;
 use mayfly_workflows_language::execution::RunStatus;
 
 /// The constant facts of an execution.
-#[derive(Debug)]
 pub struct Facts {
     /// The execution's number in the journal.
     pub execution: u64,
@@ -56,6 +55,13 @@ pub struct Facts {
     /// The edition of the rules of this execution, at most [`EDITION`].
     pub edition: u32,
     pub limits: ExecutionLimits,
+}
+
+/// Shows neither the input nor the seed, from which task tokens are made.
+impl std::fmt::Debug for Facts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Facts").field("arn", &self.arn).finish_non_exhaustive()
+    }
 }
 
 /// The edition of the rules of new executions. A change of a rule that affects how the records of running executions

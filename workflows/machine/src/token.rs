@@ -6,13 +6,23 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
 /// A parsed task token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     /// The execution's number.
     pub execution: u64,
     /// The effect.
     pub effect: EffectId,
     proof: [u8; 24],
+}
+
+/// Does not show the authentication code.
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token")
+            .field("execution", &self.execution)
+            .field("effect", &self.effect)
+            .finish_non_exhaustive()
+    }
 }
 
 const VERSION: u8 = 1;

@@ -200,7 +200,7 @@ impl Workflows {
                 invocations.follow(of_invocations, stop.clone()),
                 self.objects.run(stop.clone()),
                 self.triggers.run(stop.clone()),
-                self.jobs.run_orphan_stops(engine.clone(), stop.clone()),
+                self.jobs.delete_orphans(engine.clone(), stop.clone()),
             );
         };
         let interrupted = async {

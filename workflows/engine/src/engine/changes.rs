@@ -52,7 +52,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// Tells a durable change of an execution.
+    /// Broadcasts a durable change of an execution.
     pub(super) fn broadcast_change(
         &self,
         change: ExecutionChange,

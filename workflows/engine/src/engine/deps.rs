@@ -13,7 +13,7 @@ use crate::catalog::Catalog;
 use crate::service::{ServiceError, StartExecution, WorkflowService};
 
 /// A function to call for a task.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct FunctionCall {
     /// The ARN or name, as the definition gives it.
     pub function: String,
@@ -26,8 +26,19 @@ pub struct FunctionCall {
     pub idempotency_key: String,
 }
 
+/// Shows no payloads.
+impl std::fmt::Debug for FunctionCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FunctionCall")
+            .field("function", &self.function)
+            .field("detached", &self.detached)
+            .field("idempotency_key", &self.idempotency_key)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The answer of a function.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct FunctionOutput {
     /// JSON text.
     pub payload: String,
@@ -35,6 +46,16 @@ pub struct FunctionOutput {
     pub status: u16,
     /// The version that answered (`$LATEST`); empty when none has yet, because the call is detached.
     pub executed_version: String,
+}
+
+/// Shows no payloads.
+impl std::fmt::Debug for FunctionOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FunctionOutput")
+            .field("status", &self.status)
+            .field("executed_version", &self.executed_version)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The task of a call, by ARNs.
@@ -171,7 +192,8 @@ impl From<ServiceError> for OperationError {
 /// Services that the server adds (`job:run`). They may start executions themselves, and are therefore made from the
 /// [`OpenedEngine`](super::OpenedEngine) that they are given to.
 pub trait Integrations: Send + Sync {
-    /// Performs a call of a resource that [`EngineDeps::supports_integration`] accepts; for a resource that ends in `.sync`, until the service's work has ended.
+    /// Performs a call of a resource that [`EngineDeps::supports_integration`] accepts; for a resource that ends in
+    /// `.sync`, until the service's work has ended.
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, InvokeError>>;
 }
 
@@ -187,7 +209,7 @@ impl Integrations for NoIntegrations {
 }
 
 /// A service to call for a task.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct IntegrationCall {
     /// The resource as it is written.
     pub resource: String,
@@ -204,6 +226,17 @@ pub struct IntegrationCall {
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,
 }
 
+/// Shows neither the arguments nor the task token.
+impl std::fmt::Debug for IntegrationCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IntegrationCall")
+            .field("resource", &self.resource)
+            .field("idempotency_key", &self.idempotency_key)
+            .field("origin", &self.origin)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Answers every task in place of the service it names: how a definition is
 /// tested offline. Items and results of distributed maps still go through
 /// [`ObjectStore`].
@@ -213,7 +246,7 @@ pub trait Mocks: Send + Sync {
 }
 
 /// A task that a mock answers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MockCall {
     /// The state's name.
     pub state: String,
@@ -225,8 +258,19 @@ pub struct MockCall {
     pub retries: u32,
 }
 
+/// Shows no payloads.
+impl std::fmt::Debug for MockCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MockCall")
+            .field("state", &self.state)
+            .field("resource", &self.resource)
+            .field("retries", &self.retries)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The behaviour of a mocked task.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MockAnswer {
     /// The duration, by the engine's clock.
     pub after: std::time::Duration,
@@ -234,6 +278,16 @@ pub struct MockAnswer {
     pub heartbeat: Option<std::time::Duration>,
     /// JSON text or an error; `None`: it never answers.
     pub outcome: Option<Result<String, FunctionError>>,
+}
+
+/// Shows no payloads.
+impl std::fmt::Debug for MockAnswer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MockAnswer")
+            .field("after", &self.after)
+            .field("heartbeat", &self.heartbeat)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Knows the activities.

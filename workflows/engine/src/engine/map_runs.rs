@@ -96,7 +96,7 @@ impl Inner {
                         let due = inner.timers.alarm(pause);
                         drop(busy);
                         match due.await {
-                            Ok(run_continues) => busy = run_continues,
+                            Ok(held) => busy = held,
                             Err(_) => return,
                         }
                         pause = (pause * 2).min(START_RETRY_MAX);

@@ -91,7 +91,7 @@ pub enum RedriveStatus {
 }
 
 /// The content of the answer of `DescribeExecution`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Description {
     /// The execution's ARN.
     pub execution_arn: ExecutionArn,
@@ -133,6 +133,21 @@ pub struct Description {
     pub redrive_status: RedriveStatus,
 }
 
+/// Shows no payloads.
+impl std::fmt::Debug for Description {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Description")
+            .field("execution_arn", &self.execution_arn)
+            .field("kind", &self.kind)
+            .field("status", &self.status)
+            .field("start_date", &self.start_date)
+            .field("stop_date", &self.stop_date)
+            .field("error", &self.error)
+            .field("redrive_count", &self.redrive_count)
+            .finish_non_exhaustive()
+    }
+}
+
 /// One page of a longer list.
 #[derive(Debug, Clone)]
 pub struct Page<T> {
@@ -171,10 +186,17 @@ pub struct HistoryQuery {
 }
 
 /// A worker's piece of work.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ActivityTask {
     /// Names the work when its outcome is reported.
     pub token: String,
     /// JSON text.
     pub input: String,
+}
+
+/// Shows neither the token nor the input.
+impl std::fmt::Debug for ActivityTask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ActivityTask").finish_non_exhaustive()
+    }
 }

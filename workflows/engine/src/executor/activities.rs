@@ -9,13 +9,23 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 /// One piece of work.
-#[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) activity: ActivityArn,
     pub(crate) execution: u64,
     pub(crate) effect: EffectId,
     pub(crate) token: Arc<str>,
     pub(crate) input: Arc<str>,
+}
+
+/// Shows neither the token nor the input.
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work")
+            .field("activity", &self.activity)
+            .field("execution", &self.execution)
+            .field("effect", &self.effect)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The lines of all activities.

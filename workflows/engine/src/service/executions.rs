@@ -24,7 +24,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 262_144;
 const DELETING: &str = "State machine is in DELETING status";
 
 /// An execution to start.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct StartExecution {
     /// The state machine, or one of its versions or aliases.
     pub state_machine: StateMachineArn,
@@ -34,6 +34,17 @@ pub struct StartExecution {
     pub input: Option<String>,
     /// `X-Amzn-Trace-Id`, passed through.
     pub trace_header: Option<String>,
+}
+
+/// Shows no payloads.
+impl std::fmt::Debug for StartExecution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StartExecution")
+            .field("state_machine", &self.state_machine)
+            .field("name", &self.name)
+            .field("trace_header", &self.trace_header)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The definition that an execution runs, as it was when it started.

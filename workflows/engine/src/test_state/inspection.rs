@@ -6,7 +6,7 @@ use mayfly_workflows_language::value::Value;
 use mayfly_workflows_machine::stages::{DataStage, StageObserver};
 
 /// The request of an HTTP task.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HttpRequestTrace {
     /// `http` or `https`.
     pub protocol: String,
@@ -20,8 +20,15 @@ pub struct HttpRequestTrace {
     pub body: String,
 }
 
+/// Shows neither the headers, which may have credentials, nor the URL or the body.
+impl std::fmt::Debug for HttpRequestTrace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpRequestTrace").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
 /// The response to an HTTP task.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HttpResponseTrace {
     /// `http` or `https`.
     pub protocol: String,
@@ -33,6 +40,13 @@ pub struct HttpResponseTrace {
     pub headers: String,
     /// The body.
     pub body: String,
+}
+
+/// Shows neither the headers nor the body.
+impl std::fmt::Debug for HttpResponseTrace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpResponseTrace").field("status_code", &self.status_code).finish_non_exhaustive()
+    }
 }
 
 /// The handling of a state's error.

@@ -212,7 +212,7 @@ pub(super) struct TestRun<'a> {
     pub(super) inspection: &'a mut InspectionData,
 }
 
-/// Keeps the values of all stages but some.
+/// Keeps the values of all stages except one.
 struct Hiding<'a> {
     inspection: &'a mut InspectionData,
     hidden: DataStage,

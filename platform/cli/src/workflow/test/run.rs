@@ -76,7 +76,7 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
         alias_arn: None,
     };
     let arn = engine.start_execution(request).await?.execution_arn;
-    let problem = spawn_uncancelled(&engine, &arn, &script).await;
+    let problem = wait_for_end(&engine, &arn, &script).await;
     let mut ran = outcome(&engine, &arn, &script).await?;
     ran.problem = problem.or_else(|| endless_loop(&ran));
     engine.shutdown().await;
@@ -102,7 +102,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.
-async fn spawn_uncancelled(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
+async fn wait_for_end(engine: &Engine, arn: &ExecutionArn, script: &MockScript) -> Option<String> {
     let ended = engine.wait(arn);
     tokio::pin!(ended);
     let deadline = tokio::time::Instant::now() + CASE_MAX;
