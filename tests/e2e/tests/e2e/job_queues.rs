@@ -100,7 +100,8 @@ async fn one_model_of_gpu_has_a_quota() -> Result<()> {
     running(&node, "first", 1).await?;
     let selector = "jsonpath={.spec.template.spec.nodeSelector}";
     let selected = node.kubectl.ok(&["get", "job", "first", "-o", selector]).await?;
-    ensure!(selected == json!({"nvidia.com/gpu.product": model}).to_string(), "{selected}");
+    let expected = json!({"nvidia.com/gpu.product": model}).to_string();
+    ensure!(selected == expected, "{selected}");
     // The model's quota is used up, though the queue's is not.
     let mut second = job("second", 1, Some("models"), None);
     second["spec"]["template"]["spec"]["nodeSelector"] = json!({"nvidia.com/gpu.product": model});

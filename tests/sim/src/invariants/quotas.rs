@@ -15,7 +15,7 @@ fn used(model: &Model, namespace: &str, name: &str) -> Option<String> {
         "pods" => pods().count().to_string(),
         "requests.cpu" => {
             let millis: u64 = pods().map(|pod| requests(pod, "cpu")).sum();
-            if millis % 1000 == 0 { (millis / 1000).to_string() } else { format!("{millis}m") }
+            if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") }
         }
         "services" | "persistentvolumeclaims" => {
             let resource = if name == "services" { "services" } else { "persistentvolumeclaims" };
