@@ -142,7 +142,8 @@ impl Bench<'_> {
         let lines = if self.quick { 500_000 } else { 5_000_000 };
         let program = format!("yes {} | head -n {lines}", "x".repeat(LINE_BYTES - 1));
         let name = "log";
-        let pod = pod(name, IMAGE, &["/bin/sh", "-c", &program]);
+        let mut pod = pod(name, IMAGE, &["/bin/sh", "-c", &program]);
+        pod["spec"]["restartPolicy"] = "Never".into();
         self.server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": [pod]}).to_string())?;
         let took = self.watch.succeeded(self.server, &[name])?;
         let logged_ms = *took.first().context("the pod has not ended")?;
