@@ -28,6 +28,7 @@ pub use document::{RemoteDocument, is_index};
 pub use error::PullError;
 pub use oci_spec::distribution::Reference;
 pub use reference::{InvalidReference, parse_reference};
+pub use transport::AnyCertificate;
 
 /// The name by which pods and functions pull from the registry that Mayfly serves, independent of its port.
 pub const BUILTIN_REGISTRY: &str = "registry.mayfly.internal";

@@ -57,7 +57,9 @@ fn tls(settings: &HostSettings) -> Result<ClientConfig, String> {
         roots.add(certificate).map_err(|error| format!("tls.ca_file: {error}"))?;
     }
     let builder = match (settings.skip_verify, roots.is_empty()) {
-        (true, _) => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+        (true, _) => {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)))
+        }
         (false, true) => builder.with_webpki_roots(),
         (false, false) => builder.with_root_certificates(roots),
     };
@@ -68,9 +70,17 @@ fn tls(settings: &HostSettings) -> Result<ClientConfig, String> {
     builder.with_client_auth_cert(certificates, key).map_err(|error| format!("tls.cert_file: {error}"))
 }
 
-/// `insecure_skip_verify`: the connection is encrypted, and its peer is not verified.
+/// Accepts any certificate of a server (`insecure_skip_verify`): the connection is encrypted, and its peer is not
+/// verified.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+pub struct AnyCertificate(Arc<CryptoProvider>);
+
+impl AnyCertificate {
+    /// `provider`: that of the client's configuration.
+    pub fn new(provider: Arc<CryptoProvider>) -> Self {
+        Self(provider)
+    }
+}
 
 impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(

@@ -3,20 +3,16 @@
 
 use std::sync::Arc;
 
+use mayfly_distribution::AnyCertificate;
 use tokio_rustls::{
     TlsConnector,
-    rustls::{
-        self, ClientConfig, DigitallySignedStruct, SignatureScheme,
-        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-        pki_types::{CertificateDer, ServerName, UnixTime},
-    },
+    rustls::{ClientConfig, crypto::ring},
 };
 
 /// A connector without a client certificate.
 pub(crate) fn connector() -> TlsConnector {
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(UnverifiedServer(provider.clone()));
+    let verifier = Arc::new(AnyCertificate::new(provider.clone()));
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map(|config| config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth());
@@ -24,42 +20,4 @@ pub(crate) fn connector() -> TlsConnector {
     let config =
         config.unwrap_or_else(|error| unreachable!("ring has no default protocol versions: {error}"));
     TlsConnector::from(Arc::new(config))
-}
-
-#[derive(Debug)]
-struct UnverifiedServer(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for UnverifiedServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
