@@ -99,6 +99,12 @@ pub type NodeConnector = Arc<
         + Sync,
 >;
 
+/// Calls a function of this process through the gateway: `(namespace, name, request)`; the request's URI is the path
+/// that the function sees. The gateway's refusals are responses as well. Dropping the response's body ends the call.
+pub type FunctionConnector = Arc<
+    dyn Fn(String, String, http::Request<Body>) -> BoxFuture<'static, http::Response<Body>> + Send + Sync,
+>;
+
 /// Inspects an uploaded file before it is stored. Returns a description of the component, or why the file is not one.
 /// May block.
 pub type Inspector = Arc<dyn Fn(&Path) -> Result<serde_json::Value, String> + Send + Sync>;

@@ -174,7 +174,7 @@ fn subresources(kind: &Kind) -> impl Iterator<Item = Described> {
     others.chain(connections(kind).iter().copied()).chain(status)
 }
 
-/// The subresources that connect a client with a pod or a node.
+/// The subresources that connect a client with a pod, a node or a function.
 fn connections(kind: &Kind) -> &'static [Described] {
     const STREAM: &[&str] = &["create", "get"];
     const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
@@ -187,6 +187,7 @@ fn connections(kind: &Kind) -> &'static [Described] {
         ],
         ("", "services") => &[("proxy", "", "v1", "ServiceProxyOptions", PROXY)],
         ("", "nodes") => &[("proxy", "", "v1", "NodeProxyOptions", PROXY)],
+        ("mayfly.dev", "functions") => &[("proxy", "", "v1", "FunctionProxyOptions", PROXY)],
         _ => &[],
     }
 }

@@ -62,7 +62,7 @@ mod yaml;
 pub use access::User;
 pub use audit::{Audit, AuditError, AuditPolicyError};
 pub use certificates::{AuthorityError, ClientAuthority};
-pub use config::{ApiServerDeps, Clock, Config, Inspector, NodeConnector, NodeError};
+pub use config::{ApiServerDeps, Clock, Config, FunctionConnector, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError, SignError};
 pub use server::{ApiServer, ServerStartError};
 pub use services::{InvalidNetwork, ServiceNetwork, ServiceNetworks};

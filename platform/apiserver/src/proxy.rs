@@ -1,12 +1,16 @@
-//! `pods/x/proxy` and `services/x/proxy`: HTTP requests to a port of a pod, passed on through the pod's node.
+//! `pods/x/proxy`, `services/x/proxy` and `functions/x/proxy`: HTTP requests to a port of a pod, passed on through the
+//! pod's node, and to a function, called through the gateway.
 //!
 //! ```text
 //! /api/v1/namespaces/NS/pods/[SCHEME:]NAME[:PORT]/proxy/PATH      the port's number; else the first one that a container names
 //! /api/v1/namespaces/NS/services/[SCHEME:]NAME[:PORT]/proxy/PATH  the service port's name or number; a ready endpoint at random
+//! /apis/mayfly.dev/v1/namespaces/NS/functions/NAME/proxy/PATH     the function, also one without a public address
 //! ```
 //! The node connects to the pod, so that pods are reached on any network; for the scheme `https` with TLS, without a
 //! verification of the pod's certificate. The pod gets the path as it was sent, with its escapes.
 //! (Behaviour: upstream `pkg/registry/core/{pod,service}/storage` and `apimachinery/pkg/util/proxy`.)
+
+mod function;
 
 use axum::{
     body::Body,
@@ -41,18 +45,23 @@ const SEGMENTS: usize = 7;
 
 /// Whether a path is that of a proxied request. `rest`: its segments after the resource.
 pub(crate) fn is_proxy(group: &str, plural: &str, rest: &[&str]) -> bool {
-    group.is_empty() && matches!(plural, "pods" | "services") && matches!(rest, [_, "proxy", ..])
+    matches!((group, plural), ("", "pods" | "services") | (function::GROUP, function::PLURAL))
+        && matches!(rest, [_, "proxy", ..])
 }
 
-/// Whether further segments of a path after these belong to the path for a pod.
+/// Whether further segments of a path after these belong to the proxied path.
 pub(crate) fn is_below(segments: &[String]) -> bool {
-    let [api, version, namespaces, _, plural, _, subresource, ..] = segments else { return false };
-    [api, version, namespaces, subresource] == ["api", "v1", "namespaces", "proxy"]
-        && is_proxy("", plural, &["", subresource])
+    let (group, rest) = match segments {
+        [api, version, rest @ ..] if api == "api" && version == "v1" => ("", rest),
+        [apis, group, _, rest @ ..] if apis == "apis" => (group.as_str(), rest),
+        _ => return false,
+    };
+    let [namespaces, _, plural, _, subresource, ..] = rest else { return false };
+    namespaces == "namespaces" && is_proxy(group, plural, &["", subresource])
 }
 
 impl RequestTarget {
-    /// Whether a request is passed on to a pod.
+    /// Whether a request is passed on to a pod or a function.
     pub(crate) fn is_proxied(&self) -> bool {
         let subresource = self.subresource.as_deref().unwrap_or_default();
         is_proxy(self.kind.group, self.kind.plural, &["", subresource])
@@ -84,9 +93,10 @@ impl<'n> ProxyName<'n> {
     }
 }
 
-/// The part of a request's path that the pod gets, unchanged; `None` if the path ends without a slash after `proxy`.
-fn proxied_path(path: &str) -> Option<&str> {
-    let (at, _) = path.match_indices('/').nth(SEGMENTS)?;
+/// The part of a request's path after `segments` segments, unchanged; `None` if the path ends without a slash after
+/// `proxy`.
+fn proxied_path(path: &str, segments: usize) -> Option<&str> {
+    let (at, _) = path.match_indices('/').nth(segments)?;
     Some(&path[at..])
 }
 
@@ -97,16 +107,25 @@ struct PodPort {
 }
 
 impl ResourceRequest {
-    /// Passes a request on to a pod, and its response back.
+    /// Passes a request on to a pod or a function, and its response back.
     pub(crate) async fn proxied(self, body: Body) -> Result<Response, ApiError> {
-        let path = match (proxied_path(self.parts.uri.path()), &self.parts.method) {
+        let is_function = self.target.kind.group == function::GROUP;
+        let segments = if is_function { function::SEGMENTS } else { SEGMENTS };
+        let path = match (proxied_path(self.parts.uri.path(), segments), &self.parts.method) {
             (Some(path), _) => path,
             // Redirects to a path with a slash, so that relative links of the response are below the proxy.
             (None, &Method::GET | &Method::HEAD) => return moved(&self.parts.uri),
             (None, _) => "/",
         };
         // The node limits the number of proxied requests, so a pod that never answers holds no permit of a watch.
-        let passed = self.server.shutdown.run_until_cancelled(self.pass_to_pod(path, body)).await;
+        // A function's own limits apply to its calls.
+        let passed = async {
+            match is_function {
+                true => self.pass_to_function(path, body).await,
+                false => self.pass_to_pod(path, body).await,
+            }
+        };
+        let passed = self.server.shutdown.run_until_cancelled(passed).await;
         let response = passed.ok_or_else(|| ApiError::unavailable("the server is shutting down"))??;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
@@ -125,15 +144,8 @@ impl ResourceRequest {
             true => self.port_of_pod(&name)?,
             false => self.port_of_service(&name)?,
         };
-        let request = self.write_request();
-        let attributes = AdmissionAttributes {
-            request: &request,
-            operation: AdmissionOperation::Connect,
-            subresource: "proxy",
-        };
         let options = if is_pod { "PodProxyOptions" } else { "ServiceProxyOptions" };
-        let mut options = json!({"kind": options, "apiVersion": "v1", "path": path});
-        self.server.review_posted(&attributes, text, &mut options).await?;
+        self.review_connection(json!({"kind": options, "apiVersion": "v1", "path": path})).await?;
         let pods = self.server.custom.served().find("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
         let pod = self.stored(pods, &to.pod)?;
         let node = pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
@@ -143,10 +155,7 @@ impl ResourceRequest {
         let query = self.parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
         let scheme = if name.uses_tls() { "https:" } else { "" };
         let on_node = format!("/proxy/{namespace}/{}/{scheme}{}{path}{query}", to.pod, to.port);
-        let mut request = Request::new(body);
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = on_node.parse().map_err(|_| invalid())?;
-        *request.headers_mut() = headers(&self.parts.headers, &self.parts.uri);
+        let mut request = self.passed_on(on_node.parse().map_err(|_| invalid())?, body);
         if let Some(upgrade) = self.parts.extensions.get::<hyper::upgrade::OnUpgrade>() {
             request.extensions_mut().insert(upgrade.clone());
         }
@@ -156,6 +165,28 @@ impl ResourceRequest {
             .into_response();
         prefix_location(response.headers_mut(), self.parts.uri.path(), path);
         Ok(response)
+    }
+
+    /// Admits a request to connect with the object. `options`: the object that admission plugins see.
+    async fn review_connection(&self, mut options: Value) -> Result<(), ApiError> {
+        let request = self.write_request();
+        let attributes = AdmissionAttributes {
+            request: &request,
+            operation: AdmissionOperation::Connect,
+            subresource: "proxy",
+        };
+        let name = self.target.name.as_deref().unwrap_or_default();
+        self.server.review_posted(&attributes, name, &mut options).await?;
+        Ok(())
+    }
+
+    /// The request as it is passed on.
+    fn passed_on(&self, uri: Uri, body: Body) -> Request<Body> {
+        let mut request = Request::new(body);
+        *request.method_mut() = self.parts.method.clone();
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers(&self.parts.headers, &self.parts.uri);
+        request
     }
 
     /// Reads an object in the request's namespace.
@@ -226,7 +257,7 @@ fn endpoints(slice: &Value, port: &str) -> Vec<PodPort> {
     pods.map(|pod| PodPort { pod: pod.to_owned(), port: number }).collect()
 }
 
-/// The request's headers for the pod.
+/// The request's headers for the pod or the function.
 fn headers(from: &HeaderMap, uri: &Uri) -> HeaderMap {
     let mut headers = from.clone();
     for name in &DROPPED {
@@ -287,13 +318,17 @@ mod tests {
     #[test]
     fn paths_are_passed_on_as_they_were_sent() {
         let proxy = "/api/v1/namespaces/ns/pods/web:80/proxy";
-        assert_eq!(proxied_path(proxy), None);
-        assert_eq!(proxied_path(&format!("{proxy}/")), Some("/"));
-        assert_eq!(proxied_path(&format!("{proxy}/a%20b//c/")), Some("/a%20b//c/"));
-        assert_eq!(proxied_path(&format!("{proxy}/a%2Fb%FF")), Some("/a%2Fb%FF"));
+        assert_eq!(proxied_path(proxy, SEGMENTS), None);
+        assert_eq!(proxied_path(&format!("{proxy}/"), SEGMENTS), Some("/"));
+        assert_eq!(proxied_path(&format!("{proxy}/a%20b//c/"), SEGMENTS), Some("/a%20b//c/"));
+        assert_eq!(proxied_path(&format!("{proxy}/a%2Fb%FF"), SEGMENTS), Some("/a%2Fb%FF"));
         let segments = crate::request::segments(&format!("{proxy}/a%2Fb%FF/c")).unwrap();
         assert_eq!(segments[6..], ["proxy", "a%2Fb%FF", "c"]);
         assert_eq!(crate::request::segments("/api/v1/namespaces/ns/pods/a%2Fb/proxy"), None);
+        let call = "/apis/mayfly.dev/v1/namespaces/ns/functions/f/proxy";
+        assert_eq!(proxied_path(call, function::SEGMENTS), None);
+        assert_eq!(proxied_path(&format!("{call}/a%2Fb"), function::SEGMENTS), Some("/a%2Fb"));
+        assert_eq!(crate::request::segments(&format!("{call}/a%2Fb")).unwrap()[7..], ["proxy", "a%2Fb"]);
         let mut headers = HeaderMap::from_iter([(header::LOCATION, HeaderValue::from_static("/login"))]);
         prefix_location(&mut headers, &format!("{proxy}/a"), "/a");
         assert_eq!(headers[header::LOCATION], format!("{proxy}/login"));

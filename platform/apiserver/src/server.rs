@@ -19,7 +19,7 @@ use crate::{
     access::{Authenticator, User},
     admission::{self, Webhooks},
     artifacts::Uploads,
-    config::{ApiServerDeps, Clock, Config, Inspector, NodeConnector},
+    config::{ApiServerDeps, Clock, Config, FunctionConnector, Inspector, NodeConnector},
     custom::{self, CustomKinds},
     event_objects::EventObjects,
     handler, meta,
@@ -91,6 +91,8 @@ pub(crate) struct ServerState {
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
     pub(crate) views: Views,
+    /// Calls functions, once the gateway exists.
+    pub(crate) functions: std::sync::OnceLock<FunctionConnector>,
     /// The registry that `/metrics` prints, once it is complete.
     pub(crate) exposition: std::sync::OnceLock<Arc<Registry>>,
 }
@@ -122,6 +124,7 @@ impl ApiServer {
             metrics: Metrics::register(metrics),
             shutdown: shutdown.clone(),
             views: Views::default(),
+            functions: std::sync::OnceLock::new(),
             exposition: std::sync::OnceLock::new(),
             store: deps.store,
             artifacts: deps.artifacts,
@@ -179,6 +182,11 @@ impl ApiServer {
     /// are refused.
     pub fn attach_view(&self, resource: &'static str, view: Arc<dyn KindView>) {
         self.inner.views.attach(resource, view);
+    }
+
+    /// Sets how `functions/x/proxy` calls functions. Before that, these requests are refused. Only the first call counts.
+    pub fn attach_functions(&self, functions: FunctionConnector) {
+        let _ = self.inner.functions.set(functions);
     }
 
     /// Gives the server the metrics that it prints at `/metrics`. Only the first call counts.

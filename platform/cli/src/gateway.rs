@@ -6,7 +6,11 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use mayfly_api::{Function, wellknown};
 
-use super::{failure::Failure, server::segment, session::Session};
+use super::{
+    failure::Failure,
+    server::{Server, segment},
+    session::Session,
+};
 use crate::http_client::{self, HttpsClient};
 
 /// The size limit of responses of the admin port, in bytes.
@@ -69,4 +73,15 @@ pub(crate) async fn function_url(session: &Session, namespace: &str, name: &str)
             format!("see why: mayfly describe function {name} -n {namespace}"),
         )),
     }
+}
+
+/// Whether a function has no public address.
+pub(crate) async fn is_private(server: &Server, namespace: &str, name: &str) -> Result<bool, kube::Error> {
+    let functions: kube::Api<Function> = kube::Api::namespaced(server.client().clone(), namespace);
+    Ok(!functions.get(name).await?.spec.visibility.is_public())
+}
+
+/// The path by which the API server passes requests on to a function, with a trailing slash.
+pub(crate) fn proxy_path(namespace: &str, name: &str) -> String {
+    format!("/apis/mayfly.dev/v1/namespaces/{}/functions/{}/proxy/", segment(namespace), segment(name))
 }

@@ -10,10 +10,11 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use tower::ServiceExt as _;
 
 use super::{
     failure::Failure,
-    gateway::{HttpClient, function_url},
+    gateway::{HttpClient, function_url, is_private, proxy_path},
     output::{self, OutputFormat},
     session::Session,
 };
@@ -73,10 +74,8 @@ const ERROR_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<ExitCode> {
     let namespace = session.namespace().await?;
-    let url = function_url(session, &namespace, &args.name).await?;
-    let request = request(&args, &url)?;
     let started = Instant::now();
-    let response = HttpClient::new().send(request).await?;
+    let response = send(&args, session, &namespace).await?;
     let status = response.status();
     if session.globals().verbose {
         let text =
@@ -103,6 +102,24 @@ pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<E
     let text = text.unwrap_or_else(|| format!("function {} answered {status}", args.name));
     output::note(format_args!("error: {text}"));
     Ok(ExitCode::FAILURE)
+}
+
+/// Sends the request to the gateway; for a private function, which has no address there, through the API server.
+async fn send(args: &InvokeArgs, session: &Session, namespace: &str) -> anyhow::Result<Response<Incoming>> {
+    let server = session.server().await?;
+    // A local gateway gets the request first, so that calls work while the control plane is down.
+    let is_local = server.endpoints().is_some();
+    if is_local || !is_private(server, namespace, &args.name).await? {
+        let url = function_url(session, namespace, &args.name).await?;
+        let response = HttpClient::new().send(request(args, &url)?).await?;
+        // With this status the gateway refuses a private function, which it has not called then.
+        let refused = is_local && response.status() == StatusCode::NOT_FOUND;
+        if !refused || !is_private(server, namespace, &args.name).await.unwrap_or(false) {
+            return Ok(response);
+        }
+    }
+    let answer = server.streaming()?.oneshot(request(args, &proxy_path(namespace, &args.name))?).await;
+    Ok(answer.map_err(kube::Error::Service)?)
 }
 
 fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>> {
@@ -197,12 +214,17 @@ fn with_line_end(body: &[u8]) -> Vec<u8> {
     body
 }
 
-/// The message in an error's body, if it has the format of functions or of the gateway.
+/// The message in an error's body, if it has the format of functions, of the gateway or of the API server.
 fn error_text(name: &str, status: StatusCode, body: &[u8]) -> Option<String> {
     let value: Value = serde_json::from_slice(body).ok()?;
     if let Some(kind) = value["errorType"].as_str() {
         let message = value["errorMessage"].as_str().unwrap_or("");
         return Some(format!("{kind}: {message}\n  function {name} answered {status}"));
+    }
+    if value["kind"] == "Status"
+        && let Some(message) = value["message"].as_str()
+    {
+        return Some(format!("{message} ({status})"));
     }
     let message = value["error"]["message"].as_str()?;
     let hint = value["error"]["hint"].as_str().map(|hint| format!("\n  {hint}")).unwrap_or_default();
@@ -249,5 +271,8 @@ mod tests {
         let text = error_text("greet", StatusCode::GATEWAY_TIMEOUT, body).unwrap();
         assert_eq!(text, "too slow (504 Gateway Timeout)\n  raise limits.timeout");
         assert_eq!(error_text("greet", StatusCode::BAD_REQUEST, b"<html>"), None);
+        let body = br#"{"kind": "Status", "message": "functions.mayfly.dev \"greet\" is forbidden"}"#;
+        let text = error_text("greet", StatusCode::FORBIDDEN, body).unwrap();
+        assert_eq!(text, "functions.mayfly.dev \"greet\" is forbidden (403 Forbidden)");
     }
 }

@@ -7,6 +7,7 @@ mod components;
 mod containers;
 mod data_files;
 mod devices;
+mod function_calls;
 mod gpu_metrics;
 mod image_registry;
 mod listeners;

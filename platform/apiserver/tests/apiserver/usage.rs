@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use http::{Response, StatusCode};
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
-use crate::support::{Fixture, function, pod};
+use crate::support::{Fixture, function, pod, request};
 
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
@@ -153,6 +154,51 @@ async fn requests_are_passed_on_to_pods_and_services() {
         let (found, refused) = server.get(&format!("{NAMESPACE}/{path}")).await;
         assert_eq!(found, code, "{path}: {refused}");
         assert!(refused["message"].as_str().unwrap().contains(words), "{path}: {refused}");
+    }
+}
+
+/// A call needs the permission for `functions/proxy`, which viewers lack, and reaches the gateway with the path, the
+/// query, the method and the body, but without the credentials for the API.
+#[tokio::test]
+async fn functions_are_called_through_the_api() {
+    let server = Fixture::new().await;
+    const FUNCTIONS: &str = "/apis/mayfly.dev/v1/namespaces/default/functions";
+    server.call("POST", FUNCTIONS, function("f")).await;
+    let (code, refused) = server.get(&format!("{FUNCTIONS}/f/proxy/")).await;
+    assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE, "{refused}");
+    server.server.attach_functions(Arc::new(|namespace, name, request: http::Request<Body>| {
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let seen = json!({
+                "function": format!("{namespace}/{name}"), "method": parts.method.as_str(),
+                "uri": parts.uri.to_string(), "body": String::from_utf8_lossy(&body),
+                "has_credentials": parts.headers.contains_key("authorization"),
+            });
+            http::Response::new(Body::from(seen.to_string()))
+        })
+    }));
+    assert_eq!(server.get(&format!("{FUNCTIONS}/f/proxy")).await.0, StatusCode::MOVED_PERMANENTLY);
+    assert_eq!(server.get(&format!("{FUNCTIONS}/none/proxy/")).await.0, StatusCode::NOT_FOUND);
+    let (code, seen) =
+        server.call("POST", &format!("{FUNCTIONS}/f/proxy/a%2Fb/c?watch=true"), json!({"n": 1})).await;
+    assert_eq!(code, StatusCode::OK, "{seen}");
+    let expected = json!({"function": "default/f", "method": "POST", "uri": "/a%2Fb/c?watch=true",
+        "body": r#"{"n":1}"#, "has_credentials": false});
+    assert_eq!(seen, expected);
+    for (role, code) in [("view", StatusCode::FORBIDDEN), ("edit", StatusCode::OK)] {
+        let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": {"name": role}, "subjects": [{"kind": "User", "name": role}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}});
+        let bindings = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
+        assert_eq!(server.call("POST", bindings, binding).await.0, StatusCode::CREATED);
+        let as_user = async |path: &str| {
+            let request = request("GET", path).header("impersonate-user", role).body(Body::empty()).unwrap();
+            server.send(request).await.status()
+        };
+        assert_eq!(as_user(&format!("{FUNCTIONS}/f")).await, StatusCode::OK, "{role}");
+        assert_eq!(as_user(&format!("{FUNCTIONS}/f/log?tailLines=1")).await, StatusCode::OK, "{role}");
+        assert_eq!(as_user(&format!("{FUNCTIONS}/f/proxy/")).await, code, "{role}");
     }
 }
 

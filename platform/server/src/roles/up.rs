@@ -36,6 +36,7 @@ use super::{
     banner, components, containers,
     data_files::remove_stale,
     devices::Devices,
+    function_calls,
     gpu_metrics::GpuMetrics,
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
@@ -173,6 +174,7 @@ impl Up {
             &mut metrics,
         )
         .map_err(|error| gateway_refused(&error))?;
+        api.attach_functions(function_calls::connector(gateway.handle()));
         let workflows_client = client("system:mayfly:workflows");
         let workflows = create_workflows(
             &config,
@@ -336,6 +338,7 @@ impl Up {
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
         let client = self.compile_client;
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
+
 
         let mut calling = Tasks::new("workflows", &serving);
         let (stop, port, listener) = (calling.token(), self.ports.workflows(), self.listeners.workflows);
