@@ -19,6 +19,7 @@ mod part_configs;
 mod runtimes;
 mod signals;
 mod slurm;
+mod start_pages;
 mod tasks;
 pub(crate) mod up;
 mod workflows;

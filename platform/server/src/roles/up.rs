@@ -51,6 +51,7 @@ use super::{
     runtimes::{Handles, Runtimes},
     signals::StopSignals,
     slurm::{self, SlurmDeps},
+    start_pages,
     tasks::Tasks,
     workflows::{Cluster, JobsDeps, WorkflowSettings, Workflows},
 };
@@ -339,6 +340,7 @@ impl Up {
         let client = self.compile_client;
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
+        inside.run("start-up pages", start_pages::release(ready.subscribe(), inside.token()));
 
         let mut calling = Tasks::new("workflows", &serving);
         let (stop, port, listener) = (calling.token(), self.ports.workflows(), self.listeners.workflows);
