@@ -1,8 +1,10 @@
 //! Authentication: which user a request comes from, and impersonation of other users.
 
+mod websocket;
+
 use std::collections::BTreeMap;
 
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use mayfly_accept::PeerCertificate;
 use sha2::{Digest, Sha256};
 
@@ -11,6 +13,8 @@ use crate::{
     server::ServerState,
     status::ApiError,
 };
+
+pub(crate) use self::websocket::remove_bearer;
 
 /// The group that may do everything.
 const GROUP_ADMIN: &str = "system:masters";
@@ -109,7 +113,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl ServerState {
-    /// The user of a request: of the connection's client certificate, else of the bearer token.
+    /// The user of a request: of the connection's client certificate, else of the bearer token, which is in the header
+    /// `Authorization` or, of a WebSocket, a subprotocol.
     pub(crate) fn authenticate(
         &self,
         headers: &HeaderMap,
@@ -121,11 +126,12 @@ impl ServerState {
         {
             return Ok(user);
         }
-        let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
-        if self.authenticator.is_admin(token) {
+        let token = bearer(headers).map(str::to_owned).or_else(|| websocket::bearer(headers));
+        let token = token.ok_or_else(ApiError::unauthorized)?;
+        if self.authenticator.is_admin(&token) {
             return Ok(User::admin(ADMIN));
         }
-        let verified = self.tokens.verify(self, token, &[]).map_err(|_| ApiError::unauthorized())?;
+        let verified = self.tokens.verify(self, &token, &[]).map_err(|_| ApiError::unauthorized())?;
         Ok(verified.user)
     }
 
@@ -163,17 +169,19 @@ struct Impersonation {
 
 impl Impersonation {
     fn parse(headers: &HeaderMap, path: &str) -> Result<Option<Self>, ApiError> {
-        let texts = |name: &str| -> Vec<String> {
-            let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-            values.map(str::to_owned).collect()
+        // A value that is left out would give the request other rights, down to those of its sender.
+        let text = |value: &HeaderValue| match std::str::from_utf8(value.as_bytes()) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(ApiError::of_filter(path, "an impersonation header is not UTF-8")),
         };
-        let name = texts("impersonate-user").into_iter().find(|name| !name.is_empty());
-        let (uid, groups) = (texts("impersonate-uid").into_iter().next(), texts("impersonate-group"));
+        let texts = |name: &str| headers.get_all(name).iter().map(text).collect::<Result<Vec<_>, _>>();
+        let name = texts("impersonate-user")?.into_iter().find(|name| !name.is_empty());
+        let (uid, groups) = (texts("impersonate-uid")?.into_iter().next(), texts("impersonate-group")?);
         let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (key, value) in headers {
             let Some(key) = key.as_str().strip_prefix("impersonate-extra-") else { continue };
             let key = percent_decoded(key);
-            extra.entry(key).or_default().push(value.to_str().unwrap_or("").to_owned());
+            extra.entry(key).or_default().push(text(value)?);
         }
         match name {
             Some(name) => Ok(Some(Self { name, uid, groups, extra })),
@@ -324,6 +332,12 @@ mod tests {
         assert_eq!(user.user().groups, [GROUP_AUTHENTICATED]);
         let user = parse(&[("impersonate-user", ANONYMOUS)]).unwrap().unwrap();
         assert_eq!(user.user().groups, [GROUP_UNAUTHENTICATED]);
+        let named = |name: &[u8]| {
+            let name = header::HeaderValue::from_bytes(name).unwrap();
+            Impersonation::parse(&HeaderMap::from_iter([("impersonate-user".parse().unwrap(), name)]), "/api")
+        };
+        assert_eq!(named("jürgen".as_bytes()).unwrap().unwrap().user().name, "jürgen");
+        assert!(named(b"j\xfcrgen").is_err(), "not the request of its sender");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     openapi,
     rbac::Attributes,
     render::json_value,
-    request::{Query, RequestTarget, UnknownResource, segments, verb},
+    request::{Query, RequestTarget, UnknownResource, segments, selected_name, verb},
     server::ServerState,
     status::ApiError,
     streams, yaml,
@@ -71,8 +71,9 @@ async fn route(
     target: Result<RequestTarget, ApiError>,
     record: &mut Option<AuditRecord>,
 ) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let allowed = allow(&server, &parts, path, &target, record);
+    access::remove_bearer(&mut parts.headers);
     if let Some(record) = record {
         record.received().await;
     }
@@ -162,6 +163,10 @@ fn allow(
     };
     let verb = verb(&parts.method, &parts.uri, target.as_ref().ok());
     let method = parts.method.as_str().to_ascii_lowercase();
+    let selected = match target {
+        Ok(RequestTarget { name: None, .. }) => selected_name(&parts.method, &parts.uri),
+        _ => None,
+    };
     let asked = match target {
         Ok(target) => Attributes {
             verb,
@@ -174,7 +179,7 @@ fn allow(
                 ("", "namespaces", Some(name)) => name,
                 _ => &target.namespace,
             },
-            name: target.name.as_deref().unwrap_or(""),
+            name: target.name.as_deref().or(selected.as_deref()).unwrap_or(""),
         },
         Err(_) => match UnknownResource::parse(&path) {
             Some(unknown) => Attributes {

@@ -9,6 +9,7 @@ use crate::{
     custom::ServedKinds,
     proxy,
     registry::{Kind, not_supported},
+    selection,
     status::ApiError,
 };
 
@@ -114,9 +115,9 @@ pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&RequestTarget>) -
 
 /// The verb of a request about one object, or about a resource as a whole.
 fn verb_of(method: &Method, uri: &Uri, one: bool, is_resource: bool) -> &'static str {
-    let watch = uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
     match (method.as_str(), one) {
-        ("GET", _) if watch => "watch",
+        // As it is executed: a request about one object is no watch, whatever its query.
+        ("GET", false) if is_resource && asks_to_watch(uri) => "watch",
         ("GET" | "HEAD", true) => "get",
         ("GET" | "HEAD", false) if is_resource => "list",
         ("GET" | "HEAD", false) => "get",
@@ -127,6 +128,25 @@ fn verb_of(method: &Method, uri: &Uri, one: bool, is_resource: bool) -> &'static
         ("DELETE", false) => "deletecollection",
         _ => "other",
     }
+}
+
+/// Whether [`Query::parse`] finds that the request is a watch.
+fn asks_to_watch(uri: &Uri) -> bool {
+    parameter(uri, "watch").is_some_and(|value| boolean(&value))
+}
+
+/// The name of the only object that a list or watch can contain: rules for named objects permit such a request.
+pub(crate) fn selected_name(method: &Method, uri: &Uri) -> Option<String> {
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        return None;
+    }
+    selection::selected_name(&parameter(uri, "fieldSelector")?)
+}
+
+/// A parameter's value as [`Query::parse`] reads it: the last one.
+fn parameter<'u>(uri: &'u Uri, name: &str) -> Option<Cow<'u, str>> {
+    let pairs = url::form_urlencoded::parse(uri.query()?.as_bytes());
+    pairs.filter(|(key, _)| key == name).last().map(|(_, value)| value)
 }
 
 /// The error for a `dryRun` other than `All`.
@@ -368,6 +388,29 @@ mod tests {
         }
         assert_eq!(segments("/a%2fb"), None);
         assert_eq!(segments("/a%zz"), None);
+    }
+
+    #[test]
+    fn verbs_are_those_of_the_execution() {
+        let (list, one) = ("/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods/p");
+        for (path, query, expected) in [
+            (list, "", "list"),
+            (list, "watch", "watch"),
+            (list, "watch=1", "watch"),
+            (list, "watch=yes", "watch"),
+            (list, "%77atch=true", "watch"),
+            (list, "watch=true&watch=0", "list"),
+            (list, "watch=0&labelSelector=rewatch=true", "list"),
+            (list, "xwatch=true", "list"),
+            (one, "watch=true", "get"),
+            ("/api/v1/namespaces/a/pods/p/proxy/", "watch=true", "get"),
+        ] {
+            let target = RequestTarget::parse(&segments(path).unwrap(), &ServedKinds::default()).unwrap();
+            let uri: Uri = format!("{path}?{query}").parse().unwrap();
+            assert_eq!(verb(&Method::GET, &uri, Some(&target)), expected, "{uri}");
+            let is_watch = Query::parse(&Method::GET, query).unwrap().watch && target.name.is_none();
+            assert_eq!(is_watch, expected == "watch", "{uri}");
+        }
     }
 
     #[test]

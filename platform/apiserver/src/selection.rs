@@ -147,6 +147,14 @@ impl FieldRequirement {
     }
 }
 
+/// The name that a field selector requires, if it can be the name of an object (upstream's `RequiresExactMatch`).
+pub(crate) fn selected_name(selector: &str) -> Option<String> {
+    let mut terms = terms(selector).ok()?.into_iter();
+    let (_, _, name) = terms.find(|(path, equal, _)| path == "metadata.name" && *equal)?;
+    let is_segment = !matches!(&*name, "" | "." | "..") && !name.contains(['/', '%']);
+    is_segment.then_some(name)
+}
+
 /// `a=b,c==d,e!=f`, with `\,`, `\=` and `\\` inside values.
 fn terms(text: &str) -> Result<Vec<(String, bool, String)>, ApiError> {
     let not_understood =

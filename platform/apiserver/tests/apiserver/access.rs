@@ -5,7 +5,7 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use crate::support::{self, Fixture, json_of, request};
+use crate::support::{self, Fixture, config_map, json_of, request};
 
 #[tokio::test]
 async fn strangers_see_health_and_nothing_else() {
@@ -204,6 +204,23 @@ async fn one_may_act_as_someone_else() {
     assert_eq!(answer, expected, "a line of text, as from upstream's filter");
 }
 
+/// Browsers cannot set the header `Authorization` of a WebSocket.
+#[tokio::test]
+async fn a_websocket_is_authenticated_by_a_subprotocol() {
+    let server = Fixture::new().await;
+    let open = async |token: &str| {
+        let protocols = format!("base64url.bearer.authorization.k8s.io.{token}, v5.channel.k8s.io");
+        let exec = Request::get("/api/v1/namespaces/default/pods/none/exec?command=ls")
+            .header("connection", "Upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-protocol", protocols);
+        server.send(exec.body(Body::empty()).unwrap()).await.status()
+    };
+    // `test-token`, the administrator's token of these tests, in base64url: there is no such pod.
+    assert_eq!(open("dGVzdC10b2tlbg").await, StatusCode::NOT_FOUND);
+    assert_eq!(open("d3Jvbmc").await, StatusCode::UNAUTHORIZED);
+}
+
 #[tokio::test]
 async fn odd_paths_are_refused_and_harm_nobody() {
     let server = Fixture::new().await;
@@ -309,6 +326,36 @@ async fn roles_allow_what_they_say_from_their_answer_on() {
     }
     server.call("DELETE", &format!("{RBAC}/rolebindings/ann"), Value::Null).await;
     assert_eq!(call_as(&server, "ann", "GET", maps, Value::Null).await.0, StatusCode::FORBIDDEN);
+}
+
+/// `kubectl get secret a --watch` sends such requests.
+#[tokio::test]
+async fn a_role_for_named_objects_allows_lists_that_select_one_of_them() {
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+    let server = Fixture::new().await;
+    let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["a"],
+        "verbs": ["list", "watch"]}]);
+    bind(&server, "ada", rules).await;
+    for name in ["a", "b"] {
+        let map = config_map(name, json!({}));
+        assert_eq!(server.call("POST", MAPS, map).await.0, StatusCode::CREATED);
+    }
+    for (query, expected) in [
+        ("?fieldSelector=metadata.name%3Da", StatusCode::OK),
+        ("?fieldSelector=metadata.namespace%3Ddefault,metadata.name%3D%3Da", StatusCode::OK),
+        ("", StatusCode::FORBIDDEN),
+        ("?fieldSelector=metadata.name%3Db", StatusCode::FORBIDDEN),
+        ("?fieldSelector=metadata.name!%3Da", StatusCode::FORBIDDEN),
+        ("?fieldSelector=metadata.name%3Da%5C,b", StatusCode::FORBIDDEN),
+        ("?fieldSelector=metadata.name%3Da&fieldSelector=metadata.name%3Db", StatusCode::FORBIDDEN),
+        ("?fieldSelector=metadata.name%3Da&fieldSelector=", StatusCode::FORBIDDEN),
+    ] {
+        let (code, list) = call_as(&server, "ada", "GET", &format!("{MAPS}{query}"), Value::Null).await;
+        assert_eq!(code, expected, "{query}: {list}");
+        if code == StatusCode::OK {
+            assert_eq!(list["items"].as_array().unwrap().len(), 1, "{query}: {list}");
+        }
+    }
 }
 
 #[tokio::test]
