@@ -18,6 +18,8 @@ use crate::{
 
 /// Pods that a budget may be waiting for (upstream's `MaxDisruptedPodSize`).
 const DISRUPTED_PODS_MAX: usize = 2000;
+/// Attempts to evict a pod that changes during its eviction.
+const ATTEMPTS_MAX: usize = 20;
 
 impl ServerState {
     pub(crate) async fn evict(
@@ -33,36 +35,62 @@ impl ServerState {
         }
         let mut options = DeleteOptions::parse(&eviction["deleteOptions"], &Query::default())?;
         options.dry_run |= request.dry_run;
+        let is_conditional = options.uid.is_some() || options.resource_version.is_some();
+        for _ in 1..ATTEMPTS_MAX {
+            match self.evict_current(request, name, &options).await {
+                // The pod changed: whether a budget protects it is decided again.
+                Err(error) if error.has_reason("Conflict") && !is_conditional => {}
+                outcome => return outcome,
+            }
+        }
+        self.evict_current(request, name, &options).await
+    }
+
+    /// Evicts the pod in its current state.
+    async fn evict_current(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<WriteOutcome, ApiError> {
         let kind = request.kind;
         let entry = load(&self.store, kind, &key(kind, &request.namespace, name))?;
         let pod = Object::from_entry(&entry).map_err(ApiError::internal)?;
-        // A pod that is not running does not count against a budget.
-        let finished = matches!(pod.str_at(&["status", "phase"]), "Succeeded" | "Failed" | "Pending");
-        if !finished && !pod.is_terminating() {
-            self.take_from_budget(request, &pod, options.dry_run).await?;
+        let mut options = options.clone();
+        let phase = pod.str_at(&["status", "phase"]);
+        if !pod.is_terminating() && !matches!(phase, "Succeeded" | "Failed") {
+            // A pod that has not started does not count against a budget.
+            let is_counted =
+                phase != "Pending" && self.take_from_budget(request, &pod, options.dry_run).await?;
+            if !is_counted {
+                // It may count in its next state, so that only this state of it is deleted.
+                options.resource_version.get_or_insert_with(|| entry.modified.to_string());
+            }
         }
         self.delete(request, name, &options).await
     }
 
+    /// Counts the eviction against the pod's budget. Returns whether the pod may be deleted in any state; otherwise it
+    /// may be deleted as long as it is not healthy.
     async fn take_from_budget(
         &self,
         request: &WriteRequest,
         pod: &Object,
         dry_run: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<bool, ApiError> {
         let budgets =
             registry().find("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
         let range = Range::namespace(registry().store_resource(budgets), request.namespace.as_str());
         let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
-        let mut names = Vec::new();
+        let mut selecting = Vec::new();
         for entry in &list.entries {
             let budget = Object::from_entry(entry).map_err(ApiError::internal)?;
             if selects(&budget, pod) {
-                names.push(budget.name().to_owned());
+                selecting.push(budget);
             }
         }
-        let name = match names.as_slice() {
-            [] => return Ok(()),
+        let budget = match selecting.as_slice() {
+            [] => return Ok(true),
             [one] => one,
             _ => {
                 return Err(ApiError::internal(
@@ -70,12 +98,15 @@ impl ServerState {
                 ));
             }
         };
+        if allows_unhealthy(budget, pod) {
+            return Ok(false);
+        }
         let write = WriteRequest { dry_run, kind: budgets, ..self.own_request(budgets, &request.namespace) };
-        self.change(&write, name, Part::Status, |budget| {
+        self.change(&write, budget.name(), Part::Status, |budget| {
             disrupt(budgets, budget, pod, meta::timestamp(request.now)).map(ObjectUpdate::new)
         })
         .await
-        .map(|_| ())
+        .map(|_| true)
     }
 }
 
@@ -84,6 +115,23 @@ fn selects(budget: &Object, pod: &Object) -> bool {
     let selector = budget.and_then(|budget| budget.spec?.selector);
     let selector = selector.and_then(|selector| Selector::from_object(&selector).ok());
     selector.is_some_and(|selector| selector.matches(&pod.labels()))
+}
+
+/// Whether a pod may be evicted because it is not ready: always with the policy `AlwaysAllow`, and with the default
+/// `IfHealthyBudget` while the budget has as many healthy pods as it needs.
+fn allows_unhealthy(budget: &Object, pod: &Object) -> bool {
+    let conditions = pod.at(&["status", "conditions"]).and_then(Value::as_array);
+    let is_ready = conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+    if is_ready {
+        return false;
+    }
+    let number = |field: &str| budget.at(&["status", field]).and_then(Value::as_i64).unwrap_or(0);
+    let (healthy, desired) = (number("currentHealthy"), number("desiredHealthy"));
+    let always = budget.str_at(&["spec", "unhealthyPodEvictionPolicy"]) == "AlwaysAllow";
+    always || (desired > 0 && healthy >= desired)
 }
 
 /// The budget after one more disruption, or the reason why it allows none.
@@ -139,5 +187,31 @@ mod tests {
         let mut newer = budget;
         newer.meta_mut().insert("generation".into(), json!(2));
         assert_eq!(disrupt(kind, &newer, &pod, json!("now")).unwrap_err().code, 429);
+    }
+
+    #[test]
+    fn pods_that_are_not_ready_may_go_as_the_policy_says() {
+        let object = |value: Value| Object(value.as_object().unwrap().clone());
+        let budget = |policy: Value, healthy: i64, desired: i64| {
+            object(json!({"spec": {"unhealthyPodEvictionPolicy": policy},
+                "status": {"currentHealthy": healthy, "desiredHealthy": desired}}))
+        };
+        let pod = |ready: &str| {
+            object(
+                json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}}),
+            )
+        };
+        for (policy, healthy, desired, allowed) in [
+            (Value::Null, 2, 2, true),
+            (json!("IfHealthyBudget"), 2, 2, true),
+            (Value::Null, 1, 2, false),
+            (Value::Null, 0, 0, false),
+            (json!("AlwaysAllow"), 0, 2, true),
+        ] {
+            let budget = budget(policy.clone(), healthy, desired);
+            assert_eq!(allows_unhealthy(&budget, &pod("False")), allowed, "{policy} {healthy}/{desired}");
+            assert!(!allows_unhealthy(&budget, &pod("True")), "{policy} {healthy}/{desired}");
+        }
+        assert!(allows_unhealthy(&budget(Value::Null, 2, 2), &object(json!({}))), "no conditions");
     }
 }

@@ -192,6 +192,34 @@ async fn pods_are_bound_once() {
     assert_eq!(server.get(&format!("{PODS}/p")).await.1["metadata"]["deletionGracePeriodSeconds"], 7);
 }
 
+/// A full budget protects ready pods; a pod that is not ready goes, and is not counted.
+#[tokio::test]
+async fn a_pod_that_is_not_ready_is_evicted_from_a_met_budget() {
+    let server = Fixture::new().await;
+    let budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+    let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}});
+    let (code, created) = server.call("POST", budgets, budget).await;
+    assert_eq!(code, StatusCode::CREATED, "{created}");
+    let status = json!({"status": {"observedGeneration": 1, "disruptionsAllowed": 0, "currentHealthy": 1,
+        "desiredHealthy": 1, "expectedPods": 2}});
+    assert_eq!(server.merge(&format!("{budgets}/b/status"), status).await.0, StatusCode::OK);
+    for (name, ready) in [("well", "True"), ("ill", "False")] {
+        let mut labelled = pod(name);
+        labelled["metadata"]["labels"] = json!({"app": "a"});
+        assert_eq!(server.call("POST", PODS, labelled).await.0, StatusCode::CREATED);
+        let status =
+            json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}});
+        assert_eq!(server.merge(&format!("{PODS}/{name}/status"), status).await.0, StatusCode::OK);
+    }
+    for (name, code) in [("well", StatusCode::TOO_MANY_REQUESTS), ("ill", StatusCode::CREATED)] {
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}});
+        let (found, answer) = server.call("POST", &format!("{PODS}/{name}/eviction"), eviction).await;
+        assert_eq!(found, code, "{name}: {answer}");
+    }
+    let (_, budget) = server.get(&format!("{budgets}/b")).await;
+    assert_eq!(budget["status"]["disruptedPods"], Value::Null, "{budget}");
+}
+
 fn replica_set(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}},
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "x:1"}]}}}})
