@@ -73,12 +73,16 @@ impl ResourceRequest {
         }
     }
 
-    /// A permit for a long-lived request (a watch or a followed log).
-    pub(crate) fn long_lived(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// A permit for a long-lived request (a watch or a followed log). Components of this process need none: watches of
+    /// clients cannot keep a controller from its own.
+    pub(crate) fn long_lived(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         if self.server.shutdown.is_cancelled() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
-        Arc::clone(&self.server.watches).try_acquire_owned().map_err(|_| {
+        if self.user.is_in_process() {
+            return Ok(None);
+        }
+        Arc::clone(&self.server.watches).try_acquire_owned().map(Some).map_err(|_| {
             let most = self.server.config.watches_max;
             ApiError::too_many_requests(format!("too many watches and followed logs: the limit is {most}"))
         })

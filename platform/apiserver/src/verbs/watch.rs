@@ -79,7 +79,7 @@ impl ServerState {
         namespace: &str,
         query: &Query,
         view: ObjectView,
-        permit: OwnedSemaphorePermit,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
         let start = Start::parse(query)?;
         let mut selection = Selection::parse(view.kind, query)?;

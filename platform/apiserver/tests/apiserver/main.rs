@@ -19,4 +19,5 @@ mod support;
 mod upstream;
 mod usage;
 mod views;
+mod watchers;
 mod webhooks;

@@ -48,7 +48,7 @@ pub(super) struct Lines {
     end_bookmark: Option<Revision>,
     timers: WatchTimers,
     ended: bool,
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ServerState {
@@ -106,7 +106,7 @@ impl Lines {
         selection: Selection,
         view: ObjectView,
         timers: WatchTimers,
-        permit: OwnedSemaphorePermit,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Self {
         Self {
             source: beginning.source,
