@@ -30,13 +30,21 @@ pub struct Config {
     pub workers_max: usize,
     /// The interval of discovery of served kinds.
     pub rediscover_every: Duration,
+    /// The maximum wait for the first list of every kind. After it, objects are collected although some kinds could
+    /// not be listed (upstream's `initialSyncTimeout`).
+    pub first_lists_max: Duration,
     /// The maximum number of owners that are cached as absent.
     pub absent_max: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { workers_max: 16, rediscover_every: Duration::from_secs(30), absent_max: 500 }
+        Self {
+            workers_max: 16,
+            rediscover_every: Duration::from_secs(30),
+            first_lists_max: Duration::from_secs(30),
+            absent_max: 500,
+        }
     }
 }
 

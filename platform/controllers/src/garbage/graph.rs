@@ -194,11 +194,38 @@ impl Graph {
         let mut work: Vec<_> = node.dependents.iter().cloned().map(CollectorWork::Delete).collect();
         work.extend(self.link(&identity.uid, &identity.namespace, &node.owners, &[]));
         // An owner in foreground deletion may have waited for this one.
-        work.extend(node.owners.iter().filter_map(|owner| {
-            let waits = self.nodes.get(&owner.uid)?.deleting_dependents;
-            waits.then(|| CollectorWork::Delete(owner.uid.clone()))
-        }));
+        work.extend(self.waiting_owners(&node.owners));
         work
+    }
+
+    /// Makes the nodes of a kind virtual, because the kind is not watched any more. Nodes that no object names are
+    /// removed.
+    pub(super) fn unobserve(&mut self, api_version: &str, kind: &str) -> Vec<CollectorWork> {
+        let known: Vec<_> = self.of_kind(api_version, kind).cloned().collect();
+        let mut work = Vec::new();
+        for identity in known {
+            let Some(node) = self.nodes.get_mut(&identity.uid) else { continue };
+            let owners = std::mem::take(&mut node.owners);
+            node.being_deleted = false;
+            node.deleting_dependents = false;
+            node.orphaning = false;
+            node.is_virtual = true;
+            if node.dependents.is_empty() {
+                self.nodes.remove(&identity.uid);
+            } else {
+                work.push(CollectorWork::Delete(identity.uid.clone()));
+            }
+            work.extend(self.link(&identity.uid, &identity.namespace, &owners, &[]));
+            work.extend(self.waiting_owners(&owners));
+        }
+        work
+    }
+
+    /// The owners that wait in foreground deletion for their dependents.
+    fn waiting_owners(&self, owners: &[OwnerReference]) -> Vec<CollectorWork> {
+        let waits =
+            |owner: &&OwnerReference| self.nodes.get(&owner.uid).is_some_and(|node| node.deleting_dependents);
+        owners.iter().filter(waits).map(|owner| CollectorWork::Delete(owner.uid.clone())).collect()
     }
 
     /// An identity that some dependent gives to the node, other than the one it has, and after it in order (so that

@@ -61,6 +61,15 @@ impl Kinds {
 }
 
 impl CollectedKind {
+    /// Whether a watch of `other` is also one of this kind.
+    pub(super) fn is_watched_as(&self, other: &Self) -> bool {
+        let (one, two) = (&self.resource, &other.resource);
+        self.namespaced == other.namespaced
+            && one.api_version == two.api_version
+            && one.kind == two.kind
+            && one.plural == two.plural
+    }
+
     /// The coordinates of an object of this kind.
     pub(super) fn identity(&self, object: &Live) -> ObjectIdentity {
         ObjectIdentity {

@@ -76,6 +76,78 @@ impl GarbageCollector {
     }
 }
 
+/// The watch of one kind.
+struct Monitor {
+    kind: CollectedKind,
+    /// Whether the kind was listed once. The sender is dropped when the watch has ended.
+    listed: watch::Receiver<bool>,
+    stop: CancellationToken,
+}
+
+impl Monitor {
+    /// Ends the watch, then makes the nodes of its kind virtual: no event of the watch comes after that.
+    async fn end(mut self, shared: &CollectorContext) {
+        self.stop.cancel();
+        while self.listed.changed().await.is_ok() {}
+        let resource = &self.kind.resource;
+        let work = shared.graph.lock().unobserve(&resource.api_version, &resource.kind);
+        shared.enqueue(work);
+    }
+}
+
+/// The watches of all collected kinds.
+struct Monitors {
+    shared: Arc<CollectorContext>,
+    /// By group and kind.
+    running: HashMap<(String, String), Monitor>,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Monitors {
+    /// Ends the monitors of kinds that are not served any more, or not in the same form, and starts those of new kinds.
+    async fn update(&mut self, kinds: &Kinds) {
+        let collected = kinds.collected();
+        let is_served = |monitor: &Monitor| collected.iter().any(|kind| kind.is_watched_as(&monitor.kind));
+        let ended = self.running.iter().filter(|(_, monitor)| !is_served(monitor));
+        let ended: Vec<_> = ended.map(|(key, _)| key.clone()).collect();
+        for key in ended {
+            if let Some(monitor) = self.running.remove(&key) {
+                monitor.end(&self.shared).await;
+            }
+        }
+        for kind in collected {
+            let key = (kind.resource.group.clone(), kind.resource.kind.clone());
+            if !self.running.contains_key(&key) {
+                let monitor = self.start(kind);
+                self.running.insert(key, monitor);
+            }
+        }
+        // Only the tasks of ended monitors have ended.
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    fn start(&mut self, kind: &CollectedKind) -> Monitor {
+        let (sender, listed) = watch::channel(false);
+        let stop = self.stop.child_token();
+        self.tasks.spawn(monitor(self.shared.clone(), kind.clone(), sender, stop.clone()));
+        Monitor { kind: kind.clone(), listed, stop }
+    }
+
+    /// Waits until every kind was listed once.
+    async fn all_listed(&mut self) {
+        for monitor in self.running.values_mut() {
+            let _ = monitor.listed.wait_for(|listed| *listed).await;
+        }
+    }
+
+    /// The names of the kinds that were not listed yet.
+    fn unlisted(&self) -> Vec<&str> {
+        let unlisted = self.running.values().filter(|monitor| !*monitor.listed.borrow());
+        unlisted.map(|monitor| monitor.kind.resource.plural.as_str()).collect()
+    }
+}
+
 /// Keeps a monitor for every kind that discovery names.
 async fn monitor_all(
     shared: Arc<CollectorContext>,
@@ -83,29 +155,29 @@ async fn monitor_all(
     synced: watch::Sender<bool>,
     stop: CancellationToken,
 ) {
-    let mut tasks = JoinSet::new();
-    let mut monitors: HashMap<(String, String), watch::Receiver<bool>> = HashMap::new();
+    let mut monitors = Monitors {
+        shared: shared.clone(),
+        running: HashMap::new(),
+        tasks: JoinSet::new(),
+        stop: stop.clone(),
+    };
     let mut failures = 0;
     loop {
         let pause = match Kinds::discover(shared.client.clone()).await {
             Ok(kinds) => {
                 failures = 0;
-                for kind in kinds.collected() {
-                    let key = (kind.resource.group.clone(), kind.resource.kind.clone());
-                    monitors.entry(key).or_insert_with(|| {
-                        let (listed, is_listed) = watch::channel(false);
-                        tasks.spawn(monitor(shared.clone(), kind.clone(), listed, stop.clone()));
-                        is_listed
-                    });
-                }
+                monitors.update(&kinds).await;
                 *shared.kinds.write() = Arc::new(kinds);
-                for listed in monitors.values_mut() {
-                    tokio::select! {
-                        () = stop.cancelled() => break,
-                        _ = listed.wait_for(|listed| *listed) => {}
+                let is_synced = *synced.borrow();
+                if !is_synced {
+                    let listed = tokio::time::timeout(config.first_lists_max, monitors.all_listed());
+                    let Some(listed) = stop.run_until_cancelled(listed).await else { break };
+                    if listed.is_err() {
+                        let kinds = monitors.unlisted();
+                        tracing::warn!(?kinds, "collecting objects although some kinds cannot be listed");
                     }
+                    synced.send_replace(true);
                 }
-                synced.send_replace(true);
                 config.rediscover_every
             }
             Err(error) => {
@@ -119,7 +191,7 @@ async fn monitor_all(
             () = tokio::time::sleep(pause) => {}
         }
     }
-    while tasks.join_next().await.is_some() {}
+    while monitors.tasks.join_next().await.is_some() {}
 }
 
 /// Follows the metadata of one kind.

@@ -91,6 +91,23 @@ fn when_dependents_disagree_each_claim_is_asked_about() {
 }
 
 #[test]
+fn a_kind_that_is_not_watched_any_more_is_virtual_where_it_is_named() {
+    let mut graph = Graph::default();
+    let of_kind = |name: &str| ObjectIdentity { kind: "Widget".into(), ..identity(name) };
+    graph.observe(identity("top"), &owned_by(&[]));
+    graph.observe(of_kind("named"), &owned_by(&["top"]));
+    graph.observe(of_kind("unnamed"), &owned_by(&["top"]));
+    graph.observe(identity("child"), &owned_by(&["named"]));
+    assert_eq!(graph.unobserve("v1", "Widget"), [delete("named")], "it is looked up at the API");
+    assert!(graph.get("named").unwrap().is_virtual);
+    assert!(graph.get("unnamed").is_none());
+    assert_eq!(graph.dependents("top").count(), 0, "nothing that is not watched blocks an owner");
+    graph.observe(of_kind("named"), &owned_by(&["top"]));
+    assert!(!graph.get("named").unwrap().is_virtual);
+    assert_eq!(graph.remove(&of_kind("named"), true), [delete("child")]);
+}
+
+#[test]
 fn foreground_deletion_sends_the_dependents_first() {
     let mut graph = Graph::default();
     graph.observe(identity("owner"), &owned_by(&[]));

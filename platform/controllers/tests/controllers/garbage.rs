@@ -11,45 +11,45 @@ use mayfly_api::k8s::{
 };
 use serde_json::{Value, json};
 
-async fn collecting() -> Cluster {
+pub(crate) async fn collecting() -> Cluster {
     let cluster = Cluster::quiet().await;
     cluster.run_controllers();
     cluster
 }
 
 /// A ConfigMap with these owners.
-async fn map(cluster: &Cluster, name: &str, owners: Vec<Value>) -> ConfigMap {
+pub(crate) async fn map(cluster: &Cluster, name: &str, owners: Vec<Value>) -> ConfigMap {
     cluster.create(json!({"metadata": {"name": name, "ownerReferences": owners}})).await
 }
 
-fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
+pub(crate) fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
     json!(object.owner_ref(&()).unwrap())
 }
 
-fn blocking<K: Resource<DynamicType = ()>>(object: &K) -> Value {
+pub(crate) fn blocking<K: Resource<DynamicType = ()>>(object: &K) -> Value {
     json!(OwnerReference { block_owner_deletion: Some(true), ..object.owner_ref(&()).unwrap() })
 }
 
-fn ghost(kind: &str, name: &str) -> Value {
+pub(crate) fn ghost(kind: &str, name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": format!("no-such-{name}")})
 }
 
-async fn delete(cluster: &Cluster, name: &str, params: DeleteParams) {
+pub(crate) async fn delete(cluster: &Cluster, name: &str, params: DeleteParams) {
     cluster.api::<ConfigMap>().delete(name, &params).await.unwrap();
 }
 
-async fn until_gone(cluster: &Cluster, name: &str) {
+pub(crate) async fn until_gone(cluster: &Cluster, name: &str) {
     let maps = cluster.config_maps();
     maps.synced().await;
     until(&maps, &format!("{name} is gone"), || maps.get(&key(name)).is_none()).await;
 }
 
-async fn stays_there(cluster: &Cluster, name: &str) {
+pub(crate) async fn stays_there(cluster: &Cluster, name: &str) {
     let maps = cluster.config_maps();
     stays(&format!("{name} is there"), || maps.get(&key(name)).is_some()).await;
 }
 
-async fn until_seen(cluster: &Cluster, name: &str) {
+pub(crate) async fn until_seen(cluster: &Cluster, name: &str) {
     let maps = cluster.config_maps();
     until(&maps, &format!("{name} is seen"), || maps.get(&key(name)).is_some()).await;
 }

@@ -3,6 +3,8 @@
 mod deployments;
 mod functions;
 mod garbage;
+mod garbage_kinds;
+mod garbage_scenarios;
 mod job_queues;
 mod jobs;
 mod replica_sets;
