@@ -50,11 +50,15 @@ pub(crate) async fn adopt(inner: &Arc<OciHost>) -> Result<(), RuntimeError> {
     for (id, record, exit) in exits {
         inner.containers.lock().insert(id, Tracked { state: exit.into(), record });
     }
-    let incomplete: Vec<PodUid> = {
+    // No container can be started in a sandbox whose namespaces a restart of the machine has removed: the kubelet makes
+    // the sandbox again.
+    let unusable: Vec<PodUid> = {
         let known = inner.sandboxes.lock();
-        known.values().filter(|sandbox| !sandbox.is_complete()).map(Sandbox::uid).collect()
+        let is_usable = |sandbox: &Sandbox| sandbox.is_complete() && sandbox.has_namespaces(&inner.layout);
+        known.values().filter(|sandbox| !is_usable(sandbox)).map(Sandbox::uid).collect()
     };
-    for uid in incomplete {
+    for uid in unusable {
+        inner.forget_containers(&uid).await?;
         inner.drop_sandbox(&uid).await?;
     }
     let client = inner.client().await?;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   start: image ─▶ snapshot ─▶ container record ─▶ task (with its log process) ─▶ Running
-//!   end:   wait ─▶ the kernel's OOM record ─▶ task deleted (its log is complete) ─▶ exit.json ─▶ Exited
+//!   end:   wait ─▶ the kernel's OOM record ─▶ exit.json ─▶ task deleted (its log is complete)
+//!               ─▶ the message in exit.json ─▶ Exited
 //! ```
 
 mod exit;
@@ -18,7 +19,7 @@ use containerd_client::{
     tonic::Code,
     types::Mount,
 };
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, RuntimeError, SeccompProfile};
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PodUid, RuntimeError, SeccompProfile};
 use prost_types::Any;
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 
@@ -40,6 +41,8 @@ pub(crate) const LABEL_POD: &str = "mayfly.dev/pod-uid";
 pub(crate) const LABEL_NAME: &str = "mayfly.dev/container";
 pub(crate) const LABEL_ATTEMPT: &str = "mayfly.dev/attempt";
 const SIGKILL: u32 = 9;
+/// The longest wait of a sandbox's removal for starts of its containers, before the removal is retried.
+const STARTS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A container that this process knows.
 #[derive(Clone, Debug)]
@@ -49,20 +52,46 @@ pub(crate) struct Tracked {
 }
 
 impl OciHost {
-    /// Starts a container; does nothing if it was started before.
+    /// Starts a container; does nothing if it was started before. The start goes on if the caller drops the future
+    /// because the pod is deleted: interrupted halfway, it would leave a container that runs and is in no table.
     pub(crate) async fn start(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {
-        let id = spec.id.clone();
+        let (inner, id) = (self.clone(), spec.id.clone());
+        // Registered before the task runs, so that the removal of the sandbox waits for it.
         let turn = self.starts.lock().entry(id.clone()).or_default().clone();
-        let result = {
-            let _turn = turn.lock().await;
-            self.start_once(spec).await
+        let started = tokio::spawn(async move {
+            let result = {
+                let _turn = turn.lock().await;
+                inner.start_once(spec).await
+            };
+            // Dropped before the count, so that the last of several calls finds the map's reference alone.
+            drop(turn);
+            {
+                let mut starts = inner.starts.lock();
+                if starts.get(&id).is_some_and(|kept| Arc::strong_count(kept) == 1) {
+                    starts.remove(&id);
+                }
+            }
+            inner.changed();
+            result
+        });
+        started.await.map_err(|error| RuntimeError::Internal(error.to_string()))?
+    }
+
+    /// Waits until no container of the pod is being started.
+    pub(crate) async fn starts_ended(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        let mut changes = self.changes();
+        let is_starting = || {
+            let starts = self.starts.lock();
+            starts.iter().any(|(id, turn)| id.pod == *uid && Arc::strong_count(turn) > 1)
         };
-        let mut starts = self.starts.lock();
-        // Two references, the map's and this one, mean that no other call waits.
-        if starts.get(&id).is_some_and(|kept| Arc::strong_count(kept) <= 2) {
-            starts.remove(&id);
-        }
-        result
+        let ended = async {
+            while is_starting() {
+                // Cannot fail: the sender lives in `self`.
+                let _ = changes.changed().await;
+            }
+        };
+        let late = |_| RuntimeError::Internal(format!("containers of pod {uid} are still being started"));
+        tokio::time::timeout(STARTS_TIMEOUT, ended).await.map_err(late)
     }
 
     async fn start_once(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {

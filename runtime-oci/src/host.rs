@@ -225,6 +225,7 @@ impl Runtime for OciRuntime {
     }
 
     async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        self.inner.starts_ended(uid).await?;
         let running = self.inner.of_pod(uid).into_iter();
         let running: Vec<_> =
             running.filter(|(_, state)| matches!(state, ContainerState::Running { .. })).collect();

@@ -111,8 +111,14 @@ impl BridgeNetwork {
         let used = fs::read_to_string("/proc/net/route").map(|text| routes(&text)).unwrap_or_default();
         let config = choose(&self.folder.to_string_lossy(), &used)
             .ok_or_else(|| NetworkError(format!("no /{RANGE_PREFIX} of {RANGES} is free on this host")))?;
-        let written = fs::create_dir_all(&self.folder)
-            .and_then(|()| fs::write(&file, serde_json::to_vec(&config).unwrap_or_default()));
+        let written = fs::create_dir_all(&self.folder).and_then(|()| {
+            // A file that a crash cut off would keep all later pods of this node from starting.
+            let mut part = tempfile::NamedTempFile::new_in(&self.folder)?;
+            std::io::Write::write_all(&mut part, &serde_json::to_vec(&config)?)?;
+            part.as_file().sync_all()?;
+            part.persist(&file)?;
+            Ok(())
+        });
         written.map_err(|error| NetworkError(format!("cannot write {}: {error}", file.display())))?;
         Ok(config)
     }

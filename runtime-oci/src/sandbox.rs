@@ -35,6 +35,14 @@ impl Sandbox {
         !self.addresses.is_empty()
     }
 
+    /// Whether its own namespaces exist: a restart of the machine removes them.
+    pub(crate) fn has_namespaces(&self, layout: &Layout) -> bool {
+        let folder = layout.namespaces(&self.uid());
+        let SandboxHost { host_network, host_ipc, .. } = &self.host;
+        let own = [("net", !host_network), ("uts", !host_network), ("ipc", !host_ipc)];
+        own.iter().all(|(name, is_own)| !is_own || namespaces::is_pinned(&folder.join(name)))
+    }
+
     pub(crate) fn group(&self) -> PodGroup {
         PodGroup::of(&self.uid(), self.host.cgroup.class)
     }
@@ -217,7 +225,7 @@ mod tests {
             host_aliases: vec![("10.0.0.9".parse().unwrap(), vec!["db".into(), "db.local".into()])],
             ..SandboxHost::default()
         };
-        let sandbox = Sandbox {
+        let mut sandbox = Sandbox {
             uid: "u".into(),
             namespace: "ns".into(),
             name: "web".into(),
@@ -234,5 +242,14 @@ mod tests {
         let layout = Layout::new(folder.path().into());
         sandbox.save(&layout).unwrap();
         assert_eq!(Sandbox::load(&layout.sandbox_file(&sandbox.uid())).unwrap(), sandbox);
+        // After a restart of the machine, the files of the namespaces are ordinary files.
+        let pins = layout.namespaces(&sandbox.uid());
+        fs::create_dir_all(&pins).unwrap();
+        ["net", "uts", "ipc"].iter().for_each(|name| fs::write(pins.join(name), "").unwrap());
+        assert!(!sandbox.has_namespaces(&layout));
+        sandbox.host.host_network = true;
+        assert!(!sandbox.has_namespaces(&layout), "its IPC namespace is its own");
+        sandbox.host.host_ipc = true;
+        assert!(sandbox.has_namespaces(&layout));
     }
 }

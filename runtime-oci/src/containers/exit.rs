@@ -1,6 +1,12 @@
 //! The end of containers: wait, stop, exit record, cleanup.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use containerd_client::{
     services::v1::{
@@ -28,6 +34,15 @@ const EXIT_KILLED: i32 = 137;
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause before a failed request to containerd is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(300);
+
+/// Stores an exit record atomically. Blocks.
+fn save(folder: &Path, exit: &ExitRecord) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(&serde_json::to_vec(exit)?)?;
+    file.persist(folder.join("exit.json"))?;
+    Ok(())
+}
 
 impl OciHost {
     /// Waits in the background for the container's end.
@@ -84,35 +99,43 @@ impl OciHost {
         finished: jiff::Timestamp,
     ) -> Result<ExitRecord, RuntimeError> {
         let record = self.containers.lock().get(id).map(|container| container.record.clone());
-        let file = self.layout.container(id).join("exit.json");
-        if let Ok(text) = fs::read(&file)
-            && let Ok(exit) = serde_json::from_slice(&text)
-        {
-            return Ok(exit);
-        }
-        let was_oom = self.cgroup(id).is_some_and(|path| cgroup::was_out_of_memory(&path));
+        let folder = self.layout.container(id);
+        let group = self.cgroup(id);
+        let started = record.as_ref().map_or(finished, |record| record.started);
+        // Stored before the task is removed: afterwards nothing else knows the exit code, if this process is killed.
+        let exit = self.blocking({
+            let folder = folder.clone();
+            move || {
+                if let Ok(text) = fs::read(folder.join("exit.json"))
+                    && let Ok(exit) = serde_json::from_slice::<ExitRecord>(&text)
+                {
+                    return Ok(exit);
+                }
+                let reason = match (exit_code, group.is_some_and(|path| cgroup::was_out_of_memory(&path))) {
+                    (0, _) => "Completed",
+                    (_, true) => "OOMKilled",
+                    (_, false) => "Error",
+                };
+                let (reason, finished) = (reason.to_owned(), finished.max(started));
+                let exit = ExitRecord { started, finished, exit_code, reason, message: String::new() };
+                save(&folder, &exit)?;
+                Ok(exit)
+            }
+        });
+        let mut exit = exit.await?;
         let client = self.client().await?;
         if let Err(error) = self.remove_container(&client, id).await {
             self.reconnect().await?;
             return Err(error);
         }
-        let reason = match (exit_code, was_oom) {
-            (0, _) => "Completed",
-            (_, true) => "OOMKilled",
-            (_, false) => "Error",
-        };
-        let folder = self.layout.container(id);
-        let (log, from_log) = match &record {
-            Some(record) => (record.log.clone(), record.message_from_log && exit_code != 0),
+        let (log, from_log) = match record {
+            Some(record) => (record.log, record.message_from_log && exit.exit_code != 0),
             None => (Default::default(), false),
         };
-        let started = record.map_or(finished, |record| record.started);
-        let reason = reason.to_owned();
         self.blocking(move || {
-            let message = message(&folder.join("message"), from_log.then_some(&*log));
-            let exit = ExitRecord { started, finished: finished.max(started), exit_code, reason, message };
-            fs::create_dir_all(&folder)?;
-            fs::write(folder.join("exit.json"), serde_json::to_vec(&exit)?)?;
+            // The log is complete once the task is removed.
+            exit.message = message(&folder.join("message"), from_log.then_some(&*log));
+            save(&folder, &exit)?;
             Ok(exit)
         })
         .await

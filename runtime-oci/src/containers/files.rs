@@ -1,7 +1,8 @@
 //! Reads and writes the files of a container on disk.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _, Seek as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
@@ -15,6 +16,8 @@ use crate::{layout::Layout, log_shim::LogShimConfig};
 /// The maximum size of a termination message, in bytes, and of its part from the log (upstream's limits).
 const MESSAGE_BYTES_MAX: usize = 4096;
 const MESSAGE_LOG_BYTES_MAX: usize = 2048;
+/// The part of the log that is read for it: more than a line and a message.
+const MESSAGE_LOG_READ_BYTES: usize = 64 << 10;
 /// The number of log lines that become a termination message.
 const MESSAGE_LOG_LINES_MAX: usize = 80;
 
@@ -92,12 +95,19 @@ pub(super) fn write_container_files(
 
 /// The termination message of a container: its message file, or else the end of its log.
 pub(super) fn message(file: &Path, log: Option<&Path>) -> String {
-    let said = fs::read(file).unwrap_or_default();
+    let said = read_at(file, |_| 0, MESSAGE_BYTES_MAX).unwrap_or_default();
     if !said.is_empty() {
-        return String::from_utf8_lossy(&said[..said.len().min(MESSAGE_BYTES_MAX)]).into_owned();
+        return String::from_utf8_lossy(&said).into_owned();
     }
     let Some(log) = log else { return String::new() };
-    let text = fs::read_to_string(log).unwrap_or_default();
+    let from = |length: u64| length.saturating_sub(MESSAGE_LOG_READ_BYTES as u64);
+    let part = read_at(log, from, MESSAGE_LOG_READ_BYTES).unwrap_or_default();
+    let text = String::from_utf8_lossy(&part);
+    let text = match part.len() < MESSAGE_LOG_READ_BYTES {
+        true => &*text,
+        // The first line may be cut off.
+        false => text.split_once('\n').map_or("", |(_, rest)| rest),
+    };
     let lines: Vec<&str> = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
     let last = lines[lines.len().saturating_sub(MESSAGE_LOG_LINES_MAX)..].join("\n");
     let mut from = last.len().saturating_sub(MESSAGE_LOG_BYTES_MAX);
@@ -105,6 +115,17 @@ pub(super) fn message(file: &Path, log: Option<&Path>) -> String {
         from += 1;
     }
     last[from..].to_owned()
+}
+
+/// At most `bytes_max` bytes of a file, from the position that `from` computes from its length. The container decides
+/// how long the file is.
+fn read_at(file: &Path, from: impl Fn(u64) -> u64, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut file = fs::File::open(file)?;
+    let from = from(file.metadata()?.len());
+    file.seek(io::SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The folders of a snapshot's layers, the topmost first.
@@ -150,6 +171,15 @@ mod tests {
         assert_eq!(message(&file, Some(&log)), "said");
         fs::write(&file, "x".repeat(5000)).unwrap();
         assert_eq!(message(&file, None).len(), MESSAGE_BYTES_MAX);
+        // A sparse file that no memory holds.
+        fs::File::create(&file).unwrap().set_len(1 << 42).unwrap();
+        assert_eq!(message(&file, None).len(), MESSAGE_BYTES_MAX);
+        fs::write(&file, "").unwrap();
+        let lines: Vec<u8> =
+            (0..10_000).flat_map(|n| format!("T stdout F line {n}\n").into_bytes()).collect();
+        fs::write(&log, [&lines[..], b"T stdout F last \xff\n"].concat()).unwrap();
+        let said = message(&file, Some(&log));
+        assert!(said.starts_with("line 9921\n") && said.ends_with("line 9999\nlast \u{fffd}"), "{said}");
     }
 
     #[test]
