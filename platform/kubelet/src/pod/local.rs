@@ -150,7 +150,9 @@ impl LocalPod {
         let statuses = statuses.chain(status.ephemeral_container_statuses);
         let mut containers = BTreeMap::new();
         for status in statuses.flatten() {
-            let known = known_to_host.iter().any(|(id, _)| id.name == status.name);
+            let attempt = u32::try_from(status.restart_count).unwrap_or(0);
+            // The runtime still knows how earlier attempts ended.
+            let known = known_to_host.iter().any(|(id, _)| id.name == status.name && id.attempt == attempt);
             containers.insert(status.name.clone(), LocalContainer::from_status(&status, known));
         }
         Self {

@@ -422,6 +422,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_attempt_is_noticed_although_an_earlier_one_is_known() {
+        let (mut pod, now) = (pod(json!({"name": "p"})), Clocks::now());
+        let main = json!({"name": "main", "restartCount": 1, "image": "", "imageID": "", "ready": true,
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}});
+        pod.status = Some(serde_json::from_value(json!({"containerStatuses": [main]})).unwrap());
+        let uid = LocalPod::from_status(&pod, &[]).uid;
+        let running = |attempt| {
+            let id = ContainerId { pod: uid.clone(), name: "main".into(), attempt };
+            [(id, ContainerState::Running { started: now.wall })]
+        };
+        let is_alive = |known: &[_]| {
+            let main = LocalPod::from_status(&pod, known).container("main");
+            matches!(main.now, ContainerPhase::Running { .. })
+        };
+        assert!(is_alive(&running(1)));
+        assert!(!is_alive(&running(0)), "another attempt");
+        assert!(!is_alive(&[]));
+    }
+
+    #[test]
     fn a_pause_goes_on_after_a_restart_of_this_process() {
         let mut container = LocalPod::from_status(&pod(json!({"name": "p"})), &[]).container("main");
         let now = Clocks::now();

@@ -9,6 +9,7 @@ use mayfly_api::k8s::{
     jiff::Timestamp,
 };
 use mayfly_runtime::{REASON_NODE_FAIL, REASON_PREEMPTED};
+use serde_json::{Value, json};
 
 use super::{
     evicting::EVICTED,
@@ -25,6 +26,11 @@ use crate::pressure::LOW_RESOURCE;
 pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
 /// Upstream's condition of a pod that was ended by a cause outside of it.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
+/// The reason of that condition when the kubelet is the cause.
+const ENDED_BY_KUBELET: &str = "TerminationByKubelet";
+/// The conditions that only the kubelet writes, after the scheduler's binding.
+const OWN_CONDITIONS: [&str; 5] =
+    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
 /// The status to be written to the object.
 pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
@@ -96,6 +102,29 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     }
 }
 
+/// The status as a strategic merge patch. Conditions that other components write are left out, so that a write never
+/// replaces a newer one of theirs. Conditions are merged field by field, so absent fields are set to null.
+pub(super) fn patch(status: &PodStatus) -> Value {
+    let mut patch = json!(status);
+    let is_own = |condition: &Value| match condition["type"].as_str() {
+        Some(DISRUPTION_TARGET) => condition["reason"] == ENDED_BY_KUBELET,
+        kind => kind.is_some_and(|kind| OWN_CONDITIONS.contains(&kind)),
+    };
+    if let Some(conditions) = patch["conditions"].as_array_mut() {
+        conditions.retain(is_own);
+        for condition in conditions.iter_mut().filter_map(Value::as_object_mut) {
+            for field in ["reason", "message"] {
+                condition.entry(field).or_insert(Value::Null);
+            }
+        }
+    }
+    // The address of an earlier sandbox does not stay.
+    if let Some(addresses) = patch["podIPs"].as_array_mut() {
+        addresses.push(json!({"$patch": "replace"}));
+    }
+    patch
+}
+
 fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
     match old.phase.as_deref() {
         Some("Succeeded") => return "Succeeded",
@@ -153,7 +182,7 @@ fn disrupted(known: &[PodCondition], message: &str, now: Timestamp) -> PodCondit
     old.cloned().unwrap_or_else(|| PodCondition {
         type_: DISRUPTION_TARGET.into(),
         status: "True".into(),
-        reason: Some("TerminationByKubelet".into()),
+        reason: Some(ENDED_BY_KUBELET.into()),
         message: Some(message.to_owned()),
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()
@@ -280,9 +309,27 @@ fn terminated(exit: &Exit) -> ContainerState {
 mod tests {
     use mayfly_api::job_io;
     use mayfly_runtime::{ContainerId, ContainerState};
-    use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn conditions_of_other_components_are_not_written() {
+        let condition =
+            |kind: &str, reason: Option<&str>| json!({"type": kind, "status": "True", "reason": reason});
+        let status = |conditions: Vec<Value>| -> PodStatus {
+            serde_json::from_value(json!({"conditions": conditions, "podIPs": [{"ip": "10.0.0.2"}]})).unwrap()
+        };
+        let own = [condition("Ready", None), condition(DISRUPTION_TARGET, Some(ENDED_BY_KUBELET))];
+        let patched = patch(&status(own.to_vec()));
+        assert_eq!(patched["conditions"].as_array().unwrap().len(), 2);
+        assert_eq!(patched["conditions"][0].get("reason"), Some(&Value::Null), "an old reason is removed");
+        assert_eq!(patched["podIPs"], json!([{"ip": "10.0.0.2"}, {"$patch": "replace"}]));
+        let foreign = [
+            condition("example.com/gate", None),
+            condition(DISRUPTION_TARGET, Some("PreemptionByScheduler")),
+        ];
+        assert_eq!(patch(&status(foreign.to_vec()))["conditions"], json!([]));
+    }
 
     #[test]
     fn an_end_that_the_program_did_not_cause_is_a_disruption() {

@@ -198,14 +198,8 @@ impl Worker {
         let key = ObjectKey::of(pod);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         // The uid makes the API refuse the status of a pod that was replaced.
-        let mut patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
-        let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
-        if has_gates {
-            // Other components write conditions of this pod, and a write based on an older version must not undo
-            // theirs. The newer version arrives through the informer, and then the status is computed again.
-            patch["metadata"]["resourceVersion"] = json!(pod.metadata.resource_version);
-        }
-        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        let patch = json!({"metadata": {"uid": local.uid.0}, "status": status::patch(&wanted)});
+        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch)).await {
             Err(error) if is_gone(&error) => Ok(()),
             result => result.map(|_| ()),
         }
