@@ -77,11 +77,24 @@ impl LogAppender {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        self.file.write_all(&self.buffer)?;
-        self.bytes += self.buffer.len() as u64;
-        self.buffer.clear();
+        // What a full disk still took is not written twice.
+        while !self.buffer.is_empty() {
+            match self.file.write(&self.buffer) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    self.buffer.drain(..written);
+                    self.bytes += written as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         if self.bytes > FILE_BYTES_MAX {
-            rename(&self.path, rotated(&self.path))?;
+            match rename(&self.path, rotated(&self.path)) {
+                // It was moved before, but the new file could not be opened (the disk was full).
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
             self.file = open(&self.path)?;
             self.bytes = 0;
         }
@@ -138,5 +151,11 @@ mod tests {
         }
         assert!(rotated(&path).exists());
         assert!(std::fs::metadata(&path).unwrap().len() < FILE_BYTES_MAX);
+        // A file that was moved without a new one in its place.
+        std::fs::rename(&path, rotated(&path)).unwrap();
+        for _ in 0..FILE_BYTES_MAX / 1024 + 1 {
+            log.write(Stream::Stderr, &line, now).unwrap();
+        }
+        assert!(path.exists());
     }
 }
