@@ -48,11 +48,19 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that a client requests to upgrade to.
+/// The protocol that a client requests to upgrade to. Upgrades to HTTP/2 (`h2c`) are ignored: requests within such a
+/// connection would reach the endpoint without the rules of the Ingress.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks = headers.get_all(header::CONNECTION).into_iter().any(|value| {
         value.to_str().is_ok_and(|text| text.split(',').any(|t| t.trim().eq_ignore_ascii_case("upgrade")))
     });
+    let is_http2 = |value: &HeaderValue| {
+        let mut protocols = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        protocols.any(|protocol| protocol.len() >= 3 && protocol[..3].eq_ignore_ascii_case(b"h2c"))
+    };
+    if headers.get_all(header::UPGRADE).iter().any(is_http2) {
+        return None;
+    }
     headers.get(header::UPGRADE).filter(|_| asks).cloned()
 }
 
@@ -270,6 +278,16 @@ mod tests {
             strip_hop_by_hop(&mut headers);
             assert_eq!(headers, after, "{before:?}");
         }
+    }
+
+    #[test]
+    fn upgrades_to_another_http_are_ignored() {
+        let asked = |protocol| upgrade(&map(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocol)]));
+        assert_eq!(asked("websocket"), Some(HeaderValue::from_static("websocket")));
+        for protocol in ["h2c", "H2C", "websocket, h2c"] {
+            assert_eq!(asked(protocol), None, "{protocol}");
+        }
+        assert_eq!(upgrade(&map(&[("upgrade", "websocket")])), None);
     }
 
     #[test]

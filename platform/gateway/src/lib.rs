@@ -31,6 +31,7 @@ mod proxy;
 mod rewrite;
 mod routes;
 mod target;
+mod unread_body;
 
 pub use body::ResponseBody;
 pub use config::Config;

@@ -5,8 +5,9 @@
 //! on the kubelet's probe period. [`PodEndpoints`], which has neither locks nor a clock, chooses the pod;
 //! [`PodUpstream`] does the rest.
 
+mod endpoints;
+
 use std::{
-    net::IpAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -37,7 +38,11 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::refusal::{Refusal, RefusalCode};
+use self::endpoints::{PodAddress, PodEndpoints};
+use crate::{
+    refusal::{Refusal, RefusalCode},
+    unread_body::{LentBody, UnreadBody},
+};
 
 /// The pause between probes of a pod that is not ready yet: far below the start time of a container.
 const PROBE_PERIOD: Duration = Duration::from_millis(2);
@@ -48,25 +53,6 @@ const IDLE_CONNECTIONS_MAX: usize = 100;
 /// Idle connections are closed before a server's usual keep-alive timeout (5 s in Node) can close them during a
 /// request.
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// A pod that may receive requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PodAddress {
-    pub(crate) uid: String,
-    pub(crate) ip: IpAddr,
-}
-
-impl PodAddress {
-    /// The pod's address, if requests may be sent to it: it is running, and is not being deleted.
-    pub(crate) fn of(pod: &Pod) -> Option<Self> {
-        let status = pod.status.as_ref()?;
-        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-        if ended || pod.metadata.deletion_timestamp.is_some() {
-            return None;
-        }
-        Some(Self { uid: pod.metadata.uid.clone()?, ip: status.pod_ip.as_deref()?.parse().ok()? })
-    }
-}
 
 /// The key of the revision that a pod is a replica of: `namespace/revision`.
 pub(crate) fn revision_of(pod: &Pod) -> Option<ObjectKey> {
@@ -84,63 +70,13 @@ fn waiting_reason(pod: &Pod) -> Option<String> {
     })
 }
 
-/// The pods of one revision with their numbers of requests.
-#[derive(Debug)]
-struct PodEndpoints {
-    pods: Vec<PodEndpoint>,
-    concurrency: u32,
-}
-
-#[derive(Debug)]
-struct PodEndpoint {
-    pod: PodAddress,
-    /// Whether it has accepted a connection.
-    answers: bool,
-    in_flight: u32,
-}
-
-impl PodEndpoints {
-    /// Replaces the list of pods; returns new ones, which have to be probed.
-    fn set(&mut self, pods: Vec<PodAddress>) -> Vec<PodAddress> {
-        self.pods.retain(|endpoint| pods.contains(&endpoint.pod));
-        let new: Vec<_> = pods.into_iter().filter(|pod| !self.has(pod)).collect();
-        let endpoint = |pod: &PodAddress| PodEndpoint { pod: pod.clone(), answers: false, in_flight: 0 };
-        self.pods.extend(new.iter().map(endpoint));
-        new
-    }
-
-    fn has(&self, pod: &PodAddress) -> bool {
-        self.pods.iter().any(|endpoint| endpoint.pod == *pod)
-    }
-
-    fn find(&mut self, pod: &PodAddress) -> Option<&mut PodEndpoint> {
-        self.pods.iter_mut().find(|endpoint| endpoint.pod == *pod)
-    }
-
-    /// The pod with the fewest requests, if it has room for another; counts the request.
-    fn acquire(&mut self) -> Option<PodAddress> {
-        let concurrency = self.concurrency;
-        let free = self.pods.iter_mut().filter(|pod| pod.answers && pod.in_flight < concurrency);
-        let least = free.min_by_key(|pod| pod.in_flight)?;
-        least.in_flight += 1;
-        Some(least.pod.clone())
-    }
-
-    /// A request of this pod has ended.
-    fn release(&mut self, pod: &PodAddress) {
-        if let Some(endpoint) = self.find(pod) {
-            endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
-        }
-    }
-}
-
 /// Sends requests to the pods of one revision.
 pub(crate) struct PodUpstream {
     revision: ObjectKey,
     port: u16,
     timeout: Duration,
     response_bytes_max: u64,
-    client: Client<HttpConnector, Body>,
+    client: Client<HttpConnector, LentBody>,
     endpoints: Mutex<PodEndpoints>,
     /// The reason why no pod starts, if a pod reports one.
     trouble: Mutex<Option<String>>,
@@ -220,7 +156,8 @@ impl PodUpstream {
         drop(tokio::spawn(probing));
     }
 
-    /// Sends a request: waits for a pod with a free slot, at most until the deadline.
+    /// Sends a request: waits for a pod with a free slot, at most until the deadline. A pod that refuses the connection
+    /// is replaced by another one.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: Request<Body>,
@@ -229,19 +166,25 @@ impl PodUpstream {
         let upstream = self.clone();
         Box::pin(async move {
             let arrived = Instant::now();
-            let (cold, permit) = upstream.place(deadline).await?;
-            let started = Instant::now();
-            let request = upstream.addressed(request, &permit.pod)?;
-            let sent = tokio::time::timeout_at(deadline, upstream.client.request(request)).await;
-            let response = match sent {
-                Err(_) => return Err(CallError::TimedOut { limit: upstream.timeout }.into()),
-                Ok(Err(error)) => {
-                    if error.is_connect() {
-                        upstream.lost(&permit.pod);
-                    }
+            let (parts, body) = request.into_parts();
+            let unread = UnreadBody::default();
+            let mut next = body;
+            let (cold, permit, started, response) = loop {
+                let (cold, permit) = upstream.place(deadline).await?;
+                let started = Instant::now();
+                let request = Request::from_parts(parts.clone(), unread.lend(next));
+                let request = upstream.addressed(request, &permit.pod)?;
+                let error = match tokio::time::timeout_at(deadline, upstream.client.request(request)).await {
+                    Err(_) => return Err(CallError::TimedOut { limit: upstream.timeout }.into()),
+                    Ok(Ok(response)) => break (cold, permit, started, response),
+                    Ok(Err(error)) => error,
+                };
+                if !error.is_connect() {
                     return Err(upstream.no_answer(&error));
                 }
-                Ok(Ok(response)) => response,
+                upstream.lost(&permit.pod);
+                // The pod ended without its object saying so yet, and has received nothing of the request.
+                next = unread.take().ok_or_else(|| upstream.no_answer(&error))?;
             };
             let waited = started - arrived;
             let (load, queue) = if cold { (waited, Duration::ZERO) } else { (Duration::ZERO, waited) };
@@ -281,7 +224,7 @@ impl PodUpstream {
     }
 
     /// Addresses the request to the pod, in HTTP/1.1; the `host` header remains the client's.
-    fn addressed(&self, mut request: Request<Body>, pod: &PodAddress) -> Result<Request<Body>, Refusal> {
+    fn addressed<B>(&self, mut request: Request<B>, pod: &PodAddress) -> Result<Request<B>, Refusal> {
         let authority = std::net::SocketAddr::new(pod.ip, self.port).to_string();
         let broken = |error: http::Error| Refusal::from(CallError::Internal(error.to_string()));
         let authority = Authority::try_from(authority).map_err(|error| broken(error.into()))?;
@@ -386,29 +329,6 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str) -> PodAddress {
-        PodAddress { uid: name.into(), ip: [127, 0, 0, 1].into() }
-    }
-
-    #[test]
-    fn the_least_loaded_pod_that_answers_and_has_room_is_taken() {
-        let mut endpoints = PodEndpoints { pods: Vec::new(), concurrency: 2 };
-        assert_eq!(endpoints.set(vec![pod("a"), pod("b")]).len(), 2);
-        assert_eq!(endpoints.acquire(), None, "none answers yet");
-        endpoints.find(&pod("a")).unwrap().answers = true;
-        assert_eq!(endpoints.acquire(), Some(pod("a")));
-        endpoints.find(&pod("b")).unwrap().answers = true;
-        assert_eq!(endpoints.acquire(), Some(pod("b")), "it has less to do");
-        assert!(endpoints.acquire().is_some() && endpoints.acquire().is_some());
-        assert_eq!(endpoints.acquire(), None, "both are full");
-        endpoints.release(&pod("b"));
-        assert_eq!(endpoints.acquire(), Some(pod("b")));
-        assert_eq!(endpoints.set(vec![pod("b"), pod("c")]), [pod("c")], "the known one keeps its count");
-        assert_eq!(endpoints.acquire(), None);
-        endpoints.release(&pod("a"));
-        assert_eq!(endpoints.acquire(), None, "a pod that went gives no room");
-    }
-
     fn upstream(port: u16, timeout: &str) -> Arc<PodUpstream> {
         let spec = serde_json::json!({"function": "f", "source": {"image": "x", "port": port},
             "limits": {"timeout": timeout, "concurrency": 1, "response": "8"}});
@@ -487,6 +407,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_a_pod_refuses_goes_to_another_one_with_its_body() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let upstream = upstream(listener.local_addr().unwrap().port(), "30s");
+        let gone = PodAddress { uid: "gone".into(), ip: [127, 0, 0, 1].into() };
+        let alive = PodAddress { uid: "alive".into(), ip: [127, 0, 0, 2].into() };
+        {
+            let mut endpoints = upstream.endpoints.lock();
+            endpoints.set(vec![gone.clone(), alive.clone()]);
+            for pod in [&gone, &alive] {
+                endpoints.find(pod).unwrap().answers = true;
+            }
+            assert_eq!(endpoints.acquire(), Some(gone.clone()), "it is the first choice");
+            endpoints.release(&gone);
+        }
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut sent = Vec::new();
+            while !sent.ends_with(b"event") {
+                assert!(stream.read_buf(&mut sent).await.unwrap() > 0, "{sent:?}");
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await.unwrap();
+            stream
+        });
+        let body = http_body_util::Full::from("event").map_err(|never| match never {}).boxed_unsync();
+        let request = Request::post("/").header("content-length", "5").body(body).unwrap();
+        let called = upstream.call(request, Instant::now() + Duration::from_secs(30)).await;
+        assert!(called.is_ok(), "{:?}", called.err());
+        let _open = server.await.unwrap();
+        upstream.close();
     }
 
     #[tokio::test]

@@ -1,19 +1,10 @@
 //! Forwards requests of an Ingress to the endpoints of a Service over pooled HTTP/1.1 connections; a connection that
 //! switches protocols (WebSocket) becomes a pair of byte streams.
 
-use std::{
-    collections::HashSet,
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{collections::HashSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
-use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::{
@@ -21,7 +12,6 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use mayfly_runtime::Body;
-use parking_lot::Mutex;
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -35,6 +25,7 @@ use crate::{
     headers,
     listen::OpenRequest,
     refusal::{Refusal, RefusalCode},
+    unread_body::{LentBody, UnreadBody},
 };
 
 /// The timeout of connecting to an endpoint.
@@ -201,57 +192,6 @@ async fn copy(client: Upgraded, endpoint: Upgraded) -> io::Result<()> {
 
 fn empty() -> Body {
     Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync()
-}
-
-/// Holds a request's body after an attempt that did not read it.
-#[derive(Clone, Default)]
-struct UnreadBody(Arc<Mutex<Option<Body>>>);
-
-impl UnreadBody {
-    /// Lends the body to one attempt; it is returned unless a part of it is read.
-    fn lend(&self, body: Body) -> LentBody {
-        LentBody { body: Some(body), is_read: false, back: self.clone() }
-    }
-
-    fn take(&self) -> Option<Body> {
-        self.0.lock().take()
-    }
-}
-
-struct LentBody {
-    body: Option<Body>,
-    is_read: bool,
-    back: UnreadBody,
-}
-
-impl http_body::Body for LentBody {
-    type Data = <Body as http_body::Body>::Data;
-    type Error = <Body as http_body::Body>::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.get_mut();
-        this.is_read = true;
-        this.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(context))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(http_body::Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map(http_body::Body::size_hint).unwrap_or_default()
-    }
-}
-
-impl Drop for LentBody {
-    fn drop(&mut self) {
-        if !self.is_read {
-            *self.back.0.lock() = self.body.take();
-        }
-    }
 }
 
 /// Sets the endpoint's address; the `host` header remains the client's.
