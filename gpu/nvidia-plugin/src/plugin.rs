@@ -329,8 +329,7 @@ impl DevicePlugin for GpuResource {
                 }
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
                 (Kind::Core | Kind::Memory, Some(owner)) => {
-                    let gpus = self.shared.gpus_of(owner);
-                    let gpus = gpus.map_err(|error| Status::failed_precondition(error.to_string()))?;
+                    let gpus = self.shared.gpus_of(owner).map_err(not_placed)?;
                     spread(&available, &gpus, count)
                 }
             };
@@ -353,8 +352,7 @@ impl DevicePlugin for GpuResource {
                 (Kind::Whole, _) => self.shared.response(&gpus, None)?,
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
                 (Kind::Core | Kind::Memory, Some(owner)) => {
-                    let placed = self.shared.gpus_of(owner);
-                    let placed = placed.map_err(|error| Status::failed_precondition(error.to_string()))?;
+                    let placed = self.shared.gpus_of(owner).map_err(not_placed)?;
                     if placed != gpus {
                         let message = format!(
                             "shares of {} were chosen, not of {}",
@@ -385,6 +383,17 @@ impl DevicePlugin for GpuResource {
             }
         }
         Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+/// The scheduler counts the shares of all GPUs together, so a container may come to a node where no single GPU has its
+/// share free: it waits until one has.
+fn not_placed(error: PlacementError) -> Status {
+    match error {
+        PlacementError::NoGpu(_) => Status::unavailable(error.to_string()),
+        PlacementError::NoMemory | PlacementError::NoCores | PlacementError::NotWhole(_) => {
+            Status::failed_precondition(error.to_string())
+        }
     }
 }
 

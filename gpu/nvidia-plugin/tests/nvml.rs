@@ -19,7 +19,7 @@ use mayfly_gpu_proto::{
     process::ProcessIdentity,
     sim::{SimFile, parse_gpus},
 };
-use mayfly_runtime::{ContainerRole, DeviceClaim, NodeDevices as _, PodDeviceClaims, PodUid};
+use mayfly_runtime::{ContainerRole, DeviceClaim, DeviceError, NodeDevices as _, PodDeviceClaims, PodUid};
 use tokio_util::sync::CancellationToken;
 
 /// The folder of libraries that cargo built: beside the test's executable, or its parent folder.
@@ -189,6 +189,43 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     assert_eq!(node.health()[0], (true, 1));
 }
 
+/// A pod whose container asks for a share of a GPU.
+fn pod(uid: &str, cores: u32) -> PodDeviceClaims {
+    let claim = DeviceClaim {
+        container: "c".into(),
+        role: ContainerRole::Main,
+        resources: [(RESOURCE_CORE, cores), (RESOURCE_MEMORY, 4)]
+            .map(|(name, count)| (name.into(), count))
+            .into(),
+    };
+    PodDeviceClaims {
+        uid: PodUid(uid.into()),
+        pod: ObjectKey::new("default", uid),
+        annotations: BTreeMap::new(),
+        claims: vec![claim],
+    }
+}
+
+/// Two GPUs have 80 hundredths free together, and none has 60: a pod for 60 waits; one that asks for the impossible
+/// fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_that_no_single_gpu_has_free_is_waited_for() {
+    let TestHost { source, host, folder: _folder, .. } = host("2xL4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    node.offers(RESOURCE_MEMORY, 178, 178).await;
+    for uid in ["a", "b"] {
+        node.manager.prepare(&pod(uid, 60), "c").await.unwrap();
+    }
+    let error = node.manager.prepare(&pod("d", 60), "c").await.unwrap_err();
+    let waits = matches!(&error, DeviceError::NotReady(why) if why.contains("no GPU has 60 cores"));
+    assert!(waits, "{error:?}");
+    let error = node.manager.prepare(&pod("e", 150), "c").await.unwrap_err();
+    assert!(matches!(error, DeviceError::Refused(_)), "{error}");
+    node.manager.release(&PodUid("a".into()));
+    node.manager.prepare(&pod("d", 60), "c").await.unwrap();
+}
+
 /// After a restart of a container its old processes are gone, with a pid namespace that the new ones cannot see.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_container_has_all_of_its_memory() {
@@ -196,19 +233,7 @@ async fn a_restarted_container_has_all_of_its_memory() {
     let node = Node::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 100, 100).await;
     node.offers(RESOURCE_MEMORY, 89, 89).await;
-    let claim = DeviceClaim {
-        container: "c".into(),
-        role: ContainerRole::Main,
-        resources: [(RESOURCE_CORE, 50), (RESOURCE_MEMORY, 4)]
-            .map(|(name, count)| (name.into(), count))
-            .into(),
-    };
-    let pod = PodDeviceClaims {
-        uid: PodUid("uid".into()),
-        pod: ObjectKey::new("default", "p"),
-        annotations: BTreeMap::new(),
-        claims: vec![claim],
-    };
+    let pod = pod("uid", 50);
     node.manager.prepare(&pod, "c").await.unwrap();
     let limits = LimitsFile::open(&node.folder.path().join("limits/uid/c/limits")).unwrap();
     let charge = |identity: &ProcessIdentity, bytes| {

@@ -89,6 +89,8 @@ pub struct DeviceManager {
     clients: Mutex<HashMap<Generation, Client>>,
     /// Serialises allocations: a plugin's answer about one pod must not depend on a partial allocation of another.
     admission: tokio::sync::Mutex<()>,
+    /// Held while a checkpoint is made and written, so that an older state never replaces a newer one.
+    checkpoint: Mutex<()>,
     changes: watch::Sender<u64>,
     allocations: watch::Sender<Arc<Vec<DeviceAllocation>>>,
     registered: mpsc::Sender<Connected>,
@@ -119,6 +121,7 @@ impl DeviceManager {
             book: Mutex::new(book),
             clients: Mutex::default(),
             admission: tokio::sync::Mutex::default(),
+            checkpoint: Mutex::default(),
             changes: watch::Sender::new(0),
             allocations,
             registered,
@@ -198,6 +201,7 @@ impl DeviceManager {
 
     /// Writes the checkpoint and notifies readers after a change of devices or allocations.
     fn changed(&self) {
+        let _one = self.checkpoint.lock();
         let (text, allocations) = {
             let book = self.book.lock();
             (checkpoint::encode(&book), book.allocations())
@@ -282,7 +286,12 @@ impl DeviceManager {
         let devices_ids = ids.iter().cloned().collect();
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
         let answer = call(&owner, request, |request| client.allocate(request)).await?;
-        let response = answer.container_responses.into_iter().next().unwrap_or_default();
+        let response = answer.container_responses.into_iter().next().ok_or_else(|| {
+            let resource = &key.2;
+            DeviceError::Refused(format!(
+                "no containers return in the allocation response of the plugin of {resource}"
+            ))
+        })?;
         // An encoded empty answer would look like a missing one in the checkpoint.
         let mut encoded = response.encode_to_vec();
         if encoded.is_empty() {
@@ -340,10 +349,10 @@ impl DeviceManager {
         ids: BTreeSet<String>,
     ) -> Result<(), DeviceError> {
         // A restarted container with an allocation needs its plugin only for PreStartContainer.
-        let Ok((mut client, options)) = self.client(resource) else { return Ok(()) };
-        if !options.pre_start_required || ids.is_empty() {
+        if ids.is_empty() || !self.book.lock().needs_pre_start(resource) {
             return Ok(());
         }
+        let (mut client, _) = self.client(resource)?;
         let request = PreStartContainerRequest { devices_ids: ids.into_iter().collect() };
         call(&owner(pod, claim), request, |request| client.pre_start_container(request)).await.map(|_| ())
     }
@@ -360,8 +369,11 @@ impl NodeDevices for DeviceManager {
     }
 
     async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError> {
-        let _turn = self.admission.lock().await;
-        self.admit(pod).await?;
+        {
+            let _turn = self.admission.lock().await;
+            self.admit(pod).await?;
+        }
+        // Not serialised: a plugin that hangs in `PreStartContainer` delays no other pod.
         match pod.claims.iter().find(|claim| claim.container == container) {
             Some(claim) => self.options(pod, claim).await,
             None => Ok(ContainerDevices::default()),

@@ -55,6 +55,8 @@ struct Resource {
     endpoints: Vec<Endpoint>,
     /// The devices of the active endpoint; all are unhealthy without one.
     devices: BTreeMap<String, DeviceState>,
+    /// The options of the last plugin that registered; unknown after a restart.
+    options: Option<EndpointOptions>,
     /// When the last endpoint disconnected, relative to the manager's start.
     stopped: Option<Duration>,
 }
@@ -130,6 +132,7 @@ impl DeviceLedger {
         let known = self.resources.entry(resource.to_owned()).or_default();
         known.endpoints.retain(|endpoint| endpoint.socket != socket);
         known.endpoints.push(Endpoint { socket: socket.to_owned(), generation, options, devices: None });
+        known.options = Some(options);
         known.stopped = None;
         self.removed.remove(resource);
         generation
@@ -211,6 +214,14 @@ impl DeviceLedger {
     pub fn endpoint(&self, resource: &str) -> Option<(Generation, EndpointOptions)> {
         let endpoint = self.resources.get(resource)?.endpoints.last()?;
         Some((endpoint.generation, endpoint.options))
+    }
+
+    /// Whether the plugin has to be called before a container with its devices starts. A plugin that is away needs the
+    /// call as its last connection did, and an unknown one may need it.
+    pub fn needs_pre_start(&self, resource: &str) -> bool {
+        let Some(known) = self.resources.get(resource) else { return true };
+        let active = known.endpoints.last().map(|endpoint| endpoint.options);
+        active.or(known.options).is_none_or(|options| options.pre_start_required)
     }
 
     /// The devices that a container may get. `reusable`: those of init containers of its pod that have ended.

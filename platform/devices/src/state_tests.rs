@@ -141,6 +141,21 @@ fn a_missing_plugin_is_a_passing_reason_and_a_device_that_broke_is_none() {
     assert!(book.choose(&key, 1, &BTreeSet::new()).unwrap_err().is_transient());
 }
 
+/// Upstream: `TestUpdateCapacityAllocatable`, where a stopped endpoint refuses `PreStartContainer`.
+#[test]
+fn a_plugin_that_is_away_is_called_before_a_start_if_it_was_before() {
+    for required in [false, true] {
+        let mut book = DeviceLedger::default();
+        let options = EndpointOptions { pre_start_required: required, preferred_allocation: false };
+        let generation = book.connect(RESOURCE, "a.sock", options);
+        assert_eq!(book.needs_pre_start(RESOURCE), required);
+        book.disconnect(RESOURCE, generation, AT);
+        assert_eq!(book.needs_pre_start(RESOURCE), required);
+    }
+    let restarted = DeviceLedger::restore(BTreeMap::new(), &[RESOURCE.to_owned()], AT);
+    assert!(restarted.needs_pre_start(RESOURCE), "its options are not known yet");
+}
+
 #[test]
 fn a_preference_is_followed_where_it_can_be() {
     let available = ids(&["a", "b", "c", "d"]);

@@ -19,7 +19,7 @@ pub(super) async fn preferred(
     Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
 }
 
-/// Calls a plugin for a pod. A plugin that does not respond may be restarting.
+/// Calls a plugin for a pod. A plugin that does not respond, or ends during the call, may be restarting.
 pub(super) async fn call<M, R, F>(
     owner: &DeviceOwner,
     message: M,
@@ -32,8 +32,8 @@ where
     owner.write(request.metadata_mut());
     match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
-            Err(DeviceError::NotReady(format!("the device plugin is unavailable: {}", status.message())))
+        Ok(Err(status)) if is_unavailable(&status) => {
+            Err(DeviceError::NotReady(format!("the device plugin is not ready: {}", status.message())))
         }
         Ok(Err(status)) => {
             Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))
@@ -43,6 +43,12 @@ where
             Err(DeviceError::NotReady(message))
         }
     }
+}
+
+/// Whether the plugin is away. A status with a source was made on this side, by a connection that broke; its code
+/// depends on the moment. One that the plugin sent has no source.
+fn is_unavailable(status: &Status) -> bool {
+    status.code() == tonic::Code::Unavailable || std::error::Error::source(status).is_some()
 }
 
 /// Connects to a plugin and reads its options, which replace those of its registration (as upstream).
