@@ -10,8 +10,9 @@ mod container;
 use container::LimitedContainer;
 
 const MIB: u64 = 1 << 20;
-/// How programs find the driver's functions.
-const LOADINGS: [&str; 3] = ["linked", "dlsym", "address"];
+/// How programs find the driver's functions: linked; by `dlsym` in a library opened with `RTLD_LOCAL`, or among all
+/// libraries; by `cuGetProcAddress` of CUDA 12, there also for per-thread default streams, and of CUDA 11.
+const LOADINGS: [&str; 6] = ["linked", "dlsym", "global", "address", "thread", "address1"];
 
 #[test]
 fn every_way_to_allocate_is_limited_exactly() {
@@ -62,6 +63,33 @@ fn processes_of_a_container_share_its_limit_and_a_crash_returns_its_part() {
     let crashed = container.command(&["dlsym", "crash", "create", &(40 * MIB).to_string()]).output().unwrap();
     assert_eq!((crashed.status.code(), crashed.stdout.as_slice()), (None, b"0\n".as_slice()));
     assert_eq!(container.run(&["linked", "halves", "alloc", &(32 * MIB).to_string()]), "0 0 2 0 0 2 1 0 2");
+}
+
+/// Programs that allocate at the same time get exactly what fits.
+#[test]
+fn a_race_of_processes_does_not_exceed_the_limit() {
+    for kind in ["alloc", "create", "async"] {
+        let Some(container) = LimitedContainer::new("a_race", 64 * MIB, 0) else { return };
+        let bytes = (20 * MIB).to_string();
+        let mut programs: Vec<_> =
+            (0..8).map(|_| container.spawn(&["address", "take", kind, &bytes])).collect();
+        let mut codes: Vec<_> = programs.iter_mut().map(|program| program.line()).collect();
+        codes.sort();
+        assert_eq!(codes, ["0", "0", "0", "2", "2", "2", "2", "2"], "{kind}");
+        assert!(container.limits.usage()[0].memory_bytes <= 64 * MIB, "{kind}");
+    }
+}
+
+#[test]
+fn memory_counts_for_its_own_device() {
+    let Some(container) = LimitedContainer::new("its_own_device", 64 * MIB, 0) else { return };
+    for loading in ["dlsym", "address"] {
+        assert_eq!(
+            container.run(&[loading, "devices", "x", &(100 * MIB).to_string()]),
+            "0 2 0 2",
+            "{loading}"
+        );
+    }
 }
 
 #[test]
@@ -125,6 +153,15 @@ fn one_program_gets_its_share() {
         let Some(container) = LimitedContainer::new("one_program", 0, percent) else { return };
         let text = container.run(&["address", "spin", kernel, "2000", batch]);
         assert_share(container.share(&text), percent);
+    }
+}
+
+#[test]
+fn launches_of_every_lookup_are_counted() {
+    for loading in ["linked", "global", "thread", "address1"] {
+        let Some(container) = LimitedContainer::new("launches_of_every_lookup", 0, 25) else { return };
+        let text = container.run(&[loading, "spin", "work_1ms", "2000", "1"]);
+        assert_share(container.share(&text), 25);
     }
 }
 

@@ -1,5 +1,5 @@
 /* A CUDA program without the toolkit: `probe LOADING COMMAND ARGUMENTS...` finds the driver's functions the way
- * LOADING says (linked, dlsym, address) and prints what COMMAND saw. */
+ * LOADING says (linked, dlsym, global, address, thread, address1) and prints what COMMAND saw. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,6 +17,9 @@ typedef int (*fn)();
 
 static void *library;
 static int (*get_address)(const char *, void **, int, u64, int *);
+static int (*get_address_v1)(const char *, void **, int, u64);
+/* 2: the functions of the per-thread default stream. */
+static u64 address_flags;
 static const char *loading;
 
 #ifdef LINKED
@@ -37,16 +40,21 @@ static fn find(const char *name) {
     if (!strcmp(linked[i].name, name)) return linked[i].function;
 #endif
   void *found = NULL;
-  if (!strcmp(loading, "address")) {
+  if (get_address || get_address_v1) {
     char base[64];
     snprintf(base, sizeof base, "%s", name);
     char *suffix = strstr(base, "_v2");
     if (suffix) *suffix = 0;
     int status = 7;
-    get_address(base, &found, 12080, 0, &status);
+    if (get_address_v1) {
+      if (get_address_v1(base, &found, 11030, address_flags)) found = NULL;
+      status = 0;
+    } else {
+      get_address(base, &found, 12080, address_flags, &status);
+    }
     if (found && status != 0) { printf("status %d for %s\n", status, base); exit(3); }
   } else {
-    found = dlsym(library, name);
+    found = dlsym(strcmp(loading, "global") ? library : RTLD_DEFAULT, name);
   }
   if (!found) { printf("no function %s\n", name); exit(3); }
   return (fn)found;
@@ -195,10 +203,13 @@ static void *thread(void *counter) {
 int main(int argc, char **argv) {
   loading = argv[1];
   if (strcmp(loading, "linked")) {
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    library = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(loading, "global") ? RTLD_LOCAL : RTLD_GLOBAL));
     if (!library) { printf("%s\n", dlerror()); return 2; }
   }
-  if (!strcmp(loading, "address")) get_address = dlsym(library, "cuGetProcAddress_v2");
+  if (!strcmp(loading, "address") || !strcmp(loading, "thread"))
+    get_address = dlsym(library, "cuGetProcAddress_v2");
+  if (!strcmp(loading, "thread")) address_flags = 2;
+  if (!strcmp(loading, "address1")) get_address_v1 = dlsym(library, "cuGetProcAddress");
   const char *command = argv[2];
   setvbuf(stdout, NULL, _IONBF, 0);
   size_t bytes = argc > 4 ? strtoull(argv[4], NULL, 10) : 0;
@@ -282,6 +293,16 @@ int main(int argc, char **argv) {
     int reused = allocate("async", bytes, &address);
     MUST(cuMemFreeAsync, address, null_stream);
     printf("%d %d %d\n", first, reused, allocate("alloc", bytes, &address));
+  } else if (!strcmp(command, "devices")) {
+    /* Memory counts for its own device, whatever device the current context is of. Only the first one is limited. */
+    u64 handle, context, address;
+    int first[8] = {1, 0, 1, 0, 0, 0, 0, 0}, second[8] = {1, 0, 1, 1, 0, 0, 0, 0};
+    begin(0);
+    int on_second = CALL(cuMemCreate, &handle, bytes, second, (u64)0);
+    int on_first = CALL(cuMemCreate, &handle, bytes, first, (u64)0);
+    MUST(cuCtxCreate_v2, &context, 0, 1);
+    int in_second = allocate("alloc", bytes, &address);
+    printf("%d %d %d %d\n", on_second, on_first, in_second, CALL(cuMemCreate, &handle, bytes, first, (u64)0));
   } else if (!strcmp(command, "null")) {
     begin(0);
     size_t total = 0;

@@ -37,26 +37,31 @@ fn number(row: &Value, field: &str) -> f64 {
 
 /// A row for each share, a column for each kind of loop.
 fn shares(figures: &Value) -> Result<String> {
-    let rows = rows(figures, "shares")?;
-    let mut table = Table::new(&["share of GPU time", "waits for each kernel", "never waits", "graphs"]);
-    let mut percents: Vec<f64> = rows.iter().map(|row| number(row, "percent")).collect();
-    percents.dedup();
-    for percent in percents {
-        let got = |kind: &str| {
-            let found = rows.iter().find(|row| number(row, "percent") == percent && row["loop"] == kind);
-            found.map_or_else(String::new, |row| format!("{:.1} %", number(row, "got")))
-        };
-        table.row(&[format!("{percent} %"), got("sync"), got("async"), got("graph")]);
-    }
-    Ok(table.text())
+    let head = ["share of GPU time", "waits for each kernel", "never waits", "graphs"];
+    Ok(by_share(rows(figures, "shares")?, &head, &["sync", "async", "graph"]))
 }
 
 fn together(figures: &Value) -> Result<String> {
-    let mut table = Table::new(&["two containers on one GPU", "got"]);
-    for row in rows(figures, "together")? {
-        table.row(&[format!("{} %", row["percent"]), format!("{:.1} %", number(row, "got"))]);
+    let head = ["two containers on one GPU", "wait for each kernel", "never wait"];
+    Ok(by_share(rows(figures, "together")?, &head, &["sync", "async"]))
+}
+
+/// `kinds`: the loops of the columns.
+fn by_share(rows: &[Value], head: &[&str], kinds: &[&str]) -> String {
+    let mut table = Table::new(head);
+    let mut percents: Vec<f64> = rows.iter().map(|row| number(row, "percent")).collect();
+    percents.sort_by(f64::total_cmp);
+    percents.dedup();
+    for percent in percents {
+        let got = |kind: &&str| {
+            let found = rows.iter().find(|row| number(row, "percent") == percent && row["loop"] == **kind);
+            found.map_or_else(String::new, |row| format!("{:.1} %", number(row, "got")))
+        };
+        let cells: Vec<String> =
+            std::iter::once(format!("{percent} %")).chain(kinds.iter().map(got)).collect();
+        table.row(&cells);
     }
-    Ok(table.text())
+    table.text()
 }
 
 fn costs(figures: &Value) -> Result<String> {
@@ -91,6 +96,9 @@ mod tests {
             "shares": [
                 {"percent": 10, "loop": "sync", "got": 10.14}, {"percent": 10, "loop": "async", "got": 9.9},
                 {"percent": 25, "loop": "sync", "got": 25.0}],
+            "together": [
+                {"percent": 30, "loop": "sync", "got": 30.4}, {"percent": 70, "loop": "sync", "got": 64.7},
+                {"percent": 30, "loop": "async", "got": 30.1}, {"percent": 70, "loop": "async", "got": 70.2}],
             "costs": [{"what": "launch", "withoutNs": 100.0, "memoryNs": 110.0, "quotaNs": 300.0}],
         });
         let shares = shares(&figures).unwrap();
@@ -100,6 +108,11 @@ mod tests {
         );
         let costs = costs(&figures).unwrap();
         assert!(costs.contains("+200 ns") && costs.contains("1.00 %"), "{costs}");
-        assert!(together(&figures).is_err());
+        let together = together(&figures).unwrap();
+        let rows: Vec<_> = together.lines().filter(|line| line.contains(" %")).collect();
+        assert_eq!(rows.len(), 2, "{together}");
+        assert!(rows[0].contains("30.4 %") && rows[0].contains("30.1 %"), "{together}");
+        assert!(rows[1].contains("64.7 %") && rows[1].contains("70.2 %"), "{together}");
+        assert!(super::together(&json!({})).is_err());
     }
 }
