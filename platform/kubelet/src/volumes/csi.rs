@@ -103,6 +103,10 @@ struct CsiRecord {
     expanded_bytes: u64,
     /// Whether the volume is attached to the node; it must not be detached while this record exists.
     is_attached: bool,
+    /// Whether the volume is expanded and belongs to the pod's group. A failed call or a crash between publishing and
+    /// this may leave a mounted volume that the pod cannot use yet.
+    #[serde(default)]
+    is_ready: bool,
 }
 
 impl CsiVolumes {
@@ -137,7 +141,8 @@ impl CsiVolumes {
         self.staged.lock().entry(staging.to_owned()).or_default().clone()
     }
 
-    /// Mounts a volume for a pod and returns its path; keeps an existing mount. `root`: the folder of all pods.
+    /// Mounts a volume for a pod and returns its path; keeps an existing mount that is complete. `root`: the folder of
+    /// all pods.
     pub(super) async fn mount(
         &self,
         root: &Path,
@@ -149,7 +154,7 @@ impl CsiVolumes {
         let (folder, target) = self.paths(uid, source);
         let driver = self.driver(&source.driver)?;
         let journal = journal::path(&root.join(uid), KIND, volume);
-        if is_published(source, &target) {
+        if is_published(source, &target) && is_ready(&journal) {
             return Ok(target);
         }
         let settings = self.settings(source).await?;
@@ -167,6 +172,7 @@ impl CsiVolumes {
             staging: staging.clone(),
             expanded_bytes: 0,
             is_attached: source.needs_attachment(&settings),
+            is_ready: false,
         };
         // The driver creates the target itself, in this folder.
         let parent = target.parent().unwrap_or(&folder);
@@ -209,6 +215,8 @@ impl CsiVolumes {
         if source.gives_to_group(&settings) {
             super::persistent::give_to_group(pod, &target).map_err(CsiVolumeError::Group)?;
         }
+        record.is_ready = true;
+        journal::write(&journal, &record).map_err(failed("write", &journal))?;
         Ok(target)
     }
 
@@ -347,6 +355,13 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CsiVol
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+/// Whether the volume of a journal needs no further work.
+fn is_ready(journal: &Path) -> bool {
+    let text = fs::read(journal).ok();
+    let record = text.and_then(|text| serde_json::from_slice::<CsiRecord>(&text).ok());
+    record.is_some_and(|record| record.is_ready)
 }
 
 fn is_published(source: &CsiSource, target: &Path) -> bool {

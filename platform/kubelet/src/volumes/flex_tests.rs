@@ -59,11 +59,15 @@ impl Node {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let drivers = FlexDrivers::new(folder.path().join("plugins"), "node".into())
-            .with_timeout(Duration::from_secs(60));
+        let drivers = drivers(folder.path());
         let node = Self { folder, drivers };
         node.install(attach, mount);
         Some(node)
+    }
+
+    /// What a restart of the kubelet leaves: the mounts and the journals.
+    fn restart(&mut self) {
+        self.drivers = drivers(self.folder.path());
     }
 
     /// Installs the driver atomically, as a DaemonSet does: written under another name, then renamed.
@@ -118,6 +122,10 @@ impl Node {
         let journal = self.root().join(uid).join(".flex-data.json");
         super::mounts_below(&text, self.folder.path()).is_empty() && !journal.exists()
     }
+}
+
+fn drivers(folder: &Path) -> FlexDrivers {
+    FlexDrivers::new(folder.join("plugins"), "node".into()).with_timeout(Duration::from_secs(60))
 }
 
 fn pod(uid: &str) -> Pod {
@@ -239,6 +247,61 @@ async fn a_driver_that_misbehaves_leaves_nothing_and_is_tried_again() {
     assert!(is_mount_point(&path) && !node.is_clean("u1"));
     // A driver that reports a successful unmount without unmounting.
     node.fault("unmount", "success");
+    node.unmount("u1").await.unwrap();
+    assert!(node.is_clean("u1"));
+}
+
+const FAILURE: &str = "echo '{\"status\": \"Failure\", \"message\": \"no disk\"}'; exit 1";
+
+/// The kubelet restarts after the failed call, and the pod is deleted: its journal undoes the earlier calls.
+#[tokio::test]
+async fn a_driver_that_fails_in_any_call_before_the_mount_leaves_nothing() {
+    let test = "a_driver_that_fails_in_any_call_before_the_mount_leaves_nothing";
+    let Some(mut node) = Node::new(test, true, MOUNT_TMPFS) else { return };
+    let mounted_and_failed = format!("mount -t tmpfs flex \"$2\"; {FAILURE}");
+    for (call, fault, expected) in [
+        ("init", FAILURE, "no disk"),
+        ("init", "kill -9 $$", "ended with a signal"),
+        ("attach", FAILURE, "no disk"),
+        ("attach", "echo noise", "is not understood"),
+        ("waitforattach", FAILURE, "no disk"),
+        ("waitforattach", "kill -9 $$", "ended with a signal"),
+        ("mountdevice", FAILURE, "no disk"),
+        ("mountdevice", "success", "nothing is mounted"),
+        ("mountdevice", mounted_and_failed.as_str(), "no disk"),
+        ("mount", mounted_and_failed.as_str(), "no disk"),
+    ] {
+        node.fault(call, fault);
+        let error = node.mount("u1", &source(None)).await.unwrap_err();
+        let told = error.contains(&format!("vendor/disk {call} failed")) && error.contains(expected);
+        assert!(told, "{call}, {fault}: {error}");
+        node.restart();
+        node.unmount("u1").await.unwrap();
+        assert!(node.is_clean("u1"), "{call}, {fault}");
+        let calls = node.calls();
+        assert_eq!(calls.ends_with("detach"), call != "init", "{call}, {fault}: {calls}");
+        node.heal(call);
+    }
+    node.mount("u1", &source(None)).await.unwrap();
+    node.unmount("u1").await.unwrap();
+    assert!(node.is_clean("u1"));
+}
+
+#[tokio::test]
+async fn a_driver_that_fails_in_any_call_of_the_removal_is_called_again() {
+    let test = "a_driver_that_fails_in_any_call_of_the_removal_is_called_again";
+    let Some(mut node) = Node::new(test, true, NOT_SUPPORTED) else { return };
+    node.mount("u1", &source(None)).await.unwrap();
+    for call in ["unmount", "unmountdevice", "detach"] {
+        for fault in [FAILURE, "kill -9 $$"] {
+            node.fault(call, fault);
+            let error = node.unmount("u1").await.unwrap_err();
+            assert!(error.contains(&format!("vendor/disk {call} failed")), "{call}, {fault}: {error}");
+            assert!(!node.is_clean("u1"), "{call}, {fault}");
+            node.restart();
+        }
+        node.heal(call);
+    }
     node.unmount("u1").await.unwrap();
     assert!(node.is_clean("u1"));
 }

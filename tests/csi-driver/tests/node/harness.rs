@@ -213,7 +213,15 @@ impl DriverNode {
 
     /// Deletes a pod, and waits until it is gone.
     pub(crate) async fn delete(&self, name: &str) {
+        self.start_deletion(name).await;
+        self.gone(name).await;
+    }
+
+    pub(crate) async fn start_deletion(&self, name: &str) {
         self.pods().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    pub(crate) async fn gone(&self, name: &str) {
         let gone = async || self.pods().get_opt(name).await.unwrap().is_none().then_some(());
         self.find("the pod is gone", gone).await;
     }

@@ -12,6 +12,7 @@ use std::{
 use mayfly_csi_driver::{Fault, HostPathDriver, block::BlockDevices};
 use nix::sys::stat::{Mode, SFlag, major, makedev, mknod};
 use serde_json::{Value, json};
+use tonic::Code;
 
 use harness::{DriverNode, VOLUME_BYTES};
 
@@ -154,6 +155,60 @@ async fn volumes_used_against_their_mode_are_refused_in_upstreams_words() {
     assert_eq!(node.started(&pod).await.process.devices.len(), 1);
     for pod in ["a", "b", "c"] {
         node.delete(pod).await;
+    }
+    node.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_fails_is_repeated_and_its_reason_is_shown() {
+    let test = "a_call_that_fails_is_repeated_and_its_reason_is_shown";
+    let Some(node) = DriverNode::start(test).await else { return };
+    let driver = node.driver(DRIVER, BlockDevices::Unsupported).await;
+    node.claim(DRIVER, "one", "Filesystem").await;
+    let refuse = Fault::Refuse;
+    // A driver that only says that it staged refuses to publish.
+    for (name, call, fault, reason) in [
+        ("a", "NodeStageVolume", refuse(Code::Internal), "refused NodeStageVolume: as the test wants it"),
+        ("b", "NodeStageVolume", refuse(Code::Aborted), "refused NodeStageVolume: as the test wants it"),
+        ("c", "NodeStageVolume", Fault::Lie, "the volume must be staged before publishing"),
+        (
+            "d",
+            "NodePublishVolume",
+            refuse(Code::ResourceExhausted),
+            "refused NodePublishVolume: as the test wants it",
+        ),
+        ("e", "NodePublishVolume", Fault::Lie, "answered NodePublishVolume with success, but"),
+    ] {
+        driver.set_fault(call, Some(fault));
+        let pod = node.pod(name, "one", mounted()).await;
+        node.event(name, "Failed", reason).await;
+        driver.set_fault(call, None);
+        node.started(&pod).await;
+        node.delete(name).await;
+    }
+    // A pod whose volume was never mounted is removed while the driver refuses.
+    driver.set_fault("NodeStageVolume", Some(refuse(Code::Internal)));
+    node.pod("never", "one", mounted()).await;
+    node.event("never", "Failed", "refused NodeStageVolume").await;
+    node.delete("never").await;
+    driver.set_fault("NodeStageVolume", None);
+    for (name, call, fault) in [
+        ("f", "NodeUnpublishVolume", refuse(Code::Internal)),
+        ("g", "NodeUnpublishVolume", Fault::Lie),
+        ("h", "NodeUnstageVolume", refuse(Code::Aborted)),
+    ] {
+        let pod = node.pod(name, "one", mounted()).await;
+        node.started(&pod).await;
+        let count = || driver.calls().iter().filter(|known| *known == call).count();
+        let before = count();
+        driver.set_fault(call, Some(fault));
+        node.start_deletion(name).await;
+        let repeated = async || (count() >= before + 2).then_some(());
+        node.find(&format!("{call} is repeated"), repeated).await;
+        driver.set_fault(call, None);
+        node.gone(name).await;
+        let state = driver.volumes().volumes["hostpath-one"].clone();
+        assert!(!state.is_in_use(), "{call}: {state:?}");
     }
     node.leaves_nothing().await;
 }

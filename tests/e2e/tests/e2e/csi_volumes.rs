@@ -37,8 +37,12 @@ async fn create(node: &ContainerNode, object: &Value) -> Result<()> {
 async fn start(node: &ContainerNode) -> Result<HostPathDriver> {
     let driver = HostPathDriver::start(config(node))?;
     registered(node, &driver).await?;
-    create(node, &json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
-        "spec": {"attachRequired": true, "podInfoOnMount": true, "volumeLifecycleModes": ["Persistent", "Ephemeral"]}}))
+    create(
+        node,
+        &json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
+        "spec": {"attachRequired": true, "podInfoOnMount": true, "fsGroupPolicy": "File",
+            "volumeLifecycleModes": ["Persistent", "Ephemeral"]}}),
+    )
     .await?;
     create(
         node,
@@ -204,7 +208,9 @@ async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
         driver.set_fault(call, Some(Fault::Hang));
         let undoes = call.contains("Un");
         create(&node, &claim("data")).await?;
-        create(&node, &pod("a", &claimed("data"))).await?;
+        let mut grouped = pod("a", &claimed("data"));
+        grouped["spec"]["securityContext"] = json!({"fsGroup": 7});
+        create(&node, &grouped).await?;
         if undoes {
             node.ready("a").await?;
             node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
@@ -213,6 +219,9 @@ async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
         node = node.restart_after(|| driver.set_fault(call, None)).await?;
         if !undoes {
             node.ready("a").await?;
+            // Also after a kill between publishing and the change of the group.
+            let group = node.exec("a", "stat -c %g /data").await?;
+            ensure!(group == "7\n", "{call}: the volume belongs to group {group}");
             node.kubectl.ok(&["delete", "pod", "a", "--wait=false"]).await?;
         }
         node.kubectl.ok(&["wait", "--for=delete", "pod/a", "--timeout=50s"]).await?;
