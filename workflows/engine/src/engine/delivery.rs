@@ -19,8 +19,10 @@ use mayfly_workflows_machine::Event;
 
 /// The delay before an evicted execution that could not be read is read again.
 const WAKE_RETRY_MS: i64 = 2_000;
-/// Threads that deliver timers of executions with JSONata at the same time: twice the evaluator's threads.
-const EVALUATIONS_MAX: usize = 8;
+/// The maximum number of threads that deliver timers of executions with JSONata. A second thread starts only when the
+/// first is stuck, so this is also the number of long expressions that do not delay the timers of other executions. A
+/// quarter of the runtime's threads that may block, because reads of the journal use these, too.
+const EVALUATIONS_MAX: usize = 128;
 /// Timers in a group: enough that the group's own cost is small, and few enough that the first executions have ended
 /// long before the last are read.
 const GROUP: usize = 256;

@@ -13,8 +13,19 @@ impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
     pub async fn describe(&self, arn: &ExecutionArn) -> Result<Option<Description>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
+            let kind = running.state_machine.kind;
+            if let Some(cell) = running.cell.try_lock() {
+                return Ok(Some(self.inner.describe_row(&cell.row, kind)));
+            }
+            // An expression may hold the lock for seconds; the journal has everything that was acknowledged.
+            if running.may_block
+                && !running.express
+                && let Some(stored) = self.inner.describe_stored(arn).await?
+            {
+                return Ok(Some(stored));
+            }
             let cell = running.lock();
-            return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind)));
+            return Ok(Some(self.inner.describe_row(&cell.row, kind)));
         }
         self.inner.describe_stored(arn).await
     }

@@ -89,8 +89,8 @@ pub(super) async fn delete_expired(engine: Weak<Inner>) {
         let Some(inner) = engine.upgrade() else { return };
         match inner.delete_expired_round().await {
             Ok(0) => {}
-            Ok(forgotten) => tracing::info!(forgotten, "executions past their retention were forgotten"),
-            Err(error) => tracing::warn!(%error, "old executions could not be forgotten"),
+            Ok(deleted) => tracing::info!(deleted, "deleted expired executions"),
+            Err(error) => tracing::warn!(%error, "expired executions could not be deleted"),
         }
     }
 }

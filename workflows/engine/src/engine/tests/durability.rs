@@ -265,11 +265,9 @@ async fn what_the_clock_ended_is_not_evaluated_again() {
         arn
     });
     for arn in futures::future::join_all(ends).await {
-        let begun = std::time::Instant::now();
-        let lines = world.lines(&arn).await;
+        // A replay has no time limit: an endless expression that is evaluated again does not end.
+        let lines = tokio::time::timeout(LONG, world.lines(&arn)).await.expect("it is not evaluated again");
         assert!(lines.iter().any(|line| line.ends_with("EvaluationFailed")), "{lines:?}");
         assert!(lines.last().is_some_and(|line| line.ends_with("ExecutionSucceeded")), "{lines:?}");
-        let took = begun.elapsed();
-        assert!(took < std::time::Duration::from_secs(3), "it was evaluated again: {took:?}");
     }
 }

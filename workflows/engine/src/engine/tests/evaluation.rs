@@ -39,20 +39,35 @@ async fn endless_expressions_do_not_delay_other_executions() {
     }
     let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 2, "End": true}}});
     let wait = machine(wait, StateMachineType::Standard);
+    // The timer of an execution with JSONata is delivered by the threads that also deliver those of the runaways.
+    let evaluates = json!({"QueryLanguage": "JSONata", "StartAt": "W", "States": {
+        "W": {"Type": "Wait", "Seconds": 2, "Next": "E"},
+        "E": {"Type": "Pass", "Output": "{% 40 + 2 %}", "End": true}}});
+    let evaluates = machine(evaluates, StateMachineType::Standard);
     let began = Instant::now();
-    let waiting = engine.start_execution(request(&wait, "{}")).await.expect("starts").execution_arn;
-    let ended = engine.wait(&waiting).await.expect("read").expect("there");
-    assert_eq!(ended.status, RunStatus::Succeeded);
-    let late = began.elapsed().saturating_sub(Duration::from_secs(2));
-    assert!(late < PROMPT, "a timer was {late:?} late");
+    let mut waiting = Vec::new();
+    for machine in [&wait, &evaluates] {
+        waiting.push(engine.start_execution(request(machine, "{}")).await.expect("starts").execution_arn);
+    }
+    for arn in &waiting {
+        let ended = engine.wait(arn).await.expect("read").expect("there");
+        assert_eq!(ended.status, RunStatus::Succeeded);
+        let late = began.elapsed().saturating_sub(Duration::from_secs(2));
+        assert!(late < PROMPT, "a timer was {late:?} late");
+    }
 
-    // Starts and descriptions are answered too, those of the executions in question included, when they may.
+    // Starts are answered, and descriptions, also of executions whose expressions are being evaluated.
     let began = Instant::now();
     let pass = json!({"StartAt": "S", "States": {"S": {"Type": "Succeed"}}});
     let pass = machine(pass, StateMachineType::Standard);
     let started = engine.start_execution(request(&pass, "{}")).await.expect("starts").execution_arn;
     engine.wait(&started).await.expect("read").expect("there");
     assert!(began.elapsed() < PROMPT, "a start took {:?}", began.elapsed());
+    for arn in &runaways {
+        let began = Instant::now();
+        engine.describe(arn).await.expect("read").expect("there");
+        assert!(began.elapsed() < PROMPT, "a description took {:?}", began.elapsed());
+    }
     for arn in &runaways {
         let ended = engine.wait(arn).await.expect("read").expect("there");
         assert_eq!(ended.status, RunStatus::Failed);
