@@ -61,6 +61,9 @@ const KEPT_MAX: usize = 1_024;
 const MESSAGE_BYTES_MAX: usize = 8 << 10;
 /// The last events of an invocation's history that are shown.
 const HISTORY_MAX: usize = 100;
+/// Events of an invocation's history that are read: three for each attempt and each delivery, of which there are fewer
+/// than 200, and a few of the states around them.
+const EVENTS_MAX: usize = 1_000;
 /// Invocations of one page while a function's invocations are removed.
 const PURGE_PAGE: usize = 256;
 
@@ -311,11 +314,11 @@ impl Invocations {
         if let Some(cause) = found.cause {
             described["cause"] = cause.into();
         }
-        let query = HistoryQuery { reverse: true, include_data: false, limit: HISTORY_MAX, from: None };
+        let query = HistoryQuery { reverse: false, include_data: false, limit: EVENTS_MAX, from: None };
         let history = self.engine.history(&arn, query).await?.map(|page| page.items).unwrap_or_default();
-        let attempts = history.iter().filter(|event| event["type"] == "TaskStarted").count();
-        described["attempts"] = attempts.into();
-        described["history"] = history.iter().rev().map(super::executions::line).collect();
+        described["attempts"] = attempts(&history).into();
+        let shown = history.len().saturating_sub(HISTORY_MAX);
+        described["history"] = history[shown..].iter().map(super::executions::line).collect();
         Ok(Some(described))
     }
 
@@ -358,9 +361,8 @@ impl Invocations {
             let query = ListQuery { owner: of, status, redriven: None, limit: PURGE_PAGE, from };
             let page = self.engine.list(query).await?;
             let arns: Vec<ExecutionArn> = page.items.into_iter().map(|found| found.execution_arn).collect();
-            for arn in &arns {
-                self.engine.stop(arn, Some("Mayfly.Purged".to_owned()), None).await?;
-            }
+            // Together, so that the journal makes a page durable in a few groups instead of one by one.
+            futures::future::try_join_all(arns.iter().map(|arn| self.end(arn))).await?;
             purged += self.engine.forget(arns).await?;
             match page.next {
                 Some(next) => from = Some(next),
@@ -368,6 +370,21 @@ impl Invocations {
             }
         }
     }
+
+    /// Ends an invocation that is to be removed. One that retention or another purge removed meanwhile is no error.
+    async fn end(&self, arn: &ExecutionArn) -> Result<(), ExecutionError> {
+        match self.engine.stop(arn, Some("Mayfly.Purged".to_owned()), None).await {
+            Ok(_) | Err(ExecutionError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The attempts to call the function, from an invocation's history, oldest event first. The deliveries to the
+/// destination of failures, which a choice by the form of the event precedes, are not attempts.
+fn attempts(history: &[Value]) -> usize {
+    let of_function = history.iter().take_while(|event| event["type"] != "ChoiceStateEntered");
+    of_function.filter(|event| event["type"] == "TaskStarted").count()
 }
 
 /// An invocation as it is listed.
@@ -421,6 +438,16 @@ mod tests {
         assert_eq!(parse_arn(&ExecutionArn::from_trusted(format!("{EXECUTION_PREFIX}shop.charge:i"))), None);
         assert!(!is_of_invocations(&format!("{STATE_MACHINE_PREFIX}mayfly-invocations")));
         assert!(!is_of_invocations(&format!("{EXECUTION_PREFIX}shop.charge:i")));
+    }
+
+    #[test]
+    fn deliveries_are_no_attempts() {
+        let history = |types: &[&str]| types.iter().map(|one| json!({"type": one})).collect::<Vec<_>>();
+        let failed = ["TaskScheduled", "TaskStarted", "TaskFailed"].repeat(2);
+        let delivered = ["TaskStateExited", "ChoiceStateEntered", "TaskScheduled", "TaskStarted"];
+        assert_eq!(attempts(&history(&[&failed[..], &delivered].concat())), 2);
+        assert_eq!(attempts(&history(&["TaskStateEntered", "TaskScheduled", "TaskStarted"])), 1);
+        assert_eq!(attempts(&[]), 0);
     }
 
     #[test]

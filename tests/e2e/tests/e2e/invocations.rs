@@ -174,6 +174,8 @@ async fn a_poisoned_event_ends_at_its_destination() -> Result<()> {
     let (_, id) = enqueue(&up, "/fn/default/to-url/", &[], r#"{"name":""}"#).await?;
     let found = ended(&up, "to-url", &id).await?;
     ensure!(found["status"] == "FAILED" && found["error"] == "NoName", "{found}");
+    // The delivery to the destination is not an attempt.
+    ensure!(found["attempts"] == 2, "{found}");
     let requests = recorder.requests();
     ensure!(requests.len() == 1 && requests[0].path == "/dead", "{requests:?}");
     let record: Value = serde_json::from_str(&requests[0].body)?;
@@ -242,6 +244,30 @@ async fn a_large_event_reaches_its_destination_and_credentials_are_not_shown() -
     let record: Value = serde_json::from_str(told["input"].as_str().context("no input")?)?;
     ensure!(record["requestPayloadOmitted"] == true && record["requestPayload"].is_null(), "{record}");
     ensure!(record["requestContext"]["requestId"] == id.as_str(), "{record}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_became_too_old_ends_at_another_function() -> Result<()> {
+    guest_or_skip!("greet");
+    guest_or_skip!("proxy");
+    let recorder = Recorder::start().await?;
+    let up = Up::start().await?;
+    // The destination reports that it was called.
+    let upstream = format!("UPSTREAM={}/dead", recorder.url);
+    up.deploy("proxy", "dead", &["--egress", &recorder.url, "--env", &upstream]).await?;
+    let component = up.upload("greet").await?;
+    let rules = json!({"maximumRetryAttempts": 100, "retryDelay": "1s", "maximumEventAge": "2s",
+        "onFailure": {"function": "dead"}});
+    up.apply_function("greet", &component, json!({"asyncInvocation": rules})).await?;
+
+    let (_, id) = enqueue(&up, "/fn/default/greet/", &[], r#"{"name":""}"#).await?;
+    let found = ended(&up, "greet", &id).await?;
+    ensure!(found["status"] == "FAILED" && found["error"] == "Mayfly.EventAgeExceeded", "{found}");
+    // Far fewer than the retries that are allowed.
+    ensure!(found["attempts"].as_u64().is_some_and(|attempts| attempts < 10), "{found}");
+    let requests = recorder.requests();
+    ensure!(requests.len() == 1 && requests[0].path == "/dead", "{requests:?}");
     Ok(())
 }
 
