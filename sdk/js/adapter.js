@@ -16,8 +16,15 @@ export function serve(module, name, file) {
   const { handler, takesRequest } = find(module, name, file);
   return {
     async handle(incoming, responseOut) {
-      const response = await answer(handler, takesRequest, requestOf(incoming));
-      await send(response, responseOut);
+      let request;
+      try {
+        request = requestOf(incoming);
+      } catch (wrong) {
+        // For example the method TRACE, which the web's Request rejects.
+        const text = `the request cannot be represented: ${wrong?.message ?? wrong}`;
+        return send(error("BadRequest", text, 400), responseOut);
+      }
+      await send(await answer(handler, takesRequest, request), responseOut);
     },
   };
 }
@@ -25,10 +32,14 @@ export function serve(module, name, file) {
 /** Converts a request, with its whole body. */
 function requestOf(incoming) {
   const method = incoming.method();
-  const headers = incoming.headers().entries().map(([name, value]) => [name, decoder.decode(value)]);
+  const fields = incoming.headers();
+  const headers = fields.entries().map(([name, value]) => [name, decoder.decode(value)]);
+  fields[Symbol.dispose]();
   const url = `${schemeOf(incoming)}://${incoming.authority() ?? "localhost"}${incoming.pathWithQuery() ?? "/"}`;
   const options = { method: method.tag === "other" ? method.val : method.tag.toUpperCase(), headers };
   const bytes = read(incoming.consume());
+  // The garbage collector would drop handles late: those of thousands of requests exceed the host's limit.
+  incoming[Symbol.dispose]();
   if (options.method !== "GET" && options.method !== "HEAD") options.body = bytes;
   return new Request(url, options);
 }
@@ -52,7 +63,7 @@ function read(body) {
     }
   }
   stream[Symbol.dispose]();
-  IncomingBody.finish(body);
+  IncomingBody.finish(body)[Symbol.dispose]();
   const whole = new Uint8Array(chunks.reduce((length, chunk) => length + chunk.length, 0));
   let at = 0;
   for (const chunk of chunks) {
@@ -64,9 +75,16 @@ function read(body) {
 
 /** Sends a response, and streams its body. */
 async function send(response, responseOut) {
-  const headers = [...response.headers].map(([name, value]) => [name, encoder.encode(value)]);
-  const outgoing = new OutgoingResponse(Fields.fromList(headers));
-  outgoing.setStatusCode(response.status);
+  let outgoing;
+  try {
+    outgoing = outgoingOf(response);
+  } catch (wrong) {
+    const reason = (wrong?.payload ?? wrong)?.tag ?? wrong;
+    const text = `the response's status ${response.status} or a header is not allowed: ${reason}`;
+    console.error(text);
+    response = error("InvalidResult", text, 500);
+    outgoing = outgoingOf(response);
+  }
   const body = outgoing.body();
   ResponseOutparam.set(responseOut, { tag: "ok", val: outgoing });
   const stream = body.write();
@@ -88,6 +106,14 @@ async function send(response, responseOut) {
   }
   stream[Symbol.dispose]();
   OutgoingBody.finish(body, undefined);
+}
+
+/** The response without its body; throws if a header or the status is not allowed. */
+function outgoingOf(response) {
+  const headers = [...response.headers].map(([name, value]) => [name, encoder.encode(value)]);
+  const outgoing = new OutgoingResponse(Fields.fromList(headers));
+  outgoing.setStatusCode(response.status);
+  return outgoing;
 }
 
 export function find(module, name, file) {

@@ -6,7 +6,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -285,11 +285,19 @@ pub(crate) async fn deploy(
     let patch =
         DeployPatch { namespace: &namespace, name, source: of, manifest: source.manifest.as_ref(), settings };
     let function = patch.apply(server).await.map_err(|error| placed(source, error))?;
-    if uploaded.is_some_and(|(_, bytes)| bytes >= LARGE_BYTES) && patience.is_some() {
+    let is_large = uploaded.is_some_and(|(_, bytes)| bytes >= LARGE_BYTES);
+    if is_large && patience.is_some() {
         output::note("the server compiles it, once for each new component");
     }
     let function = match patience {
-        Some(patience) => wait::ready(server, &namespace, name, patience).await?,
+        Some(patience) => {
+            let begun = Instant::now();
+            let function = wait::ready(server, &namespace, name, patience).await?;
+            if is_large {
+                output::note(format_args!("ready after {}", format::seconds(begun.elapsed().as_secs_f64())));
+            }
+            function
+        }
         None => function,
     };
     let pinned = |target: &mayfly_api::function::TrafficTarget| target.latest != Some(true);

@@ -57,30 +57,43 @@ def takes_request(handler: Any) -> bool:
 
 
 def _include_later_imports() -> None:
-    """Executes now the imports within functions of the user's modules, because an instance has no files. Keeps
-    the sources, for the lines of tracebacks."""
+    """Executes now the imports within functions of the user's modules and packages, and those of the modules that this
+    loads, because an instance has no files. Keeps the sources, for the lines of tracebacks."""
+    seen: dict[int, Any] = {}
+    while new := [module for module in list(sys.modules.values()) if id(module) not in seen and _is_users(module)]:
+        for module in new:
+            seen[id(module)] = module
+            lines = linecache.getlines(module.__file__)
+            # Without a modification time, linecache does not check the file again.
+            linecache.cache[module.__file__] = (len(lines), None, lines, module.__file__)
+            for node in ast.walk(ast.parse("".join(lines))):
+                _import(node, module.__package__ or "")
+
+
+def _is_users(module: Any) -> bool:
+    """Whether a module is a file of the user or of a package. Each folder of the python path is mounted at /N; the
+    standard library is not."""
+    file = getattr(module, "__file__", None) or ""
     here = os.path.dirname(os.path.dirname(__file__))
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None) or ""
-        # Each folder of the python path is mounted at /N; the standard library is not.
-        if not (file.endswith(".py") and file[1:2].isdigit()) or file.startswith(here):
-            continue
-        lines = linecache.getlines(file)
-        # Without a modification time, linecache does not check the file again.
-        linecache.cache[file] = (len(lines), None, lines, file)
-        source = "".join(lines)
-        for node in ast.walk(ast.parse(source)):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module]
-            for name in names:
-                try:
-                    importlib.import_module(name)
-                except ImportError:
-                    # Optional, or of another platform: the import fails when it is executed, as it does elsewhere.
-                    pass
+    return file.endswith(".py") and file[1:2].isdigit() and not file.startswith(here)
+
+
+def _import(node: ast.AST, package: str) -> None:
+    """Executes an import statement, without binding its names."""
+    try:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            loaded = importlib.import_module(name, package)
+            for alias in node.names:
+                # Otherwise it is a module of the package.
+                if alias.name != "*" and not hasattr(loaded, alias.name):
+                    importlib.import_module(f"{loaded.__name__}.{alias.name}")
+    except (Exception, SystemExit):
+        # Optional, or of another platform: the import fails when it is executed, as it does elsewhere.
+        pass
 
 
 def _start() -> None:
@@ -100,9 +113,8 @@ def answer(request: Request) -> Response:
         if not _takes_request and request.method != "POST":
             return error("MethodNotAllowed", "send the event as JSON by POST", 405, [("allow", "POST")])
         return response_of(invoke(request))
-    except Exception as failed:
-        return failure(failed)
-    except SystemExit as failed:
+    except BaseException as failed:
+        # Also SystemExit, and CancelledError of asyncio: none of them ends the instance.
         return failure(failed)
 
 
@@ -159,8 +171,14 @@ class IncomingHandler(wit_world.exports.IncomingHandler):
         if not _started:
             _start()
         response = answer(incoming(request))
-        outgoing = types.OutgoingResponse(_wasi.fields_of(response.headers.fields))
-        outgoing.set_status_code(response.status)
+        try:
+            outgoing = outgoing_of(response)
+        except Exception as wrong:
+            # An Err of a WIT call has no message.
+            text = f"the response's status {response.status!r} or a header is not allowed: {wrong!r}"
+            print(text, file=sys.stderr)
+            response = error("InvalidResult", text, 500)
+            outgoing = outgoing_of(response)
         body = outgoing.body()
         types.ResponseOutparam.set(response_out, Ok(outgoing))
         try:
@@ -170,6 +188,13 @@ class IncomingHandler(wit_world.exports.IncomingHandler):
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def outgoing_of(response: Response) -> types.OutgoingResponse:
+    """The response without its body. An invalid status or header raises an exception."""
+    outgoing = types.OutgoingResponse(_wasi.fields_of(response.headers.fields))
+    outgoing.set_status_code(response.status)
+    return outgoing
 
 
 def incoming(request: types.IncomingRequest) -> Request:

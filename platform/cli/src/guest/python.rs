@@ -147,6 +147,10 @@ fn requirements(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn refused_package(stderr: &str) -> String {
+    // pip then also says that it found no matching distribution, whatever the package is.
+    if let Some(line) = stderr.lines().find(|line| line.contains("after connection broken by")) {
+        return format!("pip cannot reach the package index: {}", line.trim());
+    }
     let found = stderr
         .lines()
         .find_map(|line| line.trim().strip_prefix("ERROR: No matching distribution found for "));
@@ -218,6 +222,11 @@ mod tests {
                       ERROR: No matching distribution found for numpy==2.0\n";
         assert!(refused_package(stderr).starts_with("numpy==2.0 has no wheel in plain Python"));
         assert_eq!(refused_package("WARNING: x\nERROR: no network\n"), "no network");
+        let offline = "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('refused')': \
+                       /simple/humanize/\nERROR: No matching distribution found for humanize\n";
+        assert!(
+            refused_package(offline).starts_with("pip cannot reach the package index: WARNING: Retrying")
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::workflows::{ended, start};
 
 /// A first build downloads hundreds of megabytes, and every build starts an interpreter next to other tests.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(540);
+pub(super) const BUILD_TIMEOUT: Duration = Duration::from_secs(540);
 
 /// Messages of an unavailable toolchain: a program is missing, or a registry cannot be reached.
 const UNAVAILABLE: [&str; 4] = ["is not there", "are not there", "has no pip", "cannot fetch"];
@@ -24,7 +24,7 @@ async fn run(up: &Up, arguments: &[&str]) -> Result<Finished> {
 }
 
 /// Deploys a script; returns the reason if its toolchain is unavailable.
-async fn deployed(up: &Up, script: &Path, flags: &[&str]) -> Result<Option<String>> {
+pub(super) async fn deployed(up: &Up, script: &Path, flags: &[&str]) -> Result<Option<String>> {
     let script = script.to_string_lossy();
     let finished = run(up, &[&["deploy", &*script, "--wait-timeout", "300s"], flags].concat()).await?;
     if finished.code == Some(0) {
@@ -42,6 +42,8 @@ macro_rules! deploy_or_skip {
         }
     };
 }
+
+pub(super) use deploy_or_skip;
 
 async fn call(up: &Up, function: &str, event: &str) -> Result<Answer> {
     let http = up.http();
@@ -103,6 +105,10 @@ async def handle(event):
 
 
 def web(request: Request):
+    if request.path == "/status":
+        return Response("never sent", 99)
+    if request.path == "/header":
+        return Response("never sent", 200, {"x-name": "\u20ac"})
     return Response((f"{request.method} {n}\n".encode() for n in range(3)), 201, {"x-path": request.path})
 "#;
 
@@ -141,6 +147,12 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     ensure!(deployed(&up, Path::new(&web), &["--name", "web"]).await?.is_none());
     let answer = up.http().get("/fn/default/web/a/b").await?;
     ensure!(answer.status == 201 && answer.text() == "GET 0\nGET 1\nGET 2\n", "{answer:?}");
+
+    // A response that cannot be sent is an error with its reason.
+    for path in ["status", "header"] {
+        let answer = up.http().get(&format!("/fn/default/web/{path}")).await?;
+        check_error(&answer, 500, "InvalidResult", "is not allowed")?;
+    }
 
     // Errors of the file contain the line; the running version is unchanged.
     for (source, expected) in [
@@ -209,11 +221,18 @@ async fn a_file_of_typescript_or_javascript_is_a_function() -> Result<()> {
     log_has(&up, "handler", &lines).await?;
 
     let other = folder.path().join("site.js");
-    let site = "export default { fetch(request) { return new Response(new URL(request.url).pathname, {status: 201}); } };";
+    let site = "export default { fetch(request) {
+        const path = new URL(request.url).pathname;
+        const response = new Response(path, { status: 201 });
+        return path === '/status' ? Object.defineProperty(response, 'status', { value: 99 }) : response;
+    } };";
     std::fs::write(&other, site)?;
     ensure!(deployed(&up, &other, &[]).await?.is_none());
     let answer = up.http().get("/fn/default/site/a/b").await?;
     ensure!(answer.status == 201 && answer.text() == "/a/b", "{answer:?}");
+    // A response that cannot be sent is an error with its reason.
+    let answer = up.http().get("/fn/default/site/status").await?;
+    check_error(&answer, 500, "InvalidResult", "is not allowed")?;
 
     // A package with native code, and modules that only Node.js has.
     let native = folder.path().join("node_modules/nativeadd");
@@ -268,6 +287,38 @@ async fn packages_of_python_are_part_of_a_function_unless_they_are_native() -> R
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn imports_within_functions_are_part_of_a_function_of_python() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let up = Up::start().await?;
+    std::fs::create_dir(folder.path().join("shop"))?;
+    for (name, source) in [
+        (
+            "handler.py",
+            "def handle(event):\n    try:\n        import broken\n    except Exception:\n        pass\n    \
+             import first\n    from shop import cart\n    return [first.second(), cart.total()]\n",
+        ),
+        // Its import fails, which must not fail the build.
+        ("broken.py", "raise RuntimeError('not on this platform')\n"),
+        ("first.py", "def second():\n    import second\n    return second.VALUE\n"),
+        ("second.py", "VALUE = 2\n"),
+        ("shop/__init__.py", ""),
+        (
+            "shop/cart.py",
+            "def total():\n    from .prices import PRICE\n    from . import tax\n    return PRICE + tax.TAX\n",
+        ),
+        ("shop/prices.py", "PRICE = 10\n"),
+        ("shop/tax.py", "TAX = 1\n"),
+    ] {
+        std::fs::write(folder.path().join(name), source)?;
+    }
+    let script = folder.path().join("handler.py");
+    deploy_or_skip!(up, script, &[]);
+    let answer = call(&up, "handler", "{}").await?;
+    ensure!(answer.text() == "[2,11]", "{answer:?}");
+    Ok(())
+}
+
 /// Writes a wheel in plain Python of 50 modules with a megabyte of text each, which does not compress well.
 const LARGE_WHEEL: &str = r#"
 import random, sys, zipfile
@@ -306,7 +357,14 @@ async fn fifty_megabytes_of_packages_are_part_of_a_function() -> Result<()> {
 async fn templates_pass_their_own_tests_and_answer() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let up = Up::start().await?;
-    for (template, test) in [("python", &["python3", "-m", "unittest"][..]), ("js", &["npm", "test"])] {
+    // A project in TypeScript passes the compiler's checks as well.
+    let typescript = "npm install --no-audit --no-fund && npm test && \
+                      npm install --no-save --no-audit --no-fund typescript && npx tsc -p .";
+    for (template, test) in [
+        ("python", &["python3", "-m", "unittest"][..]),
+        ("js", &["npm", "test"]),
+        ("ts", &["sh", "-c", typescript]),
+    ] {
         let project = folder.path().join(template);
         let name = format!("from-{template}");
         up.cli().ok(&["new", template, &name, "--dir", &project.to_string_lossy()]).await?;
