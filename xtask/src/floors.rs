@@ -198,15 +198,10 @@ fn arrow(members: &[Member], from: &Member, floor: u8, dependency: &Dependency, 
 }
 
 fn known_elsewhere(member: &Member, dependency: &Dependency, found: &mut Vec<String>) {
-    for (names, rooms) in KEPT_TO {
+    for (names, dirs) in KEPT_TO {
         let kept = names.iter().any(|name| is_or_extends(&dependency.name, name));
-        if kept && !rooms.contains(&member.dir.as_str()) {
-            found.push(format!(
-                "{} names {}: only {} may",
-                member.name,
-                dependency.name,
-                rooms.join(" and ")
-            ));
+        if kept && !dirs.contains(&member.dir.as_str()) {
+            found.push(format!("{} names {}: only {} may", member.name, dependency.name, dirs.join(" and ")));
         }
     }
 }

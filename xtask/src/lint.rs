@@ -20,7 +20,7 @@ pub(crate) const HELP: &str = "\
 Runs every check, also after one has failed, and says at the end which failed:
   fmt      cargo fmt --check, on the platform, the SDK and the examples
   house    nothing marked unfinished, no test that never runs, no dependency that no source names, one way to
-           lay out modules, no type name defined twice; long files are reported
+           lay out modules, no type name defined twice, no clock in a plan; long files are reported
   floors   cargo xtask floors
   clippy   cargo clippy --workspace --all-targets -- -D warnings
   deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
@@ -42,6 +42,10 @@ const LEFT_OVERS: &[(&str, &str)] = &[
     (concat!("// TO", "DO"), "do it, or file an issue"),
     (concat!("FIX", "ME"), "do it, or file an issue"),
 ];
+
+/// Folders without a clock, as all files named `plan.rs`: time is an argument of their functions.
+const CLOCKLESS: [&str; 2] = ["platform/api/src", "workflows/machine/src"];
+const CLOCK_READS: [&str; 3] = ["Instant::now(", "SystemTime::now(", "Timestamp::now("];
 
 /// The platform, the SDK and the examples.
 const MANIFESTS: [&str; 3] = ["Cargo.toml", "sdk/rust/Cargo.toml", "examples/Cargo.toml"];
@@ -160,6 +164,10 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
             println!("house: {shown}:{number}: {what} is left over: {advice}");
             left_over += 1;
         }
+        for (number, read) in clock_reads(inside, &text) {
+            println!("house: {shown}:{number}: {read}) reads a clock: make the time an argument");
+            left_over += 1;
+        }
     }
     for duplicate in names::duplicates(&workspace.root)? {
         println!("house: {duplicate}");
@@ -196,6 +204,21 @@ fn left_overs(text: &str) -> Vec<(usize, &'static str, &'static str)> {
             found.map(move |(mark, advice)| (at + 1, *mark, *advice))
         })
         .collect()
+}
+
+/// Reads of a clock where time is an argument, with their line numbers. Tests are exempt.
+fn clock_reads(file: &Path, text: &str) -> Vec<(usize, &'static str)> {
+    let is_test = file.file_stem().is_some_and(|stem| stem.to_string_lossy().contains("test"));
+    let is_clockless = file.ends_with("plan.rs") || CLOCKLESS.iter().any(|folder| file.starts_with(folder));
+    if is_test || !is_clockless {
+        return Vec::new();
+    }
+    let code = text.lines().enumerate().take_while(|(_, line)| line.trim_start() != "mod tests {");
+    code.filter_map(|(at, line)| {
+        let read = CLOCK_READS.into_iter().find(|read| line.contains(*read))?;
+        Some((at + 1, read))
+    })
+    .collect()
 }
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -235,6 +258,16 @@ mod tests {
         assert!(
             !lies_in_it("platform/store/src/index.rs") && !lies_in_it("platform/store/tests/support/mod.rs")
         );
+    }
+
+    #[test]
+    fn reads_of_a_clock_are_found_in_plans_but_not_in_their_tests() {
+        let text =
+            "fn now() {\n    Instant::now();\n}\n#[cfg(test)]\nmod tests {\n    Timestamp::now();\n}\n";
+        let found = |file: &str| clock_reads(Path::new(file), text);
+        assert_eq!(found("platform/scheduler/src/plan.rs"), [(2, "Instant::now(")]);
+        assert_eq!(found("platform/api/src/job_io.rs").len(), 1);
+        assert!(found("platform/gateway/src/load.rs").is_empty());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Accepts HTTP connections and serves them within limits, in the same way on every port.
+//! Accepts HTTP connections and serves them within limits, in the same way on every port but the gateway's.
 //!
 //! A port without limits is exhausted by clients that connect and send nothing: each of them holds a file descriptor of
 //! the process. Every connection has a timeout for its TLS handshake, for the first request's head, for a later head

@@ -1,10 +1,11 @@
-//! Every reconciler that is not the scheduler or the kubelet.
+//! The reconcilers of functions, job queues and Kubernetes' built-in kinds, and the garbage collector.
 //!
 //! **Belongs here:** a module for each controller: it watches some kinds, plans (a pure function from a snapshot to
 //! steps), and acts through the API. All are level-triggered: an event only starts another comparison.
 //!
 //! **Does not belong here:** placing pods (the scheduler), running them (the kubelet), the number of a function's
-//! replicas (the gateway's autoscaler), the store (only the API server opens it).
+//! replicas (the gateway's autoscaler), Workflow objects (`mayfly-workflows-controller`), the store (only the API server opens
+//! it).
 //!
 //! Start reading at [`function`], then [`deployment`], [`replica_set`], [`job`] and [`garbage`]; [`Controllers`] starts
 //! them all.

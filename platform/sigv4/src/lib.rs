@@ -10,10 +10,8 @@
 
 use http::{HeaderName, HeaderValue, header, request::Parts};
 use jiff::tz::TimeZone;
+use ring::hmac;
 use sha2::{Digest as _, Sha256};
-
-/// A block of SHA-256, in bytes.
-const BLOCK: usize = 64;
 
 /// The key that signs requests.
 #[derive(Clone)]
@@ -63,11 +61,11 @@ pub fn sign(
     let (canonical, signed) = canonical(request, hash, service == "s3");
     let scope = format!("{date}/{region}/{service}/aws4_request");
     let to_sign = format!("AWS4-HMAC-SHA256\n{moment}\n{scope}\n{}", hex::encode(Sha256::digest(canonical)));
-    let mut key = hmac(format!("AWS4{}", credentials.secret_access_key).as_bytes(), date.as_bytes());
+    let mut key = hmac_sha256(format!("AWS4{}", credentials.secret_access_key).as_bytes(), date.as_bytes());
     for part in [region, service, "aws4_request"] {
-        key = hmac(&key, part.as_bytes());
+        key = hmac_sha256(key.as_ref(), part.as_bytes());
     }
-    let signature = hex::encode(hmac(&key, to_sign.as_bytes()));
+    let signature = hex::encode(hmac_sha256(key.as_ref(), to_sign.as_bytes()));
     let id = &credentials.access_key_id;
     let authorization =
         format!("AWS4-HMAC-SHA256 Credential={id}/{scope}, SignedHeaders={signed}, Signature={signature}");
@@ -105,16 +103,8 @@ fn canonical(request: &Parts, hash: &str, is_s3: bool) -> (String, String) {
     (text, signed)
 }
 
-/// HMAC-SHA256 (RFC 2104).
-fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
-    let mut block = [0; BLOCK];
-    if key.len() > BLOCK {
-        block[..32].copy_from_slice(&Sha256::digest(key));
-    } else {
-        block[..key.len()].copy_from_slice(key);
-    }
-    let inner = Sha256::new().chain_update(block.map(|byte| byte ^ 0x36)).chain_update(text).finalize();
-    Sha256::new().chain_update(block.map(|byte| byte ^ 0x5c)).chain_update(inner).finalize().into()
+fn hmac_sha256(key: &[u8], text: &[u8]) -> hmac::Tag {
+    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text)
 }
 
 #[cfg(test)]
@@ -154,7 +144,7 @@ mod tests {
         }
         // RFC 4231, case 2.
         assert_eq!(
-            hex::encode(hmac(b"Jefe", b"what do ya want for nothing?")),
+            hex::encode(hmac_sha256(b"Jefe", b"what do ya want for nothing?")),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
         );
     }

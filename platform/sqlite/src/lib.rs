@@ -1,5 +1,5 @@
-//! The opening and writing of Mayfly's SQLite databases: the object store, the workflow journal, the catalog of state
-//! machines. Each is a file with one writer.
+//! Opens and writes Mayfly's SQLite databases, each a file with one writer: the object store, the workflow journal, the
+//! catalog of state machines.
 //!
 //! **Opening.** A database has an application id and a schema version ([`DatabaseFormat`]). A file of another program,
 //! of another version, or with damage is refused, with a message that says what can be done, and is left as it is.

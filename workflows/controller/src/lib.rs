@@ -1,11 +1,12 @@
-//! Workflows among the objects of the cluster.
+//! Connects the workflow engine to the cluster: its objects, its triggers, its invocations of functions, its Jobs.
 //!
 //! **Belongs here:** the reconciler that keeps Workflow objects and the catalog of state machines alike ([`objects`]),
 //! executions as read-only objects ([`executions`]), triggers and events that start executions ([`triggers`],
-//! [`events`]), asynchronous invocations of functions ([`invocations`]), the Jobs that tasks run ([`jobs`]), the buckets of
-//! distributed maps and S3 tasks ([`buckets`]).
-//! **Does not belong here:** how an execution runs and the operations of Step Functions
-//! (`mayfly-workflows-engine`), their wire form (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
+//! [`events`]), asynchronous invocations of functions ([`invocations`]), the Jobs that tasks run ([`jobs`]), the
+//! buckets of distributed maps and S3 tasks ([`buckets`]).
+//!
+//! **Does not belong here:** how an execution runs and the operations of Step Functions (`mayfly-workflows-engine`),
+//! their wire form (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
 
 // A public type without `Debug` cannot be part of one that has it. Payloads and secrets are left out.
 #![warn(missing_debug_implementations)]

@@ -187,7 +187,7 @@ pub(super) struct Active {
     pub(super) phase: Phase,
 }
 
-/// What a state waits for.
+/// The event that a state waits for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Phase {
     /// Nothing: the state is being executed.

@@ -211,7 +211,7 @@ struct QueueHead {
 /// A flavor in which a Job does not start.
 struct FlavorRefusal {
     reason: QueueReason,
-    /// What it waits for, unless it could never start or is behind another Job.
+    /// The quota that the Job waits for, unless it could never start or is behind another Job.
     awaited: Option<AwaitedQuota>,
 }
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Config, FINALIZER,
+    COMPLETION_INDEX, Config, FINALIZER,
     conditions::{COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED, holding},
     plan::{JobPlan, JobPods, plan},
 };
@@ -167,6 +167,34 @@ fn what_is_ignored_is_replaced_at_once() {
     let plan = look(&job(spec, json!({})), &[Arc::new(lost)]);
     assert_eq!((created(&plan).len(), plan.release.len(), plan.status.failed), (1, 1, None));
     assert!(holding(&plan.status, FAILURE_TARGET).is_none());
+}
+
+/// With `Failed` a pod whose deletion was requested is replaced after its end: it still has its GPUs until then.
+#[test]
+fn a_terminating_pod_is_replaced_as_the_policy_says() {
+    let terminating = |name: &str, phase: &str, index: &str| {
+        let mut pod = Pod::clone(&pod(name, phase, true));
+        pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        pod.metadata.deletion_grace_period_seconds = Some(30);
+        pod.metadata.annotations = Some([(COMPLETION_INDEX.to_owned(), index.to_owned())].into());
+        Arc::new(pod)
+    };
+    for (policy, at_once) in [(None, true), (Some("TerminatingOrFailed"), true), (Some("Failed"), false)] {
+        let spec = json!({"completions": 2, "parallelism": 1, "podReplacementPolicy": policy});
+        let plan = look(&job(spec.clone(), json!({})), &[terminating("a", "Running", "0")]);
+        assert_eq!(created(&plan).len(), usize::from(at_once), "{policy:?}");
+        assert_eq!((plan.status.terminating, plan.status.failed), (Some(1), None), "{policy:?}");
+        // The pod has ended, and is counted.
+        let plan = look(&job(spec.clone(), json!({"failed": 1})), &[]);
+        assert_eq!(created(&plan).len(), 1, "{policy:?}");
+
+        let mut indexed = spec;
+        indexed["completionMode"] = "Indexed".into();
+        indexed["parallelism"] = 2.into();
+        let plan = look(&job(indexed, json!({})), &[terminating("a", "Running", "0")]);
+        let expected = if at_once { vec![Some(0), Some(1)] } else { vec![Some(1)] };
+        assert_eq!(created(&plan), expected, "{policy:?}");
+    }
 }
 
 #[test]

@@ -187,7 +187,7 @@ pub(super) fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
         && selector.is_some_and(|selector| matches(&selector, pod.metadata.labels.as_ref()))
 }
 
-/// What the ingress rules of a policy allow to one pod, which gives names to ports.
+/// The traffic that a policy's ingress rules allow to one pod, whose spec resolves the names of ports.
 fn allowed_to(
     pod: &PodWithAddress<'_>,
     rules: &[(Option<PortList<'_>>, Vec<TrafficPeer>)],

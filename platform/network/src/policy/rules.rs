@@ -217,7 +217,7 @@ pub struct PolicyTables {
     written: PolicyState,
 }
 
-/// What the kernel has.
+/// The rules that the kernel enforces.
 #[derive(Debug)]
 enum PolicyState {
     /// Before the first time and after a failure.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::kubectl::Kubectl;
 
 /// A server with simulated nodes; `None` without kubectl.
-async fn cluster(test: &str, nodes: &str) -> Result<Option<Kubectl>> {
+pub(crate) async fn cluster(test: &str, nodes: &str) -> Result<Option<Kubectl>> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
         skipped(test, "no kubectl on the PATH");
@@ -24,7 +24,7 @@ async fn cluster(test: &str, nodes: &str) -> Result<Option<Kubectl>> {
     Ok(Some(kubectl))
 }
 
-fn deployment(name: &str, replicas: u32, spec: &Value) -> Value {
+pub(crate) fn deployment(name: &str, replicas: u32, spec: &Value) -> Value {
     let mut spec = spec.clone();
     spec["containers"] = json!([{"name": "c", "image": "none:1", "resources": {"requests": {"cpu": "1"}}}]);
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": {
@@ -33,7 +33,7 @@ fn deployment(name: &str, replicas: u32, spec: &Value) -> Value {
 }
 
 /// The node of each pod of an app; empty for pods without a node.
-async fn nodes_of(kubectl: &Kubectl, app: &str) -> Result<Vec<String>> {
+pub(crate) async fn nodes_of(kubectl: &Kubectl, app: &str) -> Result<Vec<String>> {
     let pods = kubectl.ok(&["get", "pods", "-l", &format!("app={app}"), "-o", "json"]).await?;
     let pods: Value = serde_json::from_str(&pods)?;
     let pods = pods["items"].as_array().context("a list")?.clone();

@@ -61,7 +61,7 @@ pub(super) struct WaitingInvocations {
 
 #[derive(Debug, Default)]
 struct WaitingCounts {
-    /// Hashes of the ids, so that an invocation that is told twice is counted once.
+    /// Hashes of the ids, so that a repeated notification is counted once.
     by_function: HashMap<ObjectKey, HashSet<u64>>,
     by_namespace: HashMap<String, usize>,
     all: usize,
@@ -144,9 +144,9 @@ impl WaitingInvocations {
         }
     }
 
-    /// Counts the executions that are open, from their list. A change is told after it can be read: one that was read
-    /// before its end is removed by the notification, which is taken in after the page. Returns false if notifications were
-    /// lost meanwhile.
+    /// Counts the open executions from their list. The notification of a change comes after the change can be read, and
+    /// is handled after the page: it removes an execution that was read before its end. Returns false if notifications
+    /// were lost meanwhile.
     async fn count(&self, engine: &Engine, changes: &mut Receiver<ExecutionChanged>) -> bool {
         *self.counts.lock() = WaitingCounts::default();
         let mut from = None;
@@ -209,7 +209,7 @@ mod tests {
         let add = |key: &ObjectKey, id| waiting.counts.lock().add(key.clone(), id);
         let refused = |key: &ObjectKey| waiting.admit(key).err().map(|full| full.to_string());
         add(&keys[0], 1);
-        // An invocation that is told twice is one.
+        // A repeated notification does not count.
         add(&keys[0], 1);
         assert_eq!(refused(&keys[0]), None);
         add(&keys[0], 2);

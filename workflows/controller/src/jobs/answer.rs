@@ -254,4 +254,23 @@ mod tests {
         assert_eq!(several["pods"].as_array().unwrap().len(), 2);
         assert_eq!(several["pods"][0]["index"], 0);
     }
+
+    /// Catchers name the errors, so each is documented with its cause and remedy.
+    #[test]
+    fn every_error_is_documented() {
+        let page = include_str!("../../../../docs/errors.md");
+        let mut names = std::collections::BTreeSet::new();
+        for source in [include_str!("answer.rs"), include_str!("../jobs.rs")] {
+            for text in source.split("\"Job.").skip(1) {
+                let end = text.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(text.len());
+                names.insert(&text[..end]);
+            }
+        }
+        // The literal of the search itself.
+        names.remove("");
+        assert!(names.contains("OOMKilled") && names.contains("Unavailable"), "{names:?}");
+        for name in names {
+            assert!(page.contains(&format!("| `Job.{name}")), "docs/errors.md has no row for Job.{name}");
+        }
+    }
 }

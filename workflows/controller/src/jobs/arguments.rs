@@ -29,7 +29,7 @@ const CONTAINER: &str = "job";
 const IMAGE_NONE: &str = "none";
 /// The input artifact that holds a script's source.
 const SCRIPT: &str = "script";
-/// What runs a script where nothing else is given.
+/// The default interpreter of a script.
 const INTERPRETER_DEFAULT: &str = "sh";
 
 /// The task's arguments, as they are written.
@@ -171,7 +171,7 @@ impl Arguments {
         })
     }
 
-    /// What is remembered of the task, and the label's value of its Jobs; none if nothing is.
+    /// The memoization of the task and the value of its Jobs' label; `None` without memoization.
     pub(super) fn memo(&self, task: &str) -> Option<(&Memoize, String)> {
         let memoize = self.memoize.as_ref()?;
         let content = match &memoize.key {

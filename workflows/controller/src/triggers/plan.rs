@@ -1,4 +1,4 @@
-//! What a schedule does next: pure.
+//! The next actions of a schedule. Pure.
 //!
 //! ```text
 //!  decided ──▶ the first time after it ──┬─ not yet ─────────────────▶ Wait

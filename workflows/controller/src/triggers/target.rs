@@ -1,4 +1,4 @@
-//! What a trigger starts: executions of a workflow's state machine, or asynchronous invocations of a function.
+//! The targets of triggers: executions of a workflow's state machine, or asynchronous invocations of a function.
 
 use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use std::sync::Arc;

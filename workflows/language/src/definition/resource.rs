@@ -46,7 +46,7 @@ pub enum IntegrationKind {
     AwsSdk,
 }
 
-/// What ends a Task: the response to the call, the end of the work that the call started, or a report with the task's
+/// The end of a Task: the response to the call, the end of the work that the call started, or a report with the task's
 /// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IntegrationPattern {

@@ -13,7 +13,7 @@ use super::file::{self, Case, ScriptedAnswer, TestFile};
 pub(super) struct MockScript {
     /// Mocks by name; a case's own have precedence over the file's.
     mocks: HashMap<String, Arc<[Scripted]>>,
-    told: Mutex<Told>,
+    record: Mutex<MockRecord>,
 }
 
 struct Scripted {
@@ -22,8 +22,9 @@ struct Scripted {
     times: Option<u32>,
 }
 
+/// The uses of the mocks so far.
 #[derive(Default)]
-struct Told {
+struct MockRecord {
     /// The number of uses of each answer.
     used: HashMap<(String, usize), u32>,
     calls: Vec<MockCall>,
@@ -34,20 +35,20 @@ impl MockScript {
     pub(super) fn new(file: &TestFile, case: &Case) -> Arc<Self> {
         let mocks = file.mocks.iter().chain(&case.mocks);
         let mocks = mocks.map(|(name, mock)| (name.clone(), scripted(mock))).collect();
-        Arc::new(Self { mocks, told: Mutex::default() })
+        Arc::new(Self { mocks, record: Mutex::default() })
     }
 
     /// The first problem with the mocks.
     pub(super) fn problem(&self) -> Option<String> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).problem.clone()
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).problem.clone()
     }
 
     /// The calls so far.
     pub(super) fn calls(&self) -> Vec<MockCall> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
     }
 
-    fn choose(&self, told: &mut Told, call: &MockCall) -> Result<ScriptedAnswer, String> {
+    fn choose(&self, record: &mut MockRecord, call: &MockCall) -> Result<ScriptedAnswer, String> {
         let named = [&call.state, &call.resource].into_iter().find(|name| self.mocks.contains_key(*name));
         let Some(name) = named else {
             let state = &call.state;
@@ -58,19 +59,19 @@ impl MockScript {
         };
         let mut answers = self.mocks[name].iter().enumerate();
         let chosen = answers.find(|(at, scripted)| {
-            let used = told.used.get(&(name.clone(), *at)).copied().unwrap_or(0);
+            let used = record.used.get(&(name.clone(), *at)).copied().unwrap_or(0);
             scripted.times.is_none_or(|times| used < times)
                 && scripted.answer.when.as_ref().is_none_or(|when| includes(&call.arguments, when))
         });
         let Some((at, scripted)) = chosen else {
-            let before = told.calls.iter().filter(|earlier| earlier.state == call.state).count();
+            let before = record.calls.iter().filter(|earlier| earlier.state == call.state).count();
             return Err(format!(
                 "the mock of {name} has no answer for call {}, with the arguments {}: add one to its list, or say times",
                 before + 1,
                 call.arguments
             ));
         };
-        *told.used.entry((name.clone(), at)).or_default() += 1;
+        *record.used.entry((name.clone(), at)).or_default() += 1;
         Ok(scripted.answer.clone())
     }
 }
@@ -85,21 +86,21 @@ fn scripted(mock: &file::Mock) -> Arc<[Scripted]> {
 
 impl Mocks for MockScript {
     fn answer(&self, call: MockCall) -> MockAnswer {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let chosen = self.choose(&mut told, &call);
-        told.calls.push(call);
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = self.choose(&mut record, &call);
+        record.calls.push(call);
         match chosen {
-            Ok(answer) => in_the_engines_words(answer),
+            Ok(answer) => mock_answer(answer),
             Err(problem) => {
                 // Only the first problem is reported. The task never ends, so that no catcher hides the problem.
-                told.problem.get_or_insert(problem);
+                record.problem.get_or_insert(problem);
                 MockAnswer { after: std::time::Duration::ZERO, heartbeat: None, outcome: None }
             }
         }
     }
 }
 
-fn in_the_engines_words(answer: ScriptedAnswer) -> MockAnswer {
+fn mock_answer(answer: ScriptedAnswer) -> MockAnswer {
     let text = |value: &super::super::ordered::Ordered| serde_json::to_string(value).unwrap_or_default();
     let outcome = if let Some(result) = &answer.result {
         Some(Ok(text(result)))
