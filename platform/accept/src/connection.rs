@@ -110,7 +110,9 @@ where
         let state = slot.state().clone();
         state.handshake_ended();
         let (service, stall_timeout, of) = (self.service.clone(), self.config.stall_timeout, state.clone());
+        let client = slot.client().clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(client.clone());
             if let Some(peer) = &peer {
                 request.extensions_mut().insert(peer.clone());
             }

@@ -14,6 +14,7 @@
 
 pub mod admission;
 mod body;
+mod client;
 mod config;
 mod connection;
 mod metrics;
@@ -23,6 +24,7 @@ mod state;
 mod stream;
 
 pub use body::ProgressBody;
+pub use client::ClientConnection;
 pub use config::Config;
 pub use connection::PeerCertificate;
 pub use metrics::ConnectionMetrics;

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Config, ConnectionMetrics, ProgressBody,
+    ClientConnection, Config, ConnectionMetrics, ProgressBody,
     admission::{AdmissionDecision, ConnectionId, ConnectionLimit, ConnectionTable},
     connection::ConnectionServer,
     metrics::PortMetrics,
@@ -41,11 +41,16 @@ pub(crate) struct ConnectionSlot {
     port: AcceptPort,
     id: ConnectionId,
     state: Arc<ConnectionState>,
+    client: ClientConnection,
 }
 
 impl ConnectionSlot {
     pub(crate) fn state(&self) -> &Arc<ConnectionState> {
         &self.state
+    }
+
+    pub(crate) fn client(&self) -> &ClientConnection {
+        &self.client
     }
 }
 
@@ -53,6 +58,7 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.port.0.table.lock().remove(self.id);
         self.port.0.metrics.open.dec();
+        self.client.close();
     }
 }
 
@@ -159,7 +165,7 @@ impl AcceptPort {
             }
         };
         self.0.metrics.open.inc();
-        Some(ConnectionSlot { port: self.clone(), id, state })
+        Some(ConnectionSlot { port: self.clone(), id, state, client: ClientConnection::new(client) })
     }
 
     fn refused(&self, client: IpAddr, limit: ConnectionLimit) {

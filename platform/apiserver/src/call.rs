@@ -23,7 +23,7 @@ use crate::{
     request::{Query, RequestTarget},
     server::ServerState,
     status::ApiError,
-    streams::PodStream,
+    streams::{PodStream, hold_until_closed},
     verbs::{self, DeleteOptions, Manager, ObjectState, Part, Patch, PatchForm, WriteOutcome, WriteRequest},
 };
 
@@ -73,8 +73,8 @@ impl ResourceRequest {
         }
     }
 
-    /// A permit for a long-lived request (a watch or a followed log). Components of this process need none: watches of
-    /// clients cannot keep a controller from its own.
+    /// A permit for a long-lived request (a watch, a followed log, a stream into a pod). Components of this process
+    /// need none: watches of clients cannot keep a controller from its own.
     pub(crate) fn long_lived(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         if self.server.shutdown.is_cancelled() {
             return Err(ApiError::unavailable("the server is shutting down"));
@@ -84,7 +84,9 @@ impl ResourceRequest {
         }
         Arc::clone(&self.server.watches).try_acquire_owned().map(Some).map_err(|_| {
             let most = self.server.config.watches_max;
-            ApiError::too_many_requests(format!("too many watches and followed logs: the limit is {most}"))
+            ApiError::too_many_requests(format!(
+                "too many watches, followed logs and streams into pods: the limit is {most}"
+            ))
         })
     }
 
@@ -101,6 +103,7 @@ impl ResourceRequest {
             false => self.server.pod_log(kind, namespace, name, &self.parts).await?,
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            hold_until_closed(self.parts.extensions.get(), permit);
             return Ok(response);
         }
         // The slot is released when the response has ended or its client has disconnected.

@@ -16,9 +16,10 @@ use crate::{audit::Audit, certificates::ClientAuthority, services::ServiceNetwor
 pub struct Config {
     /// The bearer token of the administrator.
     pub token: String,
-    /// The maximum number of concurrent requests over the network, without watches and logs.
+    /// The maximum number of concurrent requests over the network, without watches, logs and streams into pods.
     pub requests_in_flight_max: usize,
-    /// The maximum number of concurrent watches and followed logs.
+    /// The maximum number of concurrent watches, followed logs and streams into pods (`exec`, `attach`,
+    /// `portforward`).
     pub watches_max: usize,
     /// The limits of connections over the network.
     pub connections: mayfly_accept::Config,

@@ -12,7 +12,9 @@ use axum::{
 };
 use http::{HeaderMap, HeaderName, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Limited};
+use mayfly_accept::ClientConnection;
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
@@ -110,7 +112,7 @@ pub(crate) fn node_path(segments: &[String]) -> Option<(&str, String)> {
 impl ResourceRequest {
     /// Connects the client to the pod's node.
     pub(crate) async fn stream(self, stream: PodStream) -> Result<Response, ApiError> {
-        let _permit = self.long_lived()?;
+        let permit = self.long_lived()?;
         let (kind, namespace) = (self.target.kind, &self.target.namespace);
         let name = self.target.name.as_deref().unwrap_or_default();
         let entry = load(&self.server.store, kind, &key(kind, namespace, name))?;
@@ -142,7 +144,20 @@ impl ResourceRequest {
                 format!("/{verb}/{namespace}/{name}/{container}?{query}")
             }
         };
-        pass_on(&self.server, &node, &path, self.parts, Body::empty()).await
+        let connection = self.parts.extensions.get::<ClientConnection>().cloned();
+        let response = pass_on(&self.server, &node, &path, self.parts, Body::empty()).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            hold_until_closed(connection.as_ref(), permit);
+        }
+        Ok(response)
+    }
+}
+
+/// Keeps the permit of an upgraded request until its client's connection is closed: the node owns the stream, whose end
+/// is not visible here. A request without a connection (of a component of this process) cannot be upgraded.
+pub(crate) fn hold_until_closed(connection: Option<&ClientConnection>, permit: Option<OwnedSemaphorePermit>) {
+    if let (Some(connection), Some(permit)) = (connection, permit) {
+        connection.hold(permit);
     }
 }
 

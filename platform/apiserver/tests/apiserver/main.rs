@@ -15,6 +15,7 @@ mod mistakes;
 mod objects;
 mod policy;
 mod recorded;
+mod streams;
 mod support;
 mod upstream;
 mod usage;

@@ -1,17 +1,21 @@
 //! A server over an in-memory store, for tests.
 #![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use hyper_util::service::TowerToHyperService;
 use jiff::Timestamp;
+use mayfly_accept::{AcceptPort, ConnectionMetrics, ProgressBody};
 use mayfly_apiserver::{ApiServer, ApiServerDeps, Config, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
 pub const TOKEN: &str = "test-token";
@@ -87,6 +91,19 @@ impl Fixture {
 
     pub async fn merge(&self, path: &str, patch: Value) -> (StatusCode, Value) {
         self.call_as("PATCH", path, "application/merge-patch+json", patch.to_string()).await
+    }
+
+    /// Serves the API without TLS on a loopback port until the guard is dropped. Returns the port's address.
+    pub async fn listen(&self) -> (SocketAddr, DropGuard) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let guard = stop.clone().drop_guard();
+        let service = TowerToHyperService::new(self.server.service::<ProgressBody>());
+        let limits = mayfly_accept::Config::with_connections(100);
+        let port = AcceptPort::new("test", limits, &ConnectionMetrics::default());
+        tokio::spawn(async move { port.serve(listener, None, service, stop).await });
+        (address, guard)
     }
 
     /// Opens a watch and returns its lines as they come.
