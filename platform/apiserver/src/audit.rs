@@ -1,12 +1,13 @@
 //! The audit log: which user requested what, and the outcome (`audit.k8s.io/v1` Event, one JSON object a line).
 //!
-//! Off unless a policy is configured. The [`policy`] decides for each authenticated request how much is recorded;
+//! Off unless a policy is configured. The [`policy`] decides for each request how much is recorded;
 //! [`log`] writes the lines. A request waits for space in the queue of lines, never for the disk itself.
 
 mod log;
 mod policy;
 
 use std::{
+    net::IpAddr,
     path::Path,
     pin::Pin,
     task::{Context, Poll},
@@ -18,6 +19,7 @@ use http::{Uri, header, request::Parts};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use jiff::Timestamp;
+use mayfly_accept::{ClientConnection, PeerCertificate};
 use serde_json::{Value, json};
 
 pub use self::policy::AuditPolicyError;
@@ -59,10 +61,11 @@ impl Audit {
         Ok(Self { policy: AuditPolicy::parse(policy)?, log: AuditLog::open(log)? })
     }
 
-    /// The record of an authenticated request; `None` if the policy does not record it.
+    /// The record of a request; `None` if the policy does not record it. `user`: `None` if the authentication failed;
+    /// such a request is recorded once, at the start of its response (as upstream).
     pub(crate) fn record(
         &self,
-        user: &User,
+        user: Option<&User>,
         asked: &Attributes<'_>,
         parts: &Parts,
         target: Option<&RequestTarget>,
@@ -80,16 +83,24 @@ impl Audit {
             "auditID": uuid::Uuid::new_v4().to_string(),
             "requestURI": uri_text(&parts.uri),
             "verb": asked.verb,
-            "user": user_info(user),
+            "user": user.map_or_else(|| json!({}), user_info),
             "requestReceivedTimestamp": micro_time(now),
         });
         if let Some(agent) = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()) {
             event["userAgent"] = agent.into();
         }
+        let source_ips = source_ips(parts);
+        if !source_ips.is_empty() {
+            event["sourceIPs"] = source_ips.into();
+        }
+        if user.is_none() {
+            event["responseStatus"] = json!({"metadata": {}, "message": failed_authentication(parts)});
+        }
         if let Some(target) = target {
             event["objectRef"] = object_ref(target);
         }
-        Some(AuditRecord { log: self.log.clone(), clock: clock.clone(), decision, event })
+        let authenticated = user.is_some();
+        Some(AuditRecord { log: self.log.clone(), clock: clock.clone(), decision, authenticated, event })
     }
 }
 
@@ -98,13 +109,16 @@ pub(crate) struct AuditRecord {
     log: AuditLog,
     clock: Clock,
     decision: AuditDecision,
+    authenticated: bool,
     event: Value,
 }
 
 impl AuditRecord {
-    /// Records the stage RequestReceived.
+    /// Records the stage RequestReceived of an authenticated request.
     pub(crate) async fn received(&self) {
-        if let Some(line) = self.line(AuditStage::RequestReceived) {
+        if self.authenticated
+            && let Some(line) = self.line(AuditStage::RequestReceived)
+        {
             self.log.write(line).await;
         }
     }
@@ -146,6 +160,13 @@ impl AuditRecord {
 
     /// Records the outcome, and returns the response. That of a stream is recorded at its end.
     pub(crate) async fn responded(mut self, response: Response) -> Response {
+        if !self.authenticated {
+            self.event["responseStatus"]["code"] = response.status().as_u16().into();
+            if let Some(line) = self.line(AuditStage::ResponseStarted) {
+                self.log.write(line).await;
+            }
+            return response;
+        }
         let (parts, body) = response.into_parts();
         let code = parts.status.as_u16();
         self.event["responseStatus"] = json!({"metadata": {}, "code": code});
@@ -251,6 +272,35 @@ impl Drop for AuditedBody {
 
 fn uri_text(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), |path| path.as_str().to_owned())
+}
+
+/// The addresses that a request has passed through, the client's first: those that proxies have added to the headers,
+/// then that of the connection. The headers are the client's own words; only the last address is certain.
+fn source_ips(parts: &Parts) -> Vec<String> {
+    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let parsed = |text: &str| text.trim().parse::<IpAddr>().ok();
+    let mut addresses: Vec<IpAddr> = text("x-forwarded-for").split(',').filter_map(parsed).collect();
+    if let Some(address) = parsed(text("x-real-ip")).filter(|address| !addresses.contains(address)) {
+        addresses.push(address);
+    }
+    let peer =
+        parts.extensions.get::<ClientConnection>().map(|connection| connection.address().to_canonical());
+    addresses.extend(peer.filter(|peer| addresses.last() != Some(peer)));
+    addresses.iter().map(IpAddr::to_string).collect()
+}
+
+/// Upstream's description of a failed authentication.
+fn failed_authentication(parts: &Parts) -> String {
+    let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let scheme = authorization.and_then(|text| text.split_once(' ')).map(|(scheme, _)| scheme);
+    let is = |name: &str| scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(name));
+    let has_certificate = parts.extensions.get::<PeerCertificate>().is_some();
+    let methods = [("basic", is("basic")), ("bearer", is("bearer")), ("x509", has_certificate)];
+    let attempted: Vec<_> = methods.into_iter().filter_map(|(name, used)| used.then_some(name)).collect();
+    if attempted.is_empty() {
+        return "Authentication failed, no credentials provided".into();
+    }
+    format!("Authentication failed, attempted: {}", attempted.join(", "))
 }
 
 fn user_info(user: &User) -> Value {

@@ -157,10 +157,6 @@ fn allow(
     if let Some(response) = open_to_all(server, parts, &path) {
         return Ok(Allowed::Open(response));
     }
-    let user = match parts.extensions.get::<User>() {
-        Some(user) => user.clone(),
-        None => server.authenticate(&parts.headers, parts.extensions.get())?,
-    };
     let verb = verb(&parts.method, &parts.uri, target.as_ref().ok());
     let method = parts.method.as_str().to_ascii_lowercase();
     let selected = match target {
@@ -194,9 +190,14 @@ fn allow(
             None => Attributes { verb: &method, path: Some(parts.uri.path()), ..Attributes::default() },
         },
     };
+    let user = match parts.extensions.get::<User>() {
+        Some(user) => Ok(user.clone()),
+        None => server.authenticate(&parts.headers, parts.extensions.get()),
+    };
     if let Some(audit) = &server.config.audit {
-        *record = audit.record(&user, &asked, parts, target.as_ref().ok(), &server.clock);
+        *record = audit.record(user.as_ref().ok(), &asked, parts, target.as_ref().ok(), &server.clock);
     }
+    let user = user?;
     let authenticated = user.name.clone();
     let user = server.impersonated(user, &parts.headers, parts.uri.path())?;
     if let Some(record) = record.as_mut().filter(|_| user.name != authenticated) {

@@ -140,8 +140,9 @@ impl AuditPolicy {
         Ok(Self(file))
     }
 
-    /// The recording of a request, by the first rule that matches; nothing is recorded without one.
-    pub(crate) fn decide(&self, user: &User, asked: &Attributes<'_>) -> AuditDecision {
+    /// The recording of a request, by the first rule that matches; nothing is recorded without one. `user`: `None` if
+    /// the authentication failed; no rule about users or groups matches then.
+    pub(crate) fn decide(&self, user: Option<&User>, asked: &Attributes<'_>) -> AuditDecision {
         let Some(rule) = self.0.rules.iter().find(|rule| rule.matches(user, asked)) else {
             return AuditDecision {
                 level: AuditLevel::None,
@@ -177,12 +178,13 @@ impl AuditRule {
         Ok(())
     }
 
-    fn matches(&self, user: &User, asked: &Attributes<'_>) -> bool {
+    fn matches(&self, user: Option<&User>, asked: &Attributes<'_>) -> bool {
         let has = |list: &[String], text: &str| list.iter().any(|one| one == text);
-        if !self.users.is_empty() && !has(&self.users, &user.name) {
+        if !self.users.is_empty() && !user.is_some_and(|user| has(&self.users, &user.name)) {
             return false;
         }
-        if !self.user_groups.is_empty() && !user.groups.iter().any(|group| has(&self.user_groups, group)) {
+        let in_group = |user: &User| user.groups.iter().any(|group| has(&self.user_groups, group));
+        if !self.user_groups.is_empty() && !user.is_some_and(in_group) {
             return false;
         }
         if !self.verbs.is_empty() && !has(&self.verbs, asked.verb) {
@@ -270,10 +272,14 @@ mod tests {
             (&other, resource("create", "pods", "", "kube-system"), AuditLevel::Request),
             (&admin, resource("create", "pods", "exec", "default"), AuditLevel::RequestResponse),
         ] {
-            assert_eq!(policy.decide(user, &asked).level, level, "{asked:?}");
+            assert_eq!(policy.decide(Some(user), &asked).level, level, "{asked:?}");
         }
-        let decision = policy.decide(&other, &resource("create", "pods", "", "kube-system"));
+        let decision = policy.decide(Some(&other), &resource("create", "pods", "", "kube-system"));
         assert_eq!(decision.omit_stages, [AuditStage::RequestReceived]);
+        let unknown = |asked: &Attributes<'_>| policy.decide(None, asked).level;
+        assert_eq!(unknown(&resource("watch", "services", "", "default")), AuditLevel::None);
+        assert_eq!(unknown(&resource("get", "secrets", "", "default")), AuditLevel::Metadata);
+        assert_eq!(unknown(&path("/metrics")), AuditLevel::None, "of no group");
     }
 
     #[test]

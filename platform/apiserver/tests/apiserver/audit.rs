@@ -5,8 +5,12 @@ use std::{path::Path, sync::Arc, time::Duration};
 use http::StatusCode;
 use mayfly_apiserver::Audit;
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
-use crate::support::{Fixture, request};
+use crate::support::{Fixture, TOKEN, request};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
@@ -106,4 +110,51 @@ async fn requests_are_recorded_as_the_policy_says() {
         refused["responseStatus"]["message"].as_str().unwrap().contains("cannot create resource"),
         "{refused}"
     );
+}
+
+#[tokio::test]
+async fn refused_credentials_and_source_addresses_are_recorded() {
+    let policy = "
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, resources: [{resources: [secrets]}]}
+- {level: Metadata, userGroups: ['system:masters'], resources: [{resources: [configmaps]}]}
+";
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.log");
+    let audit = Arc::new(Audit::create(policy, &log).unwrap());
+    let server = Fixture::with(|config| config.audit = Some(audit), |_| {}).await;
+    let (address, _serving) = server.listen().await;
+    let send = async |path: &str, headers: &str| {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    assert_eq!(send(SECRETS, "").await, 401);
+    assert_eq!(send(SECRETS, "Authorization: Bearer forged\r\nX-Real-Ip: 10.0.0.1\r\n").await, 401);
+    // A rule about groups is not about a request without a valid user.
+    assert_eq!(send(MAPS, "").await, 401);
+    let forwarded = format!("Authorization: Bearer {TOKEN}\r\nX-Forwarded-For: 10.0.0.2, x, ::1\r\n");
+    assert_eq!(send(MAPS, &forwarded).await, 200);
+
+    let events = events(&log, 3).await;
+    let [none, forged, admin] = &events[..] else { panic!("{events:?}") };
+    for event in [none, forged] {
+        assert_eq!((&event["stage"], &event["user"]), (&json!("ResponseStarted"), &json!({})), "{event}");
+        assert_eq!((&event["verb"], &event["objectRef"]["resource"]), (&json!("list"), &json!("secrets")));
+        assert_eq!(event["responseStatus"]["code"], 401);
+        assert!(event["annotations"].is_null(), "{event}");
+    }
+    assert_eq!(none["responseStatus"]["message"], "Authentication failed, no credentials provided");
+    assert_eq!(none["sourceIPs"], json!(["127.0.0.1"]));
+    assert_eq!(forged["responseStatus"]["message"], "Authentication failed, attempted: bearer");
+    assert_eq!(forged["sourceIPs"], json!(["10.0.0.1", "127.0.0.1"]));
+    assert!(!forged.to_string().contains("forged"), "the token is not recorded: {forged}");
+    assert_eq!(admin["stage"], "ResponseComplete");
+    assert_eq!(admin["sourceIPs"], json!(["10.0.0.2", "::1", "127.0.0.1"]));
 }
