@@ -277,6 +277,38 @@ async fn bodies_may_be_yaml_but_not_protobuf_nor_endless() {
 }
 
 #[tokio::test]
+async fn an_object_of_10_megabytes_is_refused_by_every_verb() {
+    let server = Fixture::new().await;
+    server.call("POST", MAPS, config_map("a", json!({"k": "1"}))).await;
+    let one = format!("{MAPS}/a");
+    let big = config_map("a", json!({"k": "v".repeat(10 << 20)})).to_string();
+    let apply = format!("{one}?fieldManager=me");
+    for (method, path, form) in [
+        ("POST", MAPS, "application/json"),
+        ("POST", MAPS, "application/yaml"),
+        ("PUT", &one, "application/json"),
+        ("PATCH", &one, "application/merge-patch+json"),
+        ("PATCH", &one, "application/strategic-merge-patch+json"),
+        ("PATCH", &apply, "application/apply-patch+yaml"),
+        ("DELETE", &one, "application/json"),
+    ] {
+        let (code, status) = server.call_as(method, path, form, big.clone()).await;
+        assert_eq!(code, StatusCode::PAYLOAD_TOO_LARGE, "{method} {form}: {status}");
+        let expected = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "Request entity too large: limit is 3145728", "reason": "RequestEntityTooLarge", "code": 413});
+        assert_eq!(status, expected, "{method} {form}");
+    }
+    // Below the limit of bodies, the limit of the kind applies.
+    let (code, status) = server.call("POST", MAPS, config_map("b", json!({"k": "v".repeat(2 << 20)}))).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY, "{status}");
+    assert_eq!(
+        status["message"],
+        "ConfigMap \"b\" is invalid: []: Too long: may not be more than 1048576 bytes"
+    );
+    assert_eq!(server.get(&one).await.1["data"], json!({"k": "1"}));
+}
+
+#[tokio::test]
 async fn dry_runs_leave_nothing() {
     let server = Fixture::new().await;
     let (code, dry) = server.call("POST", &format!("{MAPS}?dryRun=All"), config_map("a", json!({}))).await;
