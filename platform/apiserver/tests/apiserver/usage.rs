@@ -1,6 +1,6 @@
 //! `metrics.k8s.io` and the scale of a Function: the usage that nodes report, and values that cannot be set.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Response, StatusCode};
@@ -196,7 +196,13 @@ async fn functions_are_called_through_the_api() {
             let request = request("GET", path).header("impersonate-user", role).body(Body::empty()).unwrap();
             server.send(request).await.status()
         };
-        assert_eq!(as_user(&format!("{FUNCTIONS}/f")).await, StatusCode::OK, "{role}");
+        // The rules of these roles are aggregated in the background.
+        let allowed = async {
+            while as_user(&format!("{FUNCTIONS}/f")).await != StatusCode::OK {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), allowed).await.expect(role);
         assert_eq!(as_user(&format!("{FUNCTIONS}/f/log?tailLines=1")).await, StatusCode::OK, "{role}");
         assert_eq!(as_user(&format!("{FUNCTIONS}/f/proxy/")).await, code, "{role}");
     }
