@@ -19,7 +19,7 @@ use crate::{
     access::User,
     meta,
     object::{Object, map_at},
-    registry::{Backing, NAMESPACE_FINALIZER, registry},
+    registry::{Backing, Kind, NAMESPACE_FINALIZER, registry},
     request::FieldValidation,
     server::ServerState,
     status::ApiError,
@@ -131,7 +131,7 @@ impl ServerState {
         remaining: &RemainingContents,
         failure: Option<&str>,
     ) -> Result<(), ApiError> {
-        let request = self.own_request(namespaces(), "");
+        let request = self.own_request_as("kube-controller-manager", namespaces(), "");
         let now = meta::timestamp(request.now);
         let with_conditions = |current: &Object| {
             let mut object = current.clone();
@@ -171,8 +171,14 @@ impl ServerState {
         }
     }
 
+    /// [`Self::own_request`] for a write that a component of upstream does, whose name is the field manager.
+    pub(crate) fn own_request_as(&self, manager: &str, kind: &'static Kind, namespace: &str) -> WriteRequest {
+        let manager = Manager { name: manager.to_owned(), explicit: false, tracked: false };
+        WriteRequest { manager, ..self.own_request(kind, namespace) }
+    }
+
     /// The request of a write by the server itself.
-    pub(crate) fn own_request(&self, kind: &'static crate::registry::Kind, namespace: &str) -> WriteRequest {
+    pub(crate) fn own_request(&self, kind: &'static Kind, namespace: &str) -> WriteRequest {
         WriteRequest {
             kind,
             namespace: namespace.to_owned(),

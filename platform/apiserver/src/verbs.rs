@@ -234,9 +234,13 @@ fn mismatch(kind: &Kind, object: &Object, field: &str, found: &str, expected: &s
     if kind.custom || is_registered || group_version.is_empty() || found_kind.is_empty() {
         return format!("the {field} in the data ({found}) does not match the expected one ({expected})");
     }
+    let scheme = match kind.group {
+        "apiextensions.k8s.io" => "k8s.io/apiextensions-apiserver/pkg/apiserver/apiserver.go:56",
+        _ => "pkg/api/legacyscheme/scheme.go:30",
+    };
     format!(
         "{found_kind} in version {version:?} cannot be handled as a {}: no kind {found_kind:?} is registered for version \
-         {group_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+         {group_version:?} in scheme {scheme:?}",
         kind.kind
     )
 }
@@ -246,6 +250,11 @@ pub(crate) fn set_type(kind: &Kind, object: &mut Object) -> Result<(), ApiError>
     for (field, expected) in [("apiVersion", kind.api_version()), ("kind", kind.kind.to_owned())] {
         let found = object.0.get(field).and_then(serde_json::Value::as_str).unwrap_or("");
         if !found.is_empty() && found != expected {
+            // Upstream reads an object of any kind here, and validates its kind.
+            if kind.custom && field == "kind" {
+                let error = FieldError::invalid("kind", format!("{found:?}"), format!("must be {expected}"));
+                return Err(ApiError::invalid_named(kind.group, found, object.name(), &[error]));
+            }
             return Err(ApiError::bad_request(mismatch(kind, object, field, found, &expected)));
         }
         object.0.insert(field.into(), expected.into());

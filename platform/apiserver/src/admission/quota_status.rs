@@ -167,7 +167,7 @@ impl ServerState {
 
     async fn write_quota_status(&self, namespace: &str, name: &str, status: Value) -> Result<(), ApiError> {
         let Some(kind) = registry().find("", "v1", "resourcequotas") else { return Ok(()) };
-        let request = self.own_request(kind, namespace);
+        let request = self.own_request_as("kube-controller-manager", kind, namespace);
         let written = self.change(&request, name, Part::Status, |current| {
             let mut object = current.clone();
             object.0.insert("status".into(), status.clone());

@@ -68,7 +68,7 @@ impl ServerState {
         let list = self.store.list(&range, &ListOptions::default()).map(|list| list.entries);
         let roles = list.unwrap_or_default();
         let roles: Vec<_> = roles.iter().filter_map(|entry| Object::from_entry(entry).ok()).collect();
-        let request = self.own_request(kind, "");
+        let request = self.own_request_as("clusterrole-aggregation-controller", kind, "");
         for (name, rules) in plan(&roles) {
             let written = self.change(&request, &name, Part::Main, |current| {
                 let mut role = current.clone();

@@ -144,7 +144,12 @@ impl ServerState {
             };
             if let Some(allocations) = &allocations {
                 kind.fill_defaults(&mut new);
-                self.allocate(kind, &mut new, Some(&current), allocations)?;
+                let allocated = self.allocate(kind, &mut new, Some(&current), allocations);
+                // As upstream, a change of an immutable field is reported before what cannot be allocated.
+                if allocated.is_err() {
+                    prepare(kind, part, &mut new, &current)?;
+                }
+                allocated?;
             }
             prepare(kind, part, &mut new, &current)?;
             let definitions = self.definitions_for(kind).await;

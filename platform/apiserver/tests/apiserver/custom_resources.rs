@@ -124,6 +124,15 @@ async fn objects_are_defaulted_pruned_and_validated() {
         let message = refused["message"].as_str().unwrap();
         assert!(message.contains(text), "{message}");
     }
+    let mut gadget = widget("bad", json!({"size": 1}));
+    gadget["kind"] = "Gadget".into();
+    let (code, refused) = fixture.call("POST", WIDGETS, gadget).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY, "{refused}");
+    assert_eq!(
+        refused["message"],
+        "Gadget.example.dev \"bad\" is invalid: kind: Invalid value: \"Gadget\": must be Widget"
+    );
+    assert_eq!(refused["details"]["kind"], "Gadget");
 }
 
 #[tokio::test]

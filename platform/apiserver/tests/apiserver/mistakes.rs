@@ -167,3 +167,21 @@ async fn a_pod_behind_a_gate_says_so() {
         (&json!("PodScheduled"), &json!("SchedulingGated"))
     );
 }
+
+#[tokio::test]
+async fn a_changed_cluster_ip_is_reported_before_what_cannot_be_allocated() {
+    let server = Fixture::new().await;
+    let services = "/api/v1/namespaces/default/services";
+    let object = json!({"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}});
+    let (code, mut service) = server.call("POST", services, object).await;
+    assert_eq!(code, StatusCode::CREATED, "{service}");
+    // Outside the range, and immutable.
+    service["spec"]["clusterIP"] = "192.0.2.1".into();
+    service["spec"]["clusterIPs"] = json!(["192.0.2.1"]);
+    let (code, refused) = server.call("PUT", &format!("{services}/a"), service).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY, "{refused}");
+    assert_eq!(
+        refused["message"],
+        "Service \"a\" is invalid: spec.clusterIPs[0]: Invalid value: []string{\"192.0.2.1\"}: may not change once set"
+    );
+}
