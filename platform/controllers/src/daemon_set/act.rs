@@ -108,6 +108,10 @@ impl DaemonSetController {
             self.owned.forget(&key);
             return Ok(Outcome::Done);
         };
+        // As upstream: its revisions may be deleted before its pods, so that its status cannot be computed any more.
+        if set.metadata.deletion_timestamp.is_some() {
+            return Ok(Outcome::Done);
+        }
         if let Some(later) = self.owned.unsettled(&key) {
             return Ok(later);
         }

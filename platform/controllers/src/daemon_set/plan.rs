@@ -92,9 +92,6 @@ pub(super) fn plan(
     }
     let mut plan = DaemonSetPlan { status: status(&view, fits, &by_node), ..DaemonSetPlan::default() };
     plan.again = pods.iter().filter_map(|pod| view.until_available(pod)).filter(|left| !left.is_zero()).min();
-    if set.metadata.deletion_timestamp.is_some() {
-        return plan;
-    }
     let none = Vec::new();
     for (node, fit) in fits {
         manage(&view, node, *fit, by_node.get(node).unwrap_or(&none), &mut plan);

@@ -46,10 +46,12 @@ pub(super) fn plan(
     let bounds = Bounds::of(deployment);
     let mut plan = DeploymentPlan::default();
     if deployment.metadata.deletion_timestamp.is_some() {
-        plan.status = status::summary(deployment, sets, bounds, now);
+        let old = deployment.status.clone().unwrap_or_default();
+        plan.status = status::summary(deployment, old, sets, bounds, now);
         return plan;
     }
     let paused = deployment.spec.as_ref().is_some_and(|spec| spec.paused == Some(true));
+    let old = status::with_pause(deployment, paused, now);
     let next = next_revision(sets);
     if let Some(new) = &sets.new {
         let wanted = annotations(deployment, new, next);
@@ -63,8 +65,7 @@ pub(super) fn plan(
         if paused {
             plan.delete = surplus(deployment, &sets.old);
         }
-        plan.status = status::summary(deployment, sets, bounds, now);
-        status::note_pause(deployment, paused, &mut plan.status, now);
+        plan.status = status::summary(deployment, old, sets, bounds, now);
         return plan;
     }
     if is_recreate(deployment) {
@@ -72,8 +73,7 @@ pub(super) fn plan(
     } else {
         roll(deployment, sets, bounds, next, &mut plan);
     }
-    plan.status = status::summary(deployment, sets, bounds, now);
-    status::note_pause(deployment, false, &mut plan.status, now);
+    plan.status = status::summary(deployment, old, sets, bounds, now);
     plan.again = status::note_progress(deployment, sets, plan.create.as_ref(), &mut plan.status, now);
     if status::is_complete(deployment, &plan.status) {
         plan.delete = surplus(deployment, &sets.old);

@@ -21,14 +21,14 @@ const NEW_SET_AVAILABLE: &str = "NewReplicaSetAvailable";
 const TIMED_OUT: &str = "ProgressDeadlineExceeded";
 const PAUSED: &str = "DeploymentPaused";
 
-/// The numbers, and the conditions that follow from them alone.
+/// The numbers, and the conditions that follow from them alone. `old`: the status with the conditions so far.
 pub(super) fn summary(
     deployment: &Deployment,
+    old: DeploymentStatus,
     sets: &Sets,
     bounds: Bounds,
     now: Timestamp,
 ) -> DeploymentStatus {
-    let old = deployment.status.clone().unwrap_or_default();
     let sum = |field: fn(&ReplicaSet) -> i32| sets.all().map(|set| field(set)).fold(0, i32::saturating_add);
     let available = sum(available);
     let updated = sets.new.as_ref().and_then(|set| set.status.as_ref()).map_or(0, |status| status.replicas);
@@ -56,32 +56,24 @@ pub(super) fn summary(
     status
 }
 
-/// Records since when the Deployment is paused or resumed: the progress deadline does not count a pause.
-pub(super) fn note_pause(
-    deployment: &Deployment,
-    paused: bool,
-    status: &mut DeploymentStatus,
-    now: Timestamp,
-) {
+/// The status of the Deployment with the time since when it is paused or resumed: the progress deadline does not count
+/// a pause. As upstream, this comes before the summary: of two conditions that change, `Progressing` is the first.
+pub(super) fn with_pause(deployment: &Deployment, paused: bool, now: Timestamp) -> DeploymentStatus {
+    let mut status = deployment.status.clone().unwrap_or_default();
     if deadline(deployment).is_none() {
-        return;
+        return status;
     }
-    let reason = find(status, PROGRESSING).and_then(|condition| condition.reason.clone());
+    let reason = find(&status, PROGRESSING).and_then(|condition| condition.reason.clone());
     let is_noted = reason.as_deref() == Some(PAUSED);
     if reason.as_deref() == Some(TIMED_OUT) || paused == is_noted {
-        return;
+        return status;
     }
-    match paused {
-        true => {
-            set(status, PROGRESSING, "Unknown", PAUSED, "Deployment is paused", now);
-            // A Deployment that is paused from the start gets this condition first, as upstream.
-            let had_conditions = deployment.status.as_ref().is_some_and(|old| old.conditions.is_some());
-            if let Some(conditions) = status.conditions.as_mut().filter(|_| !had_conditions) {
-                conditions.sort_by_key(|condition| condition.type_ != PROGRESSING);
-            }
-        }
-        false => set(status, PROGRESSING, "Unknown", "DeploymentResumed", "Deployment is resumed", now),
-    }
+    let (reason, message) = match paused {
+        true => (PAUSED, "Deployment is paused"),
+        false => ("DeploymentResumed", "Deployment is resumed"),
+    };
+    set(&mut status, PROGRESSING, "Unknown", reason, message, now);
+    status
 }
 
 /// Whether all replicas are of the new template and available.

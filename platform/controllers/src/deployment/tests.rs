@@ -215,7 +215,14 @@ fn history_is_limited_and_a_pause_creates_nothing() {
     }
     assert_eq!(model.sizes(), [0, 3]);
     web = with_image(web, "five");
-    web.spec.as_mut().unwrap().paused = Some(true);
+    let spec = web.spec.as_mut().unwrap();
+    (spec.paused, spec.replicas) = (Some(true), Some(9));
+    // The pods that the pause still adds do not become ready: both conditions change.
+    let paused = model.plan(&web).status;
+    let order: Vec<_> =
+        paused.conditions.iter().flatten().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(order, [PROGRESSING, "Available"]);
+    web.spec.as_mut().unwrap().replicas = Some(3);
     model.run(&mut web, |_, _| {});
     assert_eq!(
         model.sizes(),

@@ -2,7 +2,7 @@
 
 use kube::{
     Api, ResourceExt as _,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use mayfly_api::k8s::api::{
     apps::v1::{DaemonSet, StatefulSet},
@@ -13,7 +13,7 @@ use mayfly_api::k8s::api::{
 use mayfly_informer::Informer;
 use serde_json::{Value, json};
 
-use crate::support::{Cluster, NS, key, until};
+use crate::support::{Cluster, NS, key, stays, until};
 
 fn template(image: &str) -> Value {
     json!({"metadata": {"labels": {"app": "web"}}, "spec": {
@@ -72,6 +72,17 @@ async fn a_daemon_set_runs_on_the_node_and_updates() {
     let is_new = || matches!(&images(&cluster)[..], [(_, image)] if image == "two");
     until(&cluster.pods(), "the pod is new", is_new).await;
     until(&sets, "the new pod is available", done).await;
+    // While it is deleted, its status is left as it was.
+    let api = cluster.api::<DaemonSet>();
+    let held = Patch::Merge(json!({"metadata": {"finalizers": ["test.dev/hold"]}}));
+    let before = api.patch("log", &PatchParams::default(), &held).await.unwrap().status;
+    api.delete("log", &DeleteParams::background()).await.unwrap();
+    let current = || sets.get(&key("log")).unwrap();
+    until(&sets, "it is being deleted", || current().metadata.deletion_timestamp.is_some()).await;
+    stays("the status of the deleted set", || current().status == before).await;
+    let released = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    api.patch("log", &PatchParams::default(), &released).await.unwrap();
+    until(&sets, "it is gone", || sets.get(&key("log")).is_none()).await;
 }
 
 #[tokio::test]
