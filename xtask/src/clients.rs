@@ -1,4 +1,4 @@
-//! AWS's own clients from PyPI, in a Python environment in the folder of tools.
+//! Clients from PyPI that tests use (AWS's and Kubernetes'), in a Python environment in the folder of tools.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,8 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::{command, tools};
 
-/// Matching versions (both require the same botocore).
-const PACKAGES: &[&str] = &["boto3==1.43.11", "awscli==1.45.11"];
+/// Matching versions: boto3 and awscli require the same botocore, and later versions of kubernetes a later
+/// python-dateutil than botocore accepts.
+const PACKAGES: &[&str] = &["boto3==1.43.11", "awscli==1.45.11", "kubernetes==37.0.1"];
 
 /// The environment's Python and its `aws`.
 pub(crate) struct Clients {

@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             environment.push(("MAYFLY_AWS", clients.aws.into()));
         }
         Err(error) => {
-            println!("test: boto3 and the aws command could not be installed: {error:#}");
+            println!("test: the clients from PyPI could not be installed: {error:#}");
             println!("test: tests that use them take what is on the PATH, or will be skipped");
         }
     }

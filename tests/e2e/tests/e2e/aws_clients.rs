@@ -35,24 +35,30 @@ async fn finished(mut command: Command) -> Result<Finished> {
     })
 }
 
-/// The Python with boto3; `None`, after a line that reports the test as skipped, if there is none.
-async fn python_or_skip(test: &str) -> Option<String> {
+/// A Python with this package; `None`, after a line that reports the test as skipped, if there is none.
+pub(crate) async fn python_or_skip(test: &str, package: &str) -> Option<String> {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     let mut command = client(&python);
-    command.args(["-c", "import boto3"]);
+    command.args(["-c", &format!("import {package}")]);
     match finished(command).await {
         Ok(Finished { code: Some(0), .. }) => Some(python),
         _ => {
-            skipped(test, &format!("{python} has no boto3 (set MAYFLY_PYTHON to one that has)"));
+            skipped(test, &format!("{python} has no {package} (set MAYFLY_PYTHON to one that has)"));
             None
         }
     }
 }
 
-async fn script(python: &str, file: &str, up: &Up) -> Result<String> {
+/// The address of the Step Functions API.
+fn workflows(up: &Up) -> String {
+    format!("http://{}", up.address("workflows"))
+}
+
+/// Runs a script of this package with an argument; its temporary files are in the server's folder. Returns its output.
+pub(crate) async fn script(python: &str, file: &str, argument: &str, up: &Up) -> Result<String> {
     let mut command = client(python);
-    let path = format!("{}/{file}", env!("CARGO_MANIFEST_DIR"));
-    command.arg(path).arg(format!("http://{}", up.address("workflows")));
+    command.arg(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).arg(argument);
+    command.env("TMPDIR", up.data()).env("PYTHONDONTWRITEBYTECODE", "1");
     let told = finished(command).await?;
     ensure!(told.code == Some(0), "{}{}", told.stdout, told.stderr);
     Ok(told.stdout)
@@ -60,20 +66,20 @@ async fn script(python: &str, file: &str, up: &Up) -> Result<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn boto3_calls_every_operation_of_the_binary() -> Result<()> {
-    let Some(python) = python_or_skip(test_name!()).await else { return Ok(()) };
+    let Some(python) = python_or_skip(test_name!(), "boto3").await else { return Ok(()) };
     let up = Up::start().await?;
-    let told = script(&python, "../../workflows/api/tests/boto3/calls.py", &up).await?;
+    let told = script(&python, "../../workflows/api/tests/boto3/calls.py", &workflows(&up), &up).await?;
     ensure!(told.trim() == "37 operations called", "{told}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn boto3_sees_every_kind_of_state_event_by_event() -> Result<()> {
-    let Some(python) = python_or_skip(test_name!()).await else { return Ok(()) };
+    let Some(python) = python_or_skip(test_name!(), "boto3").await else { return Ok(()) };
     guest_or_skip!("greet");
     let up = Up::start().await?;
     up.deploy("greet", "greet", &[]).await?;
-    let told = script(&python, "tests/e2e/aws_clients/states.py", &up).await?;
+    let told = script(&python, "tests/e2e/aws_clients/states.py", &workflows(&up), &up).await?;
     ensure!(told.trim() == "every state, event by event", "{told}");
     Ok(())
 }
@@ -98,7 +104,7 @@ impl Aws {
 
     async fn run(&self, arguments: &[&str]) -> Result<Finished> {
         let mut command = client(&self.program);
-        let url = format!("http://{}", self.up.address("workflows"));
+        let url = workflows(&self.up);
         command.args(["stepfunctions", "--endpoint-url", &url, "--output", "json"]).args(arguments);
         finished(command).await
     }

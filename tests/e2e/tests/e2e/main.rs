@@ -45,6 +45,7 @@ mod network_conformance;
 mod offline;
 mod per_call_record;
 mod private_functions;
+mod python_client;
 mod recorded_exchanges;
 mod restarts;
 mod rolling_updates;
