@@ -1,5 +1,7 @@
 //! The device manager: serves registration, follows plugins, allocates.
 
+mod registrar;
+mod reservation;
 mod rpc;
 
 use std::{
@@ -27,7 +29,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport::Channel};
 
-use self::rpc::{call, connect, preferred};
+use self::{
+    registrar::Registrar,
+    reservation::Reservation,
+    rpc::{CallError, call, preferred},
+};
 use crate::{
     API_VERSION, HEALTHY, KUBELET_SOCKET,
     cdi::CdiSpecs,
@@ -48,6 +54,8 @@ use crate::{
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of one call of a plugin (upstream's limit of `PreStartContainer`).
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time for which a plugin that did not answer during an allocation is not asked for another one.
+const HANG_PAUSE: Duration = Duration::from_secs(60);
 /// Registrations queued for the manager.
 const REGISTRATIONS_MAX: usize = 64;
 /// The largest message, in bytes: a list of 10,000 devices with topology has about 1 MiB.
@@ -225,30 +233,21 @@ impl DeviceManager {
 
     /// Allocates all devices of a pod, or none.
     async fn admit(&self, pod: &PodDeviceClaims) -> Result<(), DeviceError> {
-        let mut reserved = Vec::new();
+        let mut reserved = Reservation::of(self);
         let mut reusable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for claim in &pod.claims {
             for (resource, count) in &claim.resources {
                 let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
                 let asks = usize::try_from(*count).unwrap_or(usize::MAX);
                 let reuse = reusable.entry(resource.clone()).or_default();
-                match self.allocate(pod, claim, &key, asks, reuse, &mut reserved).await {
-                    Ok(ids) if claim.role == ContainerRole::Init => reuse.extend(ids),
-                    Ok(ids) => reuse.retain(|id| !ids.contains(id)),
-                    Err(error) => {
-                        {
-                            let mut book = self.book.lock();
-                            reserved.iter().for_each(|key| book.cancel(key));
-                        }
-                        self.changed();
-                        return Err(error);
-                    }
+                let ids = self.allocate(pod, claim, &key, asks, reuse, &mut reserved).await?;
+                match claim.role {
+                    ContainerRole::Init => reuse.extend(ids),
+                    ContainerRole::Sidecar | ContainerRole::Main => reuse.retain(|id| !ids.contains(id)),
                 }
             }
         }
-        if !reserved.is_empty() {
-            self.changed();
-        }
+        reserved.keep();
         Ok(())
     }
 
@@ -259,7 +258,7 @@ impl DeviceManager {
         key: &EntryKey,
         asks: usize,
         reusable: &BTreeSet<String>,
-        reserved: &mut Vec<EntryKey>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<BTreeSet<String>, DeviceError> {
         let chosen = self.book.lock().choose(key, asks, reusable);
         let (available, must_include) = match chosen {
@@ -268,10 +267,16 @@ impl DeviceManager {
             Err(error) if error.is_transient() => return Err(DeviceError::NotReady(error.to_string())),
             Err(error) => return Err(DeviceError::Refused(error.to_string())),
         };
-        let (mut client, options) = self.client(&key.2)?;
+        let resource = &key.2;
+        let (mut client, generation, options) = self.client(resource)?;
+        if self.book.lock().is_suspended(resource, self.started.elapsed()) {
+            let why = format!("the device plugin of {resource} has not answered; it is called again later");
+            return Err(DeviceError::NotReady(why));
+        }
+        let failed = |error| self.failed(resource, generation, error);
         let owner = owner(pod, claim);
         let preferred = if options.preferred_allocation && asks < available.len() {
-            preferred(&mut client, &owner, &available, &must_include, asks).await?
+            preferred(&mut client, &owner, &available, &must_include, asks).await.map_err(failed)?
         } else {
             Vec::new()
         };
@@ -281,13 +286,12 @@ impl DeviceManager {
             book.reserve(key.clone(), &ids);
             book.allocations()
         };
+        reserved.add(key.clone());
         self.publish(allocations);
-        reserved.push(key.clone());
         let devices_ids = ids.iter().cloned().collect();
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
-        let answer = call(&owner, request, |request| client.allocate(request)).await?;
+        let answer = call(&owner, request, |request| client.allocate(request)).await.map_err(failed)?;
         let response = answer.container_responses.into_iter().next().ok_or_else(|| {
-            let resource = &key.2;
             DeviceError::Refused(format!(
                 "no containers return in the allocation response of the plugin of {resource}"
             ))
@@ -301,12 +305,21 @@ impl DeviceManager {
         Ok(ids)
     }
 
-    fn client(&self, resource: &str) -> Result<(Client, EndpointOptions), DeviceError> {
+    fn client(&self, resource: &str) -> Result<(Client, Generation, EndpointOptions), DeviceError> {
         let endpoint = self.book.lock().endpoint(resource);
         let away = || DeviceError::NotReady(format!("the device plugin of {resource} is unavailable"));
         let (generation, options) = endpoint.ok_or_else(away)?;
         let client = self.clients.lock().get(&generation).cloned().ok_or_else(away)?;
-        Ok((client, options))
+        Ok((client, generation, options))
+    }
+
+    /// Suspends the plugin if it did not answer: pods that allocate wait for each other, and each would wait for it.
+    fn failed(&self, resource: &str, generation: Generation, error: CallError) -> DeviceError {
+        if matches!(error, CallError::TimedOut) {
+            let until = self.started.elapsed() + HANG_PAUSE;
+            self.book.lock().suspend(resource, generation, until);
+        }
+        error.into()
     }
 
     /// The changes of one container for its devices.
@@ -320,7 +333,10 @@ impl DeviceManager {
         for resource in claim.resources.keys() {
             let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
             let entry = self.book.lock().entry(&key).cloned();
-            let Some(entry) = entry else { continue };
+            let Some(entry) = entry else {
+                let why = format!("the pod's allocation of {resource} was released before its container started");
+                return Err(DeviceError::NotReady(why));
+            };
             self.pre_start(pod, claim, resource, entry.ids()).await?;
             let response = ContainerAllocateResponse::decode(entry.response.as_slice());
             let response = response.map_err(|error| {
@@ -352,9 +368,11 @@ impl DeviceManager {
         if ids.is_empty() || !self.book.lock().needs_pre_start(resource) {
             return Ok(());
         }
-        let (mut client, _) = self.client(resource)?;
+        let (mut client, ..) = self.client(resource)?;
         let request = PreStartContainerRequest { devices_ids: ids.into_iter().collect() };
-        call(&owner(pod, claim), request, |request| client.pre_start_container(request)).await.map(|_| ())
+        // Only this pod waits for the answer, so the plugin is not suspended.
+        call(&owner(pod, claim), request, |request| client.pre_start_container(request)).await?;
+        Ok(())
     }
 }
 
@@ -403,55 +421,6 @@ fn owner(pod: &PodDeviceClaims, claim: &DeviceClaim) -> DeviceOwner {
         resources: claim.resources.clone(),
         annotations: pod.annotations.clone(),
     }
-}
-
-/// Serves `v1beta1.Registration`.
-#[derive(Clone)]
-struct Registrar(Arc<DeviceManager>);
-
-#[async_trait]
-impl Registration for Registrar {
-    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        let RegisterRequest { version, endpoint, resource_name, .. } = request.into_inner();
-        if version != API_VERSION {
-            let message =
-                format!("version {version:?} is not supported; this kubelet supports {API_VERSION}");
-            return Err(Status::invalid_argument(message));
-        }
-        if !is_extended_resource(&resource_name) {
-            let message =
-                format!("{resource_name:?} is not an extended resource name such as vendor.com/device");
-            return Err(Status::invalid_argument(message));
-        }
-        if endpoint.is_empty() || endpoint.contains('/') || endpoint == KUBELET_SOCKET {
-            return Err(Status::invalid_argument(format!(
-                "{endpoint:?} is not a file name of a plugin's socket"
-            )));
-        }
-        let manager = &self.0;
-        let (client, options) = connect(&manager.config.folder.join(&endpoint)).await.map_err(|error| {
-            Status::failed_precondition(format!("cannot reach the plugin at {endpoint}: {error}"))
-        })?;
-        let generation = manager.book.lock().connect(&resource_name, &endpoint, options);
-        manager.clients.lock().insert(generation, client.clone());
-        tracing::info!(resource = resource_name, socket = endpoint, "a device plugin registered");
-        let connected = Connected { resource: resource_name, generation, client };
-        let sent = manager.registered.send(connected).await;
-        sent.map_err(|_| Status::unavailable("this kubelet is stopping"))?;
-        Ok(Response::new(Empty {}))
-    }
-}
-
-/// Upstream's rule: a domain other than Kubernetes' own, and a name.
-fn is_extended_resource(name: &str) -> bool {
-    let Some((domain, own)) = name.split_once('/') else { return false };
-    let is_reserved = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-    !is_reserved
-        && !domain.starts_with("requests.")
-        && mayfly_api::names::dns_subdomain(domain).is_ok()
-        && !own.is_empty()
-        && own.len() <= mayfly_api::names::LABEL_BYTES_MAX
-        && own.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
 }
 
 fn restore(folder: &Path) -> DeviceLedger {

@@ -47,6 +47,8 @@ struct Endpoint {
     options: EndpointOptions,
     /// `None` before its first list.
     devices: Option<BTreeMap<String, DeviceState>>,
+    /// The end of its suspension, relative to the manager's start.
+    suspended_until: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -131,7 +133,13 @@ impl DeviceLedger {
         let generation = Generation(self.generations);
         let known = self.resources.entry(resource.to_owned()).or_default();
         known.endpoints.retain(|endpoint| endpoint.socket != socket);
-        known.endpoints.push(Endpoint { socket: socket.to_owned(), generation, options, devices: None });
+        known.endpoints.push(Endpoint {
+            socket: socket.to_owned(),
+            generation,
+            options,
+            devices: None,
+            suspended_until: None,
+        });
         known.options = Some(options);
         known.stopped = None;
         self.removed.remove(resource);
@@ -214,6 +222,20 @@ impl DeviceLedger {
     pub fn endpoint(&self, resource: &str) -> Option<(Generation, EndpointOptions)> {
         let endpoint = self.resources.get(resource)?.endpoints.last()?;
         Some((endpoint.generation, endpoint.options))
+    }
+
+    /// Records that a plugin's connection did not answer: it is not asked for allocations until `until`.
+    pub fn suspend(&mut self, resource: &str, generation: Generation, until: Duration) {
+        let endpoints = self.resources.get_mut(resource).into_iter().flat_map(|known| &mut known.endpoints);
+        for endpoint in endpoints.filter(|endpoint| endpoint.generation == generation) {
+            endpoint.suspended_until = Some(until);
+        }
+    }
+
+    /// Whether the plugin that serves the resource is suspended.
+    pub fn is_suspended(&self, resource: &str, now: Duration) -> bool {
+        let active = self.resources.get(resource).and_then(|known| known.endpoints.last());
+        active.and_then(|endpoint| endpoint.suspended_until).is_some_and(|until| now < until)
     }
 
     /// Whether the plugin has to be called before a container with its devices starts. A plugin that is away needs the

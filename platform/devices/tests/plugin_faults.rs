@@ -19,7 +19,10 @@ use mayfly_runtime::{
     ContainerRole, DeviceClaim, DeviceCounts, DeviceError, NodeDevices as _, PodDeviceClaims, PodUid,
 };
 use parking_lot::Mutex;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -39,6 +42,8 @@ enum Fault {
     Crash,
     Hang,
     Lie,
+    /// The answer comes when the test asks for it.
+    Delay,
 }
 
 struct FaultyPlugin {
@@ -46,6 +51,8 @@ struct FaultyPlugin {
     faults: Mutex<BTreeMap<&'static str, Fault>>,
     calls: watch::Sender<Vec<&'static str>>,
     stop: Mutex<CancellationToken>,
+    /// Ends a delay.
+    answer: Notify,
 }
 
 impl FaultyPlugin {
@@ -59,6 +66,10 @@ impl FaultyPlugin {
             Some(Fault::Refuse) => return Err(Status::internal("as the test wants it")),
             Some(Fault::Crash) => self.stop.lock().cancel(),
             Some(Fault::Hang) => {}
+            Some(Fault::Delay) => {
+                self.answer.notified().await;
+                return Ok(false);
+            }
         }
         std::future::pending().await
     }
@@ -148,6 +159,7 @@ impl TestNode {
             faults: Mutex::default(),
             calls: watch::Sender::new(Vec::new()),
             stop: Mutex::default(),
+            answer: Notify::new(),
         });
         Self { folder, manager, plugin, running }
     }
@@ -209,6 +221,17 @@ impl TestNode {
     /// Prepares pod `a`, and returns its cards.
     async fn prepare(&self, count: u32) -> Result<String, DeviceError> {
         Ok(self.manager.prepare(&pod(count), "c").await?.env["CARDS"].clone())
+    }
+
+    /// A plugin that did not answer delays no further pods until a minute later.
+    async fn is_not_called_for_a_minute(&self, count: u32) {
+        let calls = self.plugin.calls.borrow().len();
+        let error = self.prepare(count).await.unwrap_err();
+        assert!(matches!(&error, DeviceError::NotReady(why) if why.contains("called again later")), "{error}");
+        assert_eq!(self.plugin.calls.borrow().len(), calls);
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::time::resume();
     }
 
     fn release(&self) {
@@ -314,8 +337,53 @@ async fn a_call_without_an_answer_ends_and_is_repeated() {
         assert!(waits, "{call}: {error:?}");
         assert_eq!(node.held(), held, "{call}");
         node.set(call, None);
+        if held == 0 {
+            node.is_not_called_for_a_minute(count).await;
+        }
         node.prepare(count).await.unwrap();
         node.release();
+    }
+    // A new connection is called at once.
+    node.set("Allocate", Some(Fault::Hang));
+    tokio::time::pause();
+    node.prepare(2).await.unwrap_err();
+    tokio::time::resume();
+    node.set("Allocate", None);
+    node.connect().await.unwrap();
+    node.offers(2, 2).await;
+    node.prepare(2).await.unwrap();
+}
+
+/// The plugin may answer after its pod was deleted: the container must not start without its devices.
+#[tokio::test]
+async fn a_pod_that_is_released_during_its_allocation_waits() {
+    let node = TestNode::with_cards(false).await;
+    node.set("Allocate", Some(Fault::Delay));
+    let manager = node.manager.clone();
+    let preparing = tokio::spawn(async move { manager.prepare(&pod(1), "c").await });
+    node.received("Allocate").await;
+    assert_eq!(node.held(), 1);
+    node.release();
+    node.plugin.answer.notify_one();
+    let error = preparing.await.unwrap().unwrap_err();
+    assert!(matches!(&error, DeviceError::NotReady(why) if why.contains("was released")), "{error}");
+    assert_eq!(node.held(), 0);
+}
+
+/// The kubelet stops waiting for a plugin when the pod is deleted.
+#[tokio::test]
+async fn an_allocation_that_is_dropped_leaves_no_devices_allocated() {
+    for call in ["GetPreferredAllocation", "Allocate"] {
+        let node = TestNode::with_cards(false).await;
+        node.set(call, Some(Fault::Hang));
+        let manager = node.manager.clone();
+        let preparing = tokio::spawn(async move { manager.prepare(&pod(1), "c").await });
+        node.received(call).await;
+        preparing.abort();
+        assert!(preparing.await.unwrap_err().is_cancelled());
+        assert_eq!(node.held(), 0, "{call}");
+        node.set(call, None);
+        assert_eq!(node.prepare(1).await.unwrap(), "card-1", "{call}");
     }
 }
 

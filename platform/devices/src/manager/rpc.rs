@@ -2,13 +2,37 @@
 
 use super::*;
 
+/// The result of a call that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CallError {
+    /// No answer within [`CALL_TIMEOUT`].
+    TimedOut,
+    /// The plugin is away.
+    Unavailable(String),
+    /// The plugin answered with an error.
+    Refused(String),
+}
+
+impl From<CallError> for DeviceError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::TimedOut => {
+                let limit_s = CALL_TIMEOUT.as_secs();
+                Self::NotReady(format!("the device plugin did not answer within {limit_s} s"))
+            }
+            CallError::Unavailable(why) => Self::NotReady(format!("the device plugin is not ready: {why}")),
+            CallError::Refused(why) => Self::Refused(format!("the device plugin refused: {why}")),
+        }
+    }
+}
+
 pub(super) async fn preferred(
     client: &mut Client,
     owner: &DeviceOwner,
     available: &BTreeSet<String>,
     must_include: &BTreeSet<String>,
     asks: usize,
-) -> Result<Vec<String>, DeviceError> {
+) -> Result<Vec<String>, CallError> {
     let request = ContainerPreferredAllocationRequest {
         available_device_i_ds: available.iter().cloned().collect(),
         must_include_device_i_ds: must_include.iter().cloned().collect(),
@@ -24,7 +48,7 @@ pub(super) async fn call<M, R, F>(
     owner: &DeviceOwner,
     message: M,
     send: impl FnOnce(Request<M>) -> F,
-) -> Result<R, DeviceError>
+) -> Result<R, CallError>
 where
     F: Future<Output = Result<Response<R>, Status>>,
 {
@@ -33,15 +57,10 @@ where
     match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) if is_unavailable(&status) => {
-            Err(DeviceError::NotReady(format!("the device plugin is not ready: {}", status.message())))
+            Err(CallError::Unavailable(status.message().to_owned()))
         }
-        Ok(Err(status)) => {
-            Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))
-        }
-        Err(_) => {
-            let message = format!("the device plugin did not answer within {} s", CALL_TIMEOUT.as_secs());
-            Err(DeviceError::NotReady(message))
-        }
+        Ok(Err(status)) => Err(CallError::Refused(status.message().to_owned())),
+        Err(_) => Err(CallError::TimedOut),
     }
 }
 

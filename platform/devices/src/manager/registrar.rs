@@ -1,0 +1,52 @@
+//! Serves registration.
+
+use super::*;
+
+/// Serves `v1beta1.Registration`.
+#[derive(Clone)]
+pub(super) struct Registrar(pub(super) Arc<DeviceManager>);
+
+#[async_trait]
+impl Registration for Registrar {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let RegisterRequest { version, endpoint, resource_name, .. } = request.into_inner();
+        if version != API_VERSION {
+            let message =
+                format!("version {version:?} is not supported; this kubelet supports {API_VERSION}");
+            return Err(Status::invalid_argument(message));
+        }
+        if !is_extended_resource(&resource_name) {
+            let message =
+                format!("{resource_name:?} is not an extended resource name such as vendor.com/device");
+            return Err(Status::invalid_argument(message));
+        }
+        if endpoint.is_empty() || endpoint.contains('/') || endpoint == KUBELET_SOCKET {
+            return Err(Status::invalid_argument(format!(
+                "{endpoint:?} is not a file name of a plugin's socket"
+            )));
+        }
+        let manager = &self.0;
+        let (client, options) = connect(&manager.config.folder.join(&endpoint)).await.map_err(|error| {
+            Status::failed_precondition(format!("cannot reach the plugin at {endpoint}: {error}"))
+        })?;
+        let generation = manager.book.lock().connect(&resource_name, &endpoint, options);
+        manager.clients.lock().insert(generation, client.clone());
+        tracing::info!(resource = resource_name, socket = endpoint, "a device plugin registered");
+        let connected = Connected { resource: resource_name, generation, client };
+        let sent = manager.registered.send(connected).await;
+        sent.map_err(|_| Status::unavailable("this kubelet is stopping"))?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+/// Upstream's rule: a domain other than Kubernetes' own, and a name.
+fn is_extended_resource(name: &str) -> bool {
+    let Some((domain, own)) = name.split_once('/') else { return false };
+    let is_reserved = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    !is_reserved
+        && !domain.starts_with("requests.")
+        && mayfly_api::names::dns_subdomain(domain).is_ok()
+        && !own.is_empty()
+        && own.len() <= mayfly_api::names::LABEL_BYTES_MAX
+        && own.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+}
