@@ -86,16 +86,20 @@ impl Worker {
             Err(why) => Err(why),
         };
         let resolved = match resolved {
-            Ok(resolved) => match self.with_devices(pod, resolved).await {
-                Ok(resolved) => Ok(resolved),
-                Err(DeviceError::NotReady(why)) => Err((REASON_DEVICES, why)),
-                Err(DeviceError::Refused(why)) => {
-                    let message = format!("Allocate failed due to {why}, which is unexpected");
-                    self.events.warning(pod, "UnexpectedAdmissionError", message.clone());
-                    local.ended.get_or_insert(("UnexpectedAdmissionError", message));
-                    return;
+            Ok(resolved) => {
+                let given = self.with_progress_status(pod, local, self.with_devices(pod, resolved));
+                match self.unless_deleted(pod, Box::pin(given)).await {
+                    None => return,
+                    Some(Ok(resolved)) => Ok(resolved),
+                    Some(Err(DeviceError::NotReady(why))) => Err((REASON_DEVICES, why)),
+                    Some(Err(DeviceError::Refused(why))) => {
+                        let message = format!("Allocate failed due to {why}, which is unexpected");
+                        self.events.warning(pod, "UnexpectedAdmissionError", message.clone());
+                        local.ended.get_or_insert(("UnexpectedAdmissionError", message));
+                        return;
+                    }
                 }
-            },
+            }
             Err(message) => Err((REASON_ENVIRONMENT, message)),
         };
         let (reason, message) = match resolved {

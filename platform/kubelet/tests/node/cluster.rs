@@ -23,7 +23,7 @@ use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, NodeConnec
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
 use mayfly_kubelet::{Config, JobFiles, Kubelet, ServedEndpoints};
-use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
+use mayfly_runtime::{NodeDevices, logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_store::Store;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -82,6 +82,12 @@ impl Cluster {
     pub(crate) fn run_jobs(&self, jobs: JobFiles) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { jobs: Some(jobs), ..config }, self.runtime.clone());
+    }
+
+    /// Runs the node with these devices.
+    pub(crate) fn run_devices(&self, devices: Arc<dyn NodeDevices>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { devices: Some(devices), ..config }, self.runtime.clone());
     }
 
     /// With a proxy that uses the pods as endpoints.

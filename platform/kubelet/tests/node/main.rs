@@ -14,6 +14,7 @@ use mayfly_runtime::{ContainerId, PodUid, Runtime as _, simulated::SimulatedRunt
 use serde_json::json;
 
 mod cluster;
+mod devices;
 mod jobs;
 mod log_sockets;
 mod logs;
