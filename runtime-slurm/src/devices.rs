@@ -4,7 +4,9 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use mayfly_runtime::{ContainerDevices, DeviceCounts, DeviceError, NodeDevices, PodDeviceClaims, PodUid};
+use mayfly_runtime::{
+    ContainerDevices, DeviceCounts, DeviceError, DeviceInUse, NodeDevices, PodDeviceClaims, PodUid,
+};
 use tokio::sync::watch;
 
 use crate::script::RESOURCE_GPU;
@@ -43,6 +45,11 @@ impl NodeDevices for SlurmDevices {
             }
             None => Ok(ContainerDevices::default()),
         }
+    }
+
+    /// Slurm does not tell which GPUs a job has.
+    fn in_use(&self, _: &PodUid) -> Vec<DeviceInUse> {
+        Vec::new()
     }
 
     fn release(&self, _: &PodUid) {}

@@ -16,7 +16,7 @@ use std::{
 use async_trait::async_trait;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use mayfly_runtime::{
-    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, NodeDevices,
+    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, DeviceInUse, NodeDevices,
     PodDeviceClaims, PodUid,
 };
 use parking_lot::Mutex;
@@ -396,6 +396,10 @@ impl NodeDevices for DeviceManager {
             Some(claim) => self.options(pod, claim).await,
             None => Ok(ContainerDevices::default()),
         }
+    }
+
+    fn in_use(&self, pod: &PodUid) -> Vec<DeviceInUse> {
+        self.book.lock().in_use(pod)
     }
 
     fn release(&self, pod: &PodUid) {

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use mayfly_runtime::{DeviceAllocation, DeviceCounts, PodUid};
+use mayfly_runtime::{DeviceAllocation, DeviceCounts, DeviceHealth, DeviceInUse, PodUid};
 
 /// The time for which a resource without a plugin stays in the node's capacity (upstream's
 /// `endpointStopGracePeriod`).
@@ -368,6 +368,39 @@ impl DeviceLedger {
         let before = self.entries.len();
         self.entries.retain(|(uid, _, _), _| pods.contains(&uid.0));
         self.entries.len() != before
+    }
+
+    /// The devices of a pod. Several shares of a device (ids `DEVICE::SHARE`, as NVIDIA's plugin makes them) are one
+    /// device, with the health of the worst.
+    pub fn in_use(&self, pod: &PodUid) -> Vec<DeviceInUse> {
+        let first = (pod.clone(), String::new(), String::new());
+        let mut devices: BTreeMap<(&str, &str, &str), DeviceHealth> = BTreeMap::new();
+        let entries = self.entries.range(first..).take_while(|((of, ..), _)| of == pod);
+        for ((_, container, resource), entry) in entries {
+            for id in entry.devices.values().flatten() {
+                let device = id.split_once("::").map_or(id.as_str(), |(device, _)| device);
+                let health = devices.entry((container, resource, device)).or_insert(DeviceHealth::Healthy);
+                *health = (*health).max(self.health(resource, id));
+            }
+        }
+        let in_use = devices.into_iter().map(|((container, resource, device), health)| DeviceInUse {
+            container: container.to_owned(),
+            resource: resource.to_owned(),
+            device: device.to_owned(),
+            health,
+        });
+        in_use.collect()
+    }
+
+    fn health(&self, resource: &str, id: &str) -> DeviceHealth {
+        let Some(known) = self.resources.get(resource) else { return DeviceHealth::Unknown };
+        match (known.endpoints.last(), known.devices.get(id)) {
+            (None, _) | (_, None) => DeviceHealth::Unknown,
+            (_, Some(device)) if device.healthy => DeviceHealth::Healthy,
+            // Marked when the last connection ended; the new one has not reported its devices yet.
+            (Some(Endpoint { devices: None, .. }), _) => DeviceHealth::Unknown,
+            _ => DeviceHealth::Unhealthy,
+        }
     }
 
     pub fn allocations(&self) -> Vec<DeviceAllocation> {

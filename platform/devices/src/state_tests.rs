@@ -248,3 +248,32 @@ proptest! {
         }
     }
 }
+
+/// Upstream: `TestUpdateAllocatedResourcesStatus`.
+#[test]
+fn devices_in_use_have_the_health_that_their_plugin_reports() {
+    let (mut book, generation) = with(&[("a", true), ("g::0", true), ("g::1", true)]);
+    give(&mut book, &key("p", "c1"), 1, &BTreeSet::new());
+    give(&mut book, &key("p", "c2"), 2, &BTreeSet::new());
+    let health = |book: &DeviceLedger| {
+        let in_use = book.in_use(&PodUid("p".into())).into_iter();
+        in_use
+            .map(|one| format!("{} {} {}", one.container, one.device, one.health.name()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(health(&book), ["c1 a Healthy", "c2 g Healthy"], "shares of a device are one device");
+    book.update(RESOURCE, generation, list(&[("g::0", true), ("g::1", false)]));
+    assert_eq!(health(&book), ["c1 a Unknown", "c2 g Unhealthy"], "device a is not listed");
+    book.update(RESOURCE, generation, list(&[("a", false), ("g::0", true), ("g::1", true)]));
+    assert_eq!(health(&book), ["c1 a Unhealthy", "c2 g Healthy"], "a device may recover");
+    book.disconnect(RESOURCE, generation, AT);
+    assert_eq!(health(&book), ["c1 a Unknown", "c2 g Unknown"]);
+    let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    assert_eq!(health(&book), ["c1 a Unknown", "c2 g Unknown"], "it has not listed its devices yet");
+    book.update(RESOURCE, generation, list(&[("a", true), ("g::0", true), ("g::1", true)]));
+    assert_eq!(health(&book), ["c1 a Healthy", "c2 g Healthy"]);
+    assert!(book.in_use(&PodUid("p2".into())).is_empty());
+    book.expire(AT + STOP_GRACE);
+    book.release(&PodUid("p".into()));
+    assert!(book.in_use(&PodUid("p".into())).is_empty());
+}

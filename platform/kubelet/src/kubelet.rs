@@ -327,6 +327,7 @@ impl Kubelet {
             tokio::join!(
                 reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),
                 sweep(&worker, self.config.csi.as_ref().map(|csi| csi.drivers.clone()), &stop),
+                wake_on_devices(&worker, &queue, &stop),
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
                 worker.measure_volumes(&self.measured_volumes, &stop),
@@ -375,6 +376,22 @@ async fn wake_on_changes(
         }
         // Changes come in bursts, and each check lists all pods.
         sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Queues the pods whose devices changed their health.
+async fn wake_on_devices(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
+    let mut changes = worker.devices.as_ref().map(|devices| devices.changes());
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = changed(&mut changes) => {}
+        }
+        for (key, pod) in &*worker.local.lock() {
+            if worker.devices_of(pod).is_some() {
+                queue.add(key.clone());
+            }
+        }
     }
 }
 

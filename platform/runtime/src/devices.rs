@@ -120,6 +120,36 @@ pub struct DeviceAllocation {
     pub devices: Vec<String>,
 }
 
+/// The health of an allocated device, from the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceHealth {
+    Healthy,
+    /// Its plugin is not connected, or does not list it.
+    Unknown,
+    Unhealthy,
+}
+
+impl DeviceHealth {
+    /// The name in the status of a pod.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "Healthy",
+            Self::Unknown => "Unknown",
+            Self::Unhealthy => "Unhealthy",
+        }
+    }
+}
+
+/// A device that a container has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInUse {
+    pub container: String,
+    pub resource: String,
+    /// Its id; for shares of a device, the id of the device.
+    pub device: String,
+    pub health: DeviceHealth,
+}
+
 /// The devices of the node by resource name. A removed resource is listed with 0, so that it is updated in the node's
 /// object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,12 +175,15 @@ pub enum DeviceError {
 pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
     fn counts(&self) -> DeviceCounts;
 
-    /// Changes whenever [`NodeDevices::counts`] may have changed.
+    /// Changes whenever [`NodeDevices::counts`] or [`NodeDevices::in_use`] may have changed.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// Allocates the devices of the pod if it has none yet, and returns those of its container. Idempotent: a pod keeps
     /// its devices.
     async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError>;
+
+    /// The devices of the pod's containers, in the order of containers, resources and devices.
+    fn in_use(&self, pod: &PodUid) -> Vec<DeviceInUse>;
 
     /// Releases the devices of a pod whose containers have all ended.
     fn release(&self, pod: &PodUid);

@@ -22,7 +22,7 @@ pub mod wire;
 
 pub use devices::{
     ContainerDevices, ContainerHook, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError,
-    DeviceNode, HookMoment, NodeDevices, PodDeviceClaims,
+    DeviceHealth, DeviceInUse, DeviceNode, HookMoment, NodeDevices, PodDeviceClaims,
 };
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};

@@ -1,13 +1,15 @@
-//! The devices that a pod requests, and their effect on a container. Pure.
+//! The devices that a pod requests, their effect on a container, and their health in its status. Pure.
 
 use std::collections::BTreeMap;
 
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{Container, Pod},
+    k8s::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus},
     quantity,
 };
-use mayfly_runtime::{ContainerDevices, ContainerRole, ContainerSpec, DeviceClaim, PodDeviceClaims, PodUid};
+use mayfly_runtime::{
+    ContainerDevices, ContainerRole, ContainerSpec, DeviceClaim, DeviceInUse, PodDeviceClaims, PodUid,
+};
 
 /// Variables that are lists of paths: the container's own value is appended to the device's, so that a program that
 /// sets one keeps its libraries and still loads the device's.
@@ -55,6 +57,23 @@ fn is_extended(name: &str) -> bool {
     domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 
+/// The status of devices by container, as in `allocatedResourcesStatus`.
+pub(crate) fn statuses(in_use: &[DeviceInUse]) -> BTreeMap<String, Vec<ResourceStatus>> {
+    let mut containers: BTreeMap<String, Vec<ResourceStatus>> = BTreeMap::new();
+    for one in in_use {
+        let statuses = containers.entry(one.container.clone()).or_default();
+        let health =
+            ResourceHealth { resource_id: one.device.clone(), health: Some(one.health.name().to_owned()) };
+        match statuses.iter_mut().find(|status| status.name == one.resource) {
+            Some(status) => status.resources.get_or_insert_default().push(health),
+            None => {
+                statuses.push(ResourceStatus { name: one.resource.clone(), resources: Some(vec![health]) })
+            }
+        }
+    }
+    containers
+}
+
 /// Adds the devices to a container. A variable or path that the pod sets has precedence.
 pub(crate) fn apply(devices: ContainerDevices, container: &mut ContainerSpec) {
     for (name, value) in devices.env {
@@ -79,7 +98,7 @@ pub(crate) fn apply(devices: ContainerDevices, container: &mut ContainerSpec) {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_runtime::{ContainerId, Mount, ProcessOptions};
+    use mayfly_runtime::{ContainerId, DeviceHealth, Mount, ProcessOptions};
     use serde_json::json;
 
     use super::*;
@@ -108,6 +127,29 @@ mod tests {
         assert!(claims.claims.iter().all(|claim| claim.resources.len() == 1));
         let none: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}})).unwrap();
         assert_eq!(super::claims(&none), None);
+    }
+
+    #[test]
+    fn statuses_list_the_devices_of_each_resource() {
+        let device = |container: &str, resource: &str, device: &str, health| DeviceInUse {
+            container: container.into(),
+            resource: resource.into(),
+            device: device.into(),
+            health,
+        };
+        let in_use = [
+            device("a", "vendor.com/card", "card-0", DeviceHealth::Unknown),
+            device("b", "nvidia.com/gpu", "GPU-0", DeviceHealth::Healthy),
+            device("b", "nvidia.com/gpu", "GPU-1", DeviceHealth::Unhealthy),
+            device("b", "vendor.com/card", "card-1", DeviceHealth::Healthy),
+        ];
+        let expected = json!({
+            "a": [{"name": "vendor.com/card", "resources": [{"resourceID": "card-0", "health": "Unknown"}]}],
+            "b": [
+                {"name": "nvidia.com/gpu", "resources": [
+                    {"resourceID": "GPU-0", "health": "Healthy"}, {"resourceID": "GPU-1", "health": "Unhealthy"}]},
+                {"name": "vendor.com/card", "resources": [{"resourceID": "card-1", "health": "Healthy"}]}]});
+        assert_eq!(json!(statuses(&in_use)), expected);
     }
 
     #[test]

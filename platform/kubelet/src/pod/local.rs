@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use mayfly_api::k8s::{
-    api::core::v1::{Container, ContainerStatus, Pod},
+    api::core::v1::{Container, ContainerStatus, Pod, ResourceStatus},
     jiff::Timestamp,
 };
 use mayfly_informer::Backoff;
@@ -108,6 +108,8 @@ pub(crate) struct LocalPod {
     /// The pod's addresses of other families.
     pub(crate) more_addresses: Vec<IpAddr>,
     pub(crate) containers: BTreeMap<String, LocalContainer>,
+    /// The health of the containers' devices; empty until they have any.
+    pub(crate) devices: BTreeMap<String, Vec<ResourceStatus>>,
     /// The reason (`DeadlineExceeded`, …) and message, if the pod as a whole was ended.
     pub(crate) ended: Option<(&'static str, String)>,
     /// Whether the pod's outputs are stored, and recorded on its object.
@@ -161,6 +163,7 @@ impl LocalPod {
             address,
             more_addresses,
             containers,
+            devices: BTreeMap::new(),
             ended: job::unsent(pod).map(|why| (job::UNSENT, why)),
             collected: false,
             sandbox_failures: 0,

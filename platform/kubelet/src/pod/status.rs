@@ -80,11 +80,15 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     PodStatus {
         phase: Some(phase.into()),
         conditions: Some(conditions(&old, &facts, now)),
-        container_statuses: Some(statuses(&spec.containers, local, "ContainerCreating", initialised)),
-        init_container_statuses: spec
-            .init_containers
-            .as_ref()
-            .map(|containers| statuses(containers, local, "PodInitializing", true)),
+        container_statuses: Some(with_devices(
+            statuses(&spec.containers, local, "ContainerCreating", initialised),
+            local,
+            old.container_statuses.as_deref(),
+        )),
+        init_container_statuses: spec.init_containers.as_ref().map(|containers| {
+            let statuses = statuses(containers, local, "PodInitializing", true);
+            with_devices(statuses, local, old.init_container_statuses.as_deref())
+        }),
         ephemeral_container_statuses: (!ephemeral.is_empty())
             .then(|| statuses(&ephemeral, local, "ContainerCreating", true)),
         host_ip: Some(HOST_ADDRESS.into()),
@@ -260,6 +264,21 @@ fn statuses(
             container_status(container, &local.uid.0, &known)
         })
         .collect()
+}
+
+/// Adds the health of the containers' devices. After a restart of the node, the known one stays until a device
+/// reports: those of an ended pod never do.
+fn with_devices(
+    mut statuses: Vec<ContainerStatus>,
+    local: &LocalPod,
+    old: Option<&[ContainerStatus]>,
+) -> Vec<ContainerStatus> {
+    for status in &mut statuses {
+        let known = || old?.iter().find(|old| old.name == status.name)?.allocated_resources_status.clone();
+        let devices = local.devices.get(&status.name).cloned().or_else(known);
+        status.allocated_resources_status = devices;
+    }
+    statuses
 }
 
 fn container_status(container: &Container, uid: &str, known: &LocalContainer) -> ContainerStatus {

@@ -1,6 +1,10 @@
 //! Executes one pod's steps until there is nothing to do.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::{
     Api, Client,
@@ -9,7 +13,7 @@ use kube::{
 use mayfly_api::{
     ObjectKey,
     k8s::{
-        api::core::v1::{Pod, Service},
+        api::core::v1::{Pod, ResourceStatus, Service},
         jiff::Timestamp,
     },
     resources::Amounts,
@@ -24,7 +28,7 @@ use tokio::{
 };
 
 use super::{
-    container,
+    container, devices,
     dns::ClusterDnsServer,
     evicting::EVICTED,
     local::{Clocks, LocalPod},
@@ -87,6 +91,9 @@ impl Worker {
             }
             local.observe_probes(self.probes.verdicts(&local.uid));
             self.probes.sync(&pod, &local, &runtime);
+            if let Some(devices) = self.devices_of(&local) {
+                local.devices = devices;
+            }
             let now = Clocks::now();
             match plan(&pod, &local, now) {
                 Step::Wait(rest) => {
@@ -136,6 +143,13 @@ impl Worker {
         }
         local.address = addresses.of(&uid);
         local
+    }
+
+    /// The health of the pod's devices if it differs from the known one. Devices are released when their pod ends: their
+    /// last health stays in its status.
+    pub(crate) fn devices_of(&self, local: &LocalPod) -> Option<BTreeMap<String, Vec<ResourceStatus>>> {
+        let devices = devices::statuses(&self.devices.as_ref()?.in_use(&local.uid));
+        (!devices.is_empty() && devices != local.devices).then_some(devices)
     }
 
     async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &Arc<dyn Runtime>) {

@@ -6,11 +6,14 @@ use std::{
 };
 
 use mayfly_api::k8s::api::core::v1::Pod;
-use mayfly_runtime::{ContainerDevices, DeviceCounts, DeviceError, NodeDevices, PodDeviceClaims, PodUid};
+use mayfly_runtime::{
+    ContainerDevices, ContainerId, DeviceCounts, DeviceError, DeviceHealth, DeviceInUse, NodeDevices, PodDeviceClaims,
+    PodUid,
+};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, phase};
 
 const RESOURCE: &str = "vendor.example/card";
 
@@ -19,12 +22,24 @@ struct TestDevices {
     /// Whether allocations are answered.
     answers: bool,
     prepared: watch::Sender<u32>,
+    /// The health of each pod's card; `None`: it has none.
+    health: watch::Sender<Option<DeviceHealth>>,
     changes: watch::Sender<u64>,
 }
 
 impl TestDevices {
     fn new(answers: bool) -> Arc<Self> {
-        Arc::new(Self { answers, prepared: watch::Sender::new(0), changes: watch::Sender::new(0) })
+        Arc::new(Self {
+            answers,
+            prepared: watch::Sender::new(0),
+            health: watch::Sender::new(None),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    fn report(&self, health: Option<DeviceHealth>) {
+        self.health.send_replace(health);
+        self.changes.send_modify(|count| *count += 1);
     }
 }
 
@@ -44,10 +59,23 @@ impl NodeDevices for TestDevices {
         if !self.answers {
             std::future::pending::<()>().await;
         }
+        self.report(Some(DeviceHealth::Healthy));
         Ok(ContainerDevices::default())
     }
 
-    fn release(&self, _: &PodUid) {}
+    fn in_use(&self, _: &PodUid) -> Vec<DeviceInUse> {
+        let of = |health| DeviceInUse {
+            container: "main".into(),
+            resource: RESOURCE.into(),
+            device: "card-0".into(),
+            health,
+        };
+        self.health.borrow().map(of).into_iter().collect()
+    }
+
+    fn release(&self, _: &PodUid) {
+        self.report(None);
+    }
 
     fn retain(&self, _: &HashSet<String>) {}
 }
@@ -67,4 +95,34 @@ async fn a_deleted_pod_does_not_wait_for_a_plugin_that_hangs() {
     devices.prepared.subscribe().wait_for(|count| *count > 0).await.unwrap();
     cluster.pods().delete("waits", &Default::default()).await.unwrap();
     cluster.gone("waits").await;
+}
+
+/// The health in the pod's status, which must be of its card.
+fn health(pod: &Pod) -> Option<String> {
+    let container = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
+    let [of_resource] = container.allocated_resources_status.as_deref()? else { panic!("{container:?}") };
+    assert_eq!(of_resource.name, RESOURCE);
+    let [card] = of_resource.resources.as_deref()? else { panic!("{of_resource:?}") };
+    assert_eq!(card.resource_id, "card-0");
+    card.health.clone()
+}
+
+#[tokio::test]
+async fn a_pod_shows_the_health_of_its_devices_and_keeps_the_last_one() {
+    let cluster = Cluster::stopped().await;
+    let devices = TestDevices::new(true);
+    cluster.run_devices(devices.clone());
+    let pod = create(&cluster, "p").await;
+    let is = |expected: &'static str| move |pod: &Pod| health(pod).as_deref() == Some(expected);
+    cluster.until("p", "healthy", |pod| is("Healthy")(pod) && phase(pod) == "Running").await;
+    devices.report(Some(DeviceHealth::Unhealthy));
+    cluster.until("p", "unhealthy", is("Unhealthy")).await;
+    devices.report(Some(DeviceHealth::Healthy));
+    cluster.until("p", "healthy again", is("Healthy")).await;
+    devices.report(Some(DeviceHealth::Unknown));
+    cluster.until("p", "unknown", is("Unknown")).await;
+    let id = ContainerId { pod: PodUid(pod.metadata.uid.unwrap()), name: "main".into(), attempt: 0 };
+    cluster.runtime.exit(&id, 0);
+    let ended = cluster.until("p", "over", |pod| phase(pod) == "Succeeded").await;
+    assert_eq!(health(&ended).as_deref(), Some("Unknown"), "the devices of an ended pod are released");
 }
