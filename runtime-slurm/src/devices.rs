@@ -1,7 +1,7 @@
 //! The GPUs of the cluster, as offered by the virtual node that represents it: Slurm allocates them when it starts a
 //! job.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path};
 
 use async_trait::async_trait;
 use mayfly_runtime::{
@@ -51,6 +51,12 @@ impl NodeDevices for SlurmDevices {
     fn in_use(&self, _: &PodUid) -> Vec<DeviceInUse> {
         Vec::new()
     }
+
+    async fn add_plugin(&self, _: &str, _: &Path, _: &[String]) -> Result<(), String> {
+        Err("a node that represents a Slurm cluster has no device plugins".into())
+    }
+
+    fn remove_plugin(&self, _: &str, _: &Path) {}
 
     fn release(&self, _: &PodUid) {}
 

@@ -16,8 +16,8 @@ use std::{
 use async_trait::async_trait;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use mayfly_runtime::{
-    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, DeviceInUse, NodeDevices,
-    PodDeviceClaims, PodUid,
+    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, DeviceInUse,
+    NodeDevices, PodDeviceClaims, PodUid,
 };
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -32,7 +32,7 @@ use tonic::{Request, Response, Status, transport::Channel};
 use self::{
     registrar::Registrar,
     reservation::Reservation,
-    rpc::{CallError, call, preferred},
+    rpc::{PluginCallError, call, preferred},
 };
 use crate::{
     API_VERSION, HEALTHY, KUBELET_SOCKET,
@@ -187,10 +187,14 @@ impl DeviceManager {
                 }
             }
         };
+        self.disconnected(&resource, generation, &ended);
+    }
+
+    fn disconnected(&self, resource: &str, generation: Generation, reason: &str) {
         self.clients.lock().remove(&generation);
-        let is_news = self.book.lock().disconnect(&resource, generation, self.started.elapsed());
+        let is_news = self.book.lock().disconnect(resource, generation, self.started.elapsed());
         if is_news {
-            tracing::warn!(resource, reason = ended, "a device plugin has disconnected");
+            tracing::warn!(resource, reason, "a device plugin has disconnected");
             self.changed();
         }
     }
@@ -314,8 +318,8 @@ impl DeviceManager {
     }
 
     /// Suspends the plugin if it did not answer: pods that allocate wait for each other, and each would wait for it.
-    fn failed(&self, resource: &str, generation: Generation, error: CallError) -> DeviceError {
-        if matches!(error, CallError::TimedOut) {
+    fn failed(&self, resource: &str, generation: Generation, error: PluginCallError) -> DeviceError {
+        if matches!(error, PluginCallError::TimedOut) {
             let until = self.started.elapsed() + HANG_PAUSE;
             self.book.lock().suspend(resource, generation, until);
         }
@@ -334,7 +338,8 @@ impl DeviceManager {
             let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
             let entry = self.book.lock().entry(&key).cloned();
             let Some(entry) = entry else {
-                let why = format!("the pod's allocation of {resource} was released before its container started");
+                let why =
+                    format!("the pod's allocation of {resource} was released before its container started");
                 return Err(DeviceError::NotReady(why));
             };
             self.pre_start(pod, claim, resource, entry.ids()).await?;
@@ -400,6 +405,21 @@ impl NodeDevices for DeviceManager {
 
     fn in_use(&self, pod: &PodUid) -> Vec<DeviceInUse> {
         self.book.lock().in_use(pod)
+    }
+
+    async fn add_plugin(&self, resource: &str, socket: &Path, versions: &[String]) -> Result<(), String> {
+        if versions.iter().all(|version| version != API_VERSION) {
+            let versions = versions.join(", ");
+            return Err(format!(
+                "versions {versions} are not supported; this kubelet supports {API_VERSION}"
+            ));
+        }
+        let added = self.add(resource, &socket.to_string_lossy(), socket).await;
+        added.map_err(|status| status.message().to_owned())
+    }
+
+    fn remove_plugin(&self, resource: &str, socket: &Path) {
+        self.remove(resource, &socket.to_string_lossy());
     }
 
     fn release(&self, pod: &PodUid) {

@@ -224,6 +224,12 @@ impl DeviceLedger {
         Some((endpoint.generation, endpoint.options))
     }
 
+    /// The connection of the plugin with this socket.
+    pub fn generation(&self, resource: &str, socket: &str) -> Option<Generation> {
+        let endpoints = &self.resources.get(resource)?.endpoints;
+        endpoints.iter().find(|endpoint| endpoint.socket == socket).map(|endpoint| endpoint.generation)
+    }
+
     /// Records that a plugin's connection did not answer: it is not asked for allocations until `until`.
     pub fn suspend(&mut self, resource: &str, generation: Generation, until: Duration) {
         let endpoints = self.resources.get_mut(resource).into_iter().flat_map(|known| &mut known.endpoints);

@@ -227,7 +227,10 @@ impl TestNode {
     async fn is_not_called_for_a_minute(&self, count: u32) {
         let calls = self.plugin.calls.borrow().len();
         let error = self.prepare(count).await.unwrap_err();
-        assert!(matches!(&error, DeviceError::NotReady(why) if why.contains("called again later")), "{error}");
+        assert!(
+            matches!(&error, DeviceError::NotReady(why) if why.contains("called again later")),
+            "{error}"
+        );
         assert_eq!(self.plugin.calls.borrow().len(), calls);
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(60)).await;
@@ -352,6 +355,27 @@ async fn a_call_without_an_answer_ends_and_is_repeated() {
     node.connect().await.unwrap();
     node.offers(2, 2).await;
     node.prepare(2).await.unwrap();
+}
+
+/// The kubelet's plugin watcher adds it; it does not register itself.
+#[tokio::test]
+async fn a_plugin_of_the_plugin_watcher_is_followed_until_its_socket_goes() {
+    let node = TestNode::start(false);
+    let socket = node.folder.path().join("elsewhere.sock");
+    let listener = serve::bind(&socket).unwrap();
+    let service = DevicePluginServer::new(PluginService(node.plugin.clone()));
+    tokio::spawn(serve::serve(listener, service, CancellationToken::new()));
+    let versions = |of: &str| [of.to_owned()];
+    let refused = node.manager.add_plugin(RESOURCE, &socket, &versions("v1alpha")).await.unwrap_err();
+    assert!(refused.contains("v1alpha"), "{refused}");
+    let refused = node.manager.add_plugin("card", &socket, &versions(API_VERSION)).await.unwrap_err();
+    assert!(refused.contains("not an extended resource"), "{refused}");
+    assert_eq!(node.manager.counts(), DeviceCounts::default());
+    node.manager.add_plugin(RESOURCE, &socket, &versions(API_VERSION)).await.unwrap();
+    node.offers(2, 2).await;
+    assert_eq!(node.prepare(1).await.unwrap(), "card-1");
+    node.manager.remove_plugin(RESOURCE, &socket);
+    node.offers(2, 0).await;
 }
 
 /// The plugin may answer after its pod was deleted: the container must not start without its devices.

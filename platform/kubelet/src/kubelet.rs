@@ -245,6 +245,7 @@ impl Kubelet {
             node: config.node_name.clone(),
             client: client.clone(),
             drivers: csi.drivers,
+            devices: config.devices.clone(),
         });
         let node = NodeObject::new(
             client,

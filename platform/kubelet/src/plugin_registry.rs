@@ -1,10 +1,10 @@
-//! The plugin watcher: CSI drivers announce themselves by a socket in a folder; the kubelet asks for their identity
-//! there.
+//! The plugin watcher: CSI drivers and device plugins announce themselves by a socket in a folder; the kubelet asks for
+//! their identity there.
 //!
 //! ```text
-//! socket appears ──GetInfo, NodeGetInfo, capabilities──▶ registered: in CSINode, its volumes can be mounted
-//!      ▲                    │ fails                           │ socket goes, or is another file
-//!      └──────pause─────────┘◀────────────────────────────────┘
+//! socket appears ──GetInfo, calls of its type──▶ registered: a driver in CSINode, or a device plugin
+//!      ▲                    │ fails                    │ socket goes, or is another file
+//!      └──────pause─────────┘◀─────────────────────────┘
 //! ```
 //! The folder is polled once a second: a watch would have to be renewed whenever the folder is replaced. (Behaviour:
 //! upstream `pkg/kubelet/pluginmanager`, `pkg/volume/csi/nodeinfomanager`.)
@@ -29,6 +29,7 @@ use mayfly_csi::{
     registration::{InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient},
 };
 use mayfly_informer::Backoff;
+use mayfly_runtime::NodeDevices;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -50,13 +51,40 @@ pub(crate) struct PluginRegistry {
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) drivers: Arc<CsiDrivers>,
+    /// The manager of the node's devices; `None`: device plugins are refused.
+    pub(crate) devices: Option<Arc<dyn NodeDevices>>,
+}
+
+/// The types of plugins, by their names in the registration API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PluginType {
+    Csi,
+    Device,
+}
+
+impl PluginType {
+    fn parse(name: &str) -> Option<Self> {
+        match name {
+            "CSIPlugin" => Some(Self::Csi),
+            "DevicePlugin" => Some(Self::Device),
+            _ => None,
+        }
+    }
+}
+
+/// A plugin that has registered.
+struct RegisteredPlugin {
+    r#type: PluginType,
+    /// The name of a driver, or a device plugin's resource.
+    name: String,
+    endpoint: PathBuf,
 }
 
 /// Identifies the file of a socket: a new file at the same path is a new plugin.
 type SocketFile = (u64, u64, i64);
 
 enum SeenPlugin {
-    Registered { file: SocketFile, driver: String, endpoint: PathBuf },
+    Registered { file: SocketFile, plugin: RegisteredPlugin },
     Failed { file: SocketFile, attempts: u32, again: Instant },
 }
 
@@ -73,7 +101,7 @@ impl PluginRegistry {
     pub(crate) async fn run(&self, stop: &CancellationToken) {
         if let Err(error) = fs::create_dir_all(&self.folder) {
             let folder = self.folder.display();
-            tracing::warn!(%folder, %error, "CSI drivers cannot register: their folder cannot be made");
+            tracing::warn!(%folder, %error, "CSI drivers cannot register: the folder of plugins cannot be made");
             return;
         }
         let mut seen: BTreeMap<PathBuf, SeenPlugin> = BTreeMap::new();
@@ -98,13 +126,12 @@ impl PluginRegistry {
     /// Registers new plugins, and forgets removed ones.
     async fn scan(&self, seen: &mut BTreeMap<PathBuf, SeenPlugin>) {
         let sockets = sockets(&self.folder);
-        seen.retain(|path, plugin| {
-            let stays = sockets.get(path) == Some(&plugin.file());
-            if let SeenPlugin::Registered { driver, endpoint, .. } = plugin
+        seen.retain(|path, known| {
+            let stays = sockets.get(path) == Some(&known.file());
+            if let SeenPlugin::Registered { plugin, .. } = known
                 && !stays
             {
-                tracing::info!(driver, "a CSI driver has been removed");
-                self.drivers.remove(driver, endpoint);
+                self.remove(plugin);
             }
             stays
         });
@@ -121,9 +148,9 @@ impl PluginRegistry {
         });
         for ((path, file), tried) in due.iter().zip(join_all(tried).await) {
             let next = match tried {
-                Ok((driver, endpoint)) => {
-                    tracing::info!(driver, "a CSI driver has registered");
-                    SeenPlugin::Registered { file: *file, driver, endpoint }
+                Ok(plugin) => {
+                    tracing::info!(plugin = plugin.name, r#type = ?plugin.r#type, "a plugin has registered");
+                    SeenPlugin::Registered { file: *file, plugin }
                 }
                 Err(error) => {
                     let attempts = match seen.get(path) {
@@ -143,7 +170,7 @@ impl PluginRegistry {
     }
 
     /// Asks the plugin at a socket for its identity, and reports the result to it.
-    async fn register(&self, socket: &Path) -> Result<(String, PathBuf), String> {
+    async fn register(&self, socket: &Path) -> Result<RegisteredPlugin, String> {
         let mut plugin = RegistrationClient::new(channel(socket));
         let info =
             plugin.get_info(InfoRequest {}).await.map_err(|status| status.message().to_owned())?.into_inner();
@@ -158,24 +185,44 @@ impl PluginRegistry {
                 "cannot notify a plugin of its registration"
             );
         }
-        registered.map(|endpoint| (info.name, endpoint))
+        registered
     }
 
-    async fn add(&self, socket: &Path, info: &PluginInfo) -> Result<PathBuf, String> {
-        if info.r#type != "CSIPlugin" {
-            return Err(format!("plugins of the type {:?} are not supported", info.r#type));
-        }
-        if !info.supported_versions.iter().any(|version| version.trim_start_matches('v').starts_with("1.")) {
-            return Err(format!("it speaks CSI {}, not 1.x", info.supported_versions.join(", ")));
-        }
+    async fn add(&self, socket: &Path, info: &PluginInfo) -> Result<RegisteredPlugin, String> {
+        let r#type = PluginType::parse(&info.r#type)
+            .ok_or_else(|| format!("plugins of the type {:?} are not supported", info.r#type))?;
         let endpoint = match info.endpoint.as_str() {
             "" => socket.to_owned(),
             endpoint => PathBuf::from(endpoint.trim_start_matches("unix://")),
         };
+        match r#type {
+            PluginType::Csi => self.add_driver(info, &endpoint).await?,
+            PluginType::Device => {
+                let devices = self.devices.as_ref().ok_or("this node has no device manager")?;
+                devices.add_plugin(&info.name, &endpoint, &info.supported_versions).await?;
+            }
+        }
+        Ok(RegisteredPlugin { r#type, name: info.name.clone(), endpoint })
+    }
+
+    async fn add_driver(&self, info: &PluginInfo, endpoint: &Path) -> Result<(), String> {
+        if !info.supported_versions.iter().any(|version| version.trim_start_matches('v').starts_with("1.")) {
+            return Err(format!("it speaks CSI {}, not 1.x", info.supported_versions.join(", ")));
+        }
         let driver =
-            CsiDriver::connect(&info.name, &endpoint, None).await.map_err(|error| error.to_string())?;
+            CsiDriver::connect(&info.name, endpoint, None).await.map_err(|error| error.to_string())?;
         self.drivers.add(driver);
-        Ok(endpoint)
+        Ok(())
+    }
+
+    fn remove(&self, plugin: &RegisteredPlugin) {
+        let RegisteredPlugin { r#type, name, endpoint } = plugin;
+        tracing::info!(plugin = name, ?r#type, "a plugin has been removed");
+        match (r#type, &self.devices) {
+            (PluginType::Csi, _) => self.drivers.remove(name, endpoint),
+            (PluginType::Device, Some(devices)) => devices.remove_plugin(name, endpoint),
+            (PluginType::Device, None) => {}
+        }
     }
 
     /// Writes the CSINode object, and the labels and annotations that drivers define on the Node.

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
+    path::Path,
 };
 
 use async_trait::async_trait;
@@ -184,6 +185,16 @@ pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
 
     /// The devices of the pod's containers, in the order of containers, resources and devices.
     fn in_use(&self, pod: &PodUid) -> Vec<DeviceInUse>;
+
+    /// Connects to a plugin that another way than its registration has made known (upstream's plugin watcher).
+    /// `versions`: those of the device plugin API that it supports.
+    ///
+    /// # Errors
+    /// Its version or resource name is not supported, or it does not answer.
+    async fn add_plugin(&self, resource: &str, socket: &Path, versions: &[String]) -> Result<(), String>;
+
+    /// Disconnects a plugin whose socket was removed.
+    fn remove_plugin(&self, resource: &str, socket: &Path);
 
     /// Releases the devices of a pod whose containers have all ended.
     fn release(&self, pod: &PodUid);

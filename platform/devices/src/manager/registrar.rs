@@ -1,6 +1,6 @@
-//! Serves registration.
+//! Connects to plugins: those that register, and those that the kubelet's plugin watcher finds.
 
-use super::*;
+use super::{rpc::connect, *};
 
 /// Serves `v1beta1.Registration`.
 #[derive(Clone)]
@@ -15,27 +15,39 @@ impl Registration for Registrar {
                 format!("version {version:?} is not supported; this kubelet supports {API_VERSION}");
             return Err(Status::invalid_argument(message));
         }
-        if !is_extended_resource(&resource_name) {
-            let message =
-                format!("{resource_name:?} is not an extended resource name such as vendor.com/device");
-            return Err(Status::invalid_argument(message));
-        }
         if endpoint.is_empty() || endpoint.contains('/') || endpoint == KUBELET_SOCKET {
             return Err(Status::invalid_argument(format!(
                 "{endpoint:?} is not a file name of a plugin's socket"
             )));
         }
         let manager = &self.0;
-        let (client, options) = connect(&manager.config.folder.join(&endpoint)).await.map_err(|error| {
-            Status::failed_precondition(format!("cannot reach the plugin at {endpoint}: {error}"))
-        })?;
-        let generation = manager.book.lock().connect(&resource_name, &endpoint, options);
-        manager.clients.lock().insert(generation, client.clone());
-        tracing::info!(resource = resource_name, socket = endpoint, "a device plugin registered");
-        let connected = Connected { resource: resource_name, generation, client };
-        let sent = manager.registered.send(connected).await;
-        sent.map_err(|_| Status::unavailable("this kubelet is stopping"))?;
+        manager.add(&resource_name, &endpoint, &manager.config.folder.join(&endpoint)).await?;
         Ok(Response::new(Empty {}))
+    }
+}
+
+impl DeviceManager {
+    /// Connects to a plugin, and follows its list of devices. `name` identifies the socket at `path`.
+    pub(super) async fn add(&self, resource: &str, name: &str, path: &Path) -> Result<(), Status> {
+        if !is_extended_resource(resource) {
+            let message = format!("{resource:?} is not an extended resource name such as vendor.com/device");
+            return Err(Status::invalid_argument(message));
+        }
+        let (client, options) = connect(path).await.map_err(|error| {
+            Status::failed_precondition(format!("cannot reach the plugin at {name}: {error}"))
+        })?;
+        let generation = self.book.lock().connect(resource, name, options);
+        self.clients.lock().insert(generation, client.clone());
+        tracing::info!(resource, socket = name, "a device plugin registered");
+        let connected = Connected { resource: resource.to_owned(), generation, client };
+        let sent = self.registered.send(connected).await;
+        sent.map_err(|_| Status::unavailable("this kubelet is stopping"))
+    }
+
+    /// Disconnects the plugin with this socket.
+    pub(super) fn remove(&self, resource: &str, name: &str) {
+        let Some(generation) = self.book.lock().generation(resource, name) else { return };
+        self.disconnected(resource, generation, "its socket was removed");
     }
 }
 

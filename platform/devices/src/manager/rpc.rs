@@ -4,7 +4,7 @@ use super::*;
 
 /// The result of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CallError {
+pub(super) enum PluginCallError {
     /// No answer within [`CALL_TIMEOUT`].
     TimedOut,
     /// The plugin is away.
@@ -13,15 +13,17 @@ pub(super) enum CallError {
     Refused(String),
 }
 
-impl From<CallError> for DeviceError {
-    fn from(error: CallError) -> Self {
+impl From<PluginCallError> for DeviceError {
+    fn from(error: PluginCallError) -> Self {
         match error {
-            CallError::TimedOut => {
+            PluginCallError::TimedOut => {
                 let limit_s = CALL_TIMEOUT.as_secs();
                 Self::NotReady(format!("the device plugin did not answer within {limit_s} s"))
             }
-            CallError::Unavailable(why) => Self::NotReady(format!("the device plugin is not ready: {why}")),
-            CallError::Refused(why) => Self::Refused(format!("the device plugin refused: {why}")),
+            PluginCallError::Unavailable(why) => {
+                Self::NotReady(format!("the device plugin is not ready: {why}"))
+            }
+            PluginCallError::Refused(why) => Self::Refused(format!("the device plugin refused: {why}")),
         }
     }
 }
@@ -32,7 +34,7 @@ pub(super) async fn preferred(
     available: &BTreeSet<String>,
     must_include: &BTreeSet<String>,
     asks: usize,
-) -> Result<Vec<String>, CallError> {
+) -> Result<Vec<String>, PluginCallError> {
     let request = ContainerPreferredAllocationRequest {
         available_device_i_ds: available.iter().cloned().collect(),
         must_include_device_i_ds: must_include.iter().cloned().collect(),
@@ -48,7 +50,7 @@ pub(super) async fn call<M, R, F>(
     owner: &DeviceOwner,
     message: M,
     send: impl FnOnce(Request<M>) -> F,
-) -> Result<R, CallError>
+) -> Result<R, PluginCallError>
 where
     F: Future<Output = Result<Response<R>, Status>>,
 {
@@ -57,10 +59,10 @@ where
     match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) if is_unavailable(&status) => {
-            Err(CallError::Unavailable(status.message().to_owned()))
+            Err(PluginCallError::Unavailable(status.message().to_owned()))
         }
-        Ok(Err(status)) => Err(CallError::Refused(status.message().to_owned())),
-        Err(_) => Err(CallError::TimedOut),
+        Ok(Err(status)) => Err(PluginCallError::Refused(status.message().to_owned())),
+        Err(_) => Err(PluginCallError::TimedOut),
     }
 }
 

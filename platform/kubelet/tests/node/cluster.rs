@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -22,7 +23,7 @@ use mayfly_api::{
 use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, NodeConnector, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
-use mayfly_kubelet::{Config, JobFiles, Kubelet, ServedEndpoints};
+use mayfly_kubelet::{Config, CsiConfig, JobFiles, Kubelet, ServedEndpoints};
 use mayfly_runtime::{NodeDevices, logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_store::Store;
 use serde_json::{Value, json};
@@ -88,6 +89,13 @@ impl Cluster {
     pub(crate) fn run_devices(&self, devices: Arc<dyn NodeDevices>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { devices: Some(devices), ..config }, self.runtime.clone());
+    }
+
+    /// Runs the node with these devices, and with plugins that register in the folder.
+    pub(crate) fn run_plugins(&self, devices: Arc<dyn NodeDevices>, folder: &Path) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        let csi = Some(CsiConfig { folder: folder.to_owned(), drivers: Arc::default() });
+        self.run_config(Config { devices: Some(devices), csi, ..config }, self.runtime.clone());
     }
 
     /// With a proxy that uses the pods as endpoints.

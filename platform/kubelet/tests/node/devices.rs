@@ -2,16 +2,24 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
 use mayfly_api::k8s::api::core::v1::Pod;
+use mayfly_csi::registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+    registration_server::{Registration, RegistrationServer},
+};
+use mayfly_devices::serve;
 use mayfly_runtime::{
-    ContainerDevices, ContainerId, DeviceCounts, DeviceError, DeviceHealth, DeviceInUse, NodeDevices, PodDeviceClaims,
-    PodUid,
+    ContainerDevices, ContainerId, DeviceCounts, DeviceError, DeviceHealth, DeviceInUse, NodeDevices,
+    PodDeviceClaims, PodUid,
 };
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
 
 use crate::cluster::{Cluster, phase};
 
@@ -25,6 +33,8 @@ struct TestDevices {
     /// The health of each pod's card; `None`: it has none.
     health: watch::Sender<Option<DeviceHealth>>,
     changes: watch::Sender<u64>,
+    /// The resource and the socket of a plugin that the plugin watcher has added.
+    plugin: watch::Sender<Option<(String, PathBuf)>>,
 }
 
 impl TestDevices {
@@ -34,6 +44,7 @@ impl TestDevices {
             prepared: watch::Sender::new(0),
             health: watch::Sender::new(None),
             changes: watch::Sender::new(0),
+            plugin: watch::Sender::new(None),
         })
     }
 
@@ -71,6 +82,18 @@ impl NodeDevices for TestDevices {
             health,
         };
         self.health.borrow().map(of).into_iter().collect()
+    }
+
+    async fn add_plugin(&self, resource: &str, socket: &Path, versions: &[String]) -> Result<(), String> {
+        let known = versions.contains(&"v1beta1".to_owned());
+        let added = known.then(|| (resource.to_owned(), socket.to_owned()));
+        self.plugin.send_replace(added.clone());
+        added.map(drop).ok_or_else(|| "its version is not supported".into())
+    }
+
+    fn remove_plugin(&self, resource: &str, socket: &Path) {
+        let is_it = |plugin: &mut (String, PathBuf)| plugin.0 == resource && plugin.1 == socket;
+        self.plugin.send_modify(|plugin| _ = plugin.take_if(is_it));
     }
 
     fn release(&self, _: &PodUid) {
@@ -125,4 +148,57 @@ async fn a_pod_shows_the_health_of_its_devices_and_keeps_the_last_one() {
     cluster.runtime.exit(&id, 0);
     let ended = cluster.until("p", "over", |pod| phase(pod) == "Succeeded").await;
     assert_eq!(health(&ended).as_deref(), Some("Unknown"), "the devices of an ended pod are released");
+}
+
+/// A device plugin that waits for the kubelet in the folder of plugins.
+#[derive(Clone)]
+struct AnnouncedPlugin {
+    info: PluginInfo,
+    status: watch::Sender<Option<RegistrationStatus>>,
+}
+
+#[tonic::async_trait]
+impl Registration for AnnouncedPlugin {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(self.info.clone()))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        self.status.send_replace(Some(request.into_inner()));
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// Upstream: `TestDevicePluginReRegistrationProbeMode`.
+#[tokio::test]
+async fn a_device_plugin_registers_by_its_socket_in_the_folder_of_plugins() {
+    let (cluster, devices) = (Cluster::stopped().await, TestDevices::new(true));
+    let folder = tempfile::tempdir().unwrap();
+    let sockets = folder.path().join(mayfly_csi::names::REGISTRY);
+    std::fs::create_dir_all(&sockets).unwrap();
+    cluster.run_plugins(devices.clone(), folder.path());
+    for (version, endpoint) in [("v1alpha", ""), ("v1beta1", ""), ("v1beta1", "/elsewhere/card.sock")] {
+        let socket = sockets.join("card-reg.sock");
+        let info = PluginInfo {
+            r#type: "DevicePlugin".into(),
+            name: RESOURCE.into(),
+            endpoint: endpoint.into(),
+            supported_versions: vec![version.into()],
+        };
+        let (stop, status) = (CancellationToken::new(), watch::Sender::new(None));
+        let service = RegistrationServer::new(AnnouncedPlugin { info, status: status.clone() });
+        tokio::spawn(serve::serve(serve::bind(&socket).unwrap(), service, stop.clone()));
+        let status = status.subscribe().wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        let is_known = version == "v1beta1";
+        assert_eq!(status.plugin_registered, is_known, "{status:?}");
+        assert_eq!(status.error.is_empty(), is_known, "{status:?}");
+        let endpoint = if endpoint.is_empty() { socket.clone() } else { endpoint.into() };
+        assert_eq!(*devices.plugin.borrow(), is_known.then(|| (RESOURCE.to_owned(), endpoint)));
+        stop.cancel();
+        std::fs::remove_file(&socket).unwrap();
+        devices.plugin.subscribe().wait_for(Option::is_none).await.unwrap();
+    }
 }
