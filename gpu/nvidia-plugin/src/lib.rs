@@ -2,7 +2,8 @@
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
 //! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs reported by NVML ([`source`]), including those
-//! of a simulated host ([`simulated`]); the choice of a container's GPU ([`placement`], pure); the driver's files on
+//! of a simulated host ([`simulated`]); the choice of a container's GPU and the GPUs
+//! that the node publishes for the scheduler ([`placement`], pure); the driver's files on
 //! this machine ([`driver`]); the limits file and the plugin's answer for a container ([`grant`]); lending idle GPU
 //! time to containers with an elastic limit; the usage of GPUs and by containers ([`usage`]); the node's labels
 //! ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers over its sockets like any plugin
@@ -27,16 +28,11 @@ mod watcher;
 
 pub use driver::DriverFiles;
 pub use grant::Libraries;
+pub use mayfly_api::gpu_placement::{
+    CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
+};
 pub use placement::Gpu;
 pub use plugin::{NvidiaPlugin, PluginConfig};
 pub use simulated::SimulatedHost;
 pub use source::{GpuSource, SourceError};
 pub use usage::GpuMeter;
-
-pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
-pub const RESOURCE_CORE: &str = "mayfly.dev/vcuda-core";
-pub const RESOURCE_MEMORY: &str = "mayfly.dev/vcuda-memory";
-/// The cores of a whole GPU.
-pub const CORES_PER_GPU: u32 = 100;
-/// One unit of `vcuda-memory` (as in gpu-manager).
-pub const MEMORY_UNIT_BYTES: u64 = 256 << 20;

@@ -1,16 +1,13 @@
-//! Chooses the GPUs of a container. Pure.
-//!
-//! Shares of a GPU are packed: among the GPUs that fit, the one with the least free time is chosen, then the one with
-//! the least free memory. Whole GPUs are taken from the NUMA node with the fewest free ones that still suffices, so
-//! that large groups stay available (gpu-manager's `share` and `fragment`).
+//! Chooses the GPUs of a container, by the function with which the scheduler predicts the choice
+//! ([`mayfly_api::gpu_placement`]). Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mayfly_api::gpu_placement::{self, GpuRoom, NodeGpu};
+pub use mayfly_api::gpu_placement::{GpuLoad, GpuShare, PlacementError};
 use mayfly_runtime::DeviceAllocation;
 
-use crate::{
-    CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, health::GpuFault,
-};
+use crate::{MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, health::GpuFault};
 
 /// A GPU of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,43 +55,6 @@ impl Gpu {
     }
 }
 
-/// The usage of a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GpuLoad {
-    pub whole: bool,
-    pub cores: u32,
-    pub memory_units: u32,
-}
-
-impl GpuLoad {
-    pub fn is_free(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// The request of a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuShare {
-    pub cores: u32,
-    pub memory_units: u32,
-}
-
-/// The reason why shares cannot be allocated.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum PlacementError {
-    #[error("a container with {RESOURCE_CORE} below {CORES_PER_GPU} needs {RESOURCE_MEMORY}, too")]
-    NoMemory,
-    #[error("a container with {RESOURCE_MEMORY} needs {RESOURCE_CORE}, too")]
-    NoCores,
-    #[error("{RESOURCE_CORE} is {0}: more than one GPU must be a multiple of {CORES_PER_GPU}")]
-    NotWhole(u32),
-    #[error(
-        "no GPU has {} cores and {} units of 256 MiB of memory free{}", .0.cores, .0.memory_units,
-        if .0.cores > CORES_PER_GPU { " for each of several GPUs" } else { "" }
-    )]
-    NoGpu(GpuShare),
-}
-
 /// The GPU of a device id: ids of shares are `UUID::c07`, `UUID::m0031`.
 pub fn gpu_of(device: &str) -> &str {
     device.split_once("::").map_or(device, |(gpu, _)| gpu)
@@ -137,35 +97,15 @@ pub fn place(
     loads: &BTreeMap<String, GpuLoad>,
     share: GpuShare,
 ) -> Result<Vec<String>, PlacementError> {
-    let load = |gpu: &Gpu| loads.get(&gpu.uuid).copied().unwrap_or_default();
-    match share {
-        GpuShare { cores: 0, .. } => Err(PlacementError::NoCores),
-        GpuShare { cores, memory_units: 0 } if cores < CORES_PER_GPU => Err(PlacementError::NoMemory),
-        GpuShare { cores, memory_units } if cores < CORES_PER_GPU => {
-            let room = |gpu: &Gpu| {
-                let load = load(gpu);
-                let cores = CORES_PER_GPU.saturating_sub(load.cores);
-                let memory = gpu.memory_units().saturating_sub(load.memory_units);
-                (!load.whole && gpu.fault.is_none()).then_some((cores, memory))
-            };
-            let fitting = gpus.iter().filter_map(|gpu| Some((room(gpu)?, gpu)));
-            let fitting = fitting.filter(|((free, memory), _)| *free >= cores && *memory >= memory_units);
-            let best = fitting.min_by_key(|(room, gpu)| (*room, &gpu.uuid));
-            best.map(|(_, gpu)| vec![gpu.uuid.clone()]).ok_or(PlacementError::NoGpu(share))
-        }
-        GpuShare { cores, .. } if !cores.is_multiple_of(CORES_PER_GPU) => {
-            Err(PlacementError::NotWhole(cores))
-        }
-        GpuShare { cores, memory_units } => {
-            let count = cores / CORES_PER_GPU;
-            let free = gpus.iter().filter(|gpu| gpu.fault.is_none() && load(gpu).is_free());
-            let free = free.filter(|gpu| gpu.memory_units().saturating_mul(count) >= memory_units);
-            let free: BTreeSet<String> = free.map(|gpu| gpu.uuid.clone()).collect();
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let chosen = whole(gpus, &free, &BTreeSet::new(), count);
-            if chosen.len() == count { Ok(chosen) } else { Err(PlacementError::NoGpu(share)) }
-        }
-    }
+    let room = |gpu: &Gpu| GpuRoom {
+        id: gpu.uuid.clone(),
+        index: gpu.index,
+        numa: gpu.numa_node,
+        memory_units: gpu.memory_units(),
+        is_broken: gpu.fault.is_some(),
+        load: loads.get(&gpu.uuid).copied().unwrap_or_default(),
+    };
+    gpu_placement::place(&gpus.iter().map(room).collect::<Vec<_>>(), share)
 }
 
 /// Chooses `count` of the available whole GPUs, or fewer if there are not enough.
@@ -175,21 +115,33 @@ pub fn whole(
     must_include: &BTreeSet<String>,
     count: usize,
 ) -> Vec<String> {
-    let mut nodes: BTreeMap<Option<i64>, Vec<&String>> = BTreeMap::new();
-    for gpu in gpus.iter().filter(|gpu| available.contains(&gpu.uuid)) {
-        nodes.entry(gpu.numa_node).or_default().push(&gpu.uuid);
+    let available = gpus.iter().filter(|gpu| available.contains(&gpu.uuid));
+    let must_include: Vec<_> = must_include.iter().cloned().collect();
+    gpu_placement::whole(available.map(|gpu| (gpu.uuid.as_str(), gpu.numa_node)), &must_include, count)
+}
+
+/// The GPUs and their users as the node publishes them for the scheduler, as JSON.
+pub fn published(gpus: &[Gpu], allocations: &[DeviceAllocation]) -> String {
+    let mut by_pod: BTreeMap<&str, Vec<DeviceAllocation>> = BTreeMap::new();
+    for allocation in allocations {
+        by_pod.entry(&allocation.pod.0).or_default().push(allocation.clone());
     }
-    let mut chosen: Vec<String> = must_include.iter().take(count).cloned().collect();
-    let missing = count.saturating_sub(chosen.len());
-    let mut groups: Vec<_> = nodes.into_values().collect();
-    // The smallest group that suffices comes first; if none does, the largest, so that few nodes are used.
-    groups.sort_by_key(|group| (group.len() < missing, group.len().abs_diff(missing)));
-    for uuid in groups.into_iter().flatten() {
-        if chosen.len() < count && !chosen.contains(uuid) {
-            chosen.push(uuid.clone());
+    let by_pod: BTreeMap<&str, _> =
+        by_pod.into_iter().map(|(pod, allocations)| (pod, loads(&allocations, None))).collect();
+    let gpu = |gpu: &Gpu| {
+        let users = by_pod.iter();
+        let users = users.filter_map(|(pod, loads)| Some(((*pod).to_owned(), *loads.get(&gpu.uuid)?)));
+        NodeGpu {
+            id: gpu.uuid.clone(),
+            index: gpu.index,
+            numa: gpu.numa_node,
+            memory: gpu.memory_units(),
+            broken: gpu.fault.is_some(),
+            users: users.collect(),
         }
-    }
-    chosen
+    };
+    // Cannot fail: it is a list of plain values.
+    serde_json::to_string(&gpus.iter().map(gpu).collect::<Vec<_>>()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -272,6 +224,10 @@ mod tests {
         let loads_of_all = loads(&all, None);
         assert_eq!(loads_of_all["GPU-0"], shared(2, 1));
         assert!(loads_of_all["GPU-1"].whole);
+        let published: Vec<NodeGpu> = serde_json::from_str(&published(&gpus(), &all)).unwrap();
+        assert_eq!(published[0].users, [("a".to_owned(), shared(2, 1))].into());
+        assert!(published[1].users["b"].whole);
+        assert!(published[2].users.is_empty());
         assert!(!loads(&all, Some(("a", "c"))).contains_key("GPU-0"));
     }
 }

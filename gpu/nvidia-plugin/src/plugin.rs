@@ -1,7 +1,7 @@
 //! The plugin: three resources over three sockets, with one view of the GPUs.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     pin::Pin,
@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt as _};
+use mayfly_api::gpu_placement::ANNOTATION_GPUS;
 use mayfly_devices::{
     API_VERSION, HEALTHY, KUBELET_SOCKET, UNHEALTHY,
     identity::DeviceOwner,
@@ -64,7 +65,11 @@ pub struct NvidiaPlugin {
     shared: Arc<Shared>,
     sockets: Vec<(Kind, UnixListener)>,
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
+    published: watch::Sender<NodeAnnotations>,
 }
+
+/// Annotations of the node with this plugin; `None` removes one.
+pub type NodeAnnotations = BTreeMap<String, Option<String>>;
 
 struct Shared {
     config: PluginConfig,
@@ -109,7 +114,14 @@ impl NvidiaPlugin {
         let bind = |kind: Kind| Ok((kind, serve::bind(&config.sockets.join(kind.socket()))?));
         let sockets = Kind::ALL.into_iter().map(bind).collect::<io::Result<_>>()?;
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
-        Ok(Self { shared: Arc::new(Shared { config, allocations, gpus }), sockets, gpus: sender })
+        let shared = Shared { config, allocations, gpus };
+        let published = watch::Sender::new(shared.published());
+        Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published })
+    }
+
+    /// The annotations of the node, as long as the plugin runs.
+    pub fn annotations(&self) -> watch::Receiver<NodeAnnotations> {
+        self.published.subscribe()
     }
 
     pub fn source(&self) -> &GpuSource {
@@ -129,7 +141,7 @@ impl NvidiaPlugin {
 
     /// Serves, registers, lends idle time, and removes the limits of deleted pods, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { shared, sockets, gpus } = self;
+        let Self { shared, sockets, gpus, published } = self;
         let records = HealthRecords::new(shared.config.quarantine);
         HealthWatcher { source: shared.config.source.clone(), records, gpus, stop: stop.clone() }.start();
         let served = sockets.into_iter().map(|(kind, listener)| {
@@ -142,7 +154,8 @@ impl NvidiaPlugin {
         });
         let PluginConfig { source, limits, .. } = &shared.config;
         let lending = lending::run(source.gpus(), limits, shared.allocations.clone(), &stop);
-        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending);
+        let publish = shared.publish(&published, &stop);
+        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending, publish);
     }
 }
 
@@ -165,6 +178,29 @@ impl Shared {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(REGISTER_AGAIN) => {}
+            }
+        }
+    }
+
+    fn published(&self) -> NodeAnnotations {
+        let gpus = placement::published(&self.gpus.borrow(), &self.allocations.borrow());
+        [(ANNOTATION_GPUS.to_owned(), Some(gpus))].into()
+    }
+
+    /// Keeps the node's annotations up to date.
+    async fn publish(&self, published: &watch::Sender<NodeAnnotations>, stop: &CancellationToken) {
+        let (mut allocations, mut gpus) = (self.allocations.clone(), self.gpus.clone());
+        loop {
+            let now = self.published();
+            published.send_if_modified(|known| {
+                let is_news = *known != now;
+                *known = now;
+                is_news
+            });
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = allocations.changed() => if changed.is_err() { return },
+                changed = gpus.changed() => if changed.is_err() { return },
             }
         }
     }
@@ -386,8 +422,8 @@ impl DevicePlugin for GpuResource {
     }
 }
 
-/// The scheduler counts the shares of all GPUs together, so a container may come to a node where no single GPU has its
-/// share free: it waits until one has.
+/// The scheduler may not know yet what other containers have got, so a container may come to a node where no single GPU
+/// has its share free: it waits until one has.
 fn not_placed(error: PlacementError) -> Status {
     match error {
         PlacementError::NoGpu(_) => Status::unavailable(error.to_string()),

@@ -14,6 +14,7 @@ pub mod egress;
 pub mod env;
 pub mod function;
 pub mod gang;
+pub mod gpu_placement;
 pub mod invocation;
 pub mod job_io;
 pub mod job_queue;

@@ -92,6 +92,8 @@ pub struct Config {
     pub static_pods: Option<PathBuf>,
     /// Labels of the node in addition to the standard ones; `None` removes a label.
     pub labels: BTreeMap<String, Option<String>>,
+    /// Annotations of the node, which may change while it runs; `None` removes one.
+    pub annotations: watch::Receiver<BTreeMap<String, Option<String>>>,
     /// Devices from plugins; `None`: pods that request devices wait.
     pub devices: Option<Arc<dyn NodeDevices>>,
     /// The name server of pods with the DNS policy `ClusterFirst`; `None`: they use the host's.
@@ -135,6 +137,7 @@ impl Config {
             image_collection: ImageCollection::default(),
             static_pods: None,
             labels: BTreeMap::new(),
+            annotations: watch::channel(BTreeMap::new()).1,
             devices: None,
             cluster_dns: None,
             served_endpoints: None,

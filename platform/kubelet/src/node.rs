@@ -62,6 +62,7 @@ pub(crate) struct NodeObject {
     /// Whether there is a shortage of each of [`PressureSignal::ALL`].
     shortages: watch::Receiver<[bool; 3]>,
     devices: Option<Arc<dyn NodeDevices>>,
+    annotations: watch::Receiver<BTreeMap<String, Option<String>>>,
     volumes_in_use: Arc<VolumesInUse>,
 }
 
@@ -94,6 +95,7 @@ impl NodeObject {
             images,
             shortages,
             devices: config.devices.clone(),
+            annotations: config.annotations.clone(),
             volumes_in_use,
         }
     }
@@ -115,6 +117,7 @@ impl NodeObject {
                 // Read before the write: a change during the write is written next.
                 let volumes = volume_changes.borrow_and_update().clone();
                 let images = self.images.borrow_and_update().clone();
+                self.annotations.mark_unchanged();
                 match self.register(images, &volumes).await {
                     Ok(node) => {
                         self.volumes_in_use.set_reported(volumes);
@@ -144,6 +147,10 @@ impl NodeObject {
                         break;
                     }
                     () = changed(&mut device_changes) => {
+                        is_news = true;
+                        break;
+                    }
+                    Ok(()) = self.annotations.changed() => {
                         is_news = true;
                         break;
                     }
@@ -199,6 +206,12 @@ impl NodeObject {
         let known = node.metadata.labels.unwrap_or_default();
         if labels.iter().any(|(key, value)| known.get(key) != value.as_ref()) {
             let patch = Patch::Merge(serde_json::json!({"metadata": {"labels": labels}}));
+            api.patch(&self.name, &params(), &patch).await?;
+        }
+        let known = node.metadata.annotations.unwrap_or_default();
+        let annotations = self.annotations.borrow().clone();
+        if annotations.iter().any(|(key, value)| known.get(key) != value.as_ref()) {
+            let patch = Patch::Merge(serde_json::json!({"metadata": {"annotations": annotations}}));
             api.patch(&self.name, &params(), &patch).await?;
         }
         let old = node.status.unwrap_or_default();

@@ -8,13 +8,15 @@ use std::{
 };
 
 use anyhow::Context as _;
+use mayfly_api::gpu_placement::ANNOTATION_GPUS;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
     DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
-    health::QUARANTINE, labels,
+    health::QUARANTINE, labels, plugin::NodeAnnotations,
 };
 use mayfly_runtime::NodeDevices;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{GpuMode, UpConfig};
@@ -58,6 +60,14 @@ impl Devices {
     /// The labels of a node with these devices; `None` removes a label.
     pub(super) fn labels(devices: Option<&Self>) -> BTreeMap<String, Option<String>> {
         labels::of_node(devices.and_then(|devices| devices.plugin.as_ref()).map(NvidiaPlugin::source))
+    }
+
+    /// The annotations of a node with these devices; `None` removes one.
+    pub(super) fn annotations(devices: Option<&Self>) -> watch::Receiver<NodeAnnotations> {
+        match devices.and_then(|devices| devices.plugin.as_ref()) {
+            Some(plugin) => plugin.annotations(),
+            None => watch::channel([(ANNOTATION_GPUS.to_owned(), None)].into()).1,
+        }
     }
 
     /// Reads the usage of the node's GPUs and by their users; `None` without GPUs.

@@ -230,6 +230,7 @@ impl Up {
         let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
         kubelet_config.labels = Devices::labels(devices.as_ref());
+        kubelet_config.annotations = Devices::annotations(devices.as_ref());
         kubelet_config.csi =
             Some(CsiConfig { folder: kubelet_folder(&config, &data_dir)?, drivers: csi_drivers });
         kubelet_config.cluster_dns = networking.dns_server();
