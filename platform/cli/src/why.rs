@@ -1,7 +1,9 @@
 //! `mayfly why`: why a pod or a job waits, or how it ended.
 //!
 //! The reasons for pods are those reported by the scheduler and the kubelet; those for Jobs in a queue come from the
-//! plan that the queue's controller executes.
+//! plan that the queue's controller executes, and those of single GPUs from the scheduler's function.
+
+mod gpus;
 
 use std::collections::BTreeMap;
 
@@ -59,7 +61,11 @@ pub(crate) async fn run(args: WhyArgs, session: &Session) -> anyhow::Result<()> 
     let rows = match args.kind {
         WhyKind::Pod => {
             let pod = pods.get_opt(&args.name).await?.ok_or_else(|| missing("pod"))?;
-            of_pod(&pod)
+            let mut rows = of_pod(&pod);
+            if let (Some(why), Some(row)) = (gpus::explain(&pod, &client).await, rows.first_mut()) {
+                row.reason = format!("{}; {why}", row.reason);
+            }
+            rows
         }
         WhyKind::Job => {
             let jobs: Api<Job> = Api::namespaced(client.clone(), &namespace);

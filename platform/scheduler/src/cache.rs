@@ -10,6 +10,7 @@ use std::{
 
 use mayfly_api::{
     ObjectKey,
+    gpu_placement::{GpuNeeds, NodeGpu, gpus_of},
     k8s::api::core::v1::{Node, Pod},
     node_fit::NodeFacts,
     resources::Amounts,
@@ -34,6 +35,10 @@ pub struct NodeState {
     pub cpu_millis_scored: u64,
     pub memory_bytes_scored: u64,
     pub host_ports: Vec<HostPort>,
+    /// The GPUs that the node publishes, with their users.
+    pub gpus: Vec<NodeGpu>,
+    /// The pods with GPUs, by uid.
+    pub gpu_pods: BTreeMap<String, GpuNeeds>,
     /// Pods by revision (`namespace/name`).
     pub revisions: BTreeMap<Arc<str>, u32>,
 }
@@ -123,19 +128,20 @@ impl Cache {
         };
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         let allocatable = allocatable.map(Amounts::from_quantities).unwrap_or_default();
-        let facts = NodeFacts::of(node);
+        let (facts, gpus) = (NodeFacts::of(node), gpus_of(node));
         if let Some(id) = self.ids.get(name).copied()
             && let Some(state) = &mut self.slots[id]
         {
-            if *state.facts == facts && state.allocatable == allocatable {
+            if *state.facts == facts && state.allocatable == allocatable && state.gpus == gpus {
                 return Effect::None;
             }
             state.facts = Arc::new(facts);
             state.allocatable = allocatable;
+            state.gpus = gpus;
             self.mark(id);
             return Effect::MayFit;
         }
-        let state = NodeState { facts: Arc::new(facts), allocatable, ..NodeState::default() };
+        let state = NodeState { facts: Arc::new(facts), allocatable, gpus, ..NodeState::default() };
         let id = self.free.pop().unwrap_or(self.slots.len());
         if id == self.slots.len() {
             self.slots.push(None);
@@ -296,6 +302,9 @@ impl NodeState {
         self.cpu_millis_scored += request.cpu_millis_scored;
         self.memory_bytes_scored += request.memory_bytes_scored;
         self.host_ports.extend(request.host_ports.iter().cloned());
+        if !request.gpus.is_empty() {
+            self.gpu_pods.insert(request.uid.clone(), (*request.gpus).clone());
+        }
         if let Some(revision) = &request.revision {
             *self.revisions.entry(revision.clone()).or_default() += 1;
         }
@@ -306,6 +315,7 @@ impl NodeState {
         self.pods = self.pods.saturating_sub(1);
         self.cpu_millis_scored = self.cpu_millis_scored.saturating_sub(request.cpu_millis_scored);
         self.memory_bytes_scored = self.memory_bytes_scored.saturating_sub(request.memory_bytes_scored);
+        self.gpu_pods.remove(&request.uid);
         for port in &request.host_ports {
             if let Some(at) = self.host_ports.iter().position(|known| known == port) {
                 self.host_ports.swap_remove(at);

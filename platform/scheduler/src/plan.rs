@@ -1,14 +1,14 @@
 //! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
 //! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
-//! amounts of every requested resource, host ports, claims, the rules about other pods. Scores: the free share of CPU
+//! amounts of every requested resource, host ports, claims, room on single GPUs, the rules about other pods. Scores: the free share of CPU
 //! and memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2,
 //! the rules about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision,
 //! where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 
-use mayfly_api::{node_fit::NodeFacts, resources::Amounts};
+use mayfly_api::{gpu_placement::GpuShare, node_fit::NodeFacts, resources::Amounts};
 
 use crate::{
     cache::NodeId,
@@ -187,13 +187,21 @@ impl<'a> Scan<'a> {
         if !self.request.volumes.is_empty() && self.request.volumes.misfit(facts).is_some() {
             return None;
         }
-        if self.rules.misfit(id).is_some() {
+        if self.gpu_misfit(id).is_some() || self.rules.misfit(id).is_some() {
             return None;
         }
         let (cpu, memory) = (self.snapshot.cpu[id], self.snapshot.memory[id]);
         let cpu = ((cpu.left - self.cpu) * cpu.inverse).max(0.0);
         let memory = ((memory.left - self.memory) * memory.inverse).max(0.0);
         Some(fixed + self.rules.score(id) + (cpu + memory) * 50.0)
+    }
+
+    /// The share for which no GPU of the node has room. The amounts of all GPUs together are compared with the others.
+    fn gpu_misfit(&self, id: NodeId) -> Option<GpuShare> {
+        if self.request.gpus.is_empty() {
+            return None;
+        }
+        self.request.gpus.misfit(self.snapshot.gpus.get(&id)?)
     }
 
     fn ports_taken(&self, id: NodeId) -> bool {
@@ -234,6 +242,9 @@ impl<'a> Scan<'a> {
             if free < amount {
                 reasons.push(format!("Insufficient {name}"));
             }
+        }
+        if reasons.is_empty() {
+            reasons.extend(self.gpu_misfit(id).map(|share| format!("node(s) had no GPU with {share} free")));
         }
         if reasons.is_empty() {
             reasons.extend(self.rules.misfit(id).map(|misfit| misfit.to_string()));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mayfly_api::{
     ObjectKey,
     gang::Gang,
+    gpu_placement::GpuNeeds,
     k8s::{
         api::core::v1::{Pod, PodSpec},
         jiff::Timestamp,
@@ -36,6 +37,8 @@ pub struct PodRequest {
     pub cpu_millis_scored: u64,
     pub memory_bytes_scored: u64,
     pub host_ports: Vec<HostPort>,
+    /// The GPUs that its containers share or have.
+    pub gpus: Arc<GpuNeeds>,
     /// `namespace/revision` of a function's pod.
     pub revision: Option<Arc<str>>,
     /// The constraints on nodes; shared by all pods of a template.
@@ -100,6 +103,7 @@ impl PodRequest {
             cpu_millis_scored,
             memory_bytes_scored,
             host_ports: host_ports(spec),
+            gpus: Arc::new(GpuNeeds::of(spec)),
             revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
             constraints: Arc::new(Constraints::of(spec)),
             gang,

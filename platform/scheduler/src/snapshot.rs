@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use mayfly_api::node_fit::{Constraints, FitVerdict, NodeFacts};
+use mayfly_api::{
+    gpu_placement::{self, GpuRoom},
+    node_fit::{Constraints, FitVerdict, NodeFacts},
+};
 
 use crate::{
     cache::{Cache, NodeId, NodeState},
@@ -28,6 +31,8 @@ pub struct Snapshot {
     pub(crate) cpu: Vec<Share>,
     pub(crate) memory: Vec<Share>,
     pub(crate) host_ports: HashMap<NodeId, Vec<HostPort>>,
+    /// Of the nodes that publish their GPUs.
+    pub(crate) gpus: HashMap<NodeId, Vec<GpuRoom>>,
     pub(crate) revisions: HashMap<Arc<str>, BTreeMap<NodeId, u32>>,
     revisions_on: Vec<Vec<Arc<str>>>,
     /// The most recently used last.
@@ -127,6 +132,7 @@ impl Snapshot {
             }
         }
         self.host_ports.remove(&id);
+        self.gpus.remove(&id);
         for column in self.free.values_mut() {
             column[id] = 0;
         }
@@ -139,6 +145,9 @@ impl Snapshot {
         self.take_amounts(id, state);
         if !state.host_ports.is_empty() {
             self.host_ports.insert(id, state.host_ports.clone());
+        }
+        if !state.gpus.is_empty() {
+            self.gpus.insert(id, gpu_placement::rooms(&state.gpus, &state.gpu_pods));
         }
         for (revision, count) in &state.revisions {
             self.revisions.entry(revision.clone()).or_default().insert(id, *count);

@@ -2,6 +2,7 @@
 //! has the language.
 
 mod gangs;
+mod gpus;
 mod placement;
 mod preemption;
 mod properties;

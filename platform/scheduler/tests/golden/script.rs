@@ -1,7 +1,7 @@
 //! The interpreter of the scripts.
 //!
-//! Lines: `node NAME cpu=2 memory=1Gi pods=10 [label:k=v] [taint:k=v:Effect] [cordoned]`, `drop-node NAME`,
-//! `pod NAME [cpu=…] [memory=…] [gpu=…] [class=wasm] [select:k=v] [tolerate:k] [revision=r] [port=n]
+//! Lines: `node NAME cpu=2 memory=1Gi pods=10 [label:k=v] [taint:k=v:Effect] [gpus:pod=CORES,…/…] [cordoned]`,
+//! `drop-node NAME`, `pod NAME [cpu=…] [memory=…] [gpu=…] [cores=… units=…] [class=wasm] [select:k=v] [tolerate:k] [revision=r] [port=n]
 //! [priority=n] [label:k=v] [owner=uid] [near:k=v@topology] [apart:k=v@topology] [likes:k=v@topology]
 //! [dislikes:k=v@topology] [spread:skew@topology] [evenly:skew@topology] [gang=SIZE job=NAME]`, `ends NAME` (a bound pod
 //! is being deleted), `gone NAME`, `fail NAME` (its binding), `after SECONDS`, `decide`, which prints what was decided,
@@ -12,6 +12,7 @@ use std::{collections::HashMap, time::Duration};
 
 use mayfly_api::{
     ObjectKey,
+    gpu_placement::ANNOTATION_GPUS,
     k8s::api::core::v1::{Node, Pod},
 };
 use mayfly_scheduler::{
@@ -119,6 +120,8 @@ fn node(words: &[&str]) -> Node {
             let (value, effect) = rest.split_once(':').unwrap();
             let taint = json!({"key": key, "value": value, "effect": effect});
             node["spec"]["taints"].as_array_mut().unwrap().push(taint);
+        } else if let Some(gpus) = word.strip_prefix("gpus:") {
+            node["metadata"]["annotations"] = json!({ANNOTATION_GPUS: published(gpus)});
         } else if *word == "cordoned" {
             node["spec"]["unschedulable"] = json!(true);
         } else {
@@ -129,8 +132,19 @@ fn node(words: &[&str]) -> Node {
     serde_json::from_value(node).unwrap()
 }
 
+/// The GPUs of a node, `/` between them: the pods on each with their cores, `,` between them.
+fn published(gpus: &str) -> String {
+    let gpu = |(index, users): (usize, &str)| {
+        let users = users.split(',').filter_map(|user| user.split_once('='));
+        let load = |cores: &str| json!({"cores": cores.parse::<u32>().unwrap(), "memory_units": 1});
+        let users: serde_json::Map<_, _> = users.map(|(pod, cores)| (pod.to_owned(), load(cores))).collect();
+        json!({"id": format!("GPU-{index}"), "index": index, "memory": 40, "users": users})
+    };
+    Value::Array(gpus.split('/').enumerate().map(gpu).collect()).to_string()
+}
+
 fn pod(words: &[&str]) -> Pod {
-    let mut container = json!({"name": "c", "resources": {"requests": {}}});
+    let mut container = json!({"name": "c", "resources": {"requests": {}, "limits": {}}});
     let mut spec = json!({"nodeSelector": {}, "tolerations": []});
     let (mut labels, mut annotations, mut owners) = (json!({}), json!({}), json!([]));
     for word in &words[1..] {
@@ -180,7 +194,11 @@ fn pod(words: &[&str]) -> Pod {
                     container["ports"] =
                         json!([{"containerPort": 1, "hostPort": value.parse::<i32>().unwrap()}])
                 }
-                _ => container["resources"]["requests"][resource_name(key)] = json!(value),
+                _ => {
+                    for list in ["requests", "limits"] {
+                        container["resources"][list][resource_name(key)] = json!(value);
+                    }
+                }
             }
         }
     }
@@ -202,7 +220,12 @@ fn term(text: &str) -> Value {
 }
 
 fn resource_name(short: &str) -> &str {
-    if short == "gpu" { "nvidia.com/gpu" } else { short }
+    match short {
+        "gpu" => "nvidia.com/gpu",
+        "cores" => "mayfly.dev/vcuda-core",
+        "units" => "mayfly.dev/vcuda-memory",
+        other => other,
+    }
 }
 
 /// Runs a script and compares its output.
