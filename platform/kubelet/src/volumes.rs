@@ -22,6 +22,7 @@ mod flex_tests;
 pub(crate) mod in_use;
 mod journal;
 mod ownership;
+mod path_locks;
 mod persistent;
 pub(crate) mod statistics;
 pub(crate) mod tokens;

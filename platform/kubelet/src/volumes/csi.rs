@@ -30,13 +30,12 @@ use mayfly_csi::{
     CsiDriver, CsiDrivers, CsiError, names,
     proto::{CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest},
 };
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 pub(super) use self::source::CsiSource;
 use self::source::content;
-use super::{in_use::VolumesInUse, is_mount_point, journal};
+use super::{in_use::VolumesInUse, is_mount_point, journal, path_locks::PathLocks};
 
 const KIND: &str = "csi";
 
@@ -59,8 +58,8 @@ pub(crate) struct CsiVolumes {
     config: CsiConfig,
     node: String,
     client: Client,
-    /// Locks, so that a volume is staged or unstaged for one pod at a time.
-    staged: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
+    /// The locks of staging paths.
+    staged: PathLocks,
     in_use: Arc<VolumesInUse>,
 }
 
@@ -118,7 +117,7 @@ impl CsiVolumes {
         in_use: Arc<VolumesInUse>,
         root: &Path,
     ) -> Self {
-        let volumes = Self { config, node, client, staged: Mutex::default(), in_use };
+        let volumes = Self { config, node, client, staged: PathLocks::default(), in_use };
         volumes.update_in_use(root);
         volumes
     }
@@ -135,10 +134,6 @@ impl CsiVolumes {
 
     fn driver(&self, name: &str) -> Result<Arc<CsiDriver>, CsiVolumeError> {
         self.config.drivers.get(name).ok_or_else(|| CsiVolumeError::NotRegistered(name.to_owned()))
-    }
-
-    fn lock_of(&self, staging: &Path) -> Arc<tokio::sync::Mutex<()>> {
-        self.staged.lock().entry(staging.to_owned()).or_default().clone()
     }
 
     /// Mounts a volume for a pod and returns its path; keeps an existing mount that is complete. `root`: the folder of
@@ -276,8 +271,7 @@ impl CsiVolumes {
         staging: &Path,
         publish_context: &HashMap<String, String>,
     ) -> Result<(), CsiVolumeError> {
-        let lock = self.lock_of(staging);
-        let _one = lock.lock().await;
+        let _one = self.staged.lock(staging).await;
         fs::create_dir_all(staging).map_err(failed("make", staging))?;
         if let Some(folder) = staging.parent().filter(|_| !source.block) {
             self.write_volume_data(source, folder)?;
@@ -359,9 +353,7 @@ fn text(path: &Path) -> String {
 
 /// Whether the volume of a journal needs no further work.
 fn is_ready(journal: &Path) -> bool {
-    let text = fs::read(journal).ok();
-    let record = text.and_then(|text| serde_json::from_slice::<CsiRecord>(&text).ok());
-    record.is_some_and(|record| record.is_ready)
+    journal::read::<CsiRecord>(journal).is_some_and(|record| record.is_ready)
 }
 
 fn is_published(source: &CsiSource, target: &Path) -> bool {

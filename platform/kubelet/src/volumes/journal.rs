@@ -32,12 +32,17 @@ pub(super) fn write(path: &Path, record: &impl Serialize) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
+/// The journal at a path, if there is one.
+pub(super) fn read<R: DeserializeOwned>(path: &Path) -> Option<R> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
 /// The journals in a pod's folder. Unreadable ones are skipped: `write` never leaves a partial one.
 pub(super) fn read_all<R: DeserializeOwned>(pod: &Path, kind: &str) -> Vec<(PathBuf, R)> {
     let prefix = format!(".{kind}-");
     let entries = fs::read_dir(pod).into_iter().flatten().flatten();
     let journals = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    let read = |path: PathBuf| Some((path.clone(), serde_json::from_slice(&fs::read(&path).ok()?).ok()?));
+    let read = |path: PathBuf| read(&path).map(|record| (path, record));
     journals.filter_map(|entry| read(entry.path())).collect()
 }
 

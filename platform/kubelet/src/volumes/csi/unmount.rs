@@ -41,8 +41,7 @@ impl CsiVolumes {
         record: &CsiRecord,
         staging: &Path,
     ) -> Result<(), CsiVolumeError> {
-        let lock = self.lock_of(staging);
-        let _one = lock.lock().await;
+        let _one = self.staged.lock(staging).await;
         let others = journal::pods(root).into_iter().filter(|pod| *pod != root.join(uid));
         let mut others = others.flat_map(|pod| journal::read_all::<CsiRecord>(&pod, KIND));
         if others.any(|(_, other)| other.staging.as_deref() == Some(staging)) {
