@@ -31,6 +31,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/runtime", 1),
     ("platform/accept", 1),
     ("platform/csi", 1),
+    ("platform/flexvolume", 1),
     ("platform/informer", 1),
     ("workflows/machine", 1),
     ("workflows/journal", 1),

@@ -16,7 +16,6 @@ pub(crate) mod csi;
 pub(crate) mod disk_usage;
 mod files;
 pub(crate) mod flex;
-mod flex_call;
 #[cfg(test)]
 mod flex_tests;
 pub(crate) mod in_use;
@@ -41,6 +40,7 @@ use mayfly_api::{
     quantity,
     volume_claims::claim_of,
 };
+use mayfly_flexvolume::mounts::{is_mount_point, mounts_below};
 use mayfly_runtime::{Mount, MountPropagation, PodUid};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -290,21 +290,6 @@ fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32
     Ok(())
 }
 
-fn is_mount_point(path: &Path) -> bool {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts_below(&text, path).iter().any(|mount| mount == path)
-}
-
-/// The mount points at or below a folder, the innermost first, from the text of `/proc/self/mountinfo`.
-fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
-    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
-    // The kernel escapes a space as \040.
-    let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
-    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(folder)).collect();
-    below.reverse();
-    below
-}
-
 /// The path of a `hostPath`, checked against its type.
 fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
     use std::os::unix::fs::FileTypeExt as _;
@@ -379,16 +364,6 @@ fn sub_path(volume: &Path, sub: &str) -> Result<PathBuf, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mounts_are_unmounted_from_the_inside_out() {
-        let text = "22 1 0:1 / / rw - ext4 /dev/vda rw\n30 22 0:2 / /v/u/a rw - tmpfs tmpfs rw\n\
-                    31 30 0:3 / /v/u/a/b\\040c rw - tmpfs tmpfs rw\n32 22 0:4 / /v/user rw - tmpfs tmpfs rw\n";
-        assert_eq!(
-            mounts_below(text, Path::new("/v/u")),
-            [PathBuf::from("/v/u/a/b c"), PathBuf::from("/v/u/a")]
-        );
-    }
 
     #[test]
     fn a_sub_path_stays_in_its_volume() {

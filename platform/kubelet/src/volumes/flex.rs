@@ -12,32 +12,23 @@
 //! requires drivers to be idempotent. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     fs, io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use mayfly_api::{
     env::EnvSources,
     k8s::api::core::v1::{Pod, Secret, Volume},
 };
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use mayfly_flexvolume::{CALL_TIMEOUT, CallOptions, DriverCapabilities, FlexDriver, FlexError, program_of};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    VolumeSources,
-    flex_call::{self, DriverAnswer, DriverCapabilities, FlexError},
-    fs_group, is_mount_point, journal,
-};
+use super::{VolumeSources, fs_group, is_mount_point, journal, path_locks::PathLocks};
 
-/// The timeouts of a driver's call and of the wait for a device: upstream's values.
-const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(600);
 const KIND: &str = "flex";
 /// The folder of mounted devices, beside the folders of pods.
 pub(super) const DEVICES: &str = ".flex";
@@ -48,17 +39,9 @@ pub(crate) struct FlexDrivers {
     plugins: PathBuf,
     node: String,
     call_timeout: Duration,
-    known: Mutex<HashMap<String, KnownDriver>>,
-    /// Locks, so that a volume is mounted or unmounted for one pod at a time.
-    devices: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
-}
-
-/// The answer of `init`, for the program file that was called.
-#[derive(Clone, Debug)]
-struct KnownDriver {
-    file: (u64, u64, i64),
-    capabilities: DriverCapabilities,
-    not_supported: HashSet<String>,
+    known: Mutex<HashMap<String, Arc<FlexDriver>>>,
+    /// The locks of the mount points of devices.
+    devices: PathLocks,
 }
 
 /// A volume as specified by a pod or a PersistentVolume.
@@ -127,11 +110,15 @@ struct FlexRecord {
     target: PathBuf,
     /// The mount point of the device, for drivers that attach.
     device_mount: Option<PathBuf>,
+    /// Whether the volume belongs to the pod's group. A driver that mounts and then fails, or a crash before this, may
+    /// leave a mounted volume that the pod cannot use yet.
+    #[serde(default)]
+    is_ready: bool,
 }
 
 impl FlexDrivers {
     pub(crate) fn new(plugins: PathBuf, node: String) -> Self {
-        let (known, devices) = (Mutex::default(), Mutex::default());
+        let (known, devices) = (Mutex::default(), PathLocks::default());
         Self { plugins, node, call_timeout: CALL_TIMEOUT, known, devices }
     }
 
@@ -140,69 +127,22 @@ impl FlexDrivers {
         Self { call_timeout, ..self }
     }
 
-    /// The program of `vendor/driver`, or of `driver`.
-    fn program(&self, driver: &str) -> Result<PathBuf, FlexError> {
-        let why = "its name is not vendor/driver".to_owned();
-        let wrong = || FlexError::NoDriver { driver: driver.into(), why: why.clone() };
-        let name = driver.rsplit('/').next().unwrap_or_default();
-        let is_plain = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains('~');
-        if driver.split('/').count() > 2 || !driver.split('/').all(is_plain) {
-            return Err(wrong());
+    /// The driver `vendor/driver`, or `driver`. Names come from pods, so only installed drivers are remembered.
+    fn driver(&self, name: &str) -> Result<Arc<FlexDriver>, FlexError> {
+        let program = program_of(&self.plugins, name)?;
+        let mut known = self.known.lock();
+        if let Some(driver) = known.get(name) {
+            return Ok(driver.clone());
         }
-        Ok(self.plugins.join(driver.replace('/', "~")).join(name))
+        let driver = Arc::new(FlexDriver::new(name, program, self.call_timeout));
+        if driver.is_installed() {
+            known.insert(name.to_owned(), driver.clone());
+        }
+        Ok(driver)
     }
 
-    /// The capabilities of a driver. `init` is called for a new driver, and after its file was replaced.
-    async fn capabilities(&self, driver: &str) -> Result<DriverCapabilities, FlexError> {
-        let program = self.program(driver)?;
-        let no_driver = |error: io::Error| FlexError::NoDriver {
-            driver: driver.into(),
-            why: format!("{}: {error}", program.display()),
-        };
-        let found = fs::metadata(&program).map_err(no_driver)?;
-        let file = (
-            found.ino(),
-            found.len(),
-            found.mtime_nsec().saturating_add(found.mtime().saturating_mul(1 << 30)),
-        );
-        if let Some(known) = self.known.lock().get(driver).filter(|known| known.file == file) {
-            return Ok(known.capabilities.clone());
-        }
-        let answer = flex_call::call(driver, &program, "init", &[], self.call_timeout).await?;
-        let capabilities = answer.capabilities;
-        let known = KnownDriver { file, capabilities: capabilities.clone(), not_supported: HashSet::new() };
-        self.known.lock().insert(driver.to_owned(), known);
-        Ok(capabilities)
-    }
-
-    /// Calls the driver; `None` if it does not support the call, which is remembered until the driver changes.
-    async fn call(
-        &self,
-        driver: &str,
-        call: &str,
-        arguments: &[&str],
-        limit: Duration,
-    ) -> Result<Option<DriverAnswer>, FlexError> {
-        let is_known = |known: &KnownDriver| known.not_supported.contains(call);
-        if self.known.lock().get(driver).is_some_and(is_known) {
-            return Ok(None);
-        }
-        match flex_call::call(driver, &self.program(driver)?, call, arguments, limit).await {
-            Err(FlexError::NotSupported { .. }) => {
-                if let Some(known) = self.known.lock().get_mut(driver) {
-                    known.not_supported.insert(call.to_owned());
-                }
-                Ok(None)
-            }
-            answered => answered.map(Some),
-        }
-    }
-
-    fn lock_of(&self, device: &Path) -> Arc<tokio::sync::Mutex<()>> {
-        self.devices.lock().entry(device.to_owned()).or_default().clone()
-    }
-
-    /// Mounts a volume for a pod at `folder/<volume>`; keeps an existing mount. `root`: the folder of all pods.
+    /// Mounts a volume for a pod at `folder/<volume>`; keeps an existing mount, and completes its ownership. `root`: the
+    /// folder of all pods.
     pub(super) async fn mount(
         &self,
         root: &Path,
@@ -214,187 +154,123 @@ impl FlexDrivers {
         let folder = root.join(uid);
         let target = folder.join(volume);
         let journal = journal::path(&folder, KIND, volume);
-        if is_mount_point(&target) {
+        let mounted = journal::read::<FlexRecord>(&journal).filter(|_| is_mount_point(&target));
+        if mounted.as_ref().is_some_and(|record| record.is_ready) {
             return Ok(target);
         }
-        let capabilities = self.capabilities(&source.driver).await?;
-        let device_mount = capabilities.attach.then(|| {
-            let name = if source.is_persistent { source.name.clone() } else { format!("{uid}-{volume}") };
-            root.join(DEVICES).join(source.driver.replace('/', "~")).join(name)
-        });
-        let record = FlexRecord {
-            driver: source.driver.clone(),
-            name: source.name.clone(),
-            target: target.clone(),
-            device_mount,
+        let driver = self.driver(&source.driver)?;
+        let capabilities = driver.capabilities().await?;
+        let mut record = match mounted {
+            // The driver is not called for a mount point (upstream's rule): a second mount would hide the first.
+            Some(record) => record,
+            None => {
+                let device_mount = capabilities.attach.then(|| {
+                    let shared = source.is_persistent;
+                    let name = if shared { source.name.clone() } else { format!("{uid}-{volume}") };
+                    root.join(DEVICES).join(source.driver.replace('/', "~")).join(name)
+                });
+                let record = FlexRecord {
+                    driver: source.driver.clone(),
+                    name: source.name.clone(),
+                    target: target.clone(),
+                    device_mount,
+                    is_ready: false,
+                };
+                fs::create_dir_all(&target).map_err(node_error)?;
+                journal::write(&journal, &record).map_err(node_error)?;
+                self.call_mount(&driver, pod, source, &capabilities, &record).await?;
+                record
+            }
         };
-        fs::create_dir_all(&target).map_err(node_error)?;
-        journal::write(&journal, &record).map_err(node_error)?;
-        if let Some(device_mount) = &record.device_mount {
-            self.mount_device(source, device_mount).await?;
-        }
-        let options = self.options(source, Some((pod, &capabilities)))?;
-        let path = target.to_string_lossy().into_owned();
-        let answer = self.call(&source.driver, "mount", &[&path, &options], self.call_timeout).await?;
-        match (answer, &record.device_mount) {
-            (Some(_), _) => {}
-            (None, Some(device_mount)) => bind(device_mount, &target, source.read_only)?,
-            (None, None) => return Err(not_supported(&source.driver, "mount")),
-        }
-        if !is_mount_point(&target) {
-            let why = format!("it answered Success, but nothing is mounted at {path}");
-            return Err(FlexError::Failed { driver: source.driver.clone(), call: "mount".into(), why });
-        }
         if capabilities.fs_group && !source.read_only {
             super::persistent::give_to_group(pod, &target).map_err(FlexError::Node)?;
         }
+        record.is_ready = true;
+        journal::write(&journal, &record).map_err(node_error)?;
         Ok(target)
     }
 
-    /// Attaches the device to this node and mounts it, for all pods that use it.
-    async fn mount_device(&self, source: &FlexSource, device_mount: &Path) -> Result<(), FlexError> {
-        let lock = self.lock_of(device_mount);
-        let _one = lock.lock().await;
-        if is_mount_point(device_mount) {
-            return Ok(());
-        }
-        let driver = &source.driver;
-        let options = self.options(source, None)?;
-        let attached = self.call(driver, "attach", &[&options, &self.node], self.call_timeout).await?;
-        let device = attached.map(|answer| answer.device).unwrap_or_default();
-        let waited = self.call(driver, "waitforattach", &[&device, &options], ATTACH_TIMEOUT).await?;
-        let device = waited.map(|answer| answer.device).filter(|device| !device.is_empty()).unwrap_or(device);
-        fs::create_dir_all(device_mount).map_err(node_error)?;
-        let path = device_mount.to_string_lossy().into_owned();
-        let mounted =
-            self.call(driver, "mountdevice", &[&path, &device, &options], self.call_timeout).await?;
-        if mounted.is_none() {
-            // A driver without `mountdevice` leaves mounting to `mount`.
-            return Ok(());
-        }
-        if !is_mount_point(device_mount) {
-            let why = format!("it answered Success, but nothing is mounted at {path}");
-            return Err(FlexError::Failed { driver: driver.clone(), call: "mountdevice".into(), why });
-        }
-        Ok(())
-    }
-
-    /// The JSON that is passed to a driver. Secrets and the pod are included only for `mount`.
-    fn options(
+    /// Calls the driver until the volume is mounted at its target.
+    async fn call_mount(
         &self,
+        driver: &FlexDriver,
+        pod: &Pod,
         source: &FlexSource,
-        mounting: Option<(&Pod, &DriverCapabilities)>,
-    ) -> Result<String, FlexError> {
-        let mut options = BTreeMap::new();
-        let mut set = |name: &str, value: String| options.insert(format!("kubernetes.io/{name}"), value);
-        set("fsType", source.fs_type.clone().unwrap_or_default());
-        set("readwrite", if source.read_only { "ro" } else { "rw" }.into());
-        set("pvOrVolumeName", source.name.clone());
-        if let Some((pod, capabilities)) = mounting {
-            if let Some(group) = fs_group(pod).filter(|_| capabilities.fs_group) {
-                set("mounterArgs.FsGroup", group.to_string());
-            }
-            if let Some(secret) = &source.secret {
-                if secret.type_.as_deref() != Some(&source.driver) {
-                    let name = secret.metadata.name.as_deref().unwrap_or_default();
-                    let driver = &source.driver;
-                    return Err(FlexError::Node(format!("the type of secret {name:?} is not {driver:?}")));
-                }
-                for (key, value) in secret.data.iter().flatten() {
-                    set(&format!("secret/{key}"), BASE64_STANDARD.encode(&value.0));
-                }
-            }
-            let text = |value: &Option<String>| value.clone().unwrap_or_default();
-            set("pod.name", text(&pod.metadata.name));
-            set("pod.namespace", text(&pod.metadata.namespace));
-            set("pod.uid", text(&pod.metadata.uid));
-            let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
-            set("serviceAccount.name", account.unwrap_or_default());
+        capabilities: &DriverCapabilities,
+        record: &FlexRecord,
+    ) -> Result<(), FlexError> {
+        if let Some(device_mount) = &record.device_mount {
+            let _one = self.devices.lock(device_mount).await;
+            driver.mount_device(device_mount, &self.node, &options(source, None)?).await?;
         }
-        options.extend(source.options.clone());
-        serde_json::to_string(&options).map_err(|error| FlexError::Node(error.to_string()))
+        let options = options(source, Some((pod, capabilities)))?;
+        driver.mount(&record.target, record.device_mount.as_deref(), source.read_only, &options).await
     }
 
     /// Unmounts all FlexVolumes of a pod, according to its journals. A journal is removed after its driver's last call.
     pub(super) async fn unmount_all(&self, root: &Path, uid: &str) -> Result<(), FlexError> {
         for (journal, record) in journal::read_all::<FlexRecord>(&root.join(uid), KIND) {
-            self.unmount(&record).await?;
+            let driver = self.driver(&record.driver)?;
+            driver.unmount(&record.target).await?;
             if let Some(device_mount) = &record.device_mount {
-                self.unmount_device(root, uid, &record, device_mount).await?;
+                self.unmount_device(root, uid, &driver, &record, device_mount).await?;
             }
             fs::remove_file(journal).map_err(node_error)?;
         }
         Ok(())
     }
 
-    /// [`Self::call`] for a driver that may have been removed from the node meanwhile; the caller then undoes its
-    /// mounts.
-    async fn call_if_there(&self, driver: &str, call: &str, arguments: &[&str]) -> Result<(), FlexError> {
-        match self.call(driver, call, arguments, self.call_timeout).await {
-            Err(FlexError::NoDriver { driver, why }) => {
-                tracing::warn!(driver, call, why, "unmounting a FlexVolume without its driver");
-                Ok(())
-            }
-            called => called.map(|_| ()),
-        }
-    }
-
-    async fn unmount(&self, record: &FlexRecord) -> Result<(), FlexError> {
-        if is_mount_point(&record.target) {
-            let path = record.target.to_string_lossy().into_owned();
-            self.call_if_there(&record.driver, "unmount", &[&path]).await?;
-        }
-        // Unmounts mounts that the driver does not (our bind mounts, or calls that it does not support).
-        if is_mount_point(&record.target) {
-            umount2(&record.target, MntFlags::MNT_DETACH).map_err(|error| node_error(error.into()))?;
-        }
-        Ok(())
-    }
-
+    /// Unmounts and detaches a device that no other pod of the node uses.
     async fn unmount_device(
         &self,
         root: &Path,
         uid: &str,
+        driver: &FlexDriver,
         record: &FlexRecord,
         device_mount: &Path,
     ) -> Result<(), FlexError> {
-        let lock = self.lock_of(device_mount);
-        let _one = lock.lock().await;
+        let _one = self.devices.lock(device_mount).await;
         let others = journal::pods(root).into_iter().filter(|folder| *folder != root.join(uid));
         let mut others = others.flat_map(|folder| journal::read_all::<FlexRecord>(&folder, KIND));
         if others.any(|(_, other)| other.device_mount.as_deref() == Some(device_mount)) {
             return Ok(());
         }
-        let path = device_mount.to_string_lossy().into_owned();
-        if is_mount_point(device_mount) {
-            self.call_if_there(&record.driver, "unmountdevice", &[&path]).await?;
-        }
-        if is_mount_point(device_mount) {
-            umount2(device_mount, MntFlags::MNT_DETACH).map_err(|error| node_error(error.into()))?;
-        }
-        self.call_if_there(&record.driver, "detach", &[&record.name, &self.node]).await?;
-        match fs::remove_dir(device_mount) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(node_error(error)),
-            _ => Ok(()),
-        }
+        driver.unmount_device(device_mount, &self.node, &record.name).await
     }
+}
+
+/// The options of a driver's calls. Secrets and the pod are included only for `mount`.
+fn options(
+    source: &FlexSource,
+    mounting: Option<(&Pod, &DriverCapabilities)>,
+) -> Result<CallOptions, FlexError> {
+    let fs_type = source.fs_type.as_deref().unwrap_or_default();
+    let mut options = CallOptions::new(fs_type, source.read_only, &source.name);
+    if let Some((pod, capabilities)) = mounting {
+        if let Some(group) = fs_group(pod).filter(|_| capabilities.fs_group) {
+            options.set("mounterArgs.FsGroup", group.to_string());
+        }
+        if let Some(secret) = &source.secret {
+            if secret.type_.as_deref() != Some(&source.driver) {
+                let name = secret.metadata.name.as_deref().unwrap_or_default();
+                let driver = &source.driver;
+                return Err(FlexError::Node(format!("the type of secret {name:?} is not {driver:?}")));
+            }
+            for (key, value) in secret.data.iter().flatten() {
+                options.set_secret(key, &value.0);
+            }
+        }
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        options.set("pod.name", text(&pod.metadata.name));
+        options.set("pod.namespace", text(&pod.metadata.namespace));
+        options.set("pod.uid", text(&pod.metadata.uid));
+        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+        options.set("serviceAccount.name", account.unwrap_or_default());
+    }
+    options.extend(source.options.clone());
+    Ok(options)
 }
 
 fn node_error(error: io::Error) -> FlexError {
     FlexError::Node(error.to_string())
-}
-
-fn not_supported(driver: &str, call: &str) -> FlexError {
-    FlexError::NotSupported { driver: driver.into(), call: call.into() }
-}
-
-fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), FlexError> {
-    let none: Option<&str> = None;
-    let failed = |error: nix::errno::Errno| node_error(error.into());
-    mount(Some(from), to, none, MsFlags::MS_BIND, none).map_err(failed)?;
-    if read_only {
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        mount(Some(from), to, none, flags, none).map_err(failed)?;
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -304,6 +304,54 @@ async fn a_driver_that_fails_in_any_call_of_the_removal_is_called_again() {
     }
     node.unmount("u1").await.unwrap();
     assert!(node.is_clean("u1"));
+}
+
+#[tokio::test]
+async fn a_volume_belongs_to_the_pods_group_also_after_a_failed_call() {
+    let test = "a_volume_belongs_to_the_pods_group_also_after_a_failed_call";
+    let Some(mut node) = Node::new(test, false, MOUNT_TMPFS) else { return };
+    let group = |path: &Path| fs::metadata(path).unwrap().gid();
+    let path = node.mount("u1", &source(None)).await.unwrap();
+    assert_eq!((group(&path), group(&path.join("options"))), (7, 7));
+    // The driver mounts before its call fails, and the kubelet restarts: the next try keeps the mount.
+    node.fault("mount", &format!("mount -t tmpfs flex \"$2\"; {FAILURE}"));
+    node.mount("u2", &source(None)).await.unwrap_err();
+    node.restart();
+    node.calls();
+    let path = node.mount("u2", &source(None)).await.unwrap();
+    assert_eq!((group(&path), node.calls().as_str()), (7, "init"));
+    // A complete volume is not changed when a container is started again.
+    std::os::unix::fs::chown(&path, None, Some(8)).unwrap();
+    node.mount("u2", &source(None)).await.unwrap();
+    assert_eq!(group(&path), 8);
+    node.heal("mount");
+    let mut read_only = source(None);
+    read_only.read_only = true;
+    let path = node.mount("u3", &read_only).await.unwrap();
+    assert_eq!(group(&path), 0, "a read-only volume keeps its owner");
+    assert!(content(&path, "options").contains("\"kubernetes.io/readwrite\":\"ro\""));
+    for pod in ["u1", "u2", "u3"] {
+        node.unmount(pod).await.unwrap();
+    }
+    assert!(node.is_clean("u3"));
+}
+
+#[tokio::test]
+async fn a_read_only_pod_shares_the_device_of_one_that_writes() {
+    let test = "a_read_only_pod_shares_the_device_of_one_that_writes";
+    let Some(node) = Node::new(test, true, NOT_SUPPORTED) else { return };
+    let mut read_only = source(None);
+    read_only.read_only = true;
+    let writer = node.mount("u1", &source(None)).await.unwrap();
+    let reader = node.mount("u2", &read_only).await.unwrap();
+    fs::write(writer.join("more"), "x").unwrap();
+    assert_eq!(content(&reader, "more"), "x");
+    let error = fs::write(reader.join("more"), "y").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    for pod in ["u1", "u2"] {
+        node.unmount(pod).await.unwrap();
+    }
+    assert!(node.is_clean("u2"));
 }
 
 #[tokio::test]

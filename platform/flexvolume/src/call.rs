@@ -22,20 +22,22 @@ const OUTPUT_REST: Duration = Duration::from_secs(1);
 /// A driver's output; its last line is the result.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub(super) struct DriverAnswer {
-    pub(super) status: String,
-    pub(super) message: String,
-    pub(super) device: String,
-    pub(super) capabilities: DriverCapabilities,
+pub(crate) struct DriverAnswer {
+    pub(crate) status: String,
+    pub(crate) message: String,
+    pub(crate) device: String,
+    pub(crate) capabilities: DriverCapabilities,
 }
 
 /// A driver's capabilities, from its answer to `init`; upstream's values for missing ones.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub(super) struct DriverCapabilities {
-    pub(super) attach: bool,
+pub struct DriverCapabilities {
+    /// Whether volumes are attached to the node and their devices mounted, before they are mounted for pods.
+    pub attach: bool,
+    /// Whether the caller changes the group of mounted volumes.
     #[serde(rename = "fsGroup")]
-    pub(super) fs_group: bool,
+    pub fs_group: bool,
 }
 
 impl Default for DriverCapabilities {
@@ -44,8 +46,9 @@ impl Default for DriverCapabilities {
     }
 }
 
+/// The reason why a volume is not mounted or unmounted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(super) enum FlexError {
+pub enum FlexError {
     #[error("{driver} {call} is not supported by the driver")]
     NotSupported { driver: String, call: String },
     #[error("{driver} {call} failed: {why}")]
@@ -59,7 +62,7 @@ pub(super) enum FlexError {
 }
 
 /// Runs `program call arguments…` and reads its answer.
-pub(super) async fn call(
+pub(crate) async fn call(
     driver: &str,
     program: &Path,
     call: &str,
