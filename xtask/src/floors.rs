@@ -54,6 +54,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("gpu/nvidia-plugin", 3),
     ("workflows/api", 3),
     ("platform/cli", 3),
+    ("platform/flex-bridge", 3),
     ("workflows/controller", 3),
     ("platform/server", 5),
     ("tests/recorded", 1),

@@ -4,7 +4,7 @@
 //! drivers ([`program_of`]), the options of calls ([`CallOptions`]), the kernel's mount table ([`mounts`]). A step of
 //! [`FlexDriver`] has succeeded when its effect is visible there, not when the driver says so.
 //!
-//! **Does not belong here:** when to call a driver, and journals (the kubelet); CSI.
+//! **Does not belong here:** when to call a driver, and journals (the kubelet); CSI (`platform/flex-bridge`).
 //!
 //! Start reading at [`FlexDriver`]. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
