@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::{Globals, format, output};
 use crate::guest::{
     build::{self, BuiltComponent},
+    limits::{BuildLimits, BuildTimeout},
     project::Project,
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct BuildArgs {
     /// Without optimisation: faster to build, slower to run
     #[arg(long)]
     debug: bool,
+    #[command(flatten)]
+    timeout: BuildTimeout,
 }
 
 /// The result of a build.
@@ -47,7 +50,7 @@ struct Built<'a> {
 pub(crate) fn run(args: BuildArgs, globals: &Globals) -> anyhow::Result<ExitCode> {
     let built = match (&args.workspace, &args.out) {
         (Some(workspace), Some(out)) => build::build_workspace(workspace, out, !args.debug, &mut say)?,
-        _ => vec![build::build(&args.directory, !args.debug, &mut say)?],
+        _ => vec![build::build(&args.directory, !args.debug, &args.timeout.into(), &mut say)?],
     };
     let list: Vec<_> = built.iter().map(as_data).collect();
     let format = globals.output.unwrap_or_default();
@@ -86,8 +89,8 @@ pub(crate) struct BuiltProject {
 }
 
 /// Builds the project in a directory. Blocks.
-pub(crate) fn project(directory: &Path) -> anyhow::Result<BuiltProject> {
-    let built = build::build(directory, true, &mut say)?;
+pub(crate) fn project(directory: &Path, limits: &BuildLimits) -> anyhow::Result<BuiltProject> {
+    let built = build::build(directory, true, limits, &mut say)?;
     let Project { manifest, place, .. } = Project::load(directory)?;
     Ok(BuiltProject { name: built.name, component: built.path, manifest, place })
 }

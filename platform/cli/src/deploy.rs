@@ -31,7 +31,7 @@ use super::{
     upload::{self, Upload},
     wait,
 };
-use crate::guest::project::Project;
+use crate::guest::{limits::BuildTimeout, project::Project};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -65,6 +65,8 @@ pub(crate) struct DeployArgs {
     pub(super) settings: Settings,
     #[command(flatten)]
     spin: SpinArgs,
+    #[command(flatten)]
+    timeout: BuildTimeout,
     /// Do not wait until the function is ready
     #[arg(long)]
     no_wait: bool,
@@ -218,7 +220,8 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         // Reports an unreachable server before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
-        tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
+        let limits = args.timeout.into();
+        tokio::task::spawn_blocking(move || build::project(&directory, &limits)).await??.into()
     } else {
         let name = name_of_file(&args.source);
         DeploymentSource { origin: DeploymentOrigin::File(args.source), name, manifest: None, place: None }

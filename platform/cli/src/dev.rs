@@ -26,7 +26,10 @@ use super::{
     session::Session,
     spin::{self, AppSources, SpinValues},
 };
-use crate::guest::project::Project;
+use crate::guest::{
+    limits::{BuildLimits, BuildTimeout},
+    project::{BuildSource, Project},
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -43,6 +46,8 @@ pub(crate) struct DevArgs {
     settings: Settings,
     #[command(flatten)]
     spin: SpinValues,
+    #[command(flatten)]
+    timeout: BuildTimeout,
     /// How long to wait until the function is ready
     #[arg(long, default_value = "60s", value_name = "DURATION")]
     wait_timeout: Span,
@@ -164,16 +169,21 @@ async fn rebuild(
         let round = match manifest {
             Some(manifest) => {
                 is_building.store(true, Ordering::Relaxed);
-                let round = app_round(manifest, args, session).await;
+                let round = app_round(manifest, args, session).await.map(Some);
                 // Changes are reported with a delay.
                 sleep(QUIET).await;
                 is_building.store(false, Ordering::Relaxed);
                 round
             }
-            None => project_round(&args.directory, args, session).await,
+            None => project_round(&args.directory, args, session, saves).await,
         };
         match round {
-            Ok(now) => {
+            Ok(None) => {
+                output::note("a file has changed: building again");
+                settle(saves).await;
+                continue;
+            }
+            Ok(Some(now)) => {
                 deployed.send_if_modified(|before| {
                     let is_new = before.as_ref() != Some(&now);
                     *before = Some(now);
@@ -228,12 +238,31 @@ async fn app_round(manifest: &Path, args: &DevArgs, session: &Session) -> anyhow
     })
 }
 
-/// Builds and deploys a project once. Contacts the server first, which fails sooner than a build.
-async fn project_round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<LiveFunctions> {
+/// Builds and deploys a project once; `None` if a save cancelled the build. Contacts the server first, which fails
+/// sooner than a build.
+async fn project_round(
+    directory: &Path,
+    args: &DevArgs,
+    session: &Session,
+    saves: &mut mpsc::Receiver<()>,
+) -> anyhow::Result<Option<LiveFunctions>> {
     let started = Instant::now();
     let source = directory.to_owned();
-    deploy::answers(session, &Project::load(directory)?.manifest).await?;
-    let built = tokio::task::spawn_blocking(move || build::project(&source)).await??;
+    let Project { manifest, code, .. } = Project::load(directory)?;
+    deploy::answers(session, &manifest).await?;
+    let limits = BuildLimits::from(args.timeout);
+    let build = {
+        let limits = limits.clone();
+        tokio::task::spawn_blocking(move || build::project(&source, &limits))
+    };
+    let built = match code {
+        BuildSource::Script(_) => match unless_saved(build, &limits, saves).await? {
+            Some(built) => built,
+            None => return Ok(None),
+        },
+        // Its build scripts may write sources, which would cancel every build.
+        BuildSource::Cargo => build.await??,
+    };
     let built_in = started.elapsed();
     let patience = Some(args.wait_timeout.0);
     let deployed = deploy::deploy(session, &built.into(), &args.settings, patience).await?;
@@ -247,7 +276,24 @@ async fn project_round(directory: &Path, args: &DevArgs, session: &Session) -> a
     ));
     let Deployed { name, namespace, .. } = deployed;
     let removal = format!("mayfly delete function {name} -n {namespace}");
-    Ok(LiveFunctions { what: format!("function {name}"), namespace, names: vec![name], removal })
+    Ok(Some(LiveFunctions { what: format!("function {name}"), namespace, names: vec![name], removal }))
+}
+
+/// The result of a build; `None` if a save came first, which cancels it.
+async fn unless_saved<T>(
+    mut build: tokio::task::JoinHandle<anyhow::Result<T>>,
+    limits: &BuildLimits,
+    saves: &mut mpsc::Receiver<()>,
+) -> anyhow::Result<Option<T>> {
+    tokio::select! {
+        built = &mut build => built?.map(Some),
+        Some(()) = saves.recv() => {
+            limits.cancel();
+            // Two builds at the same time would write the same files. The result is of no interest.
+            let _ = build.await;
+            Ok(None)
+        }
+    }
 }
 
 /// Prints the logs of the deployed functions, over all revisions, as soon as there are any; restarts when a deployment
@@ -371,6 +417,24 @@ mod tests {
         settle(&mut saves).await;
         std::fs::write(root.join("lib.rs"), "2").unwrap();
         timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_save_cancels_a_running_build() {
+        let (saved, mut saves) = mpsc::channel(1);
+        let limits = BuildLimits::default();
+        let running = limits.clone();
+        // Ends only when it is cancelled.
+        let build = tokio::task::spawn_blocking(move || {
+            while !running.is_cancelled() {
+                std::thread::yield_now();
+            }
+            anyhow::Ok(())
+        });
+        saved.try_send(()).unwrap();
+        assert_eq!(unless_saved(build, &limits, &mut saves).await.unwrap(), None);
+        let build = tokio::task::spawn_blocking(|| anyhow::Ok(1));
+        assert_eq!(unless_saved(build, &limits, &mut saves).await.unwrap(), Some(1));
     }
 
     /// Changes are reported in order, and a removal once: the earlier reports were about the build's product.

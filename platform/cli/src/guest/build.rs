@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cargo::{self, Guest, Metadata, Progress};
 use super::componentize::{ModuleShape, componentize};
+use super::limits::BuildLimits;
 use super::project::{BuildSource, Project};
 use super::script::{Script, WORK_FOLDER};
 use super::toolchain::{Toolchain, Way};
@@ -27,12 +28,18 @@ pub(crate) struct BuiltComponent {
 }
 
 /// Builds the project at a path: its component is `target/mayfly/<name>.wasm` in a cargo package, `.mayfly/<name>.wasm`
-/// beside a script.
-pub(crate) fn build(path: &Path, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
+/// beside a script. `limits` are those of a script; cargo has none, because its build scripts may write sources, which
+/// would cancel the build that they are part of.
+pub(crate) fn build(
+    path: &Path,
+    release: bool,
+    limits: &BuildLimits,
+    progress: Progress<'_>,
+) -> Result<BuiltComponent> {
     let project = Project::load(path)?;
     match &project.code {
         BuildSource::Cargo => build_package(&project, release, progress),
-        BuildSource::Script(script) => build_script(&project, script, progress),
+        BuildSource::Script(script) => build_script(&project, script, limits, progress),
     }
 }
 
@@ -48,13 +55,18 @@ fn build_package(project: &Project, release: bool, progress: Progress<'_>) -> Re
     builder.finish(&guest, &project.name, &wasm[0], &out)
 }
 
-fn build_script(project: &Project, script: &Script, progress: Progress<'_>) -> Result<BuiltComponent> {
+fn build_script(
+    project: &Project,
+    script: &Script,
+    limits: &BuildLimits,
+    progress: Progress<'_>,
+) -> Result<BuiltComponent> {
     let out = project.dir.join(WORK_FOLDER);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     // Nothing in this folder should be committed to a repository.
     fs::write(out.join(".gitignore"), "*\n").with_context(|| format!("cannot write to {}", out.display()))?;
     let draft = tempfile::NamedTempFile::new_in(&out)?;
-    let toolchain = script.build(draft.path(), progress)?;
+    let toolchain = script.build(draft.path(), limits, progress)?;
     let bytes = draft.path().metadata()?.len();
     let path = out.join(format!("{}.wasm", project.name));
     draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;

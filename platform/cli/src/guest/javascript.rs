@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::cargo::Progress;
+use super::limits::BuildLimits;
 use super::packages::{self, ToolExit, WORLD};
 use super::script::Script;
 
@@ -20,13 +21,18 @@ const ESBUILD: &str = "0.28.2";
 /// The package that is part of the SDK; an entry for it in `package.json` is ignored.
 const SDK_PACKAGE: &str = "mayfly";
 
-pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {
+pub(super) fn build(
+    script: &Script,
+    out: &Path,
+    limits: &BuildLimits,
+    progress: Progress<'_>,
+) -> Result<String> {
     let versions = format!("componentize-js {COMPONENTIZE_JS} (StarlingMonkey), esbuild {ESBUILD}");
     let name = format!("componentize-js-{COMPONENTIZE_JS}-esbuild-{ESBUILD}");
     let toolchain = packages::installed(&name, progress, install)?;
     progress(&format!("using {versions}"));
     let folder = script.file.parent().context("a file without a folder")?;
-    install_dependencies(folder, progress)?;
+    install_dependencies(folder, limits, progress)?;
     let sdk = packages::sdk()?;
     // Node.js resolves packages from the folder of the importing program.
     let program = toolchain.join("build.mjs");
@@ -41,7 +47,10 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     progress(&format!("loading {} into a snapshot of the engine, some ten seconds", script.file_name()));
     let mut command = Command::new("node");
     command.arg(&program).arg(job.to_string());
-    let ended = packages::run(command, progress).with_context(node_is_missing)?;
+    let ended = packages::run(command, limits, progress).with_context(node_is_missing)?;
+    if ended.is_overdue {
+        return Err(limits.overdue(script));
+    }
     for line in ended.stderr.trim_end().lines() {
         progress(line);
     }
@@ -69,8 +78,8 @@ fn npm(folder: &Path) -> Command {
     command
 }
 
-fn run_npm(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
-    packages::run(command, progress).with_context(node_is_missing)
+fn run_npm(command: Command, limits: &BuildLimits, progress: Progress<'_>) -> Result<ToolExit> {
+    packages::run(command, limits, progress).with_context(node_is_missing)
 }
 
 fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
@@ -82,7 +91,8 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
     command
         .arg(format!("@bytecodealliance/componentize-js@{COMPONENTIZE_JS}"))
         .arg(format!("esbuild@{ESBUILD}"));
-    let ended = run_npm(command, progress)?;
+    // Not cancelled by a save: the next build needs it as well.
+    let ended = run_npm(command, &BuildLimits::default(), progress)?;
     if !ended.status.success() {
         bail!("npm cannot fetch componentize-js {COMPONENTIZE_JS}: {}", last_error(&ended.stderr));
     }
@@ -91,7 +101,7 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
 
 /// Installs the dependencies in `package.json`, unless `node_modules` is newer. Install scripts do not run: the native
 /// code that they compile cannot be used in a function.
-fn install_dependencies(folder: &Path, progress: Progress<'_>) -> Result<()> {
+fn install_dependencies(folder: &Path, limits: &BuildLimits, progress: Progress<'_>) -> Result<()> {
     let file = folder.join("package.json");
     let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
     let package: Value = serde_json::from_str(&text).context("package.json is not JSON")?;
@@ -106,7 +116,7 @@ fn install_dependencies(folder: &Path, progress: Progress<'_>) -> Result<()> {
     progress("fetching the packages of package.json by npm");
     let mut command = npm(folder);
     command.arg("--ignore-scripts");
-    let ended = run_npm(command, progress)?;
+    let ended = run_npm(command, &limits.without_time(), progress)?;
     if !ended.status.success() {
         bail!("package.json: npm cannot install its packages: {}", last_error(&ended.stderr));
     }

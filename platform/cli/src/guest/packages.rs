@@ -12,6 +12,7 @@ use include_dir::{Dir, include_dir};
 use sha2::{Digest as _, Sha256};
 
 use super::cargo::Progress;
+use super::limits::{BuildLimits, Interruption, LimitWatch};
 use super::stdlib::cache_folder;
 
 static PYTHON_SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/python/mayfly");
@@ -89,11 +90,21 @@ fn hash(dir: &Dir<'_>, hasher: &mut Sha256) {
 pub(super) struct ToolExit {
     pub(super) status: ExitStatus,
     pub(super) stderr: String,
+    /// Whether it was ended because its time was over.
+    pub(super) is_overdue: bool,
 }
 
-/// Runs a program to its end. Each line of its stdout goes to `progress`.
-pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Result<ToolExit> {
+/// Runs a program to its end or its limits. Each line of its stdout goes to `progress`.
+///
+/// # Errors
+/// The program could not be started, or its output not be read.
+pub(super) fn run(
+    mut command: Command,
+    limits: &BuildLimits,
+    progress: Progress<'_>,
+) -> std::io::Result<ToolExit> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let watch = LimitWatch::start(child.id(), limits);
     let mut errors = child.stderr.take().expect("piped");
     // Both pipes must be read, otherwise the program blocks when one is full.
     let reader = thread::spawn(move || {
@@ -107,12 +118,14 @@ pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Resu
         line.clear();
     }
     let status = child.wait()?;
+    let is_overdue = watch.stop() == Some(Interruption::Overdue);
     let stderr = reader.join().expect("reading does not panic")?;
-    Ok(ToolExit { status, stderr: String::from_utf8_lossy(&stderr).into_owned() })
+    Ok(ToolExit { status, stderr: String::from_utf8_lossy(&stderr).into_owned(), is_overdue })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::BuildTimeout;
     use super::*;
 
     #[test]
@@ -120,9 +133,31 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "yes out | head -n 20000; yes err | head -n 20000 >&2; exit 3"]);
         let mut lines = 0;
-        let ended = run(command, &mut |_| lines += 1).unwrap();
+        let ended = run(command, &BuildLimits::default(), &mut |_| lines += 1).unwrap();
         assert_eq!((lines, ended.stderr.len()), (20_000, 80_000));
-        assert_eq!(ended.status.code(), Some(3));
+        assert_eq!((ended.status.code(), ended.is_overdue), (Some(3), false));
+    }
+
+    /// A program that starts another one, which keeps the output open.
+    fn endless() -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo started; wait"]);
+        command
+    }
+
+    #[test]
+    fn a_program_ends_with_its_descendants_at_its_limit() {
+        let limits = BuildLimits::from(BuildTimeout { build_timeout: "200ms".parse().unwrap() });
+        let ended = run(endless(), &limits, &mut |_| {}).unwrap();
+        assert!(ended.is_overdue && !ended.status.success());
+    }
+
+    #[test]
+    fn a_program_ends_when_the_build_is_cancelled() {
+        let limits = BuildLimits::default();
+        let cancelled = limits.clone();
+        let ended = run(endless(), &limits.without_time(), &mut |_| cancelled.cancel()).unwrap();
+        assert!(!ended.is_overdue && !ended.status.success());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest as _, Sha256};
 
 use super::cargo::Progress;
+use super::limits::BuildLimits;
 use super::packages::{self, ToolExit, WORLD};
 use super::script::{Script, WORK_FOLDER};
 
@@ -21,13 +22,18 @@ const HOST_PYTHON: &str = "python3";
 
 const RUN_COMPONENTIZE: &str = "import sys, componentize_py; sys.exit(componentize_py.script())";
 
-pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {
+pub(super) fn build(
+    script: &Script,
+    out: &Path,
+    limits: &BuildLimits,
+    progress: Progress<'_>,
+) -> Result<String> {
     let versions = format!("componentize-py {COMPONENTIZE_PY} (CPython {COMPONENT_PYTHON})");
     let toolchain = packages::installed(&format!("componentize-py-{COMPONENTIZE_PY}"), progress, install)?;
     progress(&format!("using {versions}"));
     let sdk = packages::sdk()?;
     let folder = script.file.parent().context("a file without a folder")?;
-    let dependencies = dependencies(folder, progress)?;
+    let dependencies = dependencies(folder, limits, progress)?;
     let work = tempfile::tempdir()?;
     let entry = work.path().join("entry");
     fs::create_dir(&entry)?;
@@ -52,7 +58,11 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     // A backtrace of componentize-py would hide the user's traceback.
     command.env("RUST_BACKTRACE", "0");
     progress(&format!("loading {} into a snapshot of Python, some ten seconds", script.file_name()));
-    let ended = packages::run(command, progress).with_context(|| format!("cannot run {HOST_PYTHON}"))?;
+    let ended =
+        packages::run(command, limits, progress).with_context(|| format!("cannot run {HOST_PYTHON}"))?;
+    if ended.is_overdue {
+        return Err(limits.overdue(script));
+    }
     if !ended.status.success() {
         for line in own_frames(&ended.stderr).lines() {
             progress(line);
@@ -95,15 +105,16 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
     progress(&format!("fetching componentize-py {COMPONENTIZE_PY} by pip, once: 17 MB"));
     let mut command = pip(folder);
     command.args(["--only-binary=:all:", &format!("componentize-py=={COMPONENTIZE_PY}")]);
-    let ended = run_pip(command, progress)?;
+    // Not cancelled by a save: the next build needs it as well.
+    let ended = run_pip(command, &BuildLimits::default(), progress)?;
     if !ended.status.success() {
         bail!("pip cannot fetch componentize-py {COMPONENTIZE_PY}: {}", last_error(&ended.stderr));
     }
     Ok(())
 }
 
-fn run_pip(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
-    let ended = packages::run(command, progress).with_context(|| {
+fn run_pip(command: Command, limits: &BuildLimits, progress: Progress<'_>) -> Result<ToolExit> {
+    let ended = packages::run(command, limits, progress).with_context(|| {
         format!("{HOST_PYTHON} is not there: functions in Python need it to be built (apt-get install python3 python3-pip)")
     })?;
     if ended.stderr.contains("No module named pip") {
@@ -113,7 +124,7 @@ fn run_pip(command: Command, progress: Progress<'_>) -> Result<ToolExit> {
 }
 
 /// The packages of `requirements.txt`, downloaded when the file has changed.
-fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>> {
+fn dependencies(folder: &Path, limits: &BuildLimits, progress: Progress<'_>) -> Result<Option<PathBuf>> {
     let file = folder.join("requirements.txt");
     let Ok(text) = fs::read_to_string(&file) else { return Ok(None) };
     if requirements(&text).next().is_none() {
@@ -133,7 +144,7 @@ fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>
     // Only platform-independent wheels: a component contains no native code.
     command.args(["--only-binary=:all:", "--platform", "any", "--implementation", "py", "--abi", "none"]);
     command.args(["--python-version", COMPONENT_PYTHON, "--requirement"]).arg(&file);
-    let ended = run_pip(command, progress)?;
+    let ended = run_pip(command, &limits.without_time(), progress)?;
     if !ended.status.success() {
         bail!("requirements.txt: {}", refused_package(&ended.stderr));
     }
@@ -217,6 +228,12 @@ mod tests {
     }
 
     #[test]
+    fn comments_require_nothing() {
+        assert_eq!(requirements("# none\n\n  \n").count(), 0);
+        assert_eq!(requirements("# one\nhumanize==4.0\n").collect::<Vec<_>>(), ["humanize==4.0"]);
+    }
+
+    #[test]
     fn a_refused_package_is_named() {
         let stderr = "ERROR: Could not find a version that satisfies the requirement numpy (from versions: none)\n\
                       ERROR: No matching distribution found for numpy==2.0\n";
@@ -227,11 +244,5 @@ mod tests {
         assert!(
             refused_package(offline).starts_with("pip cannot reach the package index: WARNING: Retrying")
         );
-    }
-
-    #[test]
-    fn comments_require_nothing() {
-        assert_eq!(requirements("# none\n\n  \n").count(), 0);
-        assert_eq!(requirements("# one\nhumanize==4.0\n").collect::<Vec<_>>(), ["humanize==4.0"]);
     }
 }

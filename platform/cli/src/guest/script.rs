@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::cargo::Progress;
+use super::limits::BuildLimits;
 use super::{javascript, python};
 
 /// The default name of the handler.
@@ -78,10 +79,10 @@ impl Script {
     }
 
     /// Builds the component into `out`; returns the tool chain's name and versions.
-    pub(super) fn build(&self, out: &Path, progress: Progress<'_>) -> Result<String> {
+    pub(super) fn build(&self, out: &Path, limits: &BuildLimits, progress: Progress<'_>) -> Result<String> {
         match self.language {
-            Language::Python => python::build(self, out, progress),
-            Language::JavaScript => javascript::build(self, out, progress),
+            Language::Python => python::build(self, out, limits, progress),
+            Language::JavaScript => javascript::build(self, out, limits, progress),
         }
     }
 }

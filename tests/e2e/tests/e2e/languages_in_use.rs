@@ -245,6 +245,31 @@ async fn a_second_build_of_python_needs_no_network() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_never_loads_ends_its_build() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let up = Up::start().await?;
+    for (file, endless) in [
+        ("handler.py", "while True:\n    pass\n\n\ndef handle(event):\n    return 1\n"),
+        ("handler.js", "for (;;);\nexport const handle = () => 1;\n"),
+    ] {
+        let script = folder.path().join(file);
+        // The toolchain is installed without a limit of time.
+        std::fs::write(&script, endless.replace("while True", "while False").replace("for (;;);", ""))?;
+        deploy_or_skip!(up, script, &["--no-wait"]);
+        std::fs::write(&script, endless)?;
+        let mut command = up.cli().command(&["build", &script.to_string_lossy(), "--build-timeout", "2s"])?;
+        let ended = tokio::time::timeout(BUILD_TIMEOUT, command.output()).await;
+        let ended = ended.with_context(|| format!("the build of {file} did not end"))??;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.code() == Some(1), "{said}");
+        for part in [&*format!("{file} was not loaded within 2"), "--build-timeout"] {
+            ensure!(said.contains(part), "{part} is not in: {said}");
+        }
+    }
+    Ok(())
+}
+
 /// Reads the messages of `mayfly dev` until one has this text.
 async fn until_said(messages: &mut Lines<BufReader<ChildStderr>>, text: &str) -> Result<()> {
     let reading = async {
@@ -276,7 +301,11 @@ async fn every_save_of_a_script_is_deployed() -> Result<()> {
     until_said(&mut messages, "File \"handler.py\", line 2").await?;
     until_said(&mut messages, "waiting for the next save").await?;
     ensure!(up.http().post("/fn/default/handler/", "{}").await?.text() == "\"first\"");
+    // A save cancels a build that does not end.
+    std::fs::write(&script, format!("while True:\n    pass\n{}", source("0")))?;
+    until_said(&mut messages, "loading handler.py ").await?;
     std::fs::write(&script, source("'second'"))?;
+    until_said(&mut messages, "building again").await?;
     until_said(&mut messages, " answers at ").await?;
     // The route to the new revision follows within moments.
     until("what was saved answers", || async {
