@@ -16,6 +16,7 @@ mod packages;
 mod process_tree;
 pub(crate) mod project;
 mod python;
+mod requirements;
 pub(crate) mod scaffold;
 pub(crate) mod script;
 mod sdk;

@@ -6,17 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use sha2::{Digest as _, Sha256};
 
 use super::cargo::Progress;
 use super::limits::BuildLimits;
 use super::packages::{self, ToolExit, WORLD};
+use super::requirements::Requirements;
 use super::script::{Script, WORK_FOLDER};
 
 /// Pinned: the SDK's adapter uses the bindings that this version generates.
 const COMPONENTIZE_PY: &str = "0.25.1";
 /// The Python version in components, for which packages are selected.
 const COMPONENT_PYTHON: &str = "3.14";
+/// The file with a function's packages, next to its script.
+const REQUIREMENTS: &str = "requirements.txt";
 /// Python on this machine: componentize-py is a stable-ABI extension for this version or newer.
 const HOST_PYTHON: &str = "python3";
 
@@ -123,14 +125,10 @@ fn run_pip(command: Command, limits: &BuildLimits, progress: Progress<'_>) -> Re
     Ok(ended)
 }
 
-/// The packages of `requirements.txt`, downloaded when the file has changed.
+/// The packages of `requirements.txt`, downloaded when the file, or a file that it refers to, has changed.
 fn dependencies(folder: &Path, limits: &BuildLimits, progress: Progress<'_>) -> Result<Option<PathBuf>> {
-    let file = folder.join("requirements.txt");
-    let Ok(text) = fs::read_to_string(&file) else { return Ok(None) };
-    if requirements(&text).next().is_none() {
-        return Ok(None);
-    }
-    let digest = hex::encode(Sha256::digest(format!("{COMPONENT_PYTHON}\n{text}")));
+    let Some(requirements) = Requirements::read(folder, REQUIREMENTS)? else { return Ok(None) };
+    let digest = requirements.digest(COMPONENT_PYTHON);
     let place = folder.join(WORK_FOLDER).join(format!("python-{}", &digest[..16]));
     if place.is_dir() {
         return Ok(Some(place));
@@ -143,18 +141,15 @@ fn dependencies(folder: &Path, limits: &BuildLimits, progress: Progress<'_>) -> 
     let mut command = pip(&target);
     // Only platform-independent wheels: a component contains no native code.
     command.args(["--only-binary=:all:", "--platform", "any", "--implementation", "py", "--abi", "none"]);
-    command.args(["--python-version", COMPONENT_PYTHON, "--requirement"]).arg(&file);
+    command.args(["--python-version", COMPONENT_PYTHON, "--requirement", REQUIREMENTS]);
+    // Paths of requirements are relative to it.
+    command.current_dir(folder);
     let ended = run_pip(command, &limits.without_time(), progress)?;
     if !ended.status.success() {
         bail!("requirements.txt: {}", refused_package(&ended.stderr));
     }
     fs::rename(&target, &place).with_context(|| format!("cannot make {}", place.display()))?;
     Ok(Some(place))
-}
-
-/// The lines with requirements.
-fn requirements(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 fn refused_package(stderr: &str) -> String {
@@ -225,12 +220,6 @@ mod tests {
         let missing = "AssertionError: Traceback (most recent call last):\n  File \"/1/mayfly_entry.py\", line 3, in \
             <module>\n    _adapter.load()\nLookupError: handler.py has no function 'handle'; it has main\n";
         assert_eq!(own_frames(missing), "LookupError: handler.py has no function 'handle'; it has main");
-    }
-
-    #[test]
-    fn comments_require_nothing() {
-        assert_eq!(requirements("# none\n\n  \n").count(), 0);
-        assert_eq!(requirements("# one\nhumanize==4.0\n").collect::<Vec<_>>(), ["humanize==4.0"]);
     }
 
     #[test]
