@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
-use mayfly_e2e::{full, guest_or_skip, wait::until};
+use mayfly_e2e::{full, guest_or_skip, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 
 use super::{
     kubectl::{Kubectl, kubectl_or_skip},
+    languages::{deploy_or_skip, deployed},
     workflows::{call, ended, start},
 };
 
@@ -37,23 +38,49 @@ async fn an_order_is_taken_back_where_it_fails() -> Result<()> {
     let kubectl = kubectl_or_skip!();
     let up = &kubectl.up;
     up.deploy("order", "order", &[]).await?;
+    // A copy, because a build writes next to the script.
+    let folder = tempfile::tempdir()?;
+    for (name, script) in [("order-price", "handler.py"), ("order-receipt", "handler.js")] {
+        let project = folder.path().join(name);
+        std::fs::create_dir(&project)?;
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name);
+        std::fs::copy(example.join(script), project.join(script))?;
+        deploy_or_skip!(up, project, &[]);
+    }
     let machine = apply(&kubectl, "order").await?;
     let order = |card: &str, address: &str, quantity: u32| json!({"id": "o-1", "item": "mug", "quantity": quantity, "card": card, "address": address});
+    let mut yacht = order("4242", "Elm St 1", 1);
+    yacht["item"] = json!("yacht");
     for (input, status, error, steps) in [
-        (order("4242", "Elm St 1", 2), "SUCCEEDED", None, &["Reserve", "Charge", "Ship"][..]),
-        (order("4242", "Elm St 1", 99), "FAILED", Some("OutOfStock"), &["Reserve"]),
-        (order("declined", "Elm St 1", 2), "FAILED", Some("CardDeclined"), &["Reserve", "Charge", "Release"]),
+        (
+            order("4242", "Elm St 1", 2),
+            "SUCCEEDED",
+            None,
+            &["Price", "Reserve", "Charge", "Ship", "Receipt"][..],
+        ),
+        (yacht, "FAILED", Some("UnknownItem"), &["Price"]),
+        (order("4242", "Elm St 1", 99), "FAILED", Some("OutOfStock"), &["Price", "Reserve"]),
+        (
+            order("declined", "Elm St 1", 2),
+            "FAILED",
+            Some("CardDeclined"),
+            &["Price", "Reserve", "Charge", "Release"],
+        ),
         (
             order("4242", "", 2),
             "FAILED",
             Some("NoAddress"),
-            &["Reserve", "Charge", "Ship", "Refund", "Release"],
+            &["Price", "Reserve", "Charge", "Ship", "Refund", "Release"],
         ),
     ] {
         let execution = start(up, &machine, input).await?;
         let told = ended(up, &execution).await?;
         ensure!(told["status"] == status && told["error"].as_str() == error, "{told}");
         assert_eq!(tasks(&kubectl, &execution).await?, steps);
+        if status == "SUCCEEDED" {
+            let output: Value = serde_json::from_str(told["output"].as_str().context("no output")?)?;
+            ensure!(output["receipt"]["text"] == "Order o-1: 2 × mug, € 15.90, sent to Elm St 1", "{output}");
+        }
     }
     // The event starts an execution.
     let event = json!({"specversion": "1.0", "id": "1", "source": "shop", "type": "OrderPlaced",
