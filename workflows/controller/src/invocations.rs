@@ -5,6 +5,7 @@
 //! each. These state machines are not in the catalog: neither the Step Functions API nor Workflow objects show them.
 
 mod definition;
+mod gate;
 mod stored;
 mod waiting;
 
@@ -34,13 +35,14 @@ use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{Semaphore, broadcast::Receiver};
+use tokio::sync::broadcast::Receiver;
 use tokio_util::sync::CancellationToken;
 
 pub use self::waiting::WaitingFull;
 use self::{
     definition::{EVENT_AGE_EXCEEDED, definition},
-    stored::StoredInvocation,
+    gate::CallGate,
+    stored::{StoredInvocation, StoredRetry},
     waiting::{WaitingInvocations, WaitingLimits},
 };
 
@@ -86,7 +88,7 @@ pub struct Invocations {
     functions: Informer<Function>,
     caller: Arc<dyn FunctionCaller>,
     machines: Mutex<HashMap<ObjectKey, (AsyncInvocation, Arc<StartedMachine>)>>,
-    gates: Mutex<HashMap<ObjectKey, Weak<Semaphore>>>,
+    gates: Mutex<HashMap<ObjectKey, Weak<CallGate>>>,
     waiting: WaitingInvocations,
 }
 
@@ -178,7 +180,7 @@ impl Invocations {
         let rules = object.and_then(|object| object.spec.async_invocation.clone()).unwrap_or_default();
         let age = SignedDuration::try_from(rules.maximum_event_age.0).unwrap_or(SignedDuration::MAX);
         let deadline = Timestamp::now().checked_add(age).unwrap_or(Timestamp::MAX);
-        let stored = StoredInvocation::new(&function, &request, deadline);
+        let stored = StoredInvocation::new(&function, &request, deadline, StoredRetry::of(&rules));
         let start = StartRequest {
             state_machine: self.machine(&function, rules),
             name: name.clone(),
@@ -196,9 +198,23 @@ impl Invocations {
         }
     }
 
-    /// Counts the invocations that wait, until `stop`. `changes` begin before the engine resumes any execution.
+    /// Counts the invocations that wait, and applies changes of functions to the calls that wait, until `stop`.
+    /// `changes` begin before the engine resumes any execution.
     pub async fn follow(&self, changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
-        self.waiting.follow(&self.engine, changes, stop).await;
+        let resizing = stop.run_until_cancelled(self.resize_gates());
+        tokio::join!(self.waiting.follow(&self.engine, changes, stop.clone()), resizing);
+    }
+
+    async fn resize_gates(&self) {
+        let mut functions = self.functions.subscribe();
+        loop {
+            for function in functions.next().await {
+                let gate = self.gates.lock().get(&function).and_then(Weak::upgrade);
+                if let Some(gate) = gate {
+                    gate.resize(self.calls_max(&function));
+                }
+            }
+        }
     }
 
     /// The state machine of a function with these rules.
@@ -231,20 +247,25 @@ impl Invocations {
     }
 
     /// The bound of a function's calls at the same time.
-    fn gate(&self, function: &ObjectKey) -> Arc<Semaphore> {
+    fn gate(&self, function: &ObjectKey) -> Arc<CallGate> {
         let mut gates = self.gates.lock();
         if let Some(gate) = gates.get(function).and_then(Weak::upgrade) {
             return gate;
         }
-        let room = self.functions.get(function).map_or(CALLS_MAX, |object| {
-            object.spec.limits.concurrency.saturating_mul(object.spec.scaling.max)
-        });
-        let gate = Arc::new(Semaphore::new(room.clamp(1, CALLS_MAX) as usize));
+        let gate = Arc::new(CallGate::new(self.calls_max(function)));
         if gates.len() >= KEPT_MAX {
             gates.retain(|_, gate| gate.strong_count() > 0);
         }
         gates.insert(function.clone(), Arc::downgrade(&gate));
         gate
+    }
+
+    /// Asynchronous calls that a function may have at the same time.
+    fn calls_max(&self, function: &ObjectKey) -> usize {
+        let capacity = self.functions.get(function).map_or(CALLS_MAX, |object| {
+            object.spec.limits.concurrency.saturating_mul(object.spec.scaling.max)
+        });
+        capacity.clamp(1, CALLS_MAX) as usize
     }
 
     /// Whether this is the resource of the task that invokes a function.
@@ -266,7 +287,7 @@ impl Invocations {
             return Err(too_old().into());
         }
         let gate = self.gate(&function);
-        let Ok(turn) = tokio::time::timeout(left, gate.acquire()).await else { return Err(too_old().into()) };
+        let Ok(turn) = tokio::time::timeout(left, gate.turn()).await else { return Err(too_old().into()) };
         // The gate is never closed.
         let _turn = turn.map_err(|error| failed("States.Runtime", &error))?;
         let id = call.origin.execution.last_field();
@@ -274,12 +295,18 @@ impl Invocations {
             request.headers_mut().entry(HEADER_IDEMPOTENCY_KEY).or_insert_with(|| id.clone());
             request.headers_mut().insert(HEADER_INVOCATION_ID, id);
         }
-        let response = self.caller.call(&function, request).await?;
-        let status = response.status();
-        if status.is_success() || status.is_redirection() {
-            return Ok(json!({"statusCode": status.as_u16()}));
+        let error = match self.caller.call(&function, request).await {
+            Ok(response) if response.status().is_success() || response.status().is_redirection() => {
+                return Ok(json!({"statusCode": response.status().as_u16()}));
+            }
+            Ok(response) => function_error(response.status().as_u16(), response.body()),
+            Err(InvokeError::Failed(error)) => error,
+            Err(unavailable) => return Err(unavailable),
+        };
+        match stored.is_given_up(call.retries, Timestamp::now()) {
+            true => Err(too_old().into()),
+            false => Err(error.into()),
         }
-        Err(function_error(status.as_u16(), response.body()).into())
     }
 
     /// A function's invocations, newest first; `status` as in the Step Functions API, `from` the token of a page.

@@ -3,8 +3,8 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
-use jiff::Timestamp;
-use mayfly_api::ObjectKey;
+use jiff::{SignedDuration, Timestamp};
+use mayfly_api::{ObjectKey, invocation::AsyncInvocation};
 use serde::{Deserialize, Serialize};
 
 /// Headers whose values are credentials: they are not shown.
@@ -32,6 +32,33 @@ pub(super) struct StoredInvocation {
     /// Whether the body is JSON text.
     pub(super) is_json: bool,
     pub(super) request: StoredRequest,
+    /// Absent in invocations of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retry: Option<StoredRetry>,
+}
+
+/// The rules of retries at the time of the request; those of the state machine of the execution.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StoredRetry {
+    attempts_max: u32,
+    /// Before the first retry. Each further delay is twice as long.
+    delay_seconds: u64,
+}
+
+impl StoredRetry {
+    pub(super) fn of(rules: &AsyncInvocation) -> Self {
+        Self {
+            attempts_max: rules.maximum_retry_attempts,
+            delay_seconds: rules.retry_delay.0.as_secs().max(1),
+        }
+    }
+
+    /// The delay before the next retry, in seconds; `None` if all are used up.
+    fn next_delay(self, retries: u32) -> Option<u64> {
+        let doubled = 1_u64.checked_shl(retries).unwrap_or(u64::MAX).saturating_mul(self.delay_seconds);
+        (retries < self.attempts_max).then(|| doubled.min(AsyncInvocation::RETRY_DELAY_MAX.0.as_secs()))
+    }
 }
 
 /// A request whose body is kept byte for byte: signatures of webhooks stay valid.
@@ -95,7 +122,12 @@ impl StoredRequest {
 }
 
 impl StoredInvocation {
-    pub(super) fn new(function: &ObjectKey, request: &Request<Bytes>, deadline: Timestamp) -> Self {
+    pub(super) fn new(
+        function: &ObjectKey,
+        request: &Request<Bytes>,
+        deadline: Timestamp,
+        retry: StoredRetry,
+    ) -> Self {
         let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(request.body()).is_ok();
         Self {
             namespace: function.namespace.clone(),
@@ -103,7 +135,16 @@ impl StoredInvocation {
             deadline,
             is_json,
             request: StoredRequest::of(request),
+            retry: Some(retry),
         }
+    }
+
+    /// Whether an attempt that failed now, after this many retries, was the last one because the next retry would begin
+    /// after the deadline.
+    pub(super) fn is_given_up(&self, retries: u32, now: Timestamp) -> bool {
+        let delay = self.retry.and_then(|retry| retry.next_delay(retries));
+        let delay = delay.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
+        delay.is_some_and(|delay| now.checked_add(delay).is_ok_and(|next| next >= self.deadline))
     }
 
     pub(super) fn key(&self) -> ObjectKey {
@@ -113,6 +154,8 @@ impl StoredInvocation {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_api::duration::Span;
+
     use super::*;
 
     #[test]
@@ -132,6 +175,36 @@ mod tests {
     }
 
     #[test]
+    fn an_event_is_given_up_when_its_next_retry_would_be_too_late() {
+        let rules = AsyncInvocation {
+            maximum_retry_attempts: 20,
+            retry_delay: Span::from_secs(2),
+            ..AsyncInvocation::default()
+        };
+        let request = Request::post("/").body(Bytes::new()).unwrap();
+        let deadline: Timestamp = "2026-11-23T10:00:00Z".parse().unwrap();
+        let function = ObjectKey::new("shop", "charge");
+        let stored = StoredInvocation::new(&function, &request, deadline, StoredRetry::of(&rules));
+        for (retries, seconds_left, expected) in [
+            (0, 3, false),
+            (0, 2, true),
+            (1, 5, false),
+            (1, 4, true),
+            // The longest delay.
+            (19, 301, false),
+            (19, 300, true),
+            // All retries are used up: the attempt's own error is the result.
+            (20, 1, false),
+            (u32::MAX, 1, false),
+        ] {
+            let now = deadline - SignedDuration::from_secs(seconds_left);
+            assert_eq!(stored.is_given_up(retries, now), expected, "{retries} {seconds_left}");
+        }
+        let earlier = StoredInvocation { retry: None, ..stored };
+        assert!(!earlier.is_given_up(0, deadline));
+    }
+
+    #[test]
     fn a_request_is_the_same_after_it_was_stored() {
         for body in [&b"{\"a\": 1.0e2 }"[..], b"", b"\xff\x00", "gr\u{fc}n".as_bytes()] {
             let request = Request::put("/a%20b?c=d")
@@ -142,7 +215,8 @@ mod tests {
                 .unwrap();
             let function = ObjectKey::new("shop", "charge");
             let deadline = "2026-11-23T10:00:00Z".parse().unwrap();
-            let stored = StoredInvocation::new(&function, &request, deadline);
+            let retry = StoredRetry::of(&AsyncInvocation::default());
+            let stored = StoredInvocation::new(&function, &request, deadline, retry);
             let text = serde_json::to_string(&stored).unwrap();
             let read: StoredInvocation = serde_json::from_str(&text).unwrap();
             assert_eq!(read, stored);

@@ -67,6 +67,7 @@ async fn a_job_that_is_somebody_elses_is_neither_answered_from_nor_deleted() {
             execution: ExecutionArn::from_trusted("arn:aws:states:us-east-1:000000000000:execution:m:e"),
         },
         submitted: None,
+        retries: 0,
     };
     let told = tokio::time::timeout(std::time::Duration::from_secs(10), cluster.jobs.run(call)).await;
     assert_eq!(told.expect("it is not waited for").unwrap_err().error_type, "Job.AlreadyExists");

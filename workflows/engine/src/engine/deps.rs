@@ -224,6 +224,8 @@ pub struct IntegrationCall {
     /// Receives the details for the history event `TaskSubmitted` once, for a call that has begun and continues;
     /// `None` when the history has the event already.
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,
+    /// The number of earlier retries in this visit of the state.
+    pub retries: u32,
 }
 
 /// Shows neither the arguments nor the task token.
