@@ -219,6 +219,37 @@ async fn a_component_is_fetched_by_its_digest() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn only_allowed_outbound_hosts_are_reached() -> Result<()> {
+    let component = guest_or_skip!("proxy");
+    let up = Up::start().await?;
+    let [allowed, other] = [file_server(b"allowed".to_vec()).await?, file_server(b"other".to_vec()).await?];
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("spin.toml");
+    std::fs::write(
+        &file,
+        format!(
+            "spin_manifest_version = 2\n[application]\nname = \"shop\"\n[[trigger.http]]\nroute = \"/...\"\n\
+             component = \"shop\"\n[component.shop]\nsource = \"{}\"\nallowed_outbound_hosts = [\"http://{allowed}\"]\n",
+            component.display()
+        ),
+    )?;
+    up.cli().ok(&["deploy", &file.to_string_lossy(), "--wait-timeout", "100s"]).await?;
+    let fetched = |address: SocketAddr| {
+        let path = format!("/?url=http://{address}/");
+        let up = &up;
+        async move { ask(up, &path).await }
+    };
+    until("the listed host is reached", || async {
+        let answer = fetched(allowed).await?;
+        Ok((answer.status == 200 && answer.text() == "allowed").then_some(()))
+    })
+    .await?;
+    let denied = fetched(other).await?;
+    ensure!(denied.status == 502 && denied.text().contains("not listed in spec.egress"), "{denied:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_application_cannot_have_is_named() -> Result<()> {
     let up = Up::start().await?;
     let folder = tempfile::tempdir()?;
