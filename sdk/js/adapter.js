@@ -5,6 +5,7 @@
 import { getEnvironment } from "wasi:cli/environment@0.2.10";
 import { Fields, IncomingBody, OutgoingBody, OutgoingResponse, ResponseOutparam } from "wasi:http/types@0.2.10";
 import { env } from "mayfly";
+import { loaded } from "./random.js";
 import { mapped } from "./stack.js";
 
 // The maximum size of one read or write: blocking-write-and-flush accepts 4096 bytes.
@@ -13,6 +14,7 @@ const WRITE_BYTES_MAX = 4096;
 
 /** Finds the handler in a module; returns the component's export. */
 export function serve(module, name, file) {
+  loaded();
   const { handler, takesRequest } = find(module, name, file);
   return {
     async handle(incoming, responseOut) {

@@ -41,7 +41,9 @@ JavaScript or WebAssembly text can be part of a function` }] };
 };
 
 async function bundle(work) {
-  const entry = `import * as user from ${JSON.stringify(job.source)};
+  // Modules are loaded in the order of the imports.
+  const entry = `import ${JSON.stringify(join(job.sdk, "random.js"))};
+import * as user from ${JSON.stringify(job.source)};
 import { serve } from ${JSON.stringify(join(job.sdk, "adapter.js"))};
 export const incomingHandler = serve(user, ${JSON.stringify(job.handler)}, ${JSON.stringify(basename(job.source))});`;
   const result = await esbuild.build({
@@ -80,6 +82,11 @@ export const incomingHandler = serve(user, ${JSON.stringify(job.handler)}, ${JSO
 
 /** The engine's report of an exception while the module was loaded: its first line, with the user's file and line. */
 function loadError(message, map) {
+  const missing = /unknown imported function: '([^']+)' '([^']+)'/.exec(message);
+  if (missing) {
+    return `${basename(job.source)} uses ${missing[1]} (${missing[2]}) while it is loaded: code at the top level of a \
+module runs during the build, without random bytes, network and files; use them within the handler`;
+  }
   const find = finder(map);
   const thrown = /bundle\.js:(\d+):(\d+) (.*)/.exec(message);
   if (!thrown) return message;
