@@ -8,7 +8,10 @@ use mayfly_runtime::component::inspect;
 use wasm_compose::graph::{Component, CompositionGraph, EncodeOptions, ExportIndex, InstanceId};
 use wasmparser::{Validator, WasmFeatures};
 
+use self::versions::NewestVersions;
 use super::{component, failure::Failure};
+
+mod versions;
 
 /// The number of middleware components of one function: each adds its memory to every instance.
 const MIDDLEWARE_MAX: usize = 16;
@@ -46,6 +49,26 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
 
 /// Links from the handler outwards: each middleware's import is satisfied by the export of the component behind it.
 fn compose(handler: &[u8], chain: &[(&Path, Bytes)]) -> anyhow::Result<Vec<u8>> {
+    let (handler, chain) = of_one_version(handler, chain)?;
+    compose_by_name(&handler, &chain)
+}
+
+/// The same components, with compatible versions of an interface replaced by the newest of them.
+fn of_one_version<'a>(
+    handler: &[u8],
+    chain: &[(&'a Path, Bytes)],
+) -> anyhow::Result<(Vec<u8>, Vec<(&'a Path, Vec<u8>)>)> {
+    let mut versions = NewestVersions::default();
+    versions.add(handler).map_err(|error| cannot_link("the handler", &error))?;
+    for (path, content) in chain {
+        versions.add(content).map_err(|error| cannot_link(&path.display().to_string(), &error))?;
+    }
+    let applied = |(path, content): &(&'a Path, Bytes)| anyhow::Ok((*path, versions.applied(content)?));
+    Ok((versions.applied(handler)?, chain.iter().map(applied).collect::<anyhow::Result<_>>()?))
+}
+
+/// Links components whose imports and exports have equal names.
+fn compose_by_name(handler: &[u8], chain: &[(&Path, Vec<u8>)]) -> anyhow::Result<Vec<u8>> {
     let mut graph = CompositionGraph::new();
     // One validator for all: the types of components are compared, and a type belongs to its validator.
     let mut validator = Validator::new_with_features(WasmFeatures::default() | WasmFeatures::CM_ASYNC);
@@ -132,7 +155,7 @@ fn missing(path: &impl std::fmt::Display) -> anyhow::Error {
 fn cannot_link(what: &str, error: &anyhow::Error) -> anyhow::Error {
     Failure::error(
         format!("cannot link {what}: {error:#}"),
-        "the handler and its middleware must be components built for the same version of wasi:http",
+        "the handler and its middleware must be components built for compatible versions of wasi:http",
     )
 }
 
@@ -140,15 +163,30 @@ fn cannot_link(what: &str, error: &anyhow::Error) -> anyhow::Error {
 mod tests {
     use super::*;
 
-    /// Exports a request handler interface of this version, without using its types.
+    /// The resources of `wasi:http/types` that a handler is called with, and other ones.
+    fn types(version: &str, others: &[&str]) -> String {
+        let others: String =
+            others.iter().map(|name| format!(r#"(export "{name}" (type (sub resource)))"#)).collect();
+        format!(
+            r#"(import "wasi:http/types@{version}" (instance $types {others}
+                (export "incoming-request" (type (sub resource)))
+                (export "response-outparam" (type (sub resource)))))
+            (alias export $types "incoming-request" (type $request))
+            (alias export $types "response-outparam" (type $out))"#
+        )
+    }
+
+    /// Exports a request handler interface of this version.
     fn handler(version: &str) -> Vec<u8> {
         wat::parse_str(format!(
-            r#"(component
-                (core module $m (func (export "handle")))
+            r#"(component {}
+                (core module $m (func (export "handle") (param i32 i32)))
                 (core instance $i (instantiate $m))
-                (func $handle (canon lift (core func $i "handle")))
+                (func $handle (param "request" (own $request)) (param "response-out" (own $out))
+                    (canon lift (core func $i "handle")))
                 (instance $handler (export "handle" (func $handle)))
-                (export "wasi:http/incoming-handler@{version}" (instance $handler)))"#
+                (export "wasi:http/incoming-handler@{version}" (instance $handler)))"#,
+            types(version, &[])
         ))
         .unwrap()
     }
@@ -157,8 +195,14 @@ mod tests {
     fn middleware(version: &str) -> Bytes {
         let name = format!("wasi:http/incoming-handler@{version}");
         let text = format!(
-            r#"(component (import "{name}" (instance $next (export "handle" (func))))
-                (export "{name}" (instance $next)))"#
+            r#"(component {}
+                (import "{name}" (instance $next
+                    (alias outer 1 $request (type $request))
+                    (alias outer 1 $out (type $out))
+                    (export "handle"
+                        (func (param "request" (own $request)) (param "response-out" (own $out))))))
+                (export "{name}" (instance $next)))"#,
+            types(version, &["fields"])
         );
         wat::parse_str(text).unwrap().into()
     }
@@ -173,13 +217,25 @@ mod tests {
         let chain = [("a.wasm", middleware("0.2.6")), ("b.wasm", middleware("0.2.6"))];
         let report = inspect(&linked(&handler("0.2.6"), &chain).unwrap()).unwrap();
         assert_eq!(report.exports, ["wasi:http/incoming-handler@0.2.6"]);
-        assert_eq!(report.imports, [""; 0]);
+        assert_eq!(report.imports, ["wasi:http/types@0.2.6"]);
+    }
+
+    #[test]
+    fn patch_versions_of_one_interface_are_linked_both_ways_round() {
+        for (inner, outer, newest) in
+            [("0.2.10", "0.2.12", "0.2.12"), ("0.2.12", "0.2.10", "0.2.12"), ("0.2.6", "0.2.0", "0.2.6")]
+        {
+            let chain = [("a.wasm", middleware(outer)), ("b.wasm", middleware(inner))];
+            let report = inspect(&linked(&handler(inner), &chain).unwrap()).unwrap();
+            assert_eq!(report.exports, [format!("wasi:http/incoming-handler@{newest}")], "{inner} {outer}");
+            assert_eq!(report.imports, [format!("wasi:http/types@{newest}")], "{inner} {outer}");
+        }
     }
 
     #[test]
     fn what_cannot_be_linked_is_refused_by_name() {
-        let said = linked(&handler("0.2.6"), &[("old.wasm", middleware("0.2.0"))]).unwrap_err();
-        assert!(said.contains("old.wasm calls wasi:http/incoming-handler@0.2.0"), "{said}");
+        let said = linked(&handler("0.2.6"), &[("old.wasm", middleware("0.1.0"))]).unwrap_err();
+        assert!(said.contains("old.wasm calls wasi:http/incoming-handler@0.1.0"), "{said}");
         assert!(said.contains("exports wasi:http/incoming-handler@0.2.6"), "{said}");
         let said = linked(&handler("0.2.6"), &[("plain.wasm", handler("0.2.6").into())]).unwrap_err();
         assert!(said.contains("plain.wasm is not middleware"), "{said}");
