@@ -14,6 +14,7 @@ use mayfly_api::k8s::api::{
 };
 use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, User};
 use mayfly_artifacts::Artifacts;
+use mayfly_controllers::Controllers;
 use mayfly_csi::{
     CsiDriver, CsiDrivers, capability,
     proto::{CapacityRange, CreateVolumeRequest},
@@ -75,7 +76,8 @@ impl Runtime for RecordedContainers {
 }
 
 pub(crate) struct DriverNode {
-    client: Client,
+    pub(crate) client: Client,
+    drivers: Arc<CsiDrivers>,
     containers: Arc<RecordedContainers>,
     router: axum::Router,
     stop: CancellationToken,
@@ -109,7 +111,8 @@ impl DriverNode {
         let containers =
             Arc::new(RecordedContainers { simulated: SimulatedRuntime::new(""), started: Mutex::default() });
         let logs = LogLayout::new(folder.path().join("logs"));
-        let csi = CsiConfig { folder: folder.path().join("kubelet"), drivers: Arc::<CsiDrivers>::default() };
+        let drivers = Arc::<CsiDrivers>::default();
+        let csi = CsiConfig { folder: folder.path().join("kubelet"), drivers: drivers.clone() };
         let config = Config {
             volumes: Some(folder.path().join("volumes")),
             csi: Some(csi),
@@ -118,26 +121,49 @@ impl DriverNode {
         let kubelet = Kubelet::create(config, client.clone(), &informers, vec![containers.clone()]);
         let router = kubelet.router();
         tokio::spawn(kubelet.run(stop.clone()));
-        Some(Self { client, containers, router, stop, _api: api, _informers: informers, folder })
+        Some(Self { client, drivers, containers, router, stop, _api: api, _informers: informers, folder })
     }
 
     pub(crate) fn kubelet_folder(&self) -> PathBuf {
         self.folder.path().join("kubelet")
     }
 
-    /// Starts a driver, and waits until it is registered.
-    pub(crate) async fn driver(&self, name: &str, block_devices: BlockDevices) -> HostPathDriver {
-        let config = DriverConfig {
+    /// Starts the controllers on threads of their own.
+    pub(crate) fn controllers(&self) -> RunningControllers {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let mut config = mayfly_controllers::Config::default();
+        config.csi.drivers = self.drivers.clone();
+        let client = self.client.clone();
+        runtime.spawn(async move {
+            let stop = CancellationToken::new();
+            let informers = Informers::create(client.clone(), stop.clone());
+            Controllers::create(config, client, &informers).run(stop).await;
+        });
+        RunningControllers { runtime: Some(runtime) }
+    }
+
+    pub(crate) fn config(&self, name: &str, attach: bool, block_devices: BlockDevices) -> DriverConfig {
+        DriverConfig {
             name: name.into(),
             node_id: "the-node".into(),
             folder: self.folder.path().join(name),
             kubelet: self.kubelet_folder(),
-            attach: false,
+            attach,
             topology: Default::default(),
             block_devices,
-        };
+        }
+    }
+
+    /// Starts a driver that does not attach, and waits until it is registered.
+    pub(crate) async fn driver(&self, name: &str, block_devices: BlockDevices) -> HostPathDriver {
+        self.start_driver(self.config(name, false, block_devices)).await
+    }
+
+    /// Starts a driver with its CSIDriver object, and waits until it is registered.
+    pub(crate) async fn start_driver(&self, config: DriverConfig) -> HostPathDriver {
+        let settings = json!({"metadata": {"name": config.name}, "spec": {"attachRequired": config.attach}});
         let driver = HostPathDriver::start(config).unwrap();
-        let settings = json!({"metadata": {"name": name}, "spec": {"attachRequired": false}});
         let settings: CSIDriver = serde_json::from_value(settings).unwrap();
         Api::all(self.client.clone()).create(&PostParams::default(), &settings).await.unwrap();
         let registered = async || (driver.registered().as_deref() == Some("")).then_some(());
@@ -172,7 +198,7 @@ impl DriverNode {
         Api::all(self.client.clone()).create(&PostParams::default(), &volume).await.unwrap();
     }
 
-    async fn create<K>(&self, object: Value) -> K
+    pub(crate) async fn create<K>(&self, object: Value) -> K
     where
         K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + serde::de::DeserializeOwned
@@ -287,6 +313,19 @@ impl DriverNode {
         assert!(!mounts.contains(&folder), "{mounts}");
         let pods = std::fs::read_dir(self.folder.path().join("volumes")).into_iter().flatten().count();
         assert_eq!(pods, 0, "pods have left folders");
+    }
+}
+
+/// Controllers that run until they are dropped: killed at once, in the middle of any call.
+pub(crate) struct RunningControllers {
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Drop for RunningControllers {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! Volumes of the driver on a real kubelet: their statistics, and block devices.
+//! Volumes of the driver on a real kubelet: their statistics, block devices, and faults of all calls.
 
+mod controllers;
 mod harness;
 
 use std::{
