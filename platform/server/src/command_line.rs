@@ -49,6 +49,11 @@ enum Command {
     /// Run as the first process of a pod whose containers share a process namespace
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it for such a pod")]
     PodInit { pod: std::path::PathBuf },
+    /// Serve a FlexVolume driver as a CSI driver of this node
+    #[command(hide = true)]
+    #[command(after_help = "Example:
+  mayfly flex-bridge --driver /exec/example.com~disk/disk --node worker-1")]
+    FlexBridge(crate::roles::flex_bridge::FlexBridgeArgs),
     #[command(flatten)]
     Client(mayfly_cli::Command),
 }
@@ -75,6 +80,7 @@ impl CommandLine {
                 mayfly_runtime_oci::pod_init::run()?;
                 Ok(ExitCode::SUCCESS)
             }
+            Command::FlexBridge(args) => crate::roles::flex_bridge::run(args),
             Command::Client(command) => command.run(self.globals, Self::command()),
         }
     }

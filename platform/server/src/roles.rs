@@ -7,6 +7,7 @@ mod components;
 mod containers;
 mod data_files;
 mod devices;
+pub(crate) mod flex_bridge;
 mod function_calls;
 mod gpu_metrics;
 mod image_registry;
