@@ -24,6 +24,7 @@ mod endpoints;
 mod environment;
 mod faults;
 mod first_day;
+mod flex_volumes;
 mod gpus;
 mod image_registry;
 mod ingress;
