@@ -47,6 +47,7 @@ impl Machine {
             Some(verdicts) => Ambient::replay(at_ms, seed, verdicts),
             None => Ambient::new(at_ms, seed),
         };
+        let ambient = ambient.of_state_machine(self.facts.machine_arn.clone());
         let mut turn = Turn {
             m: self,
             at_ms,

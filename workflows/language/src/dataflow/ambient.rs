@@ -5,6 +5,8 @@ use std::cell::{Cell, RefCell};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arn::StateMachineArn;
+
 /// An evaluation that was stopped by its time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -25,18 +27,43 @@ pub struct Ambient {
     begun: Cell<u32>,
     verdicts: RefCell<Vec<Verdict>>,
     replay: bool,
+    /// State machines take turns with evaluations that may take long.
+    state_machine: Option<StateMachineArn>,
 }
 
 impl Ambient {
     /// `now_ms` is milliseconds since 1970 in UTC; `seed` determines every random value.
     pub fn new(now_ms: i64, seed: u64) -> Self {
         let verdicts = RefCell::new(Vec::new());
-        Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, replay: false }
+        Self {
+            now_ms,
+            state: Cell::new(seed),
+            begun: Cell::new(0),
+            verdicts,
+            replay: false,
+            state_machine: None,
+        }
+    }
+
+    /// The same for evaluations of this state machine: they take turns with those of other state machines.
+    #[must_use]
+    pub fn of_state_machine(self, arn: StateMachineArn) -> Self {
+        Self { state_machine: Some(arn), ..self }
     }
 
     /// For the replay of recorded events: exactly the evaluations of the given verdicts fail at their time limit.
     pub fn replay(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
         Self { verdicts: RefCell::new(verdicts), replay: true, ..Self::new(now_ms, seed) }
+    }
+
+    /// The same clock and state machine with a seed of its own.
+    pub(crate) fn reseeded(&self) -> Self {
+        Self { state_machine: self.state_machine.clone(), ..Self::new(self.now_ms, self.next_u64()) }
+    }
+
+    /// The state machine whose expressions are evaluated, if it is known.
+    pub(crate) fn state_machine(&self) -> Option<&StateMachineArn> {
+        self.state_machine.as_ref()
     }
 
     /// The evaluations that were stopped by their time limit.

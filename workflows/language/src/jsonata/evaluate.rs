@@ -52,9 +52,10 @@ fn bounded(program: &Arc<JsonataProgram>, data: Data, millis_max: Option<u64>) -
             Err(_) => return Err(BROKEN.to_owned()),
         }
     }
-    let program = Arc::clone(program);
+    let (program, owner) = (Arc::clone(program), data.ambient.state_machine().cloned());
     let evaluate = move || data.evaluate(&program, &JValue::Undefined, bounds(millis_max));
-    match pool::run(millis_max.map(|millis| Duration::from_millis(millis + GRACE_MILLIS)), evaluate) {
+    let limit = millis_max.map(|millis| Duration::from_millis(millis + GRACE_MILLIS));
+    match pool::run(owner, limit, evaluate) {
         Ok(outcome) => outcome,
         Err(EvalError::TimedOut) => Err(format!("{LATE} {MILLIS_MAX} milliseconds.")),
         Err(EvalError::Panicked) => Err(BROKEN.to_owned()),
@@ -107,7 +108,7 @@ impl Data {
             states
         });
         // A separate seed, so that each expression of a scope gets other random values.
-        let ambient = Ambient::new(scope.ambient.now_ms(), scope.ambient.next_u64());
+        let ambient = scope.ambient.reseeded();
         Self { variables, states, ambient }
     }
 

@@ -37,8 +37,5 @@ pub(super) const LIGHT_MILLIS: u64 = 50;
 /// The number of evaluating threads.
 pub(super) const THREADS: usize = 4;
 
-/// The maximum number of evaluations that wait for a thread.
-pub(super) const QUEUED_MAX: usize = 1024;
-
 /// The maximum number of abandoned threads that are replaced by new ones.
 pub(super) const LOST_THREADS_MAX: usize = 8;
