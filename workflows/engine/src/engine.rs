@@ -16,6 +16,7 @@ mod due;
 mod effect_queue;
 mod effects;
 mod error;
+mod evaluations;
 mod history;
 mod inner;
 mod live;

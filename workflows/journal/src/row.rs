@@ -75,6 +75,9 @@ pub struct Birth {
     /// recomputed as that version did.
     #[serde(default)]
     pub edition: u32,
+    /// The start ran no state: the first state follows in a record of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub starts_deferred: bool,
 }
 
 /// Does not show the seed, from which task tokens are made.

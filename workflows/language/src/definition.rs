@@ -95,6 +95,7 @@ pub struct StateMachine {
     flows: Vec<Flow>,
     states: Vec<State>,
     by_name: HashMap<Arc<str>, StateId>,
+    long_expressions: bool,
 }
 
 /// States that run in sequence: the machine itself, a branch of a Parallel state, the processor of a Map state.
@@ -120,6 +121,7 @@ impl StateMachine {
         states: Vec<State>,
     ) -> StateMachine {
         let by_name = states.iter().map(|state| (state.name.clone(), state.id)).collect();
+        let long_expressions = references::has_long_expressions(&states);
         StateMachine {
             comment: head.comment,
             version: head.version,
@@ -129,7 +131,14 @@ impl StateMachine {
             flows,
             states,
             by_name,
+            long_expressions,
         }
+    }
+
+    /// Whether an evaluation of any JSONata expression may take long: seconds, and a wait for another thread. If not,
+    /// all of them are [light](crate::jsonata::Expression::is_light).
+    pub fn has_long_expressions(&self) -> bool {
+        self.long_expressions
     }
 
     /// The flow in which an execution starts.

@@ -55,6 +55,9 @@ pub struct Facts {
     /// The edition of the rules of this execution, at most [`EDITION`].
     pub edition: u32,
     pub limits: ExecutionLimits,
+    /// The start runs no state: [`super::Event::Continue`] runs the first one. For executions whose expressions may
+    /// take long, so that the start is durable before the first evaluation.
+    pub starts_deferred: bool,
 }
 
 /// Shows neither the input nor the seed, from which task tokens are made.

@@ -142,7 +142,12 @@ impl Turn<'_> {
                 next: Some((flow.start_at, facts.input.clone())),
             },
         );
-        self.queue.push_back(ROOT);
+        if facts.starts_deferred {
+            self.m.ready.push_back(ROOT);
+            self.out.actions.push(Action::Continue);
+        } else {
+            self.queue.push_back(ROOT);
+        }
     }
 
     fn timer(&mut self, n: TimerId) {

@@ -13,7 +13,8 @@ use super::types::ActivityTask;
 use crate::executor::activities::{ActivityHandover, Work};
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::JsonText;
-use mayfly_workflows_machine::{EffectId, Event, Token};
+use mayfly_workflows_machine::{EffectId, Event, Machine, Token};
+use parking_lot::Mutex;
 
 /// The pause before a worker asks again for work that could not be given out.
 const WORK_RETRY: Duration = Duration::from_millis(250);
@@ -45,55 +46,23 @@ impl Inner {
         }
     }
 
+    /// Applies the reported event, and returns when it is durable.
     async fn report(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
         n: EffectId,
         event: Event,
     ) -> Result<(), TokenError> {
-        self.apply(running, n, event).await?.durable().await
-    }
-
-    /// Applies the reported event. The promise resolves when the event is durable.
-    async fn apply(
-        self: &Arc<Self>,
-        running: &Arc<ResidentExecution>,
-        n: EffectId,
-        event: Event,
-    ) -> Result<Promise, TokenError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let told = self.deliver_if(
-            running,
-            event,
-            |cell| cell.machine.waits_for(n),
-            move |outcome| {
-                // Ignore a caller that stopped waiting.
-                let _ = sender.send(outcome);
-            },
-        );
-        match told {
-            Ok(()) => Ok(Promise(receiver)),
+        match self.deliver_and_wait(running, event, move |machine| machine.waits_for(n)).await {
+            Ok(()) => Ok(()),
             Err(ApplyError::Ended) => Err(TokenError::TimedOut),
             // The execution was evicted after it was found: load it and try again.
             Err(ApplyError::Evicted(event)) => match self.ensure_resident(running.id).await {
-                Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
+                Ok(Some(running)) => Box::pin(self.report(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
             },
             Err(ApplyError::Journal(error)) => Err(TokenError::Unavailable(error.to_string())),
-        }
-    }
-}
-
-/// Something that was reported and is on its way to the disk.
-struct Promise(tokio::sync::oneshot::Receiver<Result<(), JournalError>>);
-
-impl Promise {
-    async fn durable(self) -> Result<(), TokenError> {
-        match self.0.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(TokenError::Unavailable(error.to_string())),
-            Err(_) => Err(TokenError::Unavailable("the engine is shutting down".to_owned())),
         }
     }
 }
@@ -122,11 +91,11 @@ impl Engine {
     /// Restarts the task's heartbeat timer. Nothing is journalled.
     pub async fn send_task_heartbeat(&self, token: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        let cell = running.lock();
-        if !cell.machine.waits_for(n) {
+        let look = move |machine: &Machine| (machine.waits_for(n), machine.heartbeat(n));
+        let Some((true, heartbeat)) = running.with_machine(look).await else {
             return Err(TokenError::TimedOut);
-        }
-        if let Some((timer, seconds)) = cell.machine.heartbeat(n) {
+        };
+        if let Some((timer, seconds)) = heartbeat {
             let at_ms = self.inner.now_ms() + i64::try_from(seconds).unwrap_or(i64::MAX / 2000) * 1000;
             self.inner.timers.postpone(running.timer(timer), at_ms);
         }
@@ -165,7 +134,7 @@ impl Engine {
     }
 
     /// Records in the execution that a worker begins its task; `None` when the execution does not wait for that task
-    /// any more. If this fails or is dropped before the event is applied, the task returns to its queue.
+    /// any more. If this fails, or is dropped before the event waits to be applied, the task returns to its queue.
     async fn begin_work(
         &self,
         handed: ActivityHandover,
@@ -174,18 +143,53 @@ impl Engine {
         let Some((execution, n)) = handed.work().map(|work| (work.execution, work.effect)) else {
             return Ok(None);
         };
-        let running = self.inner.ensure_resident(execution).await;
-        let running = running.map_err(|error| TokenError::Unavailable(error.to_string()))?;
-        let told = match running {
-            Some(running) => self.inner.apply(&running, n, Event::Began { n, worker }).await,
-            None => Err(TokenError::TimedOut),
-        };
-        let told = match told {
-            Err(TokenError::Unavailable(reason)) => return Err(TokenError::Unavailable(reason)),
-            told => told,
-        };
-        let (Some(work), Ok(promise)) = (handed.take(), told) else { return Ok(None) };
-        promise.durable().await?;
-        Ok(Some(ActivityTask { token: work.token.to_string(), input: work.input.to_string() }))
+        let handed = Arc::new(Mutex::new(Some(handed)));
+        loop {
+            let running = self.inner.ensure_resident(execution).await;
+            let running = running.map_err(|error| TokenError::Unavailable(error.to_string()))?;
+            let began = match &running {
+                Some(running) => self.begin_work_of(running, n, worker.clone(), handed.clone()).await,
+                None => Err(ApplyError::Ended),
+            };
+            match began {
+                Ok(work) => {
+                    let task = |work: Work| ActivityTask {
+                        token: work.token.to_string(),
+                        input: work.input.to_string(),
+                    };
+                    return Ok(work.map(task));
+                }
+                Err(ApplyError::Ended) => {
+                    let handed = handed.lock().take();
+                    drop(handed.and_then(ActivityHandover::take));
+                    return Ok(None);
+                }
+                // The execution was evicted after it was found: load it and try again.
+                Err(ApplyError::Evicted(_)) => {}
+                Err(ApplyError::Journal(error)) => return Err(TokenError::Unavailable(error.to_string())),
+            }
+        }
+    }
+
+    /// The work once its begin is durable. As soon as the event waits to be applied, the work is not handed to another
+    /// worker unless the event is refused.
+    async fn begin_work_of(
+        &self,
+        running: &Arc<ResidentExecution>,
+        n: EffectId,
+        worker: Option<String>,
+        handed: Arc<Mutex<Option<ActivityHandover>>>,
+    ) -> Result<Option<Work>, ApplyError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let waits = move |machine: &Machine| machine.waits_for(n);
+        self.inner.deliver_if(running, Event::Began { n, worker }, waits, move |outcome| {
+            let began = outcome.map(|()| {
+                let handed = handed.lock().take();
+                handed.and_then(ActivityHandover::take)
+            });
+            // Ignore a worker that disconnected.
+            let _ = sender.send(began);
+        })?;
+        receiver.await.unwrap_or(Err(ApplyError::Journal(JournalError::Closed)))
     }
 }

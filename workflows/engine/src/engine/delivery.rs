@@ -20,8 +20,7 @@ use mayfly_workflows_machine::Event;
 /// The delay before an evicted execution that could not be read is read again.
 const WAKE_RETRY_MS: i64 = 2_000;
 /// The maximum number of threads that deliver timers of executions with JSONata. A second thread starts only when the
-/// first is stuck, so this is also the number of long expressions that do not delay the timers of other executions. A
-/// quarter of the runtime's threads that may block, because reads of the journal use these, too.
+/// first is stuck: the events of an evicted execution are applied again here, with their expressions. A quarter of the runtime's threads that may block, because reads of the journal use these, too.
 const EVALUATIONS_MAX: usize = 128;
 /// Timers in a group: enough that the group's own cost is small, and few enough that the first executions have ended
 /// long before the last are read.
@@ -148,12 +147,22 @@ impl Inner {
 
     pub(super) fn deliver_timer(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
         // A timer that was cancelled at the same moment does nothing.
+        let (inner, execution) = (self.clone(), running.clone());
         let fired = self.deliver_if(
             running,
             Event::Timer { n: key.timer },
-            |cell| cell.machine.has_timer(key.timer),
-            |_| (),
+            move |machine| machine.has_timer(key.timer),
+            move |outcome| inner.timer_delivered(&execution, key, outcome),
         );
+        self.timer_delivered(running, key, fired);
+    }
+
+    fn timer_delivered(
+        self: &Arc<Self>,
+        running: &ResidentExecution,
+        key: TimerKey,
+        fired: Result<(), ApplyError>,
+    ) {
         match fired {
             Ok(()) | Err(ApplyError::Ended) => {}
             Err(ApplyError::Evicted(_)) => self.fire_group(vec![key]),

@@ -33,7 +33,7 @@ pub(super) struct EffectQueue {
 }
 
 struct QueueState {
-    effects: FairQueue<PendingEffect>,
+    effects: FairQueue<u64, PendingEffect>,
     closed: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct EffectSlot {
 
 impl Drop for EffectSlot {
     fn drop(&mut self) {
-        self.queue.state.lock().effects.ended(self.execution);
+        self.queue.state.lock().effects.ended(&self.execution);
         self.queue.changed.notify_one();
     }
 }

@@ -11,13 +11,13 @@ use super::Engine;
 use super::deps::Integrations;
 use super::effect_queue::{EffectQueue, EffectSlot, PendingEffect};
 use super::inner::{ApplyError, Inner};
-use super::live::{ResidentExecution, ResidentState};
+use super::live::ResidentExecution;
 use super::work::Busy;
 use crate::executor::{files, tasks};
 use crate::service::WorkflowService;
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
-use mayfly_workflows_machine::{Call, EffectId, Event, envelope};
+use mayfly_workflows_machine::{Call, EffectId, Event, Machine, envelope};
 
 /// The pause before another attempt of an effect that could not begin. It doubles with each attempt: a server that
 /// was just started has loaded its functions within milliseconds, and one that stays without them is not kept busy.
@@ -38,23 +38,14 @@ impl Reporter {
     /// Reports an event and waits until it is durable. Returns false when no state waits for this effect any more, or
     /// when the journal refused the event, which is logged.
     pub(crate) async fn report(&self, event: Event) -> bool {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
         let n = self.n;
-        let told = self.inner.deliver_if(
-            &self.running,
-            event,
-            |cell| cell.machine.waits_for(n),
-            move |outcome| {
-                // The effect may have been aborted meanwhile.
-                let _ = sender.send(outcome);
-            },
-        );
-        match told {
-            Ok(()) => matches!(receiver.await, Ok(Ok(()))),
+        let waits = move |machine: &Machine| machine.waits_for(n);
+        match self.inner.deliver_and_wait(&self.running, event, waits).await {
+            Ok(()) => true,
             // An execution with an effect under way does not sleep.
             Err(ApplyError::Ended | ApplyError::Evicted(_)) => false,
-            Err(ApplyError::Journal(error)) => {
-                tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written to the journal");
+            Err(error) => {
+                log_unwritten(&self.running, Err(error));
                 false
             }
         }
@@ -65,22 +56,23 @@ impl Reporter {
     fn conclude(self, event: Event, guards: EffectGuards) {
         let (n, running) = (self.n, self.running.clone());
         let entry = EffectEntry { running: self.running, n, _guards: guards };
-        let waits = |cell: &ResidentState| cell.machine.waits_for(n);
-        if let Err(ApplyError::Journal(error)) =
-            self.inner.deliver_if(&running, event, waits, move |_| drop(entry))
-        {
-            tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written to the journal");
-        }
+        let waits = move |machine: &Machine| machine.waits_for(n);
+        let refused = self.inner.deliver_if(&running, event, waits, move |outcome| {
+            log_unwritten(&entry.running, outcome);
+            drop(entry);
+        });
+        log_unwritten(&running, refused);
     }
 
     /// Whether a state still waits for this effect. The execution or the state may have ended while the effect was
     /// queued.
-    fn is_wanted(&self) -> bool {
+    async fn is_wanted(&self) -> bool {
         if self.inner.shutdown.is_closing() || self.is_interrupted() {
             return false;
         }
-        let cell = self.running.lock();
-        cell.machine.outcome().is_none() && cell.machine.waits_for(self.n)
+        let n = self.n;
+        let waits = move |machine: &Machine| machine.outcome().is_none() && machine.waits_for(n);
+        self.running.with_machine(waits).await.unwrap_or(false)
     }
 
     /// The engine is being stopped, and the effect is begun again by the next start.
@@ -102,9 +94,9 @@ impl Reporter {
 
     /// Stops an execution that was started for this effect, if the effect was cancelled. An effect that is
     /// interrupted by the engine's shutdown is not cancelled: the next start of the engine finds the execution again.
-    pub(crate) fn stop_unawaited(&self, arn: ExecutionArn) {
+    pub(crate) async fn stop_unawaited(&self, arn: ExecutionArn) {
         let closes = self.inner.shutdown.is_closing() || self.is_interrupted();
-        let given_up = !closes && !self.is_wanted();
+        let given_up = !closes && !self.is_wanted().await;
         if given_up {
             self.inner.stop_child(arn);
         }
@@ -136,15 +128,24 @@ impl Reporter {
     }
 
     /// The effect's state, and the number of its retries in this visit.
-    pub(crate) fn state(&self) -> Option<(String, u32)> {
-        let cell = self.running.lock();
-        let (state, retries) = cell.machine.state_of(self.n)?;
-        Some((cell.machine.definition().state(state).name.to_string(), retries))
+    pub(crate) async fn state(&self) -> Option<(String, u32)> {
+        let n = self.n;
+        let look = move |machine: &Machine| {
+            let (state, retries) = machine.state_of(n)?;
+            Some((machine.definition().state(state).name.to_string(), retries))
+        };
+        self.running.with_machine(look).await.flatten()
     }
 
     /// The same across a crash and a second try.
     pub(crate) fn idempotency_key(&self) -> String {
         format!("{}#{}", self.running.arn, self.n)
+    }
+}
+
+fn log_unwritten(running: &ResidentExecution, outcome: Result<(), ApplyError>) {
+    if let Err(ApplyError::Journal(error)) = outcome {
+        tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written to the journal");
     }
 }
 
@@ -189,7 +190,7 @@ pub(super) async fn run_effects(
 
 async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSlot, busy: Busy) {
     let mut guards = EffectGuards { place: Some(place), busy: Some(busy) };
-    if !reporter.is_wanted() {
+    if !reporter.is_wanted().await {
         drop(EffectEntry { n: reporter.n, running: reporter.running, _guards: guards });
         return;
     }

@@ -15,6 +15,7 @@ use super::counters::ExecutionCounters;
 use super::definitions::Definitions;
 use super::deps::EngineDeps;
 use super::effect_queue::EffectQueue;
+use super::evaluations::EvaluationTurns;
 use super::history::Histories;
 use super::live::{Live, ResidentExecution, ResidentState};
 use super::open_executions::OpenExecutions;
@@ -47,6 +48,7 @@ pub(crate) struct Inner {
     pub(super) open: Arc<OpenExecutions>,
     pub(super) timers: Timers,
     pub(super) effects: Arc<EffectQueue>,
+    pub(super) turns: EvaluationTurns,
     pub(super) activity_queues: Arc<ActivityQueues>,
     pub(super) histories: Histories,
     pub(super) counters: ExecutionCounters,
@@ -101,43 +103,70 @@ impl Inner {
         self.deps.clock.now_ms()
     }
 
-    /// Applies an event to an execution; `then` is called when it is durable.
+    /// Applies an event to an execution; `then` is called when it is durable, or if it is refused later. If it is
+    /// refused at once, the error is returned and `then` is not called.
     pub(super) fn deliver(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
         event: Event,
-        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+        then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
         self.deliver_if(running, event, |_| true, then)
     }
 
-    /// Like [`Inner::deliver`], if `holds` accepts the locked execution.
+    /// Like [`Inner::deliver`], if `holds` accepts the machine that the event is to be applied to.
     pub(super) fn deliver_if(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
-        mut event: Event,
-        holds: impl FnOnce(&ResidentState) -> bool,
-        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+        event: Event,
+        holds: impl FnOnce(&Machine) -> bool + Send + 'static,
+        then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
         let mut cell = running.lock();
-        let redrives = matches!(event, Event::Redrive { .. });
-        if cell.evicted {
-            return Err(ApplyError::Evicted(event));
+        // A stop evaluates nothing: it is applied at once unless an evaluation is in progress.
+        let is_prompt = !running.evaluates_apart || matches!(event, Event::Stop { .. });
+        if !cell.evicted && (!is_prompt || cell.machine.is_none()) {
+            self.queue_event(running, &mut cell, event, holds, then);
+            return Ok(());
         }
-        if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
-            return Err(ApplyError::Ended);
+        let event = cell.accepts(event, holds)?;
+        let (at_ms, seq) = (self.now_ms(), cell.seq + 1);
+        let (mut out, for_machine) = (Output::default(), event.clone());
+        if let Some(machine) = &mut cell.machine {
+            if running.may_block {
+                self.blocking(|| machine.apply(at_ms, seq, for_machine, &mut out));
+            } else {
+                machine.apply(at_ms, seq, for_machine, &mut out);
+            }
         }
-        let at_ms = self.now_ms();
-        let seq = cell.seq + 1;
-        let mut out = Output::default();
-        let machine = &mut cell.machine;
-        let for_machine = event.clone();
-        if running.may_block {
-            self.blocking(|| machine.apply(at_ms, seq, for_machine, &mut out));
-        } else {
-            machine.apply(at_ms, seq, for_machine, &mut out);
-        }
-        cell.seq = seq;
+        self.record(running, &mut cell, (at_ms, event), out, then)
+    }
+
+    /// Like [`Inner::deliver_if`], and waits until the event is durable or refused.
+    pub(super) async fn deliver_and_wait(
+        self: &Arc<Self>,
+        running: &Arc<ResidentExecution>,
+        event: Event,
+        holds: impl FnOnce(&Machine) -> bool + Send + 'static,
+    ) -> Result<(), ApplyError> {
+        let (sender, receiver) = oneshot::channel();
+        self.deliver_if(running, event, holds, move |outcome| {
+            // Ignore a caller that stopped waiting.
+            let _ = sender.send(outcome);
+        })?;
+        receiver.await.unwrap_or(Err(ApplyError::Journal(JournalError::Closed)))
+    }
+
+    /// Numbers an event that was applied, writes it to the journal and performs its actions.
+    pub(super) fn record(
+        self: &Arc<Self>,
+        running: &Arc<ResidentExecution>,
+        cell: &mut ResidentState,
+        (at_ms, mut event): (i64, Event),
+        out: Output,
+        then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
+    ) -> Result<(), ApplyError> {
+        cell.seq += 1;
         cell.touched_ms = at_ms;
         let mut changes = Vec::new();
         if !running.express {
@@ -146,12 +175,13 @@ impl Inner {
             }
             let body = super::load::record_of(&event, &out.verdicts)
                 .map_err(|error| ApplyError::Journal(JournalError::Database(error.to_string())))?;
-            changes
-                .push(JournalChange::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
-            changes.extend(self.checkpoint(running.id, &mut cell));
+            let row = RecordRow { seq: cell.seq, at_ms, body };
+            changes.push(JournalChange::Record { execution: running.id, row });
+            changes.extend(self.checkpoint(running.id, cell));
         }
+        let redrives = matches!(event, Event::Redrive { .. });
         let step = AppliedEvent { at_ms, redrives, changes, actions: out.actions };
-        self.settle(running, &mut cell, step, then)
+        self.settle(running, cell, step, then)
     }
 
     /// The state to be written as a checkpoint, when enough events followed the last one.
@@ -160,10 +190,11 @@ impl Inner {
         if cell.checkpoint_at == 0 {
             cell.checkpoint_at = (cell.seq / every + 1) * every;
         }
-        if cell.seq < cell.checkpoint_at || cell.machine.outcome().is_some() {
+        let machine = cell.machine.as_ref()?;
+        if cell.seq < cell.checkpoint_at || machine.outcome().is_some() {
             return None;
         }
-        match cell.machine.checkpoint() {
+        match machine.checkpoint() {
             Ok(body) => {
                 // A large state is written less often, so that checkpoints add only a few bytes to each record.
                 let rests = every.saturating_mul(1 + body.len() as u64 / CHECKPOINT_BYTES);
@@ -184,9 +215,9 @@ impl Inner {
         running: &Arc<ResidentExecution>,
         cell: &mut ResidentState,
         step: AppliedEvent,
-        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+        then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
-        let outcome = outcome_after(&cell.machine, &step);
+        let outcome = cell.machine.as_ref().and_then(|machine| outcome_after(machine, &step));
         let AppliedEvent { mut changes, actions, .. } = step;
         if running.express {
             // Express executions are not journalled.
@@ -222,7 +253,7 @@ impl Inner {
                     inner.abort_start(&of, &mut cell);
                 }
                 drop(cell);
-                then(written);
+                then(written.map_err(ApplyError::Journal));
                 drop(busy);
             });
         });

@@ -12,10 +12,12 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::evaluations::{Look, PendingEvent};
+use super::inner::ApplyError;
 use super::types::{Description, StartedMachine};
 use crate::timers::TimerKey;
 use mayfly_workflows_journal::ExecutionRow;
-use mayfly_workflows_machine::{EffectId, Machine, TimerId};
+use mayfly_workflows_machine::{EffectId, Event, Machine, TimerId};
 
 /// An execution in memory.
 pub(super) struct ResidentExecution {
@@ -24,6 +26,9 @@ pub(super) struct ResidentExecution {
     pub(super) express: bool,
     /// Its definition has expressions that may take long: they are evaluated where blocking is allowed.
     pub(super) may_block: bool,
+    /// Some of its expressions may take seconds: its events are applied in turn, without the lock (see
+    /// [`super::evaluations`]).
+    pub(super) evaluates_apart: bool,
     pub(super) state_machine: Arc<StartedMachine>,
     pub(super) cell: Mutex<ResidentState>,
     /// Acknowledgements of the journal that came while the state was locked, in the journal's order.
@@ -39,7 +44,14 @@ type Acknowledge = Box<dyn for<'a> FnOnce(MutexGuard<'a, ResidentState>) + Send>
 
 /// The mutable part of an execution.
 pub(super) struct ResidentState {
-    pub(super) machine: Machine,
+    /// Absent while a thread applies an event without the lock, which happens to executions that evaluate apart only.
+    pub(super) machine: Option<Machine>,
+    /// Events that wait for a turn.
+    pub(super) inbox: VecDeque<PendingEvent>,
+    /// The execution waits for a turn or has it: its inbox is being worked off.
+    pub(super) has_turn: bool,
+    /// Called when the machine is back.
+    pub(super) looks: Vec<Look>,
     /// The journal's row; its outcome is kept up to date.
     pub(super) row: ExecutionRow,
     /// The last event's place in the journal.
@@ -56,6 +68,25 @@ pub(super) struct ResidentState {
     pub(super) begun: Vec<oneshot::Sender<Infallible>>,
     /// The callers that wait for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
+}
+
+impl ResidentState {
+    /// Whether the event may be applied now: the execution is in memory and has not ended, and `holds` accepts its
+    /// machine. Returns the event.
+    pub(super) fn accepts(
+        &self,
+        event: Event,
+        holds: impl FnOnce(&Machine) -> bool,
+    ) -> Result<Event, ApplyError> {
+        if self.evicted {
+            return Err(ApplyError::Evicted(event));
+        }
+        let redrives = matches!(event, Event::Redrive { .. });
+        match &self.machine {
+            Some(machine) if (machine.outcome().is_none() || redrives) && holds(machine) => Ok(event),
+            _ => Err(ApplyError::Ended),
+        }
+    }
 }
 
 const SHARDS: usize = 64;
@@ -98,7 +129,7 @@ impl Drop for NameReservation {
     }
 }
 
-/// Whether any state uses JSONata, whose expressions may take long.
+/// Whether any state uses JSONata: even a light expression takes long if its thread is not scheduled.
 pub(super) fn may_take_long(definition: &definition::StateMachine) -> bool {
     let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
     definition.states().iter().any(is_jsonata)
@@ -117,10 +148,14 @@ impl ResidentExecution {
             arn: row.arn.clone(),
             express: state_machine.kind == StateMachineType::Express,
             may_block: may_take_long(&state_machine.definition),
+            evaluates_apart: state_machine.definition.has_long_expressions(),
             state_machine,
             cell: Mutex::new(ResidentState {
                 touched_ms: row.start_ms,
-                machine,
+                machine: Some(machine),
+                inbox: VecDeque::new(),
+                has_turn: false,
+                looks: Vec::new(),
                 row,
                 seq,
                 // The caller that knows the interval sets it after the first event.

@@ -85,6 +85,7 @@ impl Inner {
             map_run_arn: row.map_run_arn.clone(),
             edition: row.birth.edition,
             limits: self.config.limits.execution,
+            starts_deferred: row.birth.starts_deferred,
         };
         Ok(Machine::new(Arc::new(facts), state_machine.definition.clone()))
     }

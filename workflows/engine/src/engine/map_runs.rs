@@ -73,10 +73,10 @@ impl Inner {
         self.runtime.spawn(async move {
             let mut busy = busy;
             let mut pause = START_RETRY_MIN;
-            while wants(&parent, &child) {
+            while run_waits(&parent, child.run, child.index).await {
                 match inner.start_child_now(&parent, &child).await {
                     Ok(()) => {
-                        if !run_continues(&parent, child.run) {
+                        if !run_continues(&parent, child.run).await {
                             // A stop of the parent may have listed the children before this one existed.
                             inner.stop_child(child.arn.clone());
                         }
@@ -142,6 +142,7 @@ impl Inner {
             }),
             waited_by: None,
             edition: EDITION,
+            starts_deferred: false,
         };
         let input = JsonText::from(child.input.to_text());
         let start = super::start::NewExecution {
@@ -159,7 +160,7 @@ impl Inner {
             map_run_arn: Some(child.run_arn.clone()),
             // Numbered by its parent, and looked for above.
             named: false,
-            at_any_load: is_first_unfinished(parent, child),
+            at_any_load: is_first_unfinished(parent, child.run, child.index).await,
         };
         self.begin(start).await?;
         Ok(())
@@ -201,7 +202,7 @@ impl Inner {
                 error: outcome.error,
                 cause: outcome.cause,
             };
-            if let Err(ApplyError::Journal(error)) = inner.deliver(&running, event, |_| ()) {
+            if let Err(ApplyError::Journal(error)) = inner.deliver_and_wait(&running, event, |_| true).await {
                 tracing::error!(parent = %running.arn, %error, "the end of a map run's child could not be written to the journal");
             }
         });
@@ -257,8 +258,11 @@ impl Inner {
         };
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
-                Dependency::ByTask(waiter) => parent.lock().machine.waits_for(EffectId(waiter.effect)),
-                Dependency::ByRun(child) => run_waits(&parent, MapRunId(child.run), child.index),
+                Dependency::ByTask(waiter) => {
+                    let waits = move |machine: &Machine| machine.waits_for(EffectId(waiter.effect));
+                    parent.with_machine(waits).await.unwrap_or(false)
+                }
+                Dependency::ByRun(child) => run_waits(&parent, MapRunId(child.run), child.index).await,
             });
         }
         // One that runs and is not in memory could not be read; it may be read another time.
@@ -292,7 +296,7 @@ impl Inner {
         look: impl FnOnce(&Machine) -> T + Send + 'static,
     ) -> Result<Option<T>, ExecutionError> {
         if let Some(running) = self.live.by_id(id) {
-            return Ok(Some(look(&running.lock().machine)));
+            return Ok(running.with_machine(look).await);
         }
         let inner = self.clone();
         let found = self
@@ -328,22 +332,21 @@ impl ResidentExecution {
 }
 
 /// Whether the run waits for children.
-fn run_continues(parent: &ResidentExecution, number: MapRunId) -> bool {
-    let cell = parent.lock();
-    let run = cell.machine.map_runs().find(|(known, _)| *known == number);
-    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
-}
-
-/// Whether the run waits for this child.
-fn wants(parent: &ResidentExecution, child: &ChildStart) -> bool {
-    run_waits(parent, child.run, child.index)
+async fn run_continues(parent: &ResidentExecution, number: MapRunId) -> bool {
+    let continues = move |machine: &Machine| {
+        let run = machine.map_runs().find(|(known, _)| *known == number);
+        machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
+    };
+    parent.with_machine(continues).await.unwrap_or(false)
 }
 
 /// Whether this run of the execution waits for this child's end.
-fn run_waits(parent: &ResidentExecution, run: MapRunId, child: u32) -> bool {
-    let cell = parent.lock();
-    let found = cell.machine.map_runs().find(|(number, _)| *number == run);
-    cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
+async fn run_waits(parent: &ResidentExecution, run: MapRunId, child: u32) -> bool {
+    let waits = move |machine: &Machine| {
+        let found = machine.map_runs().find(|(number, _)| *number == run);
+        machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
+    };
+    parent.with_machine(waits).await.unwrap_or(false)
 }
 
 /// The task or map run for which an execution was started.
@@ -354,10 +357,12 @@ enum Dependency {
 
 /// Whether the child is the first of its run's children that has not ended. That one is admitted however many executions
 /// are open: otherwise the parents could be all open executions, and wait forever for children that are not admitted.
-fn is_first_unfinished(parent: &ResidentExecution, child: &ChildStart) -> bool {
-    let cell = parent.lock();
-    let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
-    run.is_some_and(|(_, run)| run.is_first_unfinished(child.index))
+async fn is_first_unfinished(parent: &ResidentExecution, run: MapRunId, child: u32) -> bool {
+    let look = move |machine: &Machine| {
+        let found = machine.map_runs().find(|(number, _)| *number == run);
+        found.is_some_and(|(_, run)| run.is_first_unfinished(child))
+    };
+    parent.with_machine(look).await.unwrap_or(false)
 }
 
 /// Reasons for which a child was not started.
@@ -472,9 +477,11 @@ impl Engine {
         // A run whose execution has ended keeps its settings.
         let Some(running) = self.inner.live.by_id(id) else { return Ok(()) };
         let run = {
-            let cell = running.lock();
-            let found = cell.machine.map_runs().find(|(_, run)| run.arn == *arn).map(|(number, _)| number);
-            found.ok_or_else(missing)?
+            let wanted = arn.clone();
+            let look = move |machine: &Machine| {
+                machine.map_runs().find(|(_, run)| run.arn == wanted).map(|(number, _)| number)
+            };
+            running.with_machine(look).await.flatten().ok_or_else(missing)?
         };
         let event = Event::UpdateRun {
             run,

@@ -13,6 +13,7 @@ use super::deps::{EngineDeps, Integrations};
 use super::effect_queue::EffectQueue;
 use super::effects::run_effects;
 use super::error::EngineOpenError;
+use super::evaluations::EvaluationTurns;
 use super::history::Histories;
 use super::inner::Inner;
 use super::live::{Live, NameReservation, ResidentExecution};
@@ -95,6 +96,7 @@ impl Engine {
             open: OpenExecutions::new(limits.open_executions, last),
             timers: Timers::new(deps.clock.clone(), work.clone()),
             effects: EffectQueue::new(limits),
+            turns: EvaluationTurns::new(),
             activity_queues: Arc::default(),
             histories: Histories::default(),
             counters: ExecutionCounters::default(),
@@ -258,8 +260,8 @@ impl Inner {
         running.lock().touched_ms = self.now_ms();
         // Before the execution is visible to others: an event would begin effects that are begun here too.
         if self.open.resume(running.id) {
-            let actions = running.lock().machine.resume(self.now_ms());
-            self.resume_one(running, actions);
+            let actions = running.lock().machine.as_ref().map(|machine| machine.resume(self.now_ms()));
+            self.resume_one(running, actions.unwrap_or_default());
         }
         place.fill(running);
     }

@@ -17,7 +17,7 @@ impl Engine {
             if let Some(cell) = running.cell.try_lock() {
                 return Ok(Some(self.inner.describe_row(&cell.row, kind)));
             }
-            // An expression may hold the lock for seconds; the journal has everything that was acknowledged.
+            // A light expression may hold the lock for a while on a busy host; the journal has everything that was acknowledged.
             if running.may_block
                 && !running.express
                 && let Some(stored) = self.inner.describe_stored(arn).await?

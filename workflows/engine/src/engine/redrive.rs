@@ -9,7 +9,7 @@ use super::error::{ExecutionError, RedriveError};
 use super::inner::{Inner, timestamp};
 use super::types::RedriveStatus;
 use mayfly_workflows_journal::ExecutionRow;
-use mayfly_workflows_machine::Event;
+use mayfly_workflows_machine::{Event, Machine};
 
 impl Inner {
     /// Takes up an ended execution: computed again, then redriven.
@@ -30,13 +30,13 @@ impl Inner {
             .await
             .map_err(ExecutionError::from)?;
         let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
-        if !running.lock().machine.can_redrive() {
+        if !running.with_machine(Machine::can_redrive).await.unwrap_or(false) {
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
         place.fill(&running);
         self.open.add(1);
         self.deliver_durably(&running, Event::Redrive { token }).await?;
-        let redriven = running.lock().machine.redrives().1;
+        let redriven = running.lock().row.outcome.redrive_ms;
         Ok(redriven.unwrap_or_else(|| self.now_ms()))
     }
 
@@ -64,8 +64,9 @@ impl Inner {
                 .ok_or_else(|| ExecutionError::NotFound(arn.clone()))?
             }
         };
-        let redriven = running.lock().machine.redriven_by(token, self.now_ms());
-        Ok(redriven.filter(|at_ms| *at_ms <= last_ms))
+        let (token, now_ms) = (token.to_owned(), self.now_ms());
+        let redriven = running.with_machine(move |machine| machine.redriven_by(&token, now_ms)).await;
+        Ok(redriven.flatten().filter(|at_ms| *at_ms <= last_ms))
     }
 }
 

@@ -83,8 +83,11 @@ impl Inner {
                 && cell.durable == Some(cell.seq)
                 && cell.waiters.is_empty()
                 && running.effects.lock().is_empty()
-                && cell.machine.only_waits()
-                && cell.machine.next_timer_ms().is_none_or(|at_ms| at_ms - now_ms >= idle_ms);
+                && !cell.has_turn
+                && cell.machine.as_ref().is_some_and(|machine| {
+                    machine.only_waits()
+                        && machine.next_timer_ms().is_none_or(|at_ms| at_ms - now_ms >= idle_ms)
+                });
             if rests {
                 cell.evicted = true;
                 self.live.release(&running);

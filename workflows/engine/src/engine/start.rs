@@ -69,8 +69,9 @@ impl Inner {
         }
         let (running, durable) = self.begin_in(place, room, new)?;
         match durable.await {
-            Ok(outcome) => outcome.map(|()| running).map_err(StartError::from),
-            Err(_) => Err(StartError::Closed),
+            Ok(Ok(())) => Ok(running),
+            Ok(Err(ApplyError::Journal(error))) => Err(error.into()),
+            Ok(Err(ApplyError::Ended | ApplyError::Evicted(_))) | Err(_) => Err(StartError::Closed),
         }
     }
 
@@ -104,12 +105,14 @@ impl Inner {
         place: NameReservation,
         room: AdmissionPermit,
         new: NewExecution,
-    ) -> Result<(Arc<ResidentExecution>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
+    ) -> Result<(Arc<ResidentExecution>, oneshot::Receiver<Result<(), ApplyError>>), StartError> {
         let id = self.open.next_id();
         let at_ms = self.now_ms();
         let digest = self.definitions.digest_of(&new.state_machine);
         let kind = new.state_machine.kind;
         let express = kind == StateMachineType::Express;
+        // The first evaluation of an expression that may take long follows when the start is durable.
+        let starts_deferred = new.state_machine.definition.has_long_expressions();
         let mut row = ExecutionRow {
             id,
             arn: new.arn,
@@ -119,18 +122,21 @@ impl Inner {
             version_arn: new.version_arn,
             alias_arn: new.alias_arn,
             map_run_arn: new.map_run_arn,
-            birth: new.birth,
+            birth: Birth { starts_deferred, ..new.birth },
             input: Payload::Inline(new.input),
             start_ms: at_ms,
             outcome: OutcomeRow::running(),
         };
         let mut machine = self.machine_for(&row, &new.state_machine)?;
         let mut out = Output::default();
-        if may_take_long(&new.state_machine.definition) {
+        let may_block = may_take_long(&new.state_machine.definition);
+        if may_block && !starts_deferred {
             self.blocking(|| machine.apply(at_ms, 0, Event::Start, &mut out));
-            row.birth.clock = Some(std::mem::take(&mut out.verdicts));
         } else {
             machine.apply(at_ms, 0, Event::Start, &mut out);
+        }
+        if may_block {
+            row.birth.clock = Some(std::mem::take(&mut out.verdicts));
         }
         let mut changes = Vec::new();
         let kept = self.definitions.keep();
@@ -189,17 +195,8 @@ impl Inner {
         running: &Arc<ResidentExecution>,
         event: Event,
     ) -> Result<(), ExecutionError> {
-        let (sender, receiver) = oneshot::channel();
-        let told = self.deliver(running, event, move |outcome| {
-            // Ignore a caller that stopped waiting.
-            let _ = sender.send(outcome);
-        });
-        match told {
-            Ok(()) => match receiver.await {
-                Ok(outcome) => Ok(outcome?),
-                Err(_) => Err(ExecutionError::Closed),
-            },
-            Err(ApplyError::Ended) => Ok(()),
+        match self.deliver_and_wait(running, event, |_| true).await {
+            Ok(()) | Err(ApplyError::Ended) => Ok(()),
             // The execution was evicted after it was found: load it and try again.
             Err(ApplyError::Evicted(event)) => {
                 let id = running.id;
@@ -208,6 +205,7 @@ impl Inner {
                     None => Ok(()),
                 }
             }
+            Err(ApplyError::Journal(JournalError::Closed)) => Err(ExecutionError::Closed),
             Err(ApplyError::Journal(error)) => Err(error.into()),
         }
     }
@@ -309,6 +307,7 @@ impl Engine {
                 parent: None,
                 waited_by: None,
                 edition: EDITION,
+                starts_deferred: false,
             },
             version_arn,
             alias_arn,

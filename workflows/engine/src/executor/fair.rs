@@ -1,16 +1,17 @@
-//! Chooses the next effect: in turn over the executions, with bounds in total and per execution. A plain struct,
-//! without lock and clock.
+//! Chooses the next item of work: in turn over its owners, with bounds in total and per owner. A plain struct, without
+//! lock and clock. Effects belong to executions, evaluations to state machines.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 
-/// Effects of many executions, waiting for one of a few places.
+/// Items of many owners, waiting for one of a few places.
 #[derive(Debug)]
-pub(crate) struct FairQueue<T> {
+pub(crate) struct FairQueue<K, T> {
     places_max: usize,
     each_max: usize,
     running: usize,
-    executions: HashMap<u64, Share<T>>,
-    turns: VecDeque<u64>,
+    shares: HashMap<K, Share<T>>,
+    turns: VecDeque<K>,
 }
 
 #[derive(Debug)]
@@ -20,65 +21,65 @@ struct Share<T> {
     in_turns: bool,
 }
 
-impl<T> FairQueue<T> {
-    /// At most `places_max` in all and `each_max` of one execution.
+impl<K: Clone + Eq + Hash, T> FairQueue<K, T> {
+    /// At most `places_max` in all and `each_max` of one owner.
     pub(crate) fn new(places_max: usize, each_max: usize) -> Self {
-        Self { places_max, each_max, running: 0, executions: HashMap::new(), turns: VecDeque::new() }
+        Self { places_max, each_max, running: 0, shares: HashMap::new(), turns: VecDeque::new() }
     }
 
-    /// Adds an effect to its execution's line.
-    pub(crate) fn push(&mut self, execution: u64, effect: T) {
-        let share = self.executions.entry(execution).or_insert_with(|| Share {
+    /// Adds an item behind the others of its owner.
+    pub(crate) fn push(&mut self, owner: K, item: T) {
+        let share = self.shares.entry(owner.clone()).or_insert_with(|| Share {
             waiting: VecDeque::new(),
             running: 0,
             in_turns: false,
         });
-        share.waiting.push_back(effect);
+        share.waiting.push_back(item);
         if !share.in_turns && share.running < self.each_max {
             share.in_turns = true;
-            self.turns.push_back(execution);
+            self.turns.push_back(owner);
         }
     }
 
-    /// The next effect that may run now.
-    pub(crate) fn next(&mut self) -> Option<(u64, T)> {
+    /// The next item that may run now.
+    pub(crate) fn next(&mut self) -> Option<(K, T)> {
         if self.running >= self.places_max {
             return None;
         }
-        let execution = self.turns.pop_front()?;
-        let share = self.executions.get_mut(&execution)?;
-        let effect = share.waiting.pop_front()?;
+        let owner = self.turns.pop_front()?;
+        let share = self.shares.get_mut(&owner)?;
+        let item = share.waiting.pop_front()?;
         share.running += 1;
         self.running += 1;
         share.in_turns = !share.waiting.is_empty() && share.running < self.each_max;
         if share.in_turns {
-            self.turns.push_back(execution);
+            self.turns.push_back(owner.clone());
         }
-        Some((execution, effect))
+        Some((owner, item))
     }
 
-    /// Removes the effects that wait.
+    /// Removes the items that wait.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         self.turns.clear();
-        let waiting = self.executions.values_mut().flat_map(|share| {
+        let waiting = self.shares.values_mut().flat_map(|share| {
             share.in_turns = false;
             share.waiting.drain(..)
         });
         let waiting = waiting.collect();
-        self.executions.retain(|_, share| share.running > 0);
+        self.shares.retain(|_, share| share.running > 0);
         waiting
     }
 
-    /// One of an execution's effects has ended.
-    pub(crate) fn ended(&mut self, execution: u64) {
+    /// One of the owner's items has ended.
+    pub(crate) fn ended(&mut self, owner: &K) {
         self.running -= 1;
-        let Some(share) = self.executions.get_mut(&execution) else { return };
+        let Some(share) = self.shares.get_mut(owner) else { return };
         share.running -= 1;
         if share.running == 0 && share.waiting.is_empty() {
-            self.executions.remove(&execution);
+            self.shares.remove(owner);
         } else if !share.in_turns && !share.waiting.is_empty() {
             share.in_turns = true;
-            self.turns.push_back(execution);
+            self.turns.push_back(owner.clone());
         }
     }
 }
@@ -109,14 +110,14 @@ mod tests {
         fair.push(2, 11);
         let order: Vec<_> = std::iter::from_fn(|| fair.next()).map(|(_, effect)| effect).collect();
         assert_eq!(order, [0, 10, 1]);
-        fair.ended(1);
+        fair.ended(&1);
         assert_eq!(fair.next(), Some((2, 11)));
-        fair.ended(2);
-        fair.ended(2);
+        fair.ended(&2);
+        fair.ended(&2);
         assert_eq!(fair.next(), Some((1, 2)));
         assert_eq!(fair.next(), None, "the first execution has its two");
-        fair.ended(1);
-        fair.ended(1);
+        fair.ended(&1);
+        fair.ended(&1);
         assert_eq!(fair.next(), Some((1, 3)));
     }
 
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!((removed, fair.next()), (vec![1, 2, 10], None));
         fair.push(1, 3);
         assert_eq!(fair.next(), None, "the first effect has the execution's place");
-        fair.ended(1);
+        fair.ended(&1);
         assert_eq!(fair.next(), Some((1, 3)));
     }
 }

@@ -19,7 +19,7 @@ pub(crate) async fn run(
     mocks: &Arc<dyn Mocks>,
 ) -> Finished {
     let n = reporter.n;
-    let Some((state, retries)) = reporter.state() else { return Finished::Later };
+    let Some((state, retries)) = reporter.state().await else { return Finished::Later };
     let (resource, arguments) = (task.arn.to_string(), task.arguments.to_serde());
     let answer = mocks.answer(MockCall { state, resource, arguments, retries });
     let is_activity = matches!(task.resource, Resource::Activity(_));

@@ -314,7 +314,7 @@ async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<Ex
     if reporter.report(Event::Submitted { n: reporter.n, output }).await {
         return Ok(Some(arn));
     }
-    reporter.stop_unawaited(arn);
+    reporter.stop_unawaited(arn).await;
     Ok(None)
 }
 

@@ -1,5 +1,5 @@
-//! The variables that each state references, for `variableReferences` of DescribeStateMachine and
-//! DescribeStateMachineForExecution.
+//! What the paths, templates and expressions of states refer to: the variables, for `variableReferences` of
+//! DescribeStateMachine and DescribeStateMachineForExecution, and whether any expression may take long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,9 +26,17 @@ pub fn variable_references(machine: &StateMachine) -> Vec<(Arc<str>, Vec<Arc<str
     all.into_iter().collect()
 }
 
+/// Whether any expression of these states is not [light](Expression::is_light).
+pub(super) fn has_long_expressions(states: &[State]) -> bool {
+    let mut mentions = Mentions::default();
+    states.iter().for_each(|state| mentions.state(state));
+    mentions.long_expressions
+}
+
 #[derive(Default)]
 struct Mentions {
     names: BTreeSet<Arc<str>>,
+    long_expressions: bool,
 }
 
 impl Mentions {
@@ -39,11 +47,13 @@ impl Mentions {
     fn template(&mut self, template: Option<&Template>) {
         if let Some(template) = template {
             template.variables(&mut |name| _ = self.names.insert(name.into()));
+            self.long_expressions |= !template.is_light();
         }
     }
 
     fn expression(&mut self, expression: &Expression) {
         expression.variables(&mut |name| _ = self.names.insert(name.into()));
+        self.long_expressions |= !expression.is_light();
     }
 
     fn path_field(&mut self, field: &PathField) {
@@ -200,5 +210,32 @@ mod tests {
                  "Default":"S"},
             "S":{"Type":"Succeed","Output":{"constant":"$no"}}}}"#;
         assert_eq!(references(text), expected(&[("C", &["b", "d"]), ("P", &["a", "c", "list"])]));
+    }
+
+    #[test]
+    fn long_expressions_are_found_in_every_field() {
+        let long = "{% $map([1..9], function($n) { $n }) %}";
+        let is_long = |state: serde_json::Value| {
+            let text =
+                serde_json::json!({"QueryLanguage": "JSONata", "StartAt": "A", "States": {"A": state}});
+            let machine = compile(&text.to_string(), StateMachineType::Standard).expect("a sound definition");
+            machine.has_long_expressions()
+        };
+        let light = "{% $states.input.a + 1 %}";
+        for (output, expected) in [(long, true), (light, false)] {
+            let items = format!("{{% [{}] %}}", &output[2..output.len() - 2]);
+            for state in [
+                serde_json::json!({"Type": "Pass", "End": true, "Output": {"a": [output]}}),
+                serde_json::json!({"Type": "Pass", "End": true, "Assign": {"a": output}}),
+                serde_json::json!({"Type": "Wait", "End": true, "Seconds": output}),
+                serde_json::json!({"Type": "Fail", "Cause": output}),
+                serde_json::json!({"Type": "Map", "End": true, "Items": items, "ItemProcessor": {
+                    "StartAt": "B", "States": {"B": {"Type": "Succeed"}}}}),
+                serde_json::json!({"Type": "Map", "End": true, "ItemProcessor": {
+                    "StartAt": "B", "States": {"B": {"Type": "Succeed", "Output": output}}}}),
+            ] {
+                assert_eq!(is_long(state.clone()), expected, "{state}");
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::watched::Watched;
 use super::*;
 use crate::timers::SystemClock;
 use mayfly_workflows_journal::SqliteJournal;
@@ -11,6 +12,36 @@ const PROMPT: Duration = Duration::from_millis(1500);
 
 /// Runs until the evaluator's time limit.
 const ENDLESS: &str = "{% ($f := function($n) { $n < 0 ? 0 : $f($n + 1 - 1) }; $f(1)) %}";
+
+/// Not light, and short.
+const SHORT: &str = "{% $sum($map([1..4], function($n) { $n * 2 })) %}";
+
+/// A state machine of this name whose first state evaluates.
+fn evaluates(name: &str, expression: &str, kind: StateMachineType) -> Arc<StartedMachine> {
+    let definition = json!({"QueryLanguage": "JSONata", "StartAt": "E", "States": {
+        "E": {"Type": "Pass", "Output": expression, "End": true}}});
+    let arn = format!("arn:aws:states:us-east-1:000000000000:stateMachine:{name}");
+    let arn = StateMachineArn::from_trusted(arn);
+    Arc::new(StartedMachine {
+        arn,
+        name: name.to_owned(),
+        ..StartedMachine::clone(&machine(definition, kind))
+    })
+}
+
+async fn in_real_time(functions: Arc<Scripted>) -> Engine {
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(functions, Arc::default()) };
+    opened(Config::default(), deps, Arc::new(MemoryJournal::default())).await
+}
+
+/// The number of these executions with this status.
+async fn count(engine: &Engine, arns: &[ExecutionArn], status: RunStatus) -> usize {
+    let mut count = 0;
+    for arn in arns {
+        count += usize::from(engine.describe(arn).await.expect("read").expect("there").status == status);
+    }
+    count
+}
 
 /// Waits a second, then evaluates for ever. State names end in `name`.
 fn endless(name: &str) -> serde_json::Value {
@@ -110,4 +141,145 @@ async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_ins
         assert!(u128::try_from(late_ms).expect("late") < PROMPT.as_millis(), "{late_ms} ms late");
     }
     engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runaway_expressions_delay_neither_starts_nor_timers_nor_other_state_machines() {
+    let engine = in_real_time(Arc::default()).await;
+    let standard = StateMachineType::Standard;
+    let (endless, other) = (evaluates("endless", ENDLESS, standard), evaluates("other", SHORT, standard));
+    let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 1, "End": true}}});
+    let wait = machine(wait, standard);
+    let (mut runaways, mut starts) = (Vec::new(), Vec::new());
+    for _ in 0..50 {
+        let began = Instant::now();
+        runaways.push(engine.start_execution(request(&endless, "{}")).await.expect("starts").execution_arn);
+        starts.push(began.elapsed());
+    }
+    // The starts were answered before the first evaluation ended.
+    assert_eq!(count(&engine, &runaways, RunStatus::Running).await, 50);
+    starts.sort_unstable();
+    assert!(starts[25] < PROMPT, "a start took {:?}", starts[25]);
+
+    let waits = engine.start_execution(request(&wait, "{}")).await.expect("starts").execution_arn;
+    let short = engine.start_execution(request(&other, "{}")).await.expect("starts").execution_arn;
+    let ended = engine.wait(&waits).await.expect("read").expect("there");
+    let took_ms = ended.stop_date.expect("ended").as_millisecond() - ended.start_date.as_millisecond();
+    assert!(u128::try_from(took_ms).expect("later") < 1_000 + PROMPT.as_millis(), "{took_ms} ms");
+    let mut descriptions = Vec::new();
+    for arn in &runaways {
+        let began = Instant::now();
+        engine.describe(arn).await.expect("read").expect("there");
+        descriptions.push(began.elapsed());
+    }
+    descriptions.sort_unstable();
+    assert!(descriptions[25] < PROMPT, "a description took {:?}", descriptions[25]);
+
+    // The other state machine's expression had its turn between the runaways.
+    let ended = engine.wait(&short).await.expect("read").expect("there");
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("20")));
+    let running = count(&engine, &runaways, RunStatus::Running).await;
+    assert!(running >= 40, "only {running} runaways were left");
+
+    // Those without a turn are stopped at once, while others are evaluated.
+    for arn in &runaways[30..] {
+        engine.stop(arn, None, None).await.expect("stops");
+    }
+    assert_eq!(count(&engine, &runaways[30..], RunStatus::Aborted).await, 20);
+    assert!(count(&engine, &runaways[..30], RunStatus::Running).await > 0);
+    let first = engine.wait(&runaways[0]).await.expect("read").expect("there");
+    assert_eq!(first.status, RunStatus::Failed);
+    assert_eq!(first.error.as_deref(), Some("States.QueryEvaluationError"));
+    let stops = runaways[..30].iter().map(|arn| engine.stop(arn, None, None));
+    futures::future::try_join_all(stops).await.expect("stop");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_for_an_evaluation_holds_no_thread() {
+    let functions: Arc<Scripted> = Arc::default();
+    let engine = in_real_time(functions.clone()).await;
+    let standard = StateMachineType::Standard;
+    // More starts, and more heartbeats, than the runtime has threads that may block.
+    let many = 600;
+    let endless = evaluates("endless", ENDLESS, standard);
+    let mut runaways = Vec::new();
+    for _ in 0..many {
+        runaways.push(engine.start_execution(request(&endless, "{}")).await.expect("starts").execution_arn);
+    }
+    let token = json!({"StartAt": "T", "States": {"T": {"Type": "Task", "End": true, "HeartbeatSeconds": 100,
+        "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
+        "Arguments": {"FunctionName": "echo", "Payload": "{% $states.context.Task.Token %}"}}}});
+    let spin = json!({"StartAt": "W", "States": {
+        "W": {"Type": "Wait", "Seconds": 1, "Next": "S"},
+        "S": {"Type": "Pass", "Output": ENDLESS, "End": true}}});
+    let both = json!({"QueryLanguage": "JSONata", "StartAt": "P", "States": {
+        "P": {"Type": "Parallel", "Branches": [token, spin], "End": true}}});
+    let evaluated = engine.start_execution(request(&machine(both, standard), "{}")).await.expect("starts");
+    let running = engine.inner.live.by_arn(&evaluated.execution_arn).expect("in memory");
+    until("the function has the token", || !functions.calls.lock().is_empty()).await;
+    // Other events take the machine for an instant.
+    let mut looks = 0;
+    let evaluates = || {
+        looks = if running.cell.lock().machine.is_none() { looks + 1 } else { 0 };
+        looks > 100
+    };
+    until("the expression is evaluated", evaluates).await;
+    let token: String = serde_json::from_str(&functions.calls.lock()[0].1).expect("a string");
+    let heartbeats = (0..many).map(|_| {
+        let (engine, token) = (engine.clone(), token.clone());
+        tokio::spawn(async move { engine.send_task_heartbeat(&token).await })
+    });
+    let heartbeats: Vec<_> = heartbeats.collect();
+    until("all wait", || running.cell.lock().looks.len() == many).await;
+    // An execution with an effect and a read of the journal needs a thread that may block.
+    let echo = json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}});
+    let echo = engine.start_execution(request(&machine(echo, standard), "{}")).await.expect("starts");
+    let ended = engine.wait(&echo.execution_arn).await.expect("read").expect("there");
+    assert_eq!(ended.status, RunStatus::Succeeded);
+    engine.events(&echo.execution_arn).await.expect("read").expect("there");
+    assert!(heartbeats.iter().all(|heartbeat| !heartbeat.is_finished()), "they wait for the evaluation");
+    // The expression fails the state that has the token.
+    for heartbeat in heartbeats {
+        assert_eq!(heartbeat.await.expect("no panic"), Err(TokenError::TimedOut));
+    }
+    let stops = runaways.iter().map(|arn| engine.stop(arn, None, None));
+    futures::future::try_join_all(stops).await.expect("stop");
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_start_that_is_durable_is_evaluated_after_a_crash() {
+    let short = evaluates("short", SHORT, StateMachineType::Standard);
+    let whole = TestEngine::new().await;
+    let arn = whole.start(&short, "{}").await;
+    whole.engine.wait(&arn).await.expect("read").expect("there");
+    let expected = whole.lines(&arn).await;
+
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    // Only the start is written.
+    let batches = std::sync::atomic::AtomicUsize::new(0);
+    let killed = Watched::new(journal.clone(), move |batch| {
+        if batches.fetch_add(1, std::sync::atomic::Ordering::AcqRel) == 0 {
+            return Some(batch);
+        }
+        std::mem::forget(batch.done);
+        None
+    });
+    let first = TestEngine::on(Arc::new(killed), Arc::default()).await;
+    let arn = first.start(&short, "{}").await;
+    assert_eq!(first.lines(&arn).await.len(), 1, "no state was entered");
+    let second = TestEngine::on(journal, Arc::default()).await;
+    second.engine.resume().await.expect("resumes");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("20")));
+    assert_eq!(second.lines(&arn).await, expected);
+}
+
+#[tokio::test]
+async fn a_synchronous_execution_returns_the_value_of_an_expression_that_may_take_long() {
+    let world = TestEngine::new().await;
+    let short = evaluates("short", SHORT, StateMachineType::Express);
+    let ended = world.engine.start_sync(request(&short, "{}")).await.expect("runs");
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("20")));
 }

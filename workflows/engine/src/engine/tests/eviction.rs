@@ -16,7 +16,9 @@ async fn evicted(world: &TestEngine, definition: serde_json::Value) -> (Executio
     // Effects that were under way end by themselves, and are written down.
     let rests = || {
         let cell = running.cell.lock();
-        cell.durable == Some(cell.seq) && cell.machine.only_waits() && running.effects.lock().is_empty()
+        cell.durable == Some(cell.seq)
+            && cell.machine.as_ref().is_some_and(mayfly_workflows_machine::Machine::only_waits)
+            && running.effects.lock().is_empty()
     };
     until("it only waits", rests).await;
     let now_ms = world.engine.inner.now_ms();

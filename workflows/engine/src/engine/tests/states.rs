@@ -481,6 +481,8 @@ async fn an_input_is_parsed_once() {
     let _awake = world.engine.inner.busy();
     let arn = world.engine.start_execution(request).await.expect("starts").execution_arn;
     let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
-    let Value::Array(input) = running.lock().machine.facts().input.clone() else { panic!("an array") };
+    let Value::Array(input) = running.lock().machine.as_ref().expect("there").facts().input.clone() else {
+        panic!("an array")
+    };
     assert!(Arc::ptr_eq(&checked, &input), "the value is shared");
 }
