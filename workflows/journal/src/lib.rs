@@ -57,6 +57,19 @@ pub enum JournalError {
         /// The reason.
         reason: String,
     },
+    /// The rules of an execution's edition are not in this version of Mayfly, so its records cannot be replayed.
+    #[error(
+        "execution {execution} follows edition {edition} of the workflow rules, and this version of Mayfly has edition \
+         {known} only: let the version of Mayfly that started the execution finish it"
+    )]
+    UnknownEdition {
+        /// The execution's id.
+        execution: u64,
+        /// The edition of the execution.
+        edition: u32,
+        /// The edition that this version has.
+        known: u32,
+    },
     /// The queue of writes is full.
     #[error("too many starts wait for the disk: retry the start shortly")]
     Full,

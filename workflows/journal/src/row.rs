@@ -71,8 +71,8 @@ pub struct Birth {
     /// The task that started the execution and waits for its end (`states:startExecution.sync`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_by: Option<WaitedBy>,
-    /// The edition of the machine's rules (`machine::EDITION`). An execution of an earlier version has none, and is
-    /// recomputed as that version did.
+    /// The edition of the machine's rules (`machine::EDITION`) under which the execution started. Only development
+    /// builds before edition 1 wrote none; their executions are refused like those of other unknown editions.
     #[serde(default)]
     pub edition: u32,
     /// The start ran no state: the first state follows in a record of its own.

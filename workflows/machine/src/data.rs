@@ -90,7 +90,7 @@ impl Turn<'_> {
     ) -> Result<Arc<Vec<Value>>, StateError> {
         let source =
             self.stages(number, state, |stages| stages.map_source(map, effective, &mut Unobserved))?;
-        let items = quantity::items_in(state, map, source, self.m.facts.edition);
+        let items = quantity::items_in(state, map, source);
         // AWS records MapStateFailed for items that are not an array, although no iteration has started.
         self.parts_failed |= items.is_err();
         items

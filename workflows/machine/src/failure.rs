@@ -91,16 +91,11 @@ impl Turn<'_> {
         };
         self.m.failed_snapshot = None;
         self.state_failed(number, state);
-        let error_output =
-            stages::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
+        let error_output = stages::error_output(failure.error.as_ref(), failure.cause.as_ref());
         match self.stages(number, state, |stages| stages.finish_caught(catcher, &error_output)) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
             Err(error) => {
-                let source = ErrorSource::Data(error);
-                let failure = match self.m.facts.edition {
-                    0 => self.final_error(number, state, source).0,
-                    _ => self.recorded_failure(number, state, source),
-                };
+                let failure = self.recorded_failure(number, state, ErrorSource::Data(error));
                 self.flow_failed(number, failure);
             }
         }

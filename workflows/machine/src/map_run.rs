@@ -117,7 +117,7 @@ impl Turn<'_> {
             reader.max_items.as_ref().map(|max| self.count(number, state, effective, max, "MaxItems"));
         let max_items = match max_items.transpose() {
             // An invalid number at a path fails the run, like an unreadable file.
-            Err(error) if self.m.facts.edition > 2 && matches!(state.data, DataFlow::JsonPath { .. }) => {
+            Err(error) if matches!(state.data, DataFlow::JsonPath { .. }) => {
                 self.run_failed(number, RaisedError::new(&error.error, error.cause));
                 return Ok(());
             }

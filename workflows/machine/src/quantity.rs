@@ -48,21 +48,19 @@ fn evaluated_seconds(
     bounds: &RangeInclusive<i64>,
 ) -> Result<u64, StateError> {
     let seconds = whole(expression, field, &expression.evaluate(scope, field)?)?;
-    // All editions have the same upper bound.
-    let in_range =
-        u64::try_from(seconds).ok().filter(|_| bounds.contains(&seconds) && seconds <= SECONDS_MAX);
+    let in_range = u64::try_from(seconds).ok().filter(|_| bounds.contains(&seconds));
     in_range.ok_or_else(|| {
-        let min = bounds.start();
-        let cause = format!("{field} must be between {min} and {SECONDS_MAX} but was: {seconds}");
+        let (min, max) = (bounds.start(), bounds.end());
+        let cause = format!("{field} must be between {min} and {max} but was: {seconds}");
         StateError::query(field, cause)
     })
 }
 
 /// Checks that a number of seconds from a path is at most AWS's maximum; the message is Mayfly's own.
-fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u64, StateError> {
-    u64::try_from(seconds).ok().filter(|_| seconds <= most).ok_or_else(|| {
+fn found_seconds(field: &str, seconds: i64, found: &str) -> Result<u64, StateError> {
+    u64::try_from(seconds).ok().filter(|_| seconds <= SECONDS_MAX).ok_or_else(|| {
         StateError::runtime(format!(
-            "The {field}Path parameter references a value greater than {most}: {found}"
+            "The {field}Path parameter references a value greater than {SECONDS_MAX}: {found}"
         ))
     })
 }
@@ -88,12 +86,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// `Seconds`, `SecondsPath` of a Wait.
-pub fn wait_seconds(
-    scope: &EvaluationScope<'_>,
-    seconds: &Quantity<u64>,
-    edition: u32,
-) -> Result<u64, StateError> {
-    let most = if edition == 0 { i64::MAX } else { SECONDS_MAX };
+pub fn wait_seconds(scope: &EvaluationScope<'_>, seconds: &Quantity<u64>) -> Result<u64, StateError> {
     match seconds {
         Quantity::Value(seconds) => Ok(*seconds),
         Quantity::Path(path) => {
@@ -103,7 +96,7 @@ pub fn wait_seconds(
                 Some(seconds) if seconds < 0 => Err(StateError::runtime(format!(
                     "The SecondsPath parameter references a negative value: {found}"
                 ))),
-                Some(seconds) => found_seconds("Seconds", seconds, most, &found),
+                Some(seconds) => found_seconds("Seconds", seconds, &found),
                 None => Err(StateError::runtime(format!(
                     "The SecondsPath parameter cannot be parsed as a long value: {found}"
                 ))),
@@ -144,19 +137,11 @@ pub fn wait_timestamp(scope: &EvaluationScope<'_>, field: &TimestampField) -> Re
 
 /// `TimeoutSeconds` and `HeartbeatSeconds`, of which the latter must be smaller: AWS checks this for literals, and
 /// values computed at run time are checked likewise.
-///
-/// Before edition 1 only the sign of computed values was checked.
-pub(super) fn task_limits(
-    scope: &EvaluationScope<'_>,
-    task: &TaskState,
-    edition: u32,
-) -> Result<TaskSeconds, StateError> {
-    let bounds = if edition == 0 { 0..=i64::MAX } else { 1..=SECONDS_MAX };
-    let timeout = task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds", &bounds)?;
-    let heartbeat = task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds", &bounds)?;
+pub(super) fn task_limits(scope: &EvaluationScope<'_>, task: &TaskState) -> Result<TaskSeconds, StateError> {
+    let timeout = task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds")?;
+    let heartbeat = task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds")?;
     if let (Some(timeout), Some(heartbeat)) = (timeout, heartbeat)
         && heartbeat >= timeout
-        && edition > 0
     {
         let cause = format!(
             "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds': {heartbeat} and \
@@ -177,7 +162,6 @@ fn task_seconds(
     scope: &EvaluationScope<'_>,
     seconds: Option<&Quantity<u64>>,
     field: &'static str,
-    bounds: &RangeInclusive<i64>,
 ) -> Result<Option<u64>, StateError> {
     match seconds {
         None => Ok(None),
@@ -186,9 +170,7 @@ fn task_seconds(
             let value = at(scope, path)?;
             let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
-                Some(seconds) if seconds > 0 => {
-                    found_seconds(field, seconds, *bounds.end(), &found).map(Some)
-                }
+                Some(seconds) if seconds > 0 => found_seconds(field, seconds, &found).map(Some),
                 Some(_) => Err(StateError::runtime(format!(
                     "The {field}Path parameter references a value that is not positive: {found}"
                 ))),
@@ -198,7 +180,7 @@ fn task_seconds(
             }
         }
         Some(Quantity::Expression(expression)) => {
-            evaluated_seconds(scope, expression, field, bounds).map(Some)
+            evaluated_seconds(scope, expression, field, &(1..=SECONDS_MAX)).map(Some)
         }
     }
 }
@@ -221,18 +203,8 @@ pub(super) fn map_source(scope: &EvaluationScope<'_>, map: &MapState) -> Result<
 /// The items in the value of [`map_source`]. An object has one item per member in a Distributed Map; in Inline mode
 /// "the Map state accepts only a JSON array" (the guide's page on that mode; a user's report about AWS confirms it for
 /// JSONata).
-///
-/// Before edition 2 JSONata's `Items` could be an object in either mode.
-pub fn items_in(
-    state: &State,
-    map: &MapState,
-    source: Value,
-    edition: u32,
-) -> Result<Arc<Vec<Value>>, StateError> {
-    let takes_objects = match edition {
-        0 | 1 => matches!(map.items, Items::Template(_)),
-        _ => matches!(map.mode, MapMode::Distributed(_)),
-    };
+pub fn items_in(state: &State, map: &MapState, source: Value) -> Result<Arc<Vec<Value>>, StateError> {
+    let takes_objects = matches!(map.mode, MapMode::Distributed(_));
     match (source, &map.items) {
         (Value::Array(items), _) => Ok(items),
         (Value::Object(members), _) if takes_objects => {
@@ -246,7 +218,7 @@ pub fn items_in(
             None => StateError::query("Items", "The Items field must be an array."),
         }),
         // LocalStack's message; type names as in the message above.
-        (other, Items::Whole) if edition > 1 && matches!(state.data, DataFlow::Jsonata { .. }) => {
+        (other, Items::Whole) if matches!(state.data, DataFlow::Jsonata { .. }) => {
             let cause = format!("Map state input must be an array but was: {}", other.type_name());
             Err(StateError::query("", cause))
         }

@@ -13,7 +13,7 @@ use super::failure::RaisedError;
 use super::quantity;
 use super::stages::{StateOutput, Unobserved};
 use super::state::{Phase, Wakes};
-use super::turn::{EXECUTION_SECONDS_MAX, Turn, milliseconds};
+use super::turn::{Turn, milliseconds};
 
 impl Turn<'_> {
     pub(super) fn run_pass(
@@ -63,19 +63,16 @@ impl Turn<'_> {
         wait: &WaitState,
     ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
-        let edition = self.m.facts.edition;
         let until_ms = match wait {
             WaitState::Seconds(seconds) => {
-                let ask = |scope: &EvaluationScope<'_>| quantity::wait_seconds(scope, seconds, edition);
+                let ask = |scope: &EvaluationScope<'_>| quantity::wait_seconds(scope, seconds);
                 let seconds = self.evaluate(number, state, &effective, ask)?;
-                // Before edition 4 a Wait lasted at most a year.
-                let most = if edition > 3 { u64::MAX } else { EXECUTION_SECONDS_MAX };
-                self.at_ms.saturating_add(milliseconds(seconds.min(most)))
+                self.at_ms.saturating_add(milliseconds(seconds))
             }
-            WaitState::Timestamp(TimestampField::Value(at, _)) => wait_end_ms(*at, edition),
+            WaitState::Timestamp(TimestampField::Value(at, _)) => wait_end_ms(*at),
             WaitState::Timestamp(field) => {
                 let ask = |scope: &EvaluationScope<'_>| quantity::wait_timestamp(scope, field);
-                wait_end_ms(self.evaluate(number, state, &effective, ask)?, edition)
+                wait_end_ms(self.evaluate(number, state, &effective, ask)?)
             }
         };
         if until_ms <= self.at_ms {
@@ -116,11 +113,7 @@ impl Turn<'_> {
     }
 }
 
-/// AWS considers whole seconds of a timestamp and truncates the rest. Before edition 4 milliseconds were rounded up.
-fn wait_end_ms(at: Timestamp, edition: u32) -> i64 {
-    if edition > 3 {
-        return at.as_second().saturating_mul(1_000);
-    }
-    let at_ms = at.as_millisecond();
-    if at.subsec_nanosecond() % 1_000_000 == 0 { at_ms } else { at_ms + 1 }
+/// AWS considers whole seconds of a timestamp and truncates the rest.
+fn wait_end_ms(at: Timestamp) -> i64 {
+    at.as_second().saturating_mul(1_000)
 }

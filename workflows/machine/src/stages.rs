@@ -428,18 +428,8 @@ impl<'a> StateStages<'a> {
 
 /// The error output of a catcher: both members, empty if there is no value (LocalStack notes that AWS binds an empty
 /// text).
-///
-/// Before edition 2 an empty cause was present only for AWS's own errors.
-pub fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>, edition: u32) -> Value {
-    let empty = match edition {
-        0 | 1 => (false, error.is_some_and(|error| error.starts_with("States."))),
-        _ => (true, true),
-    };
-    let member = |text: Option<&Arc<str>>, empty: bool| match text {
-        Some(text) => Some(Value::String(text.clone())),
-        None => empty.then(|| Value::from("")),
-    };
-    let error = member(error, empty.0).map(|error| ("Error", error));
-    let cause = member(cause, empty.1).map(|cause| ("Cause", cause));
-    Value::object(error.into_iter().chain(cause))
+pub fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>) -> Value {
+    let member =
+        |text: Option<&Arc<str>>| text.map_or_else(|| Value::from(""), |text| Value::String(text.clone()));
+    Value::object([("Error", member(error)), ("Cause", member(cause))])
 }

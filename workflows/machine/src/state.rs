@@ -52,8 +52,6 @@ pub struct Facts {
     pub flow: FlowId,
     /// The ARN of the map run, for a child.
     pub map_run_arn: Option<MapRunArn>,
-    /// The edition of the rules of this execution, at most [`EDITION`].
-    pub edition: u32,
     pub limits: ExecutionLimits,
     /// The start runs no state: [`super::Event::Continue`] runs the first one. For executions whose expressions may
     /// take long, so that the start is durable before the first evaluation.
@@ -67,17 +65,9 @@ impl std::fmt::Debug for Facts {
     }
 }
 
-/// The edition of the rules of new executions. A change of a rule that affects how the records of running executions
-/// are replayed requires a new edition.
-///
-/// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a failed expression of
-/// a catcher has its event.
-/// 2: an error output always has an error and a cause, possibly empty; an Inline Map accepts only arrays, a Distributed
-/// Map also objects in JSONPath; a JSONata Map whose input is not an array fails like an expression.
-/// 3: a missed heartbeat is reported as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
-/// `MaxItemsPath` with an invalid number fails the map run.
-/// 4: a standard execution whose next timer would be due after a year times out then; a timestamp of a Wait has whole
-/// seconds.
+/// The edition of the machine's rules, stored with each execution. A change of a rule that affects how the records of
+/// running executions are replayed requires a new edition, and a release keeps the rules of the editions that earlier
+/// releases wrote. No release has had the editions before 4, so their rules are gone and their executions are refused.
 pub const EDITION: u32 = 4;
 
 /// Bounds of one execution.

@@ -14,7 +14,6 @@ use super::envelope;
 use super::error_source::ErrorSource;
 use super::failure::RaisedError;
 use super::quantity;
-use super::retry::HEARTBEAT_TIMEOUT;
 use super::stages::Unobserved;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
@@ -35,15 +34,9 @@ impl Turn<'_> {
         let arguments = self.stages_with(number, state, Some(&token), None, |stages| {
             stages.arguments(&effective, &mut Unobserved)
         })?;
-        let edition = self.m.facts.edition;
-        if edition > 0 {
-            startable(state, task, &arguments)?;
-        }
+        startable(state, task, &arguments)?;
         let (seconds, credentials) = self.evaluate(number, state, &effective, |scope| {
-            Ok::<_, StateError>((
-                quantity::task_limits(scope, task, edition)?,
-                quantity::credentials(scope, task)?,
-            ))
+            Ok::<_, StateError>((quantity::task_limits(scope, task)?, quantity::credentials(scope, task)?))
         })?;
         let call = Call::Task(Box::new(TaskCall {
             resource: task.resource.clone(),
@@ -95,11 +88,8 @@ impl Turn<'_> {
 
     /// The error of a task that missed a heartbeat. The guide lists `States.HeartbeatTimeout` as an error name (for
     /// retriers and catchers), and says that such a task "fails with a `States.Timeout` error name".
-    pub(super) fn missed_heartbeat(&self) -> RaisedError {
-        match self.m.facts.edition {
-            0..3 => RaisedError::named(HEARTBEAT_TIMEOUT),
-            _ => RaisedError { missed_heartbeat: true, ..RaisedError::named("States.Timeout") },
-        }
+    pub(super) fn missed_heartbeat() -> RaisedError {
+        RaisedError { missed_heartbeat: true, ..RaisedError::named("States.Timeout") }
     }
 
     /// Records the events of a scheduled task.
@@ -170,9 +160,6 @@ impl Turn<'_> {
         let arguments = call.arguments.clone();
         self.scheduled(number, task, &arguments, seconds, None);
         self.start_timeout(number, seconds);
-        if self.m.facts.edition < 3 {
-            self.start_heartbeat(number, seconds);
-        }
     }
 
     pub(super) fn task_refused(&mut self, effect: EffectId, cause: String) {

@@ -161,7 +161,7 @@ impl Turn<'_> {
                 }
             }
             Wakes::TaskTimeout(thread) => self.task_timed_out(thread, RaisedError::named("States.Timeout")),
-            Wakes::Heartbeat(thread) => self.task_timed_out(thread, self.missed_heartbeat()),
+            Wakes::Heartbeat(thread) => self.task_timed_out(thread, Self::missed_heartbeat()),
             Wakes::Execution => self.time_out(),
         }
     }
@@ -307,7 +307,7 @@ impl Turn<'_> {
         let facts = &self.m.facts;
         let begin_ms = self.m.redrive_ms.unwrap_or(facts.start_ms);
         let end_ms = begin_ms.saturating_add(milliseconds(EXECUTION_SECONDS_MAX));
-        let (at_ms, wakes) = match facts.edition > 3 && !facts.express && at_ms > end_ms {
+        let (at_ms, wakes) = match !facts.express && at_ms > end_ms {
             true => (end_ms, Wakes::Execution),
             false => (at_ms, wakes),
         };

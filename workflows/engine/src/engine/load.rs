@@ -10,7 +10,7 @@ use super::inner::Inner;
 use super::types::StartedMachine;
 use mayfly_workflows_journal::{ExecutionRow, JournalError, RecordRow};
 use mayfly_workflows_machine::history::HistoryEvent;
-use mayfly_workflows_machine::{Event, Facts, Machine, Output};
+use mayfly_workflows_machine::{EDITION, Event, Facts, Machine, Output};
 
 /// An event as a record, with the evaluations that the wall clock ended.
 pub(super) fn record_of(event: &Event, verdicts: &[Verdict]) -> Result<Vec<u8>, serde_json::Error> {
@@ -56,12 +56,16 @@ impl Inner {
         Ok(row)
     }
 
-    /// A fresh machine for an execution.
+    /// A fresh machine for an execution; [`JournalError::UnknownEdition`] if it has other rules than this version's.
     pub(super) fn machine_for(
         &self,
         row: &ExecutionRow,
         state_machine: &StartedMachine,
     ) -> Result<Machine, JournalError> {
+        if row.birth.edition != EDITION {
+            let edition = row.birth.edition;
+            return Err(JournalError::UnknownEdition { execution: row.id, edition, known: EDITION });
+        }
         let json = row.input.json().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
         let input = json.value().map_err(|error| damaged("executions", error))?;
         let facts = Facts {
@@ -83,7 +87,6 @@ impl Inner {
             account: self.config.account.as_str().into(),
             flow: state_machine.flow.unwrap_or_else(|| state_machine.definition.root()),
             map_run_arn: row.map_run_arn.clone(),
-            edition: row.birth.edition,
             limits: self.config.limits.execution,
             starts_deferred: row.birth.starts_deferred,
         };

@@ -380,7 +380,9 @@ impl From<JournalError> for NotStarted {
         match error {
             JournalError::Closed => Self::Closed,
             JournalError::Full | JournalError::Database(_) => Self::Later(error.to_string()),
-            JournalError::RowDamaged { .. } => Self::Never(error.to_string()),
+            JournalError::RowDamaged { .. } | JournalError::UnknownEdition { .. } => {
+                Self::Never(error.to_string())
+            }
         }
     }
 }

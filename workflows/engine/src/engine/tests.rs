@@ -21,6 +21,7 @@ use mayfly_workflows_journal::{Journal, MemoryJournal};
 mod awaited;
 mod checkpoints;
 mod durability;
+mod editions;
 mod effects;
 mod evaluation;
 mod eviction;

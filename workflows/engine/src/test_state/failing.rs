@@ -10,7 +10,7 @@ use super::inspection::InspectionData;
 use super::request::StateTest;
 use super::run::{TestOutcome, target};
 use mayfly_workflows_machine::stages::{DataStage, StageObserver, StateStages, error_output};
-use mayfly_workflows_machine::{EDITION, error_matches, interval_seconds};
+use mayfly_workflows_machine::{error_matches, interval_seconds};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ pub(super) fn settle(
     };
     inspection.error_handling.catch_index = Some(index);
     let catcher = &state.catch[index];
-    let output = error_output(failure.error.as_ref(), failure.cause.as_ref(), EDITION);
+    let output = error_output(failure.error.as_ref(), failure.cause.as_ref());
     match stages.finish_caught((index, catcher), &output) {
         Ok(left) => {
             if catcher.assign.is_some() {

@@ -13,7 +13,7 @@ use super::request::CheckedMock;
 use super::run::{TestOutput, TestRun};
 use crate::executor::files;
 use mayfly_workflows_machine::stages::{DataStage, StageObserver, StateStages, Unobserved};
-use mayfly_workflows_machine::{EDITION, batched, quantity};
+use mayfly_workflows_machine::{batched, quantity};
 
 impl TestRun<'_> {
     /// A Parallel state shows its result's stages only.
@@ -58,7 +58,7 @@ impl TestRun<'_> {
             };
         }
         let source = self.stages.map_source(map, effective, self.inspection)?;
-        let items = quantity::items_in(self.stages.state, map, source, EDITION)?;
+        let items = quantity::items_in(self.stages.state, map, source)?;
         self.inputs(map, effective, items.to_vec())
     }
 

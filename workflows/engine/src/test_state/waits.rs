@@ -4,12 +4,12 @@ use mayfly_workflows_language::dataflow::EvaluationScope;
 use mayfly_workflows_language::definition::WaitState;
 use mayfly_workflows_language::error::StateError;
 
-use mayfly_workflows_machine::{EDITION, quantity};
+use mayfly_workflows_machine::quantity;
 
 /// Whether the state would know how long to wait.
 pub(super) fn check(wait: &WaitState, scope: &EvaluationScope<'_>) -> Result<(), StateError> {
     match wait {
-        WaitState::Seconds(seconds) => quantity::wait_seconds(scope, seconds, EDITION).map(drop),
+        WaitState::Seconds(seconds) => quantity::wait_seconds(scope, seconds).map(drop),
         WaitState::Timestamp(field) => quantity::wait_timestamp(scope, field).map(drop),
     }
 }
