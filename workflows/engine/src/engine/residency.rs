@@ -1,6 +1,6 @@
 //! Executions that only wait are evicted from memory and loaded again when they are needed.
 //!
-//! An evicted execution keeps its entry in the timer wheel and, when it waits for a worker, in the activity's queue.
+//! An evicted execution keeps its entry in the timer queue and, when it waits for a worker, in the activity's queue.
 //! A timer, a token or a request loads it: its state is recomputed from its records.
 
 use mayfly_workflows_language::arn::ExecutionArn;

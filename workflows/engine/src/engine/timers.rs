@@ -11,16 +11,16 @@ use tokio::sync::{Notify, oneshot};
 
 use super::delivery::TimerDelivery;
 use super::work::{Busy, WorkCounter};
-use crate::timers::{Clock, TimerKey, Wheel};
+use crate::timers::{Clock, TimerKey, TimerQueue};
 
-/// The number that no execution has: alarms lie in the wheel under it.
+/// The number that no execution has: alarms are in the queue under it.
 pub(super) const NO_EXECUTION: u64 = 0;
 
-/// The wheel of timers and its task's wake-ups.
+/// The queue of timers, and the wake-ups of the timer task.
 pub(super) struct Timers {
     clock: Arc<dyn Clock>,
     work: WorkCounter,
-    wheel: Mutex<Wheel>,
+    queue: Mutex<TimerQueue>,
     /// Notified when a timer is added that is due before the one the timer task waits for.
     changed: Notify,
     alarms: Mutex<Alarms>,
@@ -38,11 +38,10 @@ struct Alarms {
 impl Timers {
     /// No timers yet; `work` is counted while an alarm's waiter acts.
     pub(super) fn new(clock: Arc<dyn Clock>, work: WorkCounter) -> Self {
-        let wheel = Mutex::new(Wheel::new(clock.now_ms()));
         Self {
             clock,
             work,
-            wheel,
+            queue: Mutex::default(),
             changed: Notify::new(),
             alarms: Mutex::default(),
             delivery: TimerDelivery::new(),
@@ -51,10 +50,10 @@ impl Timers {
 
     /// Sets a timer, or moves it. Never blocks.
     pub(super) fn set(&self, key: TimerKey, at_ms: i64) {
-        let mut wheel = self.wheel.lock();
-        let sooner = wheel.next_ms().is_none_or(|next| at_ms < next);
-        wheel.insert(key, at_ms);
-        drop(wheel);
+        let mut queue = self.queue.lock();
+        let sooner = queue.next_due_ms().is_none_or(|next| at_ms < next);
+        queue.insert(key, at_ms);
+        drop(queue);
         if sooner {
             self.changed.notify_one();
         }
@@ -62,23 +61,23 @@ impl Timers {
 
     /// Moves a timer to a later time, which needs no wake-up of the timer task.
     pub(super) fn postpone(&self, key: TimerKey, at_ms: i64) {
-        self.wheel.lock().insert(key, at_ms);
+        self.queue.lock().insert(key, at_ms);
     }
 
     /// Removes a timer.
     pub(super) fn cancel(&self, key: TimerKey) {
-        self.wheel.lock().cancel(key);
+        self.queue.lock().cancel(key);
     }
 
-    /// Takes the timers that are due out of the wheel, in their order, and returns the time of its next step.
+    /// Takes the timers that are due out of the queue, in their order, and returns when the next one is due.
     pub(super) fn advance(&self, now_ms: i64) -> (Vec<TimerKey>, Option<i64>) {
-        let mut wheel = self.wheel.lock();
-        (wheel.advance(now_ms), wheel.next_ms())
+        let mut queue = self.queue.lock();
+        (queue.take_due(now_ms), queue.next_due_ms())
     }
 
     /// The time of the first timer.
     pub(super) fn next_due_ms(&self) -> Option<i64> {
-        self.wheel.lock().next_due_ms()
+        self.queue.lock().next_due_ms()
     }
 
     /// Resolves when a timer is added that is due before all others.
@@ -88,12 +87,12 @@ impl Timers {
 
     /// The number of timers, alarms included.
     pub(super) fn len(&self) -> usize {
-        self.wheel.lock().len()
+        self.queue.lock().len()
     }
 
     /// Whether no timer is set.
     pub(super) fn is_empty(&self) -> bool {
-        self.wheel.lock().is_empty()
+        self.queue.lock().is_empty()
     }
 
     /// Resolves after this time. The value keeps a virtual clock still until it is dropped, so that the waiter can
