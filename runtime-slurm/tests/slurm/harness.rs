@@ -79,17 +79,21 @@ impl Harness {
         }
     }
 
-    pub(crate) async fn sandbox(&self, uid: &str, annotations: &[(&str, &str)]) {
+    /// The sandbox of a pod.
+    pub(crate) fn sandbox_spec(uid: &str, annotations: &[(&str, &str)]) -> SandboxSpec {
         let annotations = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let sandbox = SandboxSpec {
+        SandboxSpec {
             uid: PodUid(uid.into()),
             pod: ObjectKey::new("default", uid),
             labels: Default::default(),
             annotations: annotations.collect(),
             address: None,
             host: SandboxHost::default(),
-        };
-        let made = self.runtime.create_sandbox(sandbox).await.unwrap();
+        }
+    }
+
+    pub(crate) async fn sandbox(&self, uid: &str, annotations: &[(&str, &str)]) {
+        let made = self.runtime.create_sandbox(Self::sandbox_spec(uid, annotations)).await.unwrap();
         assert!(made.addresses.is_empty());
     }
 

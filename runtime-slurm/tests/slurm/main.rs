@@ -1,5 +1,6 @@
 //! Tests of the runtime on a Slurm cluster of one node.
 
+mod conformance;
 mod harness;
 mod recovery;
 

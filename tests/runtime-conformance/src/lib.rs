@@ -5,7 +5,9 @@
 //!
 //! **Does not belong here:** the behaviour of one kind of runtime (images, exec, limits): its own tests cover that.
 //!
-//! An implementation provides a [`RuntimeFixture`] and calls [`check_all`] in a test. Start reading at [`CHECKS`].
+//! An implementation provides a [`RuntimeFixture`] and calls [`check_all`] in a test. What a kind of runtime does not
+//! have by its nature (addresses, usage, a start without a queue) is a method of the fixture, so that each exception
+//! has a name. Start reading at [`CHECKS`].
 
 mod checks;
 mod pod;
@@ -45,6 +47,27 @@ pub trait RuntimeFixture: Send + Sync {
     /// Whether programs have a grace period: a runtime whose programs cannot receive the stop request ends them at
     /// once.
     fn has_grace(&self) -> bool;
+
+    /// Whether a container runs as soon as its start returns. Otherwise it may be queued first, and the checks wait
+    /// until it runs.
+    fn starts_at_once(&self) -> bool {
+        true
+    }
+
+    /// Whether the runtime measures what running containers use.
+    fn measures_usage(&self) -> bool {
+        true
+    }
+
+    /// Whether pods have addresses at all.
+    fn has_addresses(&self) -> bool {
+        true
+    }
+
+    /// The number of pods that one check starts at the same time, all of which must run.
+    fn pods_at_once(&self) -> usize {
+        8
+    }
 }
 
 /// One check.

@@ -18,6 +18,7 @@ pub(crate) struct ContainerEnd {
 
 /// A pod with one container.
 pub(crate) struct TestPod<'a> {
+    fixture: &'a dyn RuntimeFixture,
     pub(crate) runtime: &'a dyn Runtime,
     pub(crate) sandbox: SandboxSpec,
     pub(crate) container: ContainerSpec,
@@ -28,7 +29,7 @@ impl<'a> TestPod<'a> {
     pub(crate) async fn new(fixture: &'a dyn RuntimeFixture, name: &str, program: TestProgram) -> Self {
         let (sandbox, container) = fixture.pod(name, program).await;
         assert_eq!(sandbox.uid, container.id.pod, "the fixture's container is in its pod");
-        Self { runtime: fixture.runtime(), sandbox, container }
+        Self { fixture, runtime: fixture.runtime(), sandbox, container }
     }
 
     /// A pod whose container was started. A program with a grace period handles the request to stop already.
@@ -68,8 +69,21 @@ impl<'a> TestPod<'a> {
         self.runtime.create_sandbox(self.sandbox.clone()).await.expect("the sandbox is created")
     }
 
+    /// Starts the container, and waits until it is not queued any more.
     pub(crate) async fn start(&self) {
         self.runtime.start_container(self.container.clone()).await.expect("the container starts");
+        self.dequeued().await;
+    }
+
+    /// Waits until a runtime with a queue runs the container; returns at once for the others.
+    pub(crate) async fn dequeued(&self) {
+        if self.fixture.starts_at_once() {
+            return;
+        }
+        let mut changes = self.runtime.changes();
+        while matches!(self.state(), None | Some(ContainerState::Waiting { .. })) {
+            timeout(PATIENCE, changes.changed()).await.expect("the container runs").expect("a runtime");
+        }
     }
 
     pub(crate) async fn stop(&self, grace: Duration) {
@@ -102,6 +116,11 @@ impl<'a> TestPod<'a> {
 
     pub(crate) fn has_usage(&self) -> bool {
         self.runtime.usage().iter().any(|(id, _)| id == self.id())
+    }
+
+    /// Whether the runtime shows the usage of the running container, if it measures any.
+    pub(crate) fn has_usage_if_measured(&self) -> bool {
+        self.has_usage() == self.fixture.measures_usage()
     }
 
     /// The end of the container, if it is known.
