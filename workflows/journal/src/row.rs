@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use mayfly_workflows_language::execution::RunStatus;
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::ids::{EffectId, MapRunId};
 
 /// One execution, with the data of list and describe requests.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,7 +98,7 @@ pub struct WaitedBy {
     /// The id of the execution that the task belongs to.
     pub execution: u64,
     /// The task's effect number in that execution.
-    pub effect: u32,
+    pub effect: EffectId,
 }
 
 /// The map run and execution that a child belongs to.
@@ -106,7 +107,7 @@ pub struct ChildOf {
     /// The parent execution's number.
     pub execution: u64,
     /// The map run's number in the parent.
-    pub run: u32,
+    pub run: MapRunId,
     /// The index of the child.
     pub index: u32,
     /// The number of items of the child.

@@ -30,6 +30,9 @@ pub use state::{
 pub const SECONDS_MAX: u64 = 99_999_999;
 
 /// STANDARD or EXPRESS: the type of a state machine, and of the executions of a distributed Map.
+///
+/// The `WorkflowType` of Workflow objects is separate, because neither crate of floor 0 depends on the other;
+/// `workflows/controller` converts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StateMachineType {
     /// Every step is journalled; executions survive a crash and have a history.

@@ -53,7 +53,9 @@ impl RunStatus {
     }
 }
 
-/// The SHA-256 digest of some content.
+/// The SHA-256 digest of some content, stored as its hexadecimal digits.
+///
+/// It is not `mayfly_api::Digest`, whose text begins with `sha256:`: neither crate of floor 0 depends on the other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentDigest(pub [u8; 32]);
 

@@ -19,6 +19,7 @@ pub mod dataflow;
 pub mod definition;
 pub mod error;
 pub mod execution;
+pub mod ids;
 pub mod intrinsic;
 mod java_random;
 pub mod jsonata;

@@ -42,7 +42,6 @@ mod error_source;
 mod event;
 mod failure;
 pub mod history;
-mod ids;
 mod map;
 mod map_counts;
 mod map_run;
@@ -56,6 +55,8 @@ mod state;
 mod task;
 mod token;
 mod turn;
+
+use mayfly_workflows_language::ids;
 
 pub use batches::batched;
 pub use call::{Action, Call, ChildResult, ChildStart, TaskCall};

@@ -104,7 +104,7 @@ impl Reporter {
 
     /// Which task of which execution this is.
     pub(crate) fn waiter(&self) -> WaitedBy {
-        WaitedBy { execution: self.running.id, effect: self.n.0 }
+        WaitedBy { execution: self.running.id, effect: self.n }
     }
 
     /// The operations of Step Functions, for tasks that call them.

@@ -14,7 +14,7 @@ use super::inner::{ApplyError, Inner, timestamp};
 use super::live::{ResidentExecution, ResidentState};
 use super::types::StartedMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
-use mayfly_workflows_machine::{ChildStart, EDITION, EffectId, Event, Machine, MapRunId, MapRunState};
+use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunId, MapRunState};
 
 /// The pause before a child whose start was refused is started again; it doubles up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
@@ -136,7 +136,7 @@ impl Inner {
             clock: None,
             parent: Some(ChildOf {
                 execution: parent.id,
-                run: child.run.0,
+                run: child.run,
                 index: child.index,
                 items: child.items,
             }),
@@ -195,7 +195,7 @@ impl Inner {
             // then.
             let Some(running) = inner.live.by_id(parent.execution) else { return };
             let event = Event::Child {
-                run: MapRunId(parent.run),
+                run: parent.run,
                 index: parent.index,
                 status: outcome.status,
                 output: outcome.output,
@@ -259,10 +259,10 @@ impl Inner {
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
                 Dependency::ByTask(waiter) => {
-                    let waits = move |machine: &Machine| machine.waits_for(EffectId(waiter.effect));
+                    let waits = move |machine: &Machine| machine.waits_for(waiter.effect);
                     parent.with_machine(waits).await.unwrap_or(false)
                 }
-                Dependency::ByRun(child) => run_waits(&parent, MapRunId(child.run), child.index).await,
+                Dependency::ByRun(child) => run_waits(&parent, child.run, child.index).await,
             });
         }
         // One that runs and is not in memory could not be read; it may be read another time.

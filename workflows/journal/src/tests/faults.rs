@@ -1,6 +1,7 @@
 //! A full disk, a broken connection, a damaged log: the behaviour of a journal in a file.
 
 use super::*;
+use mayfly_workflows_language::ids::MapRunId;
 
 #[test]
 fn a_full_disk_refuses_starts_and_loses_nothing() {
@@ -78,7 +79,7 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
     journal.inject([DiskFull; 3]);
     let record = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
     let mut child = row(3, "three");
-    child.birth.parent = Some(ChildOf { execution: 1, run: 0, index: 0, items: 1 });
+    child.birth.parent = Some(ChildOf { execution: 1, run: MapRunId(0), index: 0, items: 1 });
     let (sender, receiver) = mpsc::channel();
     for changes in [
         vec![JournalChange::Record { execution: 1, row: record }],
