@@ -3,6 +3,7 @@
 //! [`read`] goes through the objects that a reader names, part by part; [`records`] makes items of the parts;
 //! [`write`] writes the results.
 
+mod csv;
 mod read;
 mod records;
 mod write;

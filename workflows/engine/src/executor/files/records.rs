@@ -7,14 +7,13 @@ use flate2::write::MultiGzDecoder;
 use mayfly_workflows_language::definition::ItemReader;
 use mayfly_workflows_language::value::Value;
 
+use super::csv::{BYTE_ORDER_MARK, CsvRows, each_once};
 use super::{at_pointer, items_in};
 
 /// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Compressed bytes that are unpacked at a time: they become a thousand times as many at most.
 const PACKED_BYTES: usize = 4096;
-/// The byte order mark with which some editors begin a file in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The format of a file.
 #[derive(Debug, Clone)]
@@ -50,14 +49,6 @@ impl RecordFormat {
             }),
             other => Err(format!("InputType {other} is not read here; use JSON, JSONL, CSV or MANIFEST")),
         }
-    }
-}
-
-/// Headers, if none comes twice. The sentence is LocalStack's.
-fn each_once(headers: Vec<Arc<str>>) -> Result<Vec<Arc<str>>, String> {
-    match headers.iter().enumerate().any(|(at, header)| headers[..at].contains(header)) {
-        true => Err("CSV headers cannot contain duplicates.".to_owned()),
-        false => Ok(headers),
     }
 }
 
@@ -115,35 +106,36 @@ impl Unpacked {
 /// Makes items.
 pub(super) struct Records<'a> {
     key: &'a str,
-    format: RecordFormat,
-    /// The bytes of an incomplete item: a file, a line, a cell.
+    form: RecordForm<'a>,
+    /// The bytes of an incomplete item: a file or a line.
     held: Vec<u8>,
-    row: Vec<String>,
-    /// The line that is being read.
-    line: u64,
-    begun: bool,
-    quote: Quote,
 }
 
-/// The position in a quoted cell.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Quote {
-    Outside,
-    /// Since this line.
-    Inside(u64),
-    /// After a quote inside: the cell's end, or the first half of a quote.
-    Maybe(u64),
+/// A [`RecordFormat`] with its reader.
+enum RecordForm<'a> {
+    Json { pointer: Option<Arc<str>> },
+    Value,
+    Lines,
+    Csv(Box<CsvRows<'a>>),
 }
 
 impl<'a> Records<'a> {
     pub(super) fn new(key: &'a str, format: RecordFormat) -> Self {
-        Self { key, format, held: Vec::new(), row: Vec::new(), line: 1, begun: false, quote: Quote::Outside }
+        let form = match format {
+            RecordFormat::Json { pointer } => RecordForm::Json { pointer },
+            RecordFormat::Value => RecordForm::Value,
+            RecordFormat::Lines => RecordForm::Lines,
+            RecordFormat::Csv { delimiter, headers } => {
+                RecordForm::Csv(Box::new(CsvRows::new(key, delimiter, headers)))
+            }
+        };
+        Self { key, form, held: Vec::new() }
     }
 
     pub(super) fn push(&mut self, bytes: &[u8], items: &mut Vec<Value>) -> Result<(), String> {
-        match self.format {
-            RecordFormat::Json { .. } | RecordFormat::Value => self.held.extend_from_slice(bytes),
-            RecordFormat::Lines => {
+        match &mut self.form {
+            RecordForm::Json { .. } | RecordForm::Value => self.held.extend_from_slice(bytes),
+            RecordForm::Lines => {
                 for part in bytes.split_inclusive(|byte| *byte == b'\n') {
                     self.held.extend_from_slice(part);
                     if part.ends_with(b"\n") {
@@ -151,20 +143,15 @@ impl<'a> Records<'a> {
                     }
                 }
             }
-            RecordFormat::Csv { delimiter, .. } => {
-                for byte in bytes {
-                    self.csv(*byte, delimiter, items)?;
-                }
-            }
+            RecordForm::Csv(rows) => rows.push(bytes, items)?,
         }
         Ok(())
     }
 
     /// There is no more.
     pub(super) fn end(mut self, items: &mut Vec<Value>) -> Result<(), String> {
-        match &self.format {
-            RecordFormat::Json { pointer } => {
-                let pointer = pointer.clone();
+        match std::mem::replace(&mut self.form, RecordForm::Value) {
+            RecordForm::Json { pointer } => {
                 let held = self.text()?;
                 let mut value = self.parsed(&held, "JSON")?;
                 if let Some(pointer) = pointer {
@@ -173,25 +160,12 @@ impl<'a> Records<'a> {
                 }
                 items.extend(items_in(&value).ok_or("Attempting to map over non-iterable node.")?);
             }
-            RecordFormat::Value => {
+            RecordForm::Value => {
                 let held = self.text()?;
                 items.push(self.parsed(&held, "JSON")?);
             }
-            RecordFormat::Lines => self.line_ends(items)?,
-            RecordFormat::Csv { headers, .. } => {
-                let has_given = headers.is_some();
-                if let Quote::Inside(line) = self.quote {
-                    let key = self.key;
-                    return Err(format!(
-                        "Attempting to parse {key} as CSV failed: the quoted cell that begins in line {line} has no end"
-                    ));
-                }
-                if self.begun {
-                    self.row_ends(items)?;
-                } else if self.line == 1 && !has_given {
-                    return Err("The CSV file is empty".to_owned());
-                }
-            }
+            RecordForm::Lines => self.line_ends(items)?,
+            RecordForm::Csv(rows) => rows.end(items)?,
         }
         Ok(())
     }
@@ -215,65 +189,6 @@ impl<'a> Records<'a> {
         if !line.trim().is_empty() {
             items.push(self.parsed(&line, "JSONL")?);
         }
-        Ok(())
-    }
-
-    /// RFC 4180: quoted cells may hold delimiters, line ends and doubled quotes.
-    fn csv(&mut self, byte: u8, delimiter: u8, items: &mut Vec<Value>) -> Result<(), String> {
-        self.begun = true;
-        match (self.quote, byte) {
-            (Quote::Maybe(line), b'"') => {
-                self.held.push(b'"');
-                self.quote = Quote::Inside(line);
-                return Ok(());
-            }
-            (Quote::Maybe(_), _) => self.quote = Quote::Outside,
-            _ => {}
-        }
-        match (self.quote, byte) {
-            (Quote::Outside, b'"') => self.quote = Quote::Inside(self.line),
-            (Quote::Inside(line), b'"') => self.quote = Quote::Maybe(line),
-            (Quote::Outside, b'\n') => {
-                self.row_ends(items)?;
-                self.line += 1;
-            }
-            (Quote::Outside, byte) if byte == delimiter => self.cell_ends()?,
-            (_, byte) => {
-                self.line += u64::from(byte == b'\n');
-                self.held.push(byte);
-            }
-        }
-        Ok(())
-    }
-
-    fn cell_ends(&mut self) -> Result<(), String> {
-        let is_first = self.line == 1 && self.row.is_empty();
-        let cell = match is_first {
-            true => self.text()?,
-            false => String::from_utf8(std::mem::take(&mut self.held))
-                .map_err(|_| format!("The file {} is not UTF-8 text in line {}", self.key, self.line))?,
-        };
-        self.row.push(cell);
-        Ok(())
-    }
-
-    fn row_ends(&mut self, items: &mut Vec<Value>) -> Result<(), String> {
-        if self.held.ends_with(b"\r") {
-            self.held.pop();
-        }
-        self.cell_ends()?;
-        self.begun = false;
-        let row = std::mem::take(&mut self.row);
-        let RecordFormat::Csv { headers, .. } = &mut self.format else { return Ok(()) };
-        let Some(headers) = headers else {
-            *headers = Some(each_once(row.into_iter().map(Into::into).collect())?);
-            return Ok(());
-        };
-        // Cells without a header are dropped, headers without a cell are empty.
-        let mut cells = row.into_iter();
-        let named =
-            headers.iter().map(|header| (header.clone(), Value::from(cells.next().unwrap_or_default())));
-        items.push(Value::object(named));
         Ok(())
     }
 }
@@ -319,6 +234,10 @@ mod tests {
             [r#"{"a":"1","b":""}"#, r#"{"a":"1","b":"2"}"#]
         );
         assert_eq!(csv(b',', b"a,b\n").expect("rows"), Vec::<String>::new());
+        assert_eq!(csv(b',', b"\xef\xbb\xbf\"a\"\r\n\r\n\"1\"").expect("rows"), [r#"{"a":"1"}"#]);
+        let long = "x".repeat(5_000);
+        let items = csv(b',', format!("a\n\"{long}\"\n").as_bytes()).expect("rows");
+        assert_eq!(items, [format!(r#"{{"a":"{long}"}}"#)]);
         let given = RecordFormat::Csv { delimiter: b',', headers: Some(vec!["h".into()]) };
         assert_eq!(read(&given, b"").expect("none"), Vec::<Value>::new());
         assert_eq!(read(&given, "ä\n".as_bytes()).expect("rows")[0].to_text(), r#"{"h":"ä"}"#);
@@ -333,7 +252,9 @@ mod tests {
         cut.truncate(cut.len() - 6);
         for (told, words) in [
             (csv_of(b""), "is empty"),
+            (csv_of(b"\xef\xbb"), "not UTF-8 text in line 1"),
             (csv_of(b"a,b\n1,2\n\"3,4\n5,6\n"), "begins in line 3"),
+            (csv_of(b"a,b\r\n\r\n\"x\ny\",\"3"), "begins in line 4"),
             (csv_of(b"a\n\xff\n"), "not UTF-8 text in line 2"),
             (csv_of(&cut), "cannot be unpacked"),
             (read_of(&RecordFormat::Lines, b"{\"a\":1}\n{\"a\"\n"), "as JSONL failed"),
