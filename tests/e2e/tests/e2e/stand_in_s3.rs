@@ -166,12 +166,10 @@ fn signed(parts: &Parts, body: &Bytes) -> Result<(), Told> {
     }
 }
 
+/// HMAC-SHA256.
 fn hmac(key: &[u8], text: &str) -> Vec<u8> {
-    let mut block = key.to_vec();
-    block.resize(64, 0);
-    let with = |pad: u8| block.iter().map(|byte| byte ^ pad).collect::<Vec<u8>>();
-    let inner = Sha256::digest([with(0x36), text.as_bytes().to_vec()].concat());
-    Sha256::digest([with(0x5c), inner.to_vec()].concat()).to_vec()
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key);
+    ring::hmac::sign(&key, text.as_bytes()).as_ref().to_vec()
 }
 
 /// Percent-encodes all characters except unreserved ones and those in `kept`.
