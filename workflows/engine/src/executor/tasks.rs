@@ -402,7 +402,7 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                     execution: reporter.execution_arn().clone(),
                 },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
-                retries: reporter.state().map_or(0, |(_, retries)| retries),
+                retries: reporter.state().await.map_or(0, |(_, retries)| retries),
             };
             let answer = with_submission(reporter, reporter.integrations.call(call), told).await;
             let of_aws =
