@@ -182,16 +182,28 @@ async fn runaway_expressions_delay_neither_starts_nor_timers_nor_other_state_mac
     assert!(running >= 40, "only {running} runaways were left");
 
     // Those without a turn are stopped at once, while others are evaluated.
-    for arn in &runaways[30..] {
-        engine.stop(arn, None, None).await.expect("stops");
+    let mut stops: futures::stream::FuturesUnordered<_> =
+        runaways.iter().map(|arn| engine.stop(arn, None, None)).collect();
+    for _ in 0..25 {
+        stops.next().await.expect("there").expect("stops");
     }
-    assert_eq!(count(&engine, &runaways[30..], RunStatus::Aborted).await, 20);
-    assert!(count(&engine, &runaways[..30], RunStatus::Running).await > 0);
-    let first = engine.wait(&runaways[0]).await.expect("read").expect("there");
-    assert_eq!(first.status, RunStatus::Failed);
-    assert_eq!(first.error.as_deref(), Some("States.QueryEvaluationError"));
-    let stops = runaways[..30].iter().map(|arn| engine.stop(arn, None, None));
-    futures::future::try_join_all(stops).await.expect("stop");
+    assert!(
+        count(&engine, &runaways, RunStatus::Running).await > 0,
+        "the first stops wait for no evaluation"
+    );
+    while let Some(stopped) = stops.next().await {
+        stopped.expect("stops");
+    }
+    let mut failed = 0;
+    for arn in &runaways {
+        let ended = engine.describe(arn).await.expect("read").expect("there");
+        if ended.status != RunStatus::Aborted {
+            assert_eq!(ended.status, RunStatus::Failed);
+            assert_eq!(ended.error.as_deref(), Some("States.QueryEvaluationError"));
+            failed += 1;
+        }
+    }
+    assert!((1..=25).contains(&failed), "{failed} failed");
     engine.shutdown().await;
 }
 
