@@ -304,7 +304,11 @@ fn cleaned(value: Value) -> Option<Value> {
     match value {
         Value::Object(map) if map.get(DIRECTIVE).and_then(Value::as_str) == Some("delete") => None,
         Value::Object(map) => Some(Value::Object(without_directives(map))),
-        Value::Array(items) => Some(Value::Array(items.into_iter().filter_map(cleaned).collect())),
+        Value::Array(items) => {
+            // An item with this directive is about the list and no part of it.
+            let items = items.into_iter().filter(|item| item[DIRECTIVE] != "replace");
+            Some(Value::Array(items.filter_map(cleaned).collect()))
+        }
         other => Some(other),
     }
 }

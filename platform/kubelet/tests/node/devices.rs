@@ -106,7 +106,7 @@ impl NodeDevices for TestDevices {
 async fn create(cluster: &Cluster, name: &str) -> Pod {
     let resources = json!({"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}});
     let containers = json!([{"name": "main", "image": "x", "resources": resources}]);
-    cluster.create(name, json!({"containers": containers}), json!({})).await
+    cluster.create(name, json!({"restartPolicy": "Never", "containers": containers}), json!({})).await
 }
 
 #[tokio::test]
