@@ -55,9 +55,10 @@ async fn rights_are_reconciled_checked_and_used_with_a_token() -> Result<()> {
     let rights = |verbs: Value| {
         let (group, version) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]);
-        let role =
-            json!({"apiVersion": version, "kind": "Role", "metadata": {"name": "reader"}, "rules": rules});
-        let binding = json!({"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "reader"},
+        // `auth reconcile` reads the namespace from the manifest only.
+        let metadata = json!({"name": "reader", "namespace": "default"});
+        let role = json!({"apiVersion": version, "kind": "Role", "metadata": metadata, "rules": rules});
+        let binding = json!({"apiVersion": version, "kind": "RoleBinding", "metadata": metadata,
             "roleRef": {"apiGroup": group, "kind": "Role", "name": "reader"},
             "subjects": [{"kind": "ServiceAccount", "name": "robot", "namespace": "default"}]});
         json!({"apiVersion": "v1", "kind": "List", "items": [role, binding]})

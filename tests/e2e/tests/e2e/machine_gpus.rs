@@ -63,7 +63,12 @@ async fn the_machines_gpus_are_offered_unless_they_are_broken_or_off() -> Result
     for (name, value) in wanted {
         ensure!(labels[name] == value, "{name}: {labels}");
     }
-    ensure!(node_now["status"]["capacity"]["mayfly.dev/vcuda-core"] == "200", "{node_now}");
+    // Each resource is connected by itself.
+    wait::until("both GPUs are offered in shares", || async {
+        let node = node(&up).await?;
+        Ok((node["status"]["capacity"]["mayfly.dev/vcuda-core"] == "200").then_some(()))
+    })
+    .await?;
     ensure!(up.log().contains("GPUs are offered"), "{}", up.log());
 
     // A GPU that is lost from the bus is not allocatable, which the metrics show.

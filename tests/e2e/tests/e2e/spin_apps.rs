@@ -245,7 +245,7 @@ async fn only_allowed_outbound_hosts_are_reached() -> Result<()> {
     })
     .await?;
     let denied = fetched(other).await?;
-    ensure!(denied.status == 502 && denied.text().contains("not listed in spec.egress"), "{denied:?}");
+    ensure!(denied.status == 502 && denied.text().contains("this destination is denied"), "{denied:?}");
     Ok(())
 }
 

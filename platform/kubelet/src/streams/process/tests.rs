@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::{io::DuplexStream, task::JoinHandle};
 
 use super::{
-    super::spdy::client::{ClientConnection, initial_window},
+    super::spdy::client::{SpdyTestConnection, initial_window},
     *,
 };
 
@@ -46,14 +46,14 @@ fn start(
     protocol: &'static str,
     options: StreamOptions,
     opened: Result<ProcessSession, RuntimeError>,
-) -> (ClientConnection, JoinHandle<()>) {
+) -> (SpdyTestConnection, JoinHandle<()>) {
     let (server, client) = tokio::io::duplex(PIPE_BYTES);
     let running = tokio::spawn(run(server, protocol, options, async { opened }));
-    (ClientConnection::new(client), running)
+    (SpdyTestConnection::new(client), running)
 }
 
 /// Opens the streams of a session as kubectl does: 1 error, 3 stdin, 5 stdout, 7 stderr.
-async fn open_all(client: &mut ClientConnection) {
+async fn open_all(client: &mut SpdyTestConnection) {
     for (stream, kind) in [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "stderr")] {
         client.open(stream, kind).await;
     }

@@ -29,13 +29,13 @@ pub(crate) fn initial_window(bytes: u32) -> Bytes {
 }
 
 /// A client's connection.
-pub(crate) struct ClientConnection {
+pub(crate) struct SpdyTestConnection {
     io: DuplexStream,
     client: SpdyClient,
     codec: Codec,
 }
 
-impl ClientConnection {
+impl SpdyTestConnection {
     pub(crate) fn new(io: DuplexStream) -> Self {
         Self { io, client: SpdyClient::new(), codec: Codec::new().unwrap() }
     }
