@@ -138,7 +138,7 @@ impl DriverNode {
         runtime.spawn(async move {
             let stop = CancellationToken::new();
             let informers = Informers::create(client.clone(), stop.clone());
-            Controllers::create(config, client, &informers).run(stop).await;
+            Box::pin(Controllers::create(config, client, &informers).run(stop)).await;
         });
         RunningControllers { runtime: Some(runtime) }
     }
