@@ -2,11 +2,10 @@
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
 //! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs reported by NVML ([`source`]), including those
-//! of a simulated host ([`simulated`]); the choice of a container's GPU and the GPUs
-//! that the node publishes for the scheduler ([`placement`], pure); the driver's files on
-//! this machine ([`driver`]); the limits file and the plugin's answer for a container ([`grant`]); lending idle GPU
-//! time to containers with an elastic limit; the usage of GPUs and by containers ([`usage`]); the node's labels
-//! ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers over its sockets like any plugin
+//! of a simulated host ([`simulated`]); the choice of a container's GPU, and the GPUs that the node publishes for the
+//! scheduler ([`placement`], pure); the driver's files on this machine ([`driver`]); the limits file and the plugin's
+//! answer for a container ([`grant`]); lending idle GPU time to containers with an elastic limit; the usage of GPUs and
+//! by containers ([`usage`]); the node's labels ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers over its sockets like any plugin
 //! ([`plugin`]). It gets the allocated devices from the device manager and keeps no state.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.

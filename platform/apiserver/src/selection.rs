@@ -43,7 +43,7 @@ impl Selection {
                 let is_plain = kind.selectable.is_empty() && !kind.custom;
                 let message = match is_plain {
                     // Upstream has an own conversion of labels for this kind.
-                    true if kind.kind == "Job" => format!("field label {path:?} not supported for Job"),
+                    _ if is_job(kind) => format!("field label {path:?} not supported for Job"),
                     true => format!(
                         "{path:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
                     ),
@@ -57,6 +57,10 @@ impl Selection {
                     selection.namespace = Some(value)
                 }
                 _ => {
+                    let path = match path.as_str() {
+                        JOB_SUCCESSFUL if is_job(kind) => "status.succeeded",
+                        path => path,
+                    };
                     let path = path.split('.').map(str::to_owned).collect();
                     selection.fields.push(FieldRequirement { path, default, equal, value });
                 }
@@ -148,6 +152,13 @@ impl FieldRequirement {
         };
         found == self.equal
     }
+}
+
+/// The only label of a Job's fields that differs from the field's path.
+pub(crate) const JOB_SUCCESSFUL: &str = "status.successful";
+
+fn is_job(kind: &Kind) -> bool {
+    (kind.group, kind.kind) == ("batch", "Job")
 }
 
 /// The name that a field selector requires, if it can be the name of an object (upstream's `RequiresExactMatch`).
@@ -253,6 +264,33 @@ mod tests {
                 "{labels} {fields}"
             );
         }
+    }
+
+    #[test]
+    fn jobs_are_selected_by_the_number_of_their_successes() {
+        let jobs = registry().find("batch", "v1", "jobs").unwrap();
+        let job = |status: Value| {
+            let object = json!({"metadata": {"name": "x"}, "status": status});
+            Entry {
+                key: mayfly_store::Key::new("jobs.batch", "a", "x"),
+                value: Object(object.as_object().unwrap().clone()).encode(),
+                created: mayfly_store::Revision(1),
+                modified: mayfly_store::Revision(1),
+            }
+        };
+        let parse = |fields: &str| {
+            Selection::parse(jobs, &Query { field_selector: Some(fields.into()), ..Query::default() })
+        };
+        for (fields, done, fresh) in
+            [("status.successful=1", true, false), ("status.successful=0", false, true)]
+        {
+            let selection = parse(fields).unwrap();
+            let found =
+                (selection.matches(&job(json!({"succeeded": 1}))), selection.matches(&job(json!({}))));
+            assert_eq!(found, (done, fresh), "{fields}");
+        }
+        let refused = parse("status.active=1").err().unwrap();
+        assert_eq!(refused.message, "field label \"status.active\" not supported for Job");
     }
 
     #[test]

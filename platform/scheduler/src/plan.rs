@@ -1,10 +1,10 @@
 //! The choice of a node for one pod: pure and deterministic, over all nodes.
 //!
 //! Filters, cheapest first: constraints on the node's properties (evaluated once per template), room for pods, free
-//! amounts of every requested resource, host ports, claims, room on single GPUs, the rules about other pods. Scores: the free share of CPU
-//! and memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred node affinity × 2,
-//! the rules about other pods ([`crate::topology`]), and a bonus for a node that already runs the pod's revision,
-//! where it is warm.
+//! amounts of every requested resource, host ports, claims, room on single GPUs, the rules about other pods. Scores:
+//! the free share of CPU and memory after placing (upstream's LeastAllocated), PreferNoSchedule taints × 3, preferred
+//! node affinity × 2, the rules about other pods ([`crate::topology`]), and a bonus for a node that already runs the
+//! pod's revision, where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 

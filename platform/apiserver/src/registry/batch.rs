@@ -20,6 +20,7 @@ use super::{
 use crate::{
     meta,
     object::{Object, map_at},
+    selection::JOB_SUCCESSFUL,
 };
 
 /// The label of the default selector of a job.
@@ -34,6 +35,7 @@ pub(super) fn kinds() -> Vec<Kind> {
     vec![Kind {
         categories: &["all"],
         generation: true,
+        selectable: &[(JOB_SUCCESSFUL, "0")],
         columns: const {
             &[
                 NAME,
