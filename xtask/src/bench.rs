@@ -38,7 +38,7 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
                                 connections, fresh and reused instances; first requests to 1,000 sleeping
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
   cargo xtask bench gpu         shares of GPU time and the cost of launches and allocations under the limiting library,
-                                on simulated GPUs; needs gcc
+                                on simulated GPUs, or with MAYFLY_TEST_GPU=real on a real one; needs gcc
   cargo xtask bench languages   one handler in Rust, JavaScript and Python: build, deployment, first calls, requests/s,
                                 memory of 1, 10 and 100 functions, beside wasmtime serve and jco serve
   cargo xtask bench neighbours  a function alone and beside spinning, filling, allocating, logging, sleeping and

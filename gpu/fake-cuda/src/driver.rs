@@ -153,6 +153,16 @@ driver_functions! {
         out!(device, state.ordinal_of(check!(state.current())));
         SUCCESS
     }
+    /// CUDA 13's version of `cuCtxGetDevice`: the device of any context; NULL: the current one.
+    fn cuCtxGetDevice_v2(device: *mut c_int, context: u64) {
+        let state = check!(state());
+        let index = match context {
+            0 => check!(state.current()),
+            _ => check!(state.tables().contexts.get(&context).copied().ok_or(crate::INVALID_CONTEXT)),
+        };
+        out!(device, state.ordinal_of(index));
+        SUCCESS
+    }
     fn cuModuleLoadData(module: *mut u64, _image: *const c_void) {
         check!(check!(state()).current());
         out!(module, new_handle());
@@ -215,8 +225,12 @@ fn find(name: &str, version: c_int, flags: u64) -> Option<FunctionAddress> {
     let tables = [FUNCTIONS, memory::FUNCTIONS, pool::FUNCTIONS, vmm::FUNCTIONS, stream::FUNCTIONS];
     let exact =
         |wanted: &str| tables.iter().copied().flatten().find(|(known, _)| *known == wanted).map(|f| f.1);
-    let newest =
-        if name == "cuGetProcAddress" && version < 12000 { None } else { exact(&format!("{name}_v2")) };
+    let second_since = match name {
+        "cuGetProcAddress" => 12000,
+        "cuCtxGetDevice" => 13000,
+        _ => 0,
+    };
+    let newest = if version < second_since { None } else { exact(&format!("{name}_v2")) };
     let per_thread = if flags & 2 != 0 { exact(&format!("{name}_ptsz")) } else { None };
     per_thread.or(newest).or_else(|| exact(name))
 }

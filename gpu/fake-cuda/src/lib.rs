@@ -37,6 +37,8 @@ pub const INVALID_CONTEXT: CudaResult = 201;
 pub const INVALID_HANDLE: CudaResult = 400;
 pub const NOT_FOUND: CudaResult = 500;
 pub const NOT_READY: CudaResult = 600;
+pub const STREAM_CAPTURE_UNSUPPORTED: CudaResult = 900;
+pub const STREAM_CAPTURE_INVALIDATED: CudaResult = 901;
 pub const UNKNOWN: CudaResult = 999;
 
 /// Unwraps a result, or returns its error code from the function.

@@ -1,4 +1,5 @@
-//! Stream-ordered memory pools: freed memory stays with the pool up to its release threshold.
+//! Stream-ordered memory pools: freed memory stays with the pool up to its release threshold, and until the program
+//! waits for the stream. A pool grows in steps.
 //!
 //! Safety: see [`crate::state`].
 
@@ -6,9 +7,13 @@ use std::{collections::HashMap, ffi::c_int, ffi::c_void};
 
 use crate::memory::{reserve, unreserve};
 use crate::{
-    CudaResult, INVALID_HANDLE, INVALID_VALUE, SUCCESS, check, driver_functions, out,
+    CudaResult, INVALID_HANDLE, INVALID_VALUE, STREAM_CAPTURE_UNSUPPORTED, SUCCESS, check, driver_functions,
+    out,
     state::{CudaState, new_handle, state},
 };
+
+/// As with driver 580.
+const STEP: u64 = 32 << 20;
 
 #[derive(Default)]
 pub struct SimPool {
@@ -16,6 +21,8 @@ pub struct SimPool {
     /// The bytes charged to the device.
     reserved: u64,
     used: u64,
+    /// Freed by calls that the program has not waited for.
+    unsynchronised: u64,
     threshold: u64,
     blocks: HashMap<u64, u64>,
 }
@@ -33,10 +40,11 @@ fn pool_allocate(state: &CudaState, handle: u64, address: *mut u64, bytes: usize
     }
     let mut tables = state.tables();
     let Some(pool) = tables.pools.get_mut(&handle) else { return INVALID_HANDLE };
-    let growth = (pool.used + bytes as u64).saturating_sub(pool.reserved);
+    let growth = (pool.used + bytes as u64).saturating_sub(pool.reserved).next_multiple_of(STEP);
     check!(state.charge(pool.device, growth));
     pool.reserved += growth;
     pool.used += bytes as u64;
+    pool.unsynchronised = pool.unsynchronised.saturating_sub(bytes as u64);
     let Some(new) = reserve(bytes) else { return crate::OUT_OF_MEMORY };
     pool.blocks.insert(new, bytes as u64);
     out!(address, new);
@@ -44,7 +52,8 @@ fn pool_allocate(state: &CudaState, handle: u64, address: *mut u64, bytes: usize
 }
 
 fn trim(state: &CudaState, pool: &mut SimPool, keep: u64) {
-    let kept = pool.used.max(keep).min(pool.reserved);
+    let held = (pool.used + pool.unsynchronised).next_multiple_of(STEP);
+    let kept = held.max(keep).min(pool.reserved);
     state.release(pool.device, pool.reserved - kept);
     pool.reserved = kept;
 }
@@ -54,14 +63,22 @@ fn pool_free(state: &CudaState, address: u64) -> CudaResult {
     for pool in tables.pools.values_mut() {
         if let Some(bytes) = pool.blocks.remove(&address) {
             pool.used -= bytes;
+            pool.unsynchronised += bytes;
             unreserve(address, bytes);
-            let keep = pool.threshold;
-            trim(state, pool, keep);
             return SUCCESS;
         }
     }
     drop(tables);
     crate::memory::free(state, address)
+}
+
+/// The program has waited for all streams: pools give free memory back.
+pub fn synchronised(state: &CudaState) {
+    for pool in state.tables().pools.values_mut() {
+        pool.unsynchronised = 0;
+        let keep = pool.threshold;
+        trim(state, pool, keep);
+    }
 }
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, `_RESERVED_MEM_CURRENT`, `_USED_MEM_CURRENT`.
@@ -106,7 +123,10 @@ driver_functions! {
     }
     fn cuMemPoolGetAttribute(pool: u64, attribute: c_int, value: *mut c_void) {
         let state = check!(state());
-        let tables = state.tables();
+        let mut tables = state.tables();
+        if crate::stream::end_captures(&mut tables) {
+            return STREAM_CAPTURE_UNSUPPORTED;
+        }
         let Some(pool) = tables.pools.get(&pool) else { return INVALID_HANDLE };
         let found = match attribute {
             RELEASE_THRESHOLD => pool.threshold,

@@ -6,6 +6,7 @@
 //! Safety: see [`crate::state`].
 
 use std::{
+    cell::Cell,
     ffi::{c_int, c_uint, c_void},
     thread,
     time::Duration,
@@ -14,13 +15,27 @@ use std::{
 use mayfly_gpu_proto::process::monotonic_ns;
 
 use crate::{
-    CudaResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS, check, driver_functions, out,
-    state::{CudaState, current_context, new_handle, state},
+    CudaResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_INVALIDATED, SUCCESS, check,
+    driver_functions, out,
+    state::{CudaState, CudaTables, current_context, new_handle, state},
 };
 
 /// The work that a stream accepts ahead of its execution, in ns; a launch blocks beyond it, as with the real driver's
 /// full queue.
 const QUEUED_NS_MAX: u64 = 20_000_000;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
+/// The captured time of a capture that must fail.
+const INVALIDATED: u64 = u64::MAX;
+
+thread_local! {
+    /// `CUstreamCaptureMode`.
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The surplus of a measurement by two events (on an H200).
+const EVENTS_NS: u64 = 2_000;
 
 #[derive(Clone, Copy, Default)]
 pub struct SimStream {
@@ -28,6 +43,16 @@ pub struct SimStream {
     tail: u64,
     /// GPU time of the launches recorded since the capture began.
     captured: Option<u64>,
+}
+
+/// Ends the captures of all streams, as calls do that are not allowed beside one; returns whether there was any.
+/// Nothing happens in the relaxed capture mode of the thread.
+pub fn end_captures(tables: &mut CudaTables) -> bool {
+    if CAPTURE_MODE.get() == RELAXED {
+        return false;
+    }
+    let captures = tables.streams.values_mut().filter_map(|stream| stream.captured.as_mut());
+    captures.map(|captured| *captured = INVALIDATED).count() > 0
 }
 
 /// Streams 0, 1 and 2 are the default streams of the current context.
@@ -68,7 +93,7 @@ fn launch(function: u64, stream: u64) -> CudaResult {
     let Some(ns) = state.tables().durations.get(&function).copied() else { return INVALID_HANDLE };
     let key = stream_key(stream);
     if let Some(captured) = state.tables().streams.get_mut(&key).and_then(|stream| stream.captured.as_mut()) {
-        *captured += ns;
+        *captured = captured.saturating_add(ns);
         return SUCCESS;
     }
     check!(enqueue(state, stream, ns));
@@ -114,7 +139,9 @@ driver_functions! {
         if check!(state()).tables().streams.remove(&stream).is_some() { SUCCESS } else { INVALID_HANDLE }
     }
     fn cuStreamSynchronize(stream: u64) {
-        sleep_until(check!(stream_of(check!(state()), stream)).tail);
+        let state = check!(state());
+        sleep_until(check!(stream_of(state, stream)).tail);
+        crate::pool::synchronised(state);
         SUCCESS
     }
     fn cuStreamQuery(stream: u64) {
@@ -137,9 +164,28 @@ driver_functions! {
         let Some(ns) = tables.streams.get_mut(&stream_key(stream)).and_then(|known| known.captured.take()) else {
             return INVALID_HANDLE;
         };
+        if ns == INVALIDATED {
+            return STREAM_CAPTURE_INVALIDATED;
+        }
         let handle = new_handle();
         tables.durations.insert(handle, ns);
         out!(graph, handle);
+        SUCCESS
+    }
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
+        // SAFETY: a parameter of the caller, or NULL.
+        let Some(mode) = (unsafe { mode.as_mut() }) else { return INVALID_VALUE };
+        *mode = CAPTURE_MODE.replace(*mode);
+        SUCCESS
+    }
+    /// Simulated graphs allocate nothing.
+    fn cuDeviceGetGraphMemAttribute(device: c_int, _attribute: c_int, value: *mut c_void) {
+        check!(check!(state()).ordinal(device));
+        out!(value.cast::<u64>(), 0);
+        SUCCESS
+    }
+    fn cuDeviceGraphMemTrim(device: c_int) {
+        check!(check!(state()).ordinal(device));
         SUCCESS
     }
     fn cuGraphInstantiateWithFlags(executable: *mut u64, graph: u64, _flags: u64) {
@@ -192,6 +238,7 @@ driver_functions! {
         check!(state.current());
         let tail = state.tables().streams.values().map(|stream| stream.tail).max().unwrap_or(0);
         sleep_until(tail);
+        crate::pool::synchronised(state);
         SUCCESS
     }
     fn cuEventCreate(event: *mut u64, _flags: c_uint) {
@@ -234,7 +281,8 @@ driver_functions! {
         if end.max(begin) > monotonic_ns() {
             return NOT_READY;
         }
-        let span = Duration::from_nanos(end.saturating_sub(begin));
+        // A pair of real events measures more than the command between them.
+        let span = Duration::from_nanos(end.saturating_sub(begin) + EVENTS_NS);
         out!(milliseconds, span.as_secs_f32() * 1000.0);
         SUCCESS
     }

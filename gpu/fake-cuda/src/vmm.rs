@@ -86,14 +86,20 @@ driver_functions! {
         physical.mapped.push(address);
         SUCCESS
     }
-    fn cuMemUnmap(address: u64, _bytes: usize) {
+    /// Unmaps all mappings that begin in the range.
+    fn cuMemUnmap(address: u64, bytes: usize) {
         let state = check!(state());
-        let mut tables = state.tables();
-        let found = tables.physical.iter_mut().find(|(_, p)| p.mapped.contains(&address));
-        let Some((&handle, physical)) = found else { return INVALID_VALUE };
-        physical.mapped.retain(|mapped| *mapped != address);
-        drop(tables);
-        drop_reference(state, handle)
+        let range = address..address.saturating_add(bytes as u64);
+        let mut unmapped = Vec::new();
+        for (handle, physical) in &mut state.tables().physical {
+            let before = physical.mapped.len();
+            physical.mapped.retain(|mapped| !range.contains(mapped));
+            unmapped.extend(std::iter::repeat_n(*handle, before - physical.mapped.len()));
+        }
+        if unmapped.is_empty() {
+            return INVALID_VALUE;
+        }
+        unmapped.into_iter().map(|handle| drop_reference(state, handle)).fold(SUCCESS, CudaResult::max)
     }
     fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) {
         check!(state());

@@ -73,6 +73,11 @@ impl Region {
         })
     }
 
+    /// Books memory that is allocated already, even beyond the limit.
+    pub fn book(&self, process: usize, device: usize, bytes: u64) {
+        self.processes[process].memory[device].fetch_add(bytes, Relaxed);
+    }
+
     /// Releases booked memory.
     pub fn release(&self, process: usize, device: usize, bytes: u64) {
         let memory = &self.processes[process].memory[device];

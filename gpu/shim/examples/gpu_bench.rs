@@ -1,24 +1,26 @@
-//! Measures the overhead of the limiting library and the accuracy of its shares on the simulated driver. Needs a C
-//! compiler.
+//! Measures the overhead of the limiting library and the accuracy of its shares on the simulated driver, or with
+//! `MAYFLY_TEST_GPU=real` on the machine's first GPU. Needs a C compiler.
 //!
 //! ```text
 //! cargo run --release -p mayfly-gpu-shim --example gpu_bench -- --seconds 2 --rounds 5
 //! ```
-//! Programs with and without the library alternate in each round; costs are CPU time, as medians over the rounds.
-//! Prints one line of JSON: `{"shares": [{"percent", "loop", "got"}], "together": [{"percent", "loop", "got"}], "costs":
-//! [{"what", "withoutNs", "memoryNs", "quotaNs"}]}`.
+//! Programs with and without the library alternate in each round; costs are medians over the rounds, of CPU time, and
+//! on a real GPU of elapsed time, since its driver waits for the GPU in launches. Prints one line of JSON: `{"real",
+//! "shares": [{"percent", "loop", "got"}], "together": [{"percent", "loop", "got"}], "costs": [{"what", "withoutNs",
+//! "memoryNs", "quotaNs"}]}`.
 #![expect(clippy::print_stdout, reason = "the report is this program's product")]
 
 use std::{
     error::Error,
     process::{Command, Stdio},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use serde_json::{Value, json};
 
 #[path = "../tests/support/container.rs"]
 mod container;
-use container::{LimitedContainer, text_of};
+use container::{LimitedContainer, is_real, text_of};
 
 struct Options {
     seconds: f64,
@@ -28,6 +30,7 @@ struct Options {
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options(std::env::args().skip(1))?;
     let figures = json!({
+        "real": is_real(),
         "shares": shares(&options)?,
         "together": together(&options)?,
         "costs": costs(&options)?,
@@ -96,6 +99,8 @@ fn pair(
 ) -> Result<Vec<(u32, f64)>, Box<dyn Error>> {
     let milliseconds = format!("{:.0}", options.seconds * 1e3);
     let containers = [(30, container(0, 30)?), (70, container(0, 70)?)];
+    // As the host does while both are active.
+    containers.iter().for_each(|(_, one)| one.limits.region().devices()[0].contended.store(1, Relaxed));
     let mut programs = Vec::new();
     for (percent, one) in &containers {
         let mut command = one.command(&["address", "spin", kernel, &milliseconds, batch]);
@@ -121,7 +126,7 @@ struct Cost {
     arguments: [&'static str; 5],
 }
 
-/// Kernels of zero duration, so that no quota delays them and only the call is measured.
+/// Kernels of zero duration, so that only the call is measured.
 const COSTS: [Cost; 4] = [
     Cost { what: "launch", arguments: ["address", "launches", "work_0us", "200000", "0"] },
     Cost {
@@ -138,19 +143,27 @@ const COSTS: [Cost; 4] = [
     },
 ];
 
+/// Loops in which a real GPU is the bottleneck, so that only the work that the library adds to it is seen.
+const REAL_COSTS: [Cost; 2] = [
+    Cost { what: "kernel of 5 µs", arguments: ["address", "launches", "work_5us", "40000", "0"] },
+    Cost { what: "kernel of 20 µs", arguments: ["address", "launches", "work_20us", "20000", "0"] },
+];
+
 /// Without the library, with only a memory limit, and with a quota of time in addition.
 fn costs(options: &Options) -> Result<Vec<Value>, Box<dyn Error>> {
     let (memory, quota) = (container(1 << 30, 0)?, container(1 << 30, 99)?);
+    quota.lend_idle_time();
     let mut costs = Vec::new();
-    for Cost { what, arguments } in COSTS {
+    let real = REAL_COSTS.iter().filter(|_| is_real());
+    for Cost { what, arguments } in COSTS.iter().chain(real) {
         let mut rounds: [Vec<f64>; 3] = Default::default();
         for _ in 0..options.rounds {
             let sides: [Command; 3] =
-                [memory.unlimited(&arguments), memory.command(&arguments), quota.command(&arguments)];
+                [memory.unlimited(arguments), memory.command(arguments), quota.command(arguments)];
             for (mut side, round) in sides.into_iter().zip(&mut rounds) {
                 let text = text_of(&mut side);
-                let cpu = text.split_whitespace().next().unwrap_or_default();
-                round.push(cpu.parse().map_err(|_| format!("no figures in {text:?}"))?);
+                let cost = text.split_whitespace().nth(usize::from(is_real())).unwrap_or_default();
+                round.push(cost.parse().map_err(|_| format!("no figures in {text:?}"))?);
             }
         }
         let [without, memory, quota] = rounds.map(|mut round| median(&mut round));

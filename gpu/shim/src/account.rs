@@ -3,7 +3,7 @@
 //! A forked child starts with a new view: it inherits no GPU memory from its parent.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ffi::c_int,
     path::Path,
     sync::{
@@ -21,7 +21,7 @@ use mayfly_gpu_proto::{
     process::ProcessIdentity,
 };
 
-use crate::{DriverCode, OUT_OF_MEMORY, SUCCESS, view};
+use crate::{DriverCode, OUT_OF_MEMORY, SUCCESS, pool, view};
 
 /// The kind of a booked number; addresses and handles are different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,6 +30,8 @@ pub(crate) enum BookingKey {
     Array(u64),
     Physical(u64),
     Pool(u64),
+    /// The graphs of the device with this ordinal.
+    Graphs(c_int),
 }
 
 /// Booked memory.
@@ -48,6 +50,8 @@ pub(crate) struct Account {
     /// The process's record in the file; `None`: the table is full.
     slot: Option<usize>,
     bookings: Mutex<HashMap<BookingKey, Booking>>,
+    /// The handles of mapped physical memory, by address.
+    mappings: Mutex<BTreeMap<u64, u64>>,
     /// The index in the file by CUDA ordinal: 0 unknown, 1 not limited, otherwise index + 2.
     ordinals: [AtomicU32; DEVICES_MAX],
     pub(crate) launches: Mutex<crate::launch::Launches>,
@@ -107,6 +111,7 @@ fn open() -> ProcessLimits {
         identity,
         slot,
         bookings: Mutex::default(),
+        mappings: Mutex::default(),
         ordinals: [const { AtomicU32::new(0) }; DEVICES_MAX],
         launches: Mutex::default(),
     }));
@@ -139,6 +144,10 @@ impl Account {
         self.bookings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn mappings(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The index of a device in the limits file by its CUDA ordinal; `None`: not limited.
     pub(crate) fn device(&self, ordinal: c_int) -> Option<usize> {
         let known = usize::try_from(ordinal).ok().and_then(|index| self.ordinals.get(index))?;
@@ -155,6 +164,33 @@ impl Account {
     pub(crate) fn charge(&self, device: usize, bytes: u64) -> bool {
         let Some(slot) = self.slot else { return false };
         self.file.region().charge(&self.identity, slot, device, bytes).is_ok()
+    }
+
+    /// Books memory that is allocated already, even beyond the limit.
+    pub(crate) fn book(&self, device: usize, bytes: u64) {
+        if let Some(slot) = self.slot {
+            self.file.region().book(slot, device, bytes);
+        }
+    }
+
+    /// Sets a booking to the memory that the driver reports, which exists even if it exceeds the limit. `booked` bytes
+    /// were booked in advance. If the driver does not answer, they are kept.
+    pub(crate) fn settle(
+        &self,
+        key: BookingKey,
+        device: usize,
+        booked: u64,
+        actual: impl FnOnce() -> Option<u64>,
+    ) {
+        let mut bookings = self.bookings();
+        let booking = bookings.entry(key).or_insert(Booking { device, bytes: 0, references: 1 });
+        let known = booking.bytes + booked;
+        booking.bytes = actual().unwrap_or(known);
+        if booking.bytes > known {
+            self.book(device, booking.bytes - known);
+        } else {
+            self.release(device, known - booking.bytes);
+        }
     }
 
     pub(crate) fn release(&self, device: usize, bytes: u64) {
@@ -182,7 +218,7 @@ pub(crate) fn allocate(
     else {
         return call();
     };
-    if !account.charge(device, bytes) {
+    if !account.charge(device, bytes) && !(pool::trim_all(account) && account.charge(device, bytes)) {
         return OUT_OF_MEMORY;
     }
     let code = call();
@@ -196,9 +232,7 @@ pub(crate) fn allocate(
             if actual < bytes {
                 account.release(device, bytes - actual);
             } else if actual > bytes {
-                // The driver has rounded up an allocation that exists already: it is booked even if it exceeds the
-                // limit.
-                let _ = account.charge(device, actual - bytes);
+                account.book(device, actual - bytes);
             }
             account.bookings().insert(key, Booking { device, bytes: actual, references: 1 });
         }

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use crate::{DriverCode, DriverHook, SUCCESS, hooks, launch, memory, pool, view, vmm};
+use crate::{DriverCode, DriverHook, SUCCESS, graph, hooks, launch, memory, pool, view, vmm};
 
 unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
@@ -44,8 +44,8 @@ fn real_dlsym() -> Option<Dlsym> {
     Some(unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found) })
 }
 
-fn tables() -> [&'static [&'static DriverHook]; 6] {
-    [HOOKS, memory::HOOKS, pool::HOOKS, vmm::HOOKS, launch::HOOKS, view::HOOKS]
+fn tables() -> [&'static [&'static DriverHook]; 7] {
+    [HOOKS, memory::HOOKS, pool::HOOKS, graph::HOOKS, vmm::HOOKS, launch::HOOKS, view::HOOKS]
 }
 
 fn hook_named(name: &CStr) -> Option<&'static DriverHook> {
@@ -150,6 +150,26 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
+/// Whether a pointer is that of an exported variant of a function.
+fn is_exported(base: &str, found: *mut ()) -> bool {
+    let Some(dlsym) = real_dlsym() else { return false };
+    // SAFETY: a C string; only a library that the program loaded is opened again.
+    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return false;
+    }
+    let versions = ["", "_v2", "_v3", "_v4", "_v5"];
+    let mut names = versions.iter().flat_map(|v| ["", "_ptsz", "_ptds"].map(|p| format!("{base}{v}{p}\0")));
+    let exported = names.any(|name| {
+        // SAFETY: the name ends with a zero; the call only looks a symbol up.
+        let address = unsafe { dlsym(handle, name.as_ptr().cast()) };
+        std::ptr::eq(address.cast(), found)
+    });
+    // SAFETY: the reference that was taken above.
+    unsafe { libc::dlclose(handle) };
+    exported
+}
+
 /// The hook that replaces a pointer returned by the driver.
 fn exchange(found: *mut (), name: &CStr, version: c_int, flags: u64) -> *mut () {
     let by_pointer = tables()
@@ -160,8 +180,12 @@ fn exchange(found: *mut (), name: &CStr, version: c_int, flags: u64) -> *mut () 
     if let Some(hook) = by_pointer {
         return hook.own.cast_mut();
     }
-    // The driver does not export this entry point: the newest variant for the version is used.
     let Ok(base) = name.to_str() else { return found };
+    if is_exported(base, found) {
+        // Another version of the function, perhaps with other parameters.
+        return found;
+    }
+    // The driver does not export this entry point: the newest variant for the version is used.
     let suffixes: &[&str] = match (flags & 2 != 0, version >= 3020) {
         (true, _) => &["_ptsz", "_v2_ptsz", "_v2", ""],
         (false, true) => &["_v2", ""],

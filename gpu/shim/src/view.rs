@@ -9,24 +9,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::{
     DriverCode, SUCCESS,
     account::{Account, ProcessLimits, limits},
-    hooks,
+    hooks, imports,
 };
 
 /// The device of the current context.
 pub(crate) fn current_ordinal() -> Option<c_int> {
     let mut device = 0;
     // SAFETY: an out-parameter of ours.
-    (unsafe { real::cuCtxGetDevice(&raw mut device) } == SUCCESS).then_some(device)
+    (unsafe { driver::cuCtxGetDevice(&raw mut device) } == SUCCESS).then_some(device)
 }
 
 /// The UUID of a device without its prefix, in NVML's form.
 pub(crate) fn uuid_of(ordinal: c_int) -> Option<String> {
     let mut bytes = [0; 16];
     // SAFETY: an out-parameter of ours. The second version gives the UUID of a MIG instance.
-    let mut code = unsafe { real::cuDeviceGetUuid_v2(&raw mut bytes, ordinal) };
+    let mut code = unsafe { driver::cuDeviceGetUuid_v2(&raw mut bytes, ordinal) };
     if code != SUCCESS {
         // SAFETY: as above.
-        code = unsafe { real::cuDeviceGetUuid(&raw mut bytes, ordinal) };
+        code = unsafe { driver::cuDeviceGetUuid(&raw mut bytes, ordinal) };
     }
     (code == SUCCESS).then(|| {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -49,7 +49,7 @@ fn limited(account: &Account, device: usize, total: u64, free: u64) -> (u64, u64
 fn nvml_device(account: &Account, device: *mut c_void) -> Option<usize> {
     let mut text = [0 as c_char; 96];
     // SAFETY: a buffer of ours with its length.
-    let code = unsafe { real::nvmlDeviceGetUUID(device, text.as_mut_ptr(), 96) };
+    let code = unsafe { driver::nvmlDeviceGetUUID(device, text.as_mut_ptr(), 96) };
     if code != SUCCESS {
         return None;
     }
@@ -75,23 +75,14 @@ pub struct NvmlMemoryV2 {
     used: u64,
 }
 
+imports! {
+    fn cuCtxGetDevice(device: *mut c_int);
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int);
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
+    fn nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint);
+}
+
 hooks! {
-    fn cuCtxGetDevice(device: *mut c_int) {
-        // SAFETY: see the module.
-        unsafe { real::cuCtxGetDevice(device) }
-    }
-    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
-        // SAFETY: see the module.
-        unsafe { real::cuDeviceGetUuid(uuid, device) }
-    }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
-        // SAFETY: see the module.
-        unsafe { real::cuDeviceGetUuid_v2(uuid, device) }
-    }
-    fn nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint) {
-        // SAFETY: see the module.
-        unsafe { real::nvmlDeviceGetUUID(device, text, length) }
-    }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let (mut real_free, mut real_total) = (0, 0);
         // SAFETY: out-parameters of ours: a program may give NULL for one.

@@ -10,7 +10,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::{
-    DriverCode, OUT_OF_MEMORY, SUCCESS,
+    OUT_OF_MEMORY, SUCCESS,
     account::{Account, Booking, BookingKey, ProcessLimits, allocate, limits},
     hooks, view,
 };
@@ -31,19 +31,6 @@ fn reference(account: &Account, handle: u64) {
     if let Some(booking) = account.bookings().get_mut(&BookingKey::Physical(handle)) {
         booking.references += 1;
     }
-}
-
-/// The handle that is mapped at an address; the caller must release the extra reference.
-fn mapped_at(address: u64) -> Option<u64> {
-    let mut handle = 0;
-    // SAFETY: an out-parameter of ours and an address that the driver checks.
-    let code = unsafe { real::cuMemRetainAllocationHandle(&raw mut handle, address as *const c_void) };
-    if code != SUCCESS {
-        return None;
-    }
-    // SAFETY: the reference that the call above took.
-    unsafe { real::cuMemRelease(handle) };
-    Some(handle)
 }
 
 /// Books imported memory whose size was unknown; returns whether it fits.
@@ -111,22 +98,28 @@ hooks! {
             return OUT_OF_MEMORY;
         }
         // SAFETY: see the module.
-        let code = unsafe { real::cuMemMap(address, bytes, offset, handle, flags) };
-        if code == SUCCESS && let ProcessLimits::Account(account) = limits() {
+        let call = || unsafe { real::cuMemMap(address, bytes, offset, handle, flags) };
+        let ProcessLimits::Account(account) = limits() else { return call() };
+        // Held over the call: another thread may map at an address as soon as it is free.
+        let mut mappings = account.mappings();
+        let code = call();
+        if code == SUCCESS {
             reference(account, handle);
+            mappings.insert(address, handle);
         }
         code
     }
+    /// One call may unmap several adjacent mappings.
     fn cuMemUnmap(address: u64, bytes: usize) {
-        let ProcessLimits::Account(account) = limits() else {
-            // SAFETY: see the module.
-            return unsafe { real::cuMemUnmap(address, bytes) };
-        };
-        let handle = mapped_at(address);
         // SAFETY: see the module.
-        let code: DriverCode = unsafe { real::cuMemUnmap(address, bytes) };
-        if code == SUCCESS && let Some(handle) = handle {
-            unreference(account, handle);
+        let call = || unsafe { real::cuMemUnmap(address, bytes) };
+        let ProcessLimits::Account(account) = limits() else { return call() };
+        let mut mappings = account.mappings();
+        let code = call();
+        if code == SUCCESS {
+            let mut unmapped = mappings.split_off(&address);
+            mappings.append(&mut unmapped.split_off(&address.saturating_add(bytes as u64)));
+            unmapped.values().for_each(|handle| unreference(account, *handle));
         }
         code
     }

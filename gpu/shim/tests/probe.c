@@ -1,5 +1,5 @@
 /* A CUDA program without the toolkit: `probe LOADING COMMAND ARGUMENTS...` finds the driver's functions the way
- * LOADING says (linked, dlsym, global, address, thread, address1) and prints what COMMAND saw. */
+ * LOADING says (linked, dlsym, global, address, thread, address1, address13) and prints what COMMAND saw. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -20,6 +20,7 @@ static int (*get_address)(const char *, void **, int, u64, int *);
 static int (*get_address_v1)(const char *, void **, int, u64);
 /* 2: the functions of the per-thread default stream. */
 static u64 address_flags;
+static int cuda_version = 12080;
 static const char *loading;
 
 #ifdef LINKED
@@ -40,7 +41,9 @@ static fn find(const char *name) {
     if (!strcmp(linked[i].name, name)) return linked[i].function;
 #endif
   void *found = NULL;
-  if (get_address || get_address_v1) {
+  /* Through cuGetProcAddress, the name stands for a version with other parameters. */
+  int by_address = strcmp(name, "cuCtxCreate_v2") && (get_address || get_address_v1);
+  if (by_address) {
     char base[64];
     snprintf(base, sizeof base, "%s", name);
     char *suffix = strstr(base, "_v2");
@@ -50,7 +53,7 @@ static fn find(const char *name) {
       if (get_address_v1(base, &found, 11030, address_flags)) found = NULL;
       status = 0;
     } else {
-      get_address(base, &found, 12080, address_flags, &status);
+      get_address(base, &found, cuda_version, address_flags, &status);
     }
     if (found && status != 0) { printf("status %d for %s\n", status, base); exit(3); }
   } else {
@@ -123,7 +126,9 @@ static void halves(const char *kind, size_t half) {
   int first = allocate(kind, half, &a), second = allocate(kind, half, &b), third = allocate(kind, half, &c);
   int freed = release(kind, a), again = allocate(kind, half, &c);
   int over = allocate(kind, half, &a);
-  int freed_twice = release(kind, c) || release(kind, c);
+  /* A real driver may crash when an object is freed twice; addresses are checked. */
+  int by_address = !getenv("PROBE_COUNT_PER_US") || !strcmp(kind, "alloc") || !strcmp(kind, "managed");
+  int freed_twice = release(kind, c) || !by_address || release(kind, c);
   int one = allocate(kind, half, &c), two = allocate(kind, half, &a);
   printf("%d %d %d %d %d %d %d %d %d\n", first, second, third, freed, again, over, freed_twice != 0, one, two);
 }
@@ -134,21 +139,81 @@ static u64 now(void) {
   return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
-/* Launches for some milliseconds, synchronising every `batch` launches (0: never); prints launches and ns. */
-static void spin(const char *kernel, int ms, int batch) {
-  u64 module, function;
-  MUST(cuModuleLoadData, &module, "");
-  MUST(cuModuleGetFunction, &function, module, kernel);
+/* A kernel that repeats a multiplication `count` times and adds its run time in ns to `busy`. The simulated driver
+ * ignores the code and takes the time at the end of the name. */
+static const char *CODE = ".version 6.4\n.target sm_75\n.address_size 64\n"
+    ".visible .entry %s(.param .u64 count, .param .u64 busy)\n{\n"
+    ".reg .pred %%p<3>;\n.reg .u64 %%r<8>;\n.reg .f32 %%f<2>;\n"
+    "mov.u64 %%r1, %%globaltimer;\nld.param.u64 %%r2, [count];\nld.param.u64 %%r3, [busy];\n"
+    "cvta.to.global.u64 %%r4, %%r3;\nmov.u64 %%r5, 0;\nmov.f32 %%f1, 0f3F000000;\n"
+    "NEXT:\nsetp.ge.u64 %%p1, %%r5, %%r2;\n@%%p1 bra DONE;\n"
+    "fma.rn.f32 %%f1, %%f1, %%f1, %%f1;\nadd.u64 %%r5, %%r5, 1;\nbra NEXT;\n"
+    /* The result must look needed. */
+    "DONE:\nsetp.eq.f32 %%p2, %%f1, 0f3DCCCCCD;\n@%%p2 st.global.u64 [%%r4], %%r5;\n"
+    "mov.u64 %%r6, %%globaltimer;\nsub.u64 %%r7, %%r6, %%r1;\nred.global.add.u64 [%%r4], %%r7;\nret;\n}\n";
+
+struct kernel {
+  u64 function, count, busy;
+  void *parameters[2];
+};
+
+/* The kernel `NAME_<number>us` (or ms): on a real GPU it runs that long, by PROBE_COUNT_PER_US. */
+static void load(struct kernel *kernel, const char *name) {
+  char code[4096];
+  u64 module;
+  const char *number = strrchr(name, '_'), *per_us = getenv("PROBE_COUNT_PER_US");
+  char *unit;
+  double us = number ? strtod(number + 1, &unit) * (strcmp(unit, "ms") ? 1 : 1000) : 0;
+  snprintf(code, sizeof code, CODE, name);
+  MUST(cuModuleLoadData, &module, code);
+  MUST(cuModuleGetFunction, &kernel->function, module, name);
+  kernel->count = per_us ? us * atof(per_us) : 0;
+  MUST(cuMemAlloc_v2, &kernel->busy, (size_t)8);
+  if (CALL(cuMemsetD8_v2, kernel->busy, 0, (size_t)8)) exit(13);
+  kernel->parameters[0] = &kernel->count;
+  kernel->parameters[1] = &kernel->busy;
+}
+
+static int launch_one(fn launch, struct kernel *kernel, u64 stream) {
+  return launch(kernel->function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, kernel->parameters, NULL);
+}
+
+/* Run time of the kernel's launches so far, in ns, as the GPU saw it; 0 on a simulated GPU. */
+static u64 busy_ns(struct kernel *kernel) {
+  u64 ns = 0;
+  MUST(cuMemcpyDtoH_v2, &ns, kernel->busy, (size_t)8);
+  return ns;
+}
+
+/* Launches for some milliseconds, synchronising every `batch` launches (0: never); prints launches, ns, and the ns that
+ * the kernels ran. */
+static void spin(const char *name, int ms, int batch) {
+  struct kernel kernel;
+  load(&kernel, name);
   fn launch = find("cuLaunchKernel"), synchronize = find("cuCtxSynchronize");
   long launches = 0;
   u64 start = now(), end = start + ms * 1000000ull;
   for (; now() < end; launches++) {
-    int code = launch(function, 1, 1, 1, 1, 1, 1, 0, null_stream, NULL, NULL);
+    int code = launch_one(launch, &kernel, 0);
     if (code) { printf("launch failed: %d\n", code); exit(4); }
     if (batch && launches % batch == 0) synchronize();
   }
   synchronize();
-  printf("%ld %llu\n", launches, now() - start);
+  u64 ns = now() - start;
+  printf("%ld %llu %llu\n", launches, ns, busy_ns(&kernel));
+}
+
+/* Prints how many repetitions a kernel makes in a microsecond. */
+static void calibrate(void) {
+  struct kernel kernel;
+  fn launch = find("cuLaunchKernel"), synchronize = find("cuCtxSynchronize");
+  load(&kernel, "work_0us");
+  for (int round = 0; round < 2; round++) { /* the first one is to raise the clock */
+    kernel.count = 100000000;
+    u64 before = busy_ns(&kernel);
+    if (launch_one(launch, &kernel, 0) || synchronize()) exit(14);
+    if (round) printf("%.3f\n", kernel.count * 1e3 / (busy_ns(&kernel) - before));
+  }
 }
 
 /* CPU time of this process, independent of other programs on the machine. */
@@ -166,24 +231,30 @@ static u64 cpu(void) {
     printf("%.1f %.1f\n", (double)(cpu() - cpu_) / (count), (double)(now() - start_) / (count)); } while (0)
 #define SAFE(call) do { int code_ = call; if (code_) { printf("%s: %d\n", #call, code_); exit(4); } } while (0)
 
+static u64 captured(struct kernel *kernel, u64 stream) {
+  u64 graph, executable;
+  fn launch = find("cuLaunchKernel");
+  MUST(cuStreamBeginCapture_v2, stream, 0);
+  for (int i = 0; i < 4; i++) SAFE(launch_one(launch, kernel, stream));
+  MUST(cuStreamEndCapture, stream, &graph);
+  MUST(cuGraphInstantiateWithFlags, &executable, graph, (u64)0);
+  return executable;
+}
+
 /* The cost of a launch: of a kernel, synchronised every `batch` launches (0: never), or of a graph of four (-1). */
-static void launches(const char *kernel, long count, int batch) {
-  u64 module, function, graph, executable, stream;
-  MUST(cuModuleLoadData, &module, "");
-  MUST(cuModuleGetFunction, &function, module, kernel);
-  MUST(cuStreamCreate, &stream, 0);
+static void launches(const char *name, long count, int batch) {
+  u64 stream;
+  struct kernel kernel;
+  load(&kernel, name);
+  MUST(cuStreamCreate, &stream, 1);
   fn launch = find("cuLaunchKernel"), synchronize = find("cuCtxSynchronize"), launch_graph = find("cuGraphLaunch");
   if (batch < 0) {
-    MUST(cuStreamBeginCapture_v2, stream, 0);
-    for (int i = 0; i < 4; i++) SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL));
-    MUST(cuStreamEndCapture, stream, &graph);
-    MUST(cuGraphInstantiateWithFlags, &executable, graph, (u64)0);
+    u64 executable = captured(&kernel, stream);
     REPEAT(count, SAFE(launch_graph(executable, (void *)stream)));
   } else if (batch == 0) {
-    REPEAT(count, SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL)));
+    REPEAT(count, SAFE(launch_one(launch, &kernel, stream)));
   } else {
-    REPEAT(count, SAFE(launch(function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL));
-                  if (i_ % batch == 0) synchronize());
+    REPEAT(count, SAFE(launch_one(launch, &kernel, stream)); if (i_ % batch == 0) synchronize());
   }
 }
 
@@ -206,8 +277,13 @@ int main(int argc, char **argv) {
     library = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(loading, "global") ? RTLD_LOCAL : RTLD_GLOBAL));
     if (!library) { printf("%s\n", dlerror()); return 2; }
   }
-  if (!strcmp(loading, "address") || !strcmp(loading, "thread"))
+  if (!strcmp(loading, "address") || !strcmp(loading, "thread") || !strcmp(loading, "address13"))
     get_address = dlsym(library, "cuGetProcAddress_v2");
+  if (!strcmp(loading, "address13")) {
+    /* As the CUDA runtime, which looks all functions up when it starts, also those that have other parameters. */
+    cuda_version = 13000;
+    find("cuCtxGetDevice");
+  }
   if (!strcmp(loading, "thread")) address_flags = 2;
   if (!strcmp(loading, "address1")) get_address_v1 = dlsym(library, "cuGetProcAddress");
   const char *command = argv[2];
@@ -232,7 +308,7 @@ int main(int argc, char **argv) {
     MUST(cuMemGetInfo_v2, &free_bytes, &total);
     MUST(cuDeviceTotalMem_v2, &device_total, 0);
     size_t device1;
-    MUST(cuDeviceTotalMem_v2, &device1, 1);
+    if (CALL(cuDeviceTotalMem_v2, &device1, 1)) device1 = 0;
     printf("%zu %zu %zu %zu\n", free_bytes, total, device_total, device1);
   } else if (!strcmp(command, "again")) { /* one allocation at each line of stdin */
     u64 address;
@@ -282,9 +358,18 @@ int main(int argc, char **argv) {
     MUST(cuMemRelease, handle);
     int while_mapped = allocate("create", bytes, &other);
     MUST(cuMemUnmap, address, bytes);
+    /* Two mappings that one call removes. */
+    u64 half = bytes / 2;
+    if (allocate("create", half, &handle) || allocate("create", half, &other)) return 15;
+    MUST(cuMemMap, address, half, (size_t)0, handle, (u64)0);
+    MUST(cuMemMap, address + half, half, (size_t)0, other, (u64)0);
+    MUST(cuMemRelease, handle);
+    MUST(cuMemRelease, other);
+    MUST(cuMemUnmap, address, bytes);
     printf("%d %d %d\n", made, while_mapped, allocate("create", bytes, &other));
   } else if (!strcmp(command, "keep")) { /* a pool that keeps freed memory is trimmed before a refusal */
     u64 pool, address, threshold = ~0ull;
+    size_t free_bytes, total;
     begin(0);
     MUST(cuDeviceGetDefaultMemPool, &pool, 0);
     MUST(cuMemPoolSetAttribute, pool, 4, &threshold);
@@ -292,7 +377,22 @@ int main(int argc, char **argv) {
     MUST(cuMemFreeAsync, address, null_stream);
     int reused = allocate("async", bytes, &address);
     MUST(cuMemFreeAsync, address, null_stream);
-    printf("%d %d %d\n", first, reused, allocate("alloc", bytes, &address));
+    MUST(cuMemGetInfo_v2, &free_bytes, &total);
+    printf("%d %d %d %d\n", first, reused, total - free_bytes >= bytes, allocate("alloc", bytes, &address));
+  } else if (!strcmp(command, "capture")) {
+    /* Memory of a graph is compared with the limit when a stream records it; the capture goes on. */
+    u64 stream, graph, executable, small, large;
+    begin(0);
+    MUST(cuStreamCreate, &stream, 1);
+    MUST(cuStreamBeginCapture_v2, stream, 0);
+    int fits = CALL(cuMemAllocAsync, &small, bytes, (void *)stream);
+    int exceeds = CALL(cuMemAllocAsync, &large, bytes * 2, (void *)stream);
+    MUST(cuMemFreeAsync, small, (void *)stream);
+    MUST(cuStreamEndCapture, stream, &graph);
+    MUST(cuGraphInstantiateWithFlags, &executable, graph, (u64)0);
+    int launched = CALL(cuGraphLaunch, executable, (void *)stream);
+    MUST(cuStreamSynchronize, (void *)stream);
+    printf("%d %d %d\n", fits, exceeds, launched);
   } else if (!strcmp(command, "devices")) {
     /* Memory counts for its own device, whatever device the current context is of. Only the first one is limited. */
     u64 handle, context, address;
@@ -323,21 +423,22 @@ int main(int argc, char **argv) {
     begin(0);
     REPEAT(atol(argv[5]), SAFE(create(&handle, bytes, properties, (u64)0)); SAFE(release_memory(handle)));
   } else if (!strcmp(command, "graph")) {
-    u64 stream, module, function, graph, executable;
+    u64 stream;
+    struct kernel kernel;
     begin(0);
-    MUST(cuStreamCreate, &stream, 0);
-    MUST(cuModuleLoadData, &module, "");
-    MUST(cuModuleGetFunction, &function, module, argv[3]);
-    MUST(cuStreamBeginCapture_v2, stream, 0);
-    for (int i = 0; i < 4; i++)
-      MUST(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, (void *)stream, NULL, NULL);
-    MUST(cuStreamEndCapture, stream, &graph);
-    MUST(cuGraphInstantiateWithFlags, &executable, graph, (u64)0);
+    load(&kernel, argv[3]);
+    MUST(cuStreamCreate, &stream, 1);
+    u64 executable = captured(&kernel, stream);
+    fn launch = find("cuGraphLaunch");
     long launches = 0;
     u64 start = now();
-    for (; now() < start + strtoull(argv[4], NULL, 10) * 1000000; launches++) MUST(cuGraphLaunch, executable, stream);
+    for (; now() < start + strtoull(argv[4], NULL, 10) * 1000000; launches++) SAFE(launch(executable, (void *)stream));
     if (find("cuCtxSynchronize")()) return 4;
-    printf("%ld %llu\n", launches, now() - start);
+    u64 ns = now() - start;
+    printf("%ld %llu %llu\n", launches, ns, busy_ns(&kernel));
+  } else if (!strcmp(command, "calibrate")) {
+    begin(0);
+    calibrate();
   } else if (!strcmp(command, "nvml")) {
     void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     void *device;
