@@ -1,4 +1,5 @@
-//! Lends idle GPU time to containers with an elastic limit (the plan is [`mayfly_gpu_proto::elastic`]).
+//! Lends idle GPU time to containers with an elastic limit, and tells those that share a GPU whether others use it (the
+//! plan is [`mayfly_gpu_proto::elastic`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +24,7 @@ struct Borrower {
     samples: BTreeMap<String, UsageSample>,
 }
 
-/// Balances until `stop`. Sleeps while no container has an elastic limit.
+/// Balances until `stop`. Sleeps while no container has a GPU.
 pub(crate) async fn run(
     gpus: &[Gpu],
     limits: &Path,
@@ -34,12 +35,7 @@ pub(crate) async fn run(
     loop {
         let current = allocations.borrow_and_update().clone();
         follow(limits, &current, &mut borrowers);
-        let is_elastic = borrowers.values().any(|borrower| {
-            borrower.file.usage().iter().any(|used| used.limit.elastic_percent > used.limit.core_percent)
-        });
-        if is_elastic {
-            balance(gpus, &mut borrowers);
-        }
+        balance(gpus, &mut borrowers);
         tokio::select! {
             () = stop.cancelled() => return,
             // A container's file is written after its allocation is known, so missing files are looked for again.
@@ -113,6 +109,13 @@ mod tests {
         assert_eq!(LimitsFile::open(&idle).unwrap().region().devices()[0].share(), Some(70));
         balance(&gpus, &mut borrowers);
         assert_eq!(device.share(), Some(30), "it waits no more");
+        let contended = || device.contended.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(contended(), 0, "the other one is idle");
+        LimitsFile::open(&idle).unwrap().region().devices()[0].spend(1);
+        balance(&gpus, &mut borrowers);
+        assert_eq!(contended(), 1);
+        balance(&gpus, &mut borrowers);
+        assert_eq!(contended(), 0);
         follow(folder.path(), &[allocation("a")], &mut borrowers);
         assert_eq!(borrowers.len(), 1);
     }

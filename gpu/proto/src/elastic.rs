@@ -1,6 +1,8 @@
-//! The host's part of elastic quotas: idle GPU time of a device is lent to containers that could use it.
+//! The host's part of quotas: idle GPU time of a device is lent to containers that could use it, and containers learn
+//! whether others use their device.
 //!
-//! [`grants`] is a pure plan over the measurements; [`ElasticBalancer`] measures and writes the grants.
+//! [`grants`] is a pure plan over the measurements; [`ElasticBalancer`] measures, and writes the grants and
+//! [`contended`](crate::limits::DeviceRecord::contended).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -68,6 +70,7 @@ impl ElasticBalancer {
     pub fn step(&self, containers: &mut [(&LimitsFile, &mut UsageSample)], now: u64) {
         let mut found = Vec::with_capacity(containers.len());
         let mut demands = Vec::with_capacity(containers.len());
+        let mut active = Vec::with_capacity(containers.len());
         for (file, sample) in containers.iter_mut() {
             let Some(index) = file.region().find(&self.uuid) else { continue };
             let device = &file.region().devices()[index];
@@ -76,6 +79,7 @@ impl ElasticBalancer {
                 throttled: device.throttled.load(Relaxed),
                 at: now,
             };
+            active.push(next.gpu_ns > sample.gpu_ns);
             let period = now.saturating_sub(sample.at).max(1);
             let used = next.gpu_ns.saturating_sub(sample.gpu_ns).saturating_mul(100) / period;
             demands.push(QuotaDemand {
@@ -87,8 +91,11 @@ impl ElasticBalancer {
             **sample = next;
             found.push(device);
         }
-        for (device, grant) in found.iter().zip(grants(&demands)) {
+        let active_count = active.iter().filter(|active| **active).count();
+        for ((device, grant), is_active) in found.iter().zip(grants(&demands)).zip(active) {
             device.granted_percent.store(grant, Relaxed);
+            let others = active_count - usize::from(is_active);
+            device.contended.store(u32::from(others > 0), Relaxed);
         }
     }
 }

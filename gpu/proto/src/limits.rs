@@ -86,7 +86,8 @@ pub struct DeviceRecord {
     pub elastic_percent: AtomicU32,
     /// The share that the host currently grants, for elastic quotas; see [`crate::elastic`].
     pub granted_percent: AtomicU32,
-    reserved: AtomicU32,
+    /// 1 while other containers use the device as well, as the host sees it; see [`crate::elastic`].
+    pub contended: AtomicU32,
     /// The GPU time that may be used without delay, in ns; negative: debt.
     pub tokens: AtomicI64,
     /// The time of the last refill of `tokens`, in monotonic ns.
