@@ -120,6 +120,7 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
         image: args.image,
         command,
         folder: sources.folder(),
+        executables: sources.executables(),
         limits,
         queue: args.queue,
     };

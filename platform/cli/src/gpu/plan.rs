@@ -81,6 +81,8 @@ pub(super) struct GpuJobPlan {
     pub(super) command: Vec<String>,
     /// The folder of the sources in which the command runs; empty: the root.
     pub(super) folder: String,
+    /// Source files to be made executable: an artifact of one file has no permissions.
+    pub(super) executables: Vec<String>,
     pub(super) limits: Value,
     /// The JobQueue in which it waits.
     pub(super) queue: Option<String>,
@@ -103,8 +105,14 @@ impl GpuJobPlan {
             metadata["labels"] = json!({LABEL_QUEUE: queue});
         }
         let kept = format!("{FOLDER_OUT}/{ARTIFACTS}");
+        let quoted = |name: &String| format!(" ./'{}'", name.replace('\'', r"'\''"));
+        let executable = match self.executables.iter().map(quoted).collect::<String>() {
+            names if names.is_empty() => names,
+            names => format!(" && chmod +x{names}"),
+        };
         let script = format!(
-            "mkdir -p {kept} && cp -R {FOLDER_IN}/. {FOLDER_WORK}/ && cd {FOLDER_WORK}/\"$0\" && exec \"$@\""
+            "mkdir -p {kept} && cp -R {FOLDER_IN}/. {FOLDER_WORK}/ && cd {FOLDER_WORK}/\"$0\"{executable} && \
+             exec \"$@\""
         );
         let arguments = ["sh", "-c", &script, &self.folder];
         let command: Vec<&str> =
@@ -193,6 +201,7 @@ mod tests {
             image: "builder:1".into(),
             command: vec!["make".into(), "run".into()],
             folder: "train".into(),
+            executables: vec!["it's".into()],
             limits: json!({"nvidia.com/gpu": "1"}),
             queue: Some("q".into()),
         };
@@ -205,6 +214,8 @@ mod tests {
         assert_eq!(Inputs::parse(inputs.as_bytes()).unwrap().artifacts["train"], source.clone().into());
         let command = template["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(command[3..], ["train", "make", "run"]);
+        let script = command[2].as_str().unwrap();
+        assert!(script.ends_with(r#"/"$0" && chmod +x ./'it'\''s' && exec "$@""#), "{script}");
         plan.manifest(BTreeMap::from([(".hidden".to_owned(), source)])).expect_err("no file name");
     }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -100,14 +101,22 @@ impl Sources {
                     Some("cu") => format!("nvcc -O2 -o /tmp/job {name} && exec /tmp/job"),
                     Some("py") => format!("exec python3 {name}"),
                     Some("sh") => format!("exec sh {name}"),
+                    _ if !self.executables().is_empty() => format!("exec ./{name}"),
                     _ => {
-                        let what = format!("{name} is neither .cu, .py nor .sh");
+                        let what = format!("{name} is neither .cu, .py, .sh nor executable");
                         return Err(Failure::error(what, todo));
                     }
                 }
             }
         };
         Ok(vec!["sh".to_owned(), "-c".to_owned(), command])
+    }
+
+    /// The names of single files that are executable here. A folder's archive has the permissions of its files.
+    pub(super) fn executables(&self) -> Vec<String> {
+        let Self::Files(files) = self else { return Vec::new() };
+        let is_executable = |path: &Path| fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o100 != 0);
+        files.iter().filter(|(_, path)| is_executable(path)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Uploads the sources.

@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Component, Path},
 };
 
@@ -16,7 +17,11 @@ fn refused(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// Packs a folder: files and folders in the order of their names, no links, no times, no owners.
+/// The permission bit of files that their owner may execute.
+const EXECUTABLE: u32 = 0o100;
+
+/// Packs a folder: files and folders in the order of their names, no links, no times, no owners. Of the permissions only
+/// whether a file is executable is kept.
 pub(super) fn pack(folder: &Path, into: impl io::Write, bytes_max: u64) -> io::Result<()> {
     let mut packing = Packing { builder: Builder::new(into), bytes_left: bytes_max, entries: 0 };
     packing.builder.mode(HeaderMode::Deterministic);
@@ -50,6 +55,9 @@ impl<W: io::Write> Packing<W> {
                 let left = self.bytes_left.checked_sub(metadata.len());
                 self.bytes_left = left.ok_or_else(|| refused("it is larger than this node collects"))?;
                 let mut header = header(EntryType::Regular, metadata.len());
+                if metadata.permissions().mode() & EXECUTABLE != 0 {
+                    header.set_mode(0o755);
+                }
                 self.builder.append_data(&mut header, &name, fs::File::open(&path)?)?;
             }
         }
@@ -86,7 +94,11 @@ pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> 
                 let rest = left.checked_sub(entry.size());
                 left = rest.ok_or_else(|| refused(format!("it is larger than {bytes_max} bytes")))?;
                 fs::create_dir_all(path.parent().unwrap_or(into))?;
-                io::copy(&mut entry, &mut fs::File::create(&path)?)?;
+                let mut file = fs::File::create(&path)?;
+                io::copy(&mut entry, &mut file)?;
+                if entry.header().mode()? & EXECUTABLE != 0 {
+                    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+                }
             }
             other => {
                 return Err(refused(format!(
@@ -128,12 +140,15 @@ mod tests {
         fs::create_dir_all(one.join("sub/empty")).unwrap();
         fs::write(one.join("sub/b"), "b").unwrap();
         fs::write(one.join("a"), "aa").unwrap();
+        fs::set_permissions(one.join("a"), fs::Permissions::from_mode(0o700)).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", one.join("link")).unwrap();
         let bytes = packed(&one).unwrap();
         let tar = folder.path().join("tar");
         fs::write(&tar, &bytes).unwrap();
         unpack(&tar, &two, 1000).unwrap();
         assert_eq!(fs::read_to_string(two.join("sub/b")).unwrap(), "b");
+        let mode = |name: &str| fs::metadata(two.join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("a"), mode("sub/b") & EXECUTABLE), (0o755, 0), "only a is executable");
         assert!(two.join("sub/empty").is_dir() && !two.join("link").exists());
         assert_eq!(packed(&two).unwrap(), bytes);
         assert!(unpack(&tar, &folder.path().join("three"), 2).is_err(), "three bytes are more than two");
