@@ -5,6 +5,7 @@
 //! and it keeps slots for tables and instances, which the process's allocator allocates faster. Here a page counts as
 //! touched when the kernel has *any* record of it.
 
+mod kept;
 mod memory;
 mod pagemap;
 mod stack;
@@ -36,6 +37,14 @@ impl<T> FreeLists<T> {
     fn take(&self) -> Option<T> {
         let own = shard() % self.0.len();
         (0..self.0.len()).find_map(|step| self.0[(own + step) % self.0.len()].0.lock().pop())
+    }
+
+    /// Removes the items that satisfy the condition.
+    fn extract(&self, condition: impl Fn(&T) -> bool) -> Vec<T> {
+        self.0
+            .iter()
+            .flat_map(|list| list.0.lock().extract_if(.., |item| condition(item)).collect::<Vec<_>>())
+            .collect()
     }
 
     fn put(&self, place: T) {

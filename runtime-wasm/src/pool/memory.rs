@@ -19,19 +19,17 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
-use super::{FreeLists, pagemap::PageMap};
+use super::{FreeLists, kept::KeptBudget, pagemap::PageMap};
 use crate::config::Wipe;
 
 const PAGE_BYTES: usize = 4096;
-/// Touched bytes of a memory that are overwritten and kept; the rest returns to the kernel. Keeping pages saves page
-/// faults, but costs as much memory in every slot that was ever used.
-const KEPT_BYTES_MAX: usize = 1 << 20;
-/// The same limit when the kernel cannot report which pages were touched, so that all have to be overwritten.
+/// The limit of touched bytes that are overwritten and kept (see [`super::kept`]; the rest returns to the kernel) when the kernel cannot report which pages were touched, so that all have to be overwritten.
 const KEPT_BLIND_BYTES_MAX: usize = 64 << 10;
 /// The smallest usable number of slots when the address space is limited (`ulimit -v`).
 const SLOTS_MIN: usize = 16;
@@ -50,6 +48,7 @@ struct Slots {
     unused_from: AtomicUsize,
     free: FreeLists<Slot>,
     pagemap: Option<PageMap>,
+    kept: KeptBudget,
 }
 
 // SAFETY: the base is an address that never changes; access to the range behind it is governed by `Slot`s, of which
@@ -64,15 +63,20 @@ struct Slot {
     index: usize,
     /// Bytes from its start that can be read and written.
     accessible: usize,
+    /// The part of its kept memory that counts against the budget, in bytes.
+    counted: usize,
+    /// The time of its return.
+    freed_at: Instant,
 }
 
 impl MemoryPool {
-    /// Reserves address space for `count` memories, or for as many as fit. Allocates no memory.
+    /// Reserves address space for `count` memories, or for as many as fit. Allocates no memory. `kept_bytes_max`: what
+    /// free slots together may keep beyond the minimum of each.
     pub(crate) fn new(
         count: usize,
-        reserved_bytes: usize,
-        guard_bytes: usize,
+        (reserved_bytes, guard_bytes): (usize, usize),
         wipe: Wipe,
+        kept_bytes_max: usize,
     ) -> io::Result<Self> {
         let pagemap = match wipe {
             Wipe::Auto => PageMap::open(),
@@ -98,12 +102,28 @@ impl MemoryPool {
             unused_from: AtomicUsize::new(0),
             free: FreeLists::new(),
             pagemap,
+            kept: KeptBudget::new(kept_bytes_max),
         })))
     }
 
     /// The number of slots.
     pub(crate) fn count(&self) -> usize {
         self.0.count
+    }
+
+    /// Returns the memory of free slots that were not used for this time to the kernel, except the minimum of each.
+    pub(crate) fn release_unused(&self, unused_for: Duration) {
+        if self.0.kept.is_unused() {
+            return;
+        }
+        for mut slot in self.0.free.extract(|slot| slot.counted > 0 && slot.freed_at.elapsed() >= unused_for)
+        {
+            let whole = slot.accessible;
+            // A locked range stays as it is: zeros.
+            self.0.discard(&slot, 0, whole).ok();
+            self.0.kept.release(std::mem::take(&mut slot.counted));
+            self.0.free.put(slot);
+        }
     }
 
     fn memory(&self, minimum: usize) -> Result<PooledMemory, String> {
@@ -133,7 +153,7 @@ impl Slots {
         self.free.take().or_else(|| {
             let next = |from: usize| (from < self.count).then_some(from + 1);
             let index = self.unused_from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-            Some(Slot { index, accessible: 0 })
+            Some(Slot { index, accessible: 0, counted: 0, freed_at: Instant::now() })
         })
     }
 
@@ -144,6 +164,7 @@ impl Slots {
 
     /// Zeroes all bytes of a slot.
     fn wipe(&self, slot: &mut Slot) {
+        self.kept.release(std::mem::take(&mut slot.counted));
         let (start, end) = (self.start(slot).addr(), self.start(slot).addr() + slot.accessible);
         let dropped_from = match self.overwrite(slot) {
             Some(until) => until,
@@ -161,13 +182,14 @@ impl Slots {
 
     /// Overwrites the touched pages that are kept; returns the address up to which everything is zero, or `None` if the
     /// kernel does not support the request.
-    fn overwrite(&self, slot: &Slot) -> Option<usize> {
+    fn overwrite(&self, slot: &mut Slot) -> Option<usize> {
         let start = self.start(slot).addr();
-        let pages_max = KEPT_BYTES_MAX / PAGE_BYTES;
+        let pages_max = self.kept.allowance() / PAGE_BYTES;
         let touched = self.pagemap.as_ref()?.touched(start, slot.accessible, pages_max).ok()?;
         for range in touched.ranges() {
             self.zero(slot, range.start - start, range.len());
         }
+        slot.counted = self.kept.keep(touched.ranges().map(|range| range.len()).sum());
         Some(touched.looked_until)
     }
 
@@ -250,8 +272,8 @@ impl PooledMemory {
 
 impl Drop for PooledMemory {
     fn drop(&mut self) {
-        let slot = Slot { index: self.slot.index, accessible: self.slot.accessible };
-        let mut slot = slot;
+        let Slot { index, accessible, counted, .. } = self.slot;
+        let mut slot = Slot { index, accessible, counted, freed_at: Instant::now() };
         self.slots.wipe(&mut slot);
         self.slots.free.put(slot);
     }
@@ -292,7 +314,7 @@ mod tests {
     const RESERVED: usize = 64 << 20;
 
     fn pool(wipe: Wipe) -> MemoryPool {
-        MemoryPool::new(2, RESERVED, 1 << 20, wipe).unwrap()
+        MemoryPool::new(2, (RESERVED, 1 << 20), wipe, 48 << 20).unwrap()
     }
 
     fn bytes(memory: &mut PooledMemory) -> &mut [u8] {
@@ -321,6 +343,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_free_slot_keeps_much_memory_until_it_is_unused() {
+        let pool = pool(Wipe::Auto);
+        if pool.0.pagemap.is_none() {
+            eprintln!(
+                "SKIPPED a_free_slot_keeps_much_memory_until_it_is_unused: this kernel cannot report touched pages \
+                 (needs Linux 6.7)"
+            );
+            return;
+        }
+        let resident = |pool: &MemoryPool| {
+            let pagemap = pool.0.pagemap.as_ref().unwrap();
+            let touched = pagemap.touched(pool.0.base.as_ptr().addr(), RESERVED, usize::MAX / PAGE_BYTES);
+            touched.unwrap().ranges().map(|range| range.len()).sum::<usize>()
+        };
+        let mut memory = pool.memory(20 << 20).unwrap();
+        bytes(&mut memory).fill(1);
+        drop(memory);
+        assert_eq!(resident(&pool), 20 << 20);
+        pool.release_unused(Duration::from_secs(3600));
+        assert_eq!(resident(&pool), 20 << 20);
+        let mut memory = pool.memory(20 << 20).unwrap();
+        assert!(bytes(&mut memory).iter().all(|byte| *byte == 0));
+        bytes(&mut memory).fill(1);
+        drop(memory);
+        pool.release_unused(Duration::ZERO);
+        assert_eq!(resident(&pool), 0);
+        assert!(pool.0.kept.is_unused());
+        assert!(bytes(&mut pool.memory(20 << 20).unwrap()).iter().all(|byte| *byte == 0));
     }
 
     #[test]
