@@ -65,9 +65,22 @@ pub struct Config {
     pub registries: RegistryClient,
 }
 
+/// Does not show the logins of registries.
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
 /// The containerd host.
 pub struct OciRuntime {
     pub(crate) inner: Arc<OciHost>,
+}
+
+impl std::fmt::Debug for OciRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OciRuntime").finish_non_exhaustive()
+    }
 }
 
 pub(crate) struct OciHost {

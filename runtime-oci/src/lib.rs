@@ -13,7 +13,7 @@
 //!
 //! Start reading at [`host`], then `containers.rs`.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 mod adopt;
 mod archive;

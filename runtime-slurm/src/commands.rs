@@ -52,6 +52,12 @@ pub struct SlurmCommands {
     has_accounting: AtomicBool,
 }
 
+impl std::fmt::Debug for SlurmCommands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SlurmCommands").finish_non_exhaustive()
+    }
+}
+
 impl SlurmCommands {
     pub fn new(client: SlurmClient) -> Self {
         Self { client, permits: Semaphore::new(COMMANDS_MAX), has_accounting: AtomicBool::new(true) }

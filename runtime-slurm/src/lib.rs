@@ -30,6 +30,8 @@
 //!
 //! Start reading at [`SlurmRuntime`], then `runtime/poll.rs`.
 
+#![warn(missing_debug_implementations)]
+
 pub mod commands;
 mod devices;
 mod log_copy;

@@ -58,6 +58,12 @@ pub struct SlurmRuntime {
     _stop: DropGuard,
 }
 
+impl std::fmt::Debug for SlurmRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SlurmRuntime").finish_non_exhaustive()
+    }
+}
+
 struct SlurmHost {
     folder: RecordFolder,
     commands: SlurmCommands,

@@ -45,6 +45,12 @@ pub struct WasmHost {
     pub(crate) pods: Arc<Pods>,
 }
 
+impl std::fmt::Debug for WasmHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WasmHost").finish_non_exhaustive()
+    }
+}
+
 /// Why a host cannot be created.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostCreateError {

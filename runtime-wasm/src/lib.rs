@@ -9,6 +9,8 @@
 //!
 //! Start reading at [`WasmHost`], then `function` for the request path.
 
+#![warn(missing_debug_implementations)]
+
 mod cache;
 mod call;
 mod capability;

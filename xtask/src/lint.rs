@@ -20,7 +20,8 @@ pub(crate) const HELP: &str = "\
 Runs every check, also after one has failed, and says at the end which failed:
   fmt      cargo fmt --check, on the platform, the SDK and the examples
   house    nothing marked unfinished, no test that never runs, no dependency that no source names, one way to
-           lay out modules, no type name defined twice, no clock in a plan; long files are reported
+           lay out modules, no type name defined twice, no clock in a plan, `Debug` for every public type;
+           long files are reported
   floors   cargo xtask floors
   clippy   cargo clippy --workspace --all-targets -- -D warnings
   deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
@@ -46,6 +47,11 @@ const LEFT_OVERS: &[(&str, &str)] = &[
 /// Folders without a clock, as all files named `plan.rs`: time is an argument of their functions.
 const CLOCKLESS: [&str; 2] = ["platform/api/src", "workflows/machine/src"];
 const CLOCK_READS: [&str; 3] = ["Instant::now(", "SystemTime::now(", "Timestamp::now("];
+
+/// The lint that every library turns on: a public type without `Debug` cannot be part of one that has it.
+const DEBUG_LINT: &str = "missing_debug_implementations";
+/// Folders of libraries without [`DEBUG_LINT`]: types that mirror those of C, and guest code.
+const DEBUG_EXEMPT: [&str; 3] = ["gpu", "sdk", "examples"];
 
 /// The platform, the SDK and the examples.
 const MANIFESTS: [&str; 3] = ["Cargo.toml", "sdk/rust/Cargo.toml", "examples/Cargo.toml"];
@@ -160,6 +166,10 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
             println!("house: {shown}: a module's file lies beside its folder, as <name>.rs");
             left_over += 1;
         }
+        if lacks_debug_lint(inside, &text) {
+            println!("house: {shown}: add #![warn({DEBUG_LINT})], so that every public type has Debug");
+            left_over += 1;
+        }
         for (number, what, advice) in left_overs(&text) {
             println!("house: {shown}:{number}: {what} is left over: {advice}");
             left_over += 1;
@@ -189,6 +199,13 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
 /// within the workspace, which may itself lie below a `src`.
 fn is_module_in_its_folder(file: &Path) -> bool {
     file.ends_with("mod.rs") && file.components().any(|part| part.as_os_str() == "src")
+}
+
+/// Whether the file is the root of a library that must turn on [`DEBUG_LINT`], and does not. `file` is a path within the
+/// workspace.
+fn lacks_debug_lint(file: &Path, text: &str) -> bool {
+    let is_exempt = DEBUG_EXEMPT.iter().any(|folder| file.starts_with(folder));
+    file.ends_with("src/lib.rs") && !is_exempt && !text.contains(DEBUG_LINT)
 }
 
 /// The reason of a test that another test runs in a separate process.
@@ -258,6 +275,14 @@ mod tests {
         assert!(
             !lies_in_it("platform/store/src/index.rs") && !lies_in_it("platform/store/tests/support/mod.rs")
         );
+    }
+
+    #[test]
+    fn libraries_without_the_debug_lint_are_found() {
+        let lacks = |file: &str, text| lacks_debug_lint(Path::new(file), text);
+        assert!(lacks("platform/store/src/lib.rs", "mod store;\n"));
+        assert!(!lacks("platform/store/src/lib.rs", "#![warn(missing_debug_implementations)]\nmod store;\n"));
+        assert!(!lacks("platform/store/src/store.rs", "") && !lacks("gpu/shim/src/lib.rs", ""));
     }
 
     #[test]

@@ -12,6 +12,12 @@ pub struct ClientConnection {
     held: Arc<Mutex<Option<Vec<Box<dyn Any + Send>>>>>,
 }
 
+impl std::fmt::Debug for ClientConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientConnection").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 impl ClientConnection {
     pub(crate) fn new(address: IpAddr) -> Self {
         Self { address, held: Arc::new(Mutex::new(Some(Vec::new()))) }

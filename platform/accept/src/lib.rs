@@ -12,6 +12,8 @@
 //! **Does not belong here:** the meaning of a request, its authentication, limits on requests. Start at [`AcceptPort`];
 //! the decision about a new connection is in [`admission`].
 
+#![warn(missing_debug_implementations)]
+
 pub mod admission;
 mod body;
 mod client;

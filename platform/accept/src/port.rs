@@ -27,6 +27,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct AcceptPort(Arc<Shared>);
 
+impl std::fmt::Debug for AcceptPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AcceptPort").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     name: &'static str,
     config: Config,

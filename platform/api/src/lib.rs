@@ -8,6 +8,8 @@
 //!
 //! Start reading at [`function`], then [`wellknown`] for labels and annotations.
 
+#![warn(missing_debug_implementations)]
+
 pub mod digest;
 pub mod duration;
 pub mod egress;

@@ -119,3 +119,9 @@ pub struct ApiServerDeps {
     pub nodes: NodeConnector,
     pub inspector: Inspector,
 }
+
+impl std::fmt::Debug for ApiServerDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServerDeps").finish_non_exhaustive()
+    }
+}

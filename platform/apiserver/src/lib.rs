@@ -12,6 +12,8 @@
 //! Start reading at [`ApiServer`], then `handler.rs` (the handling of a request), `registry.rs` (a kind's row) and
 //! `verbs/`.
 
+#![warn(missing_debug_implementations)]
+
 mod access;
 mod admission;
 mod api_endpoint;

@@ -77,6 +77,13 @@ pub struct Identity {
     tls: Arc<rustls::ServerConfig>,
 }
 
+/// Shows neither keys nor the token.
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
 impl Identity {
     /// Reads the identity in `folder`, or makes it. `extra_names` are further names or addresses under which
     /// clients reach the server. Blocks.

@@ -64,6 +64,12 @@ pub struct ApiServer {
     _stop: Arc<DropGuard>,
 }
 
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer").finish_non_exhaustive()
+    }
+}
+
 /// The state that requests share.
 pub(crate) struct ServerState {
     pub(crate) config: Config,

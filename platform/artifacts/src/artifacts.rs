@@ -23,6 +23,12 @@ pub struct Artifacts {
     pub(crate) changes: Arc<Mutex<()>>,
 }
 
+impl std::fmt::Debug for Artifacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Artifacts").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}
+
 /// A stored content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArtifactInfo {

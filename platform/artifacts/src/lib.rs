@@ -15,6 +15,8 @@
 //! ```
 //! A file gets its final name only when it is complete and on the disk. Start reading at [`Artifacts`].
 
+#![warn(missing_debug_implementations)]
+
 mod artifacts;
 mod derived;
 mod files;

@@ -24,6 +24,7 @@ use crate::{
 const ASIDE_PREFIX: &str = ".aside-";
 
 /// The result of a removal.
+#[derive(Debug)]
 pub enum Removal {
     /// Lookups do not find it any more.
     Quarantined(Quarantined),
@@ -35,6 +36,7 @@ pub enum Removal {
 
 /// A content that lookups do not find, and that is not removed yet. When dropped, it is restored with a new age,
 /// since a reference to it may exist. Dropping blocks for a moment.
+#[derive(Debug)]
 #[must_use = "dropped, the content is restored"]
 pub struct Quarantined {
     artifacts: Artifacts,

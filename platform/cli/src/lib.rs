@@ -10,6 +10,8 @@
 //!
 //! Start reading at [`Command`].
 
+#![warn(missing_debug_implementations)]
+
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};

@@ -63,6 +63,12 @@ pub struct Controllers {
     events: events::EventCollector,
 }
 
+impl std::fmt::Debug for Controllers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controllers").finish_non_exhaustive()
+    }
+}
+
 impl Controllers {
     /// Starts the informers it needs; acts on nothing yet. Must be called inside a tokio runtime.
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {

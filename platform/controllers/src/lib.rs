@@ -10,6 +10,8 @@
 //! Start reading at [`function`], then [`deployment`], [`replica_set`], [`job`] and [`garbage`]; [`Controllers`] starts
 //! them all.
 
+#![warn(missing_debug_implementations)]
+
 mod artifacts;
 mod autoscaler;
 mod certificate_signing;

@@ -9,6 +9,8 @@
 //!
 //! Start reading at [`CsiDriver`].
 
+#![warn(missing_debug_implementations)]
+
 mod capability;
 mod driver;
 pub mod names;

@@ -13,6 +13,8 @@
 //!
 //! Start reading at [`state`].
 
+#![warn(missing_debug_implementations)]
+
 pub mod cdi;
 pub mod checkpoint;
 pub mod identity;

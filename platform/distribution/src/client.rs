@@ -53,12 +53,25 @@ pub struct RemoteImage {
     pub target: RemoteDocument,
 }
 
+/// Does not show the login of the endpoint.
+impl std::fmt::Debug for RemoteImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteImage").field("repository", &self.repository).finish_non_exhaustive()
+    }
+}
+
 /// The rest of a blob.
 pub struct BlobBody {
     /// The offset of the first byte: the requested one, or 0 if the registry does not support ranges.
     pub offset: u64,
     /// The bytes, whose digest is not verified. An error ends the stream.
     pub stream: BoxStream<'static, Result<Bytes, PullError>>,
+}
+
+impl std::fmt::Debug for BlobBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlobBody").field("offset", &self.offset).finish_non_exhaustive()
+    }
 }
 
 /// A registry with the login of one user.

@@ -10,7 +10,7 @@
 //! Responses of registries are not trusted: a document is bounded and its digest is computed; a blob's digest is
 //! computed by the store that receives it. Start reading at [`RegistryClient`].
 
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 mod challenge;
 mod client;

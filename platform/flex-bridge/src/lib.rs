@@ -17,6 +17,8 @@
 //!
 //! Start reading at [`BridgeConfig`], then [`node`].
 
+#![warn(missing_debug_implementations)]
+
 mod identity;
 mod node;
 #[cfg(test)]

@@ -8,6 +8,8 @@
 //!
 //! Start reading at [`FlexDriver`]. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
+#![warn(missing_debug_implementations)]
+
 mod call;
 mod driver;
 pub mod mounts;

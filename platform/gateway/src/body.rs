@@ -35,6 +35,12 @@ pub struct ResponseBody {
     upgraded: Option<oneshot::Sender<OpenRequest>>,
 }
 
+impl std::fmt::Debug for ResponseBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
 enum Inner {
     /// Written by the gateway itself.
     Full(Option<Bytes>),

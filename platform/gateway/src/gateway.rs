@@ -69,6 +69,12 @@ pub struct GatewayDeps {
     pub stop: CancellationToken,
 }
 
+impl std::fmt::Debug for GatewayDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatewayDeps").finish_non_exhaustive()
+    }
+}
+
 /// The dependencies of TLS.
 pub struct HttpsDeps {
     /// The address for functions and Ingresses over TLS. Port 0 selects a free port.
@@ -77,6 +83,12 @@ pub struct HttpsDeps {
     pub secrets: Informer<Secret>,
     /// The certificate for names without one of their own.
     pub fallback: Arc<dyn ResolvesServerCert>,
+}
+
+impl std::fmt::Debug for HttpsDeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpsDeps").field("listen", &self.listen).finish_non_exhaustive()
+    }
 }
 
 /// The TLS listener, with its port bound.
@@ -157,6 +169,12 @@ pub struct Gateway {
     stop: CancellationToken,
 }
 
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 /// Calls functions from other parts of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct GatewayHandle {
@@ -165,6 +183,12 @@ pub struct GatewayHandle {
     applied: watch::Receiver<u64>,
     address: SocketAddr,
     stop: CancellationToken,
+}
+
+impl std::fmt::Debug for GatewayHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatewayHandle").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Gateway {

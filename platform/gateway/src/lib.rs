@@ -11,6 +11,8 @@
 //!
 //! Start reading at [`gateway`], then [`proxy`].
 
+#![warn(missing_debug_implementations)]
+
 pub mod config;
 pub mod function_services;
 mod gateway;

@@ -12,6 +12,12 @@ pub struct Changes<T = ObjectKey> {
     dirty: Arc<Dirty<T>>,
 }
 
+impl<T> std::fmt::Debug for Changes<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Changes").finish_non_exhaustive()
+    }
+}
+
 /// The informer's end of [`Changes`].
 pub(crate) struct Dirty<T = ObjectKey> {
     keys: Mutex<BTreeSet<T>>,

@@ -30,6 +30,12 @@ pub struct EnvObjects {
     listeners: Arc<Mutex<Vec<Listener>>>,
 }
 
+impl std::fmt::Debug for EnvObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EnvObjects").finish_non_exhaustive()
+    }
+}
+
 struct Followed {
     config_maps: Informer<ConfigMap>,
     secrets: Informer<Secret>,

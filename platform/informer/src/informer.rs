@@ -33,6 +33,12 @@ pub struct Informer<K> {
     shared: Arc<Shared<K>>,
 }
 
+impl<K> std::fmt::Debug for Informer<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Informer").finish_non_exhaustive()
+    }
+}
+
 /// A change of an object. A deletion carries the last observed state.
 #[derive(Debug)]
 pub enum Change<'a, K> {
@@ -45,6 +51,12 @@ pub enum Change<'a, K> {
 pub struct Index<K> {
     shared: Arc<Shared<K>>,
     slot: usize,
+}
+
+impl<K> std::fmt::Debug for Index<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Index").field("slot", &self.slot).finish_non_exhaustive()
+    }
 }
 
 type Handler<K> = Box<dyn Fn(Change<'_, K>) + Send>;

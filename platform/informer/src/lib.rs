@@ -12,6 +12,8 @@
 //!
 //! Start reading at [`informer`].
 
+#![warn(missing_debug_implementations)]
+
 mod backoff;
 mod changes;
 mod env_objects;

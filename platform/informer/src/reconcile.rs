@@ -46,6 +46,12 @@ pub struct WorkQueue<Q> {
     shared: Arc<Shared<Q>>,
 }
 
+impl<Q> std::fmt::Debug for WorkQueue<Q> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkQueue").finish_non_exhaustive()
+    }
+}
+
 struct Shared<Q> {
     queue: Mutex<KeyQueue<Q>>,
     notify: Notify,

@@ -22,6 +22,12 @@ pub struct Informers {
     kinds: Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>>,
 }
 
+impl std::fmt::Debug for Informers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Informers").finish_non_exhaustive()
+    }
+}
+
 impl Informers {
     /// Starts nothing yet. All informers stop when `stop` does.
     pub fn create(client: Client, stop: CancellationToken) -> Self {

@@ -164,6 +164,12 @@ pub struct Kubelet {
     stop_events: CancellationToken,
 }
 
+impl std::fmt::Debug for Kubelet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kubelet").finish_non_exhaustive()
+    }
+}
+
 impl Kubelet {
     /// Must be called inside a Tokio runtime. Has no effects until [`Self::run`].
     pub fn create(

@@ -12,6 +12,8 @@
 //!
 //! Start reading at [`Kubelet`], then `pod/worker.rs`.
 
+#![warn(missing_debug_implementations)]
+
 mod addresses;
 mod follow;
 mod function_logs;

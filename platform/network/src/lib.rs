@@ -13,6 +13,8 @@
 //!
 //! Start at [`plan::plan`] and [`dns::zone`]; [`role`] connects the plan to the cluster's objects.
 
+#![warn(missing_debug_implementations)]
+
 pub mod demand;
 pub mod dns;
 mod health;

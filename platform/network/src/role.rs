@@ -82,6 +82,12 @@ pub struct ServiceProxy {
     health_port: AcceptPort,
 }
 
+impl std::fmt::Debug for ServiceProxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceProxy").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
 enum Proxy {
     Nftables(NftablesProxy),
     Userspace(UserspaceProxy),

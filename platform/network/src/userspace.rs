@@ -61,6 +61,12 @@ pub struct UserspaceProxy {
     tasks: TaskTracker,
 }
 
+impl std::fmt::Debug for UserspaceProxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UserspaceProxy").field("node_address", &self.node_address).finish_non_exhaustive()
+    }
+}
+
 /// A frontend that is served until this is dropped.
 struct Served {
     backend: watch::Sender<Arc<Backend>>,

@@ -14,7 +14,7 @@
 //! In file names a repository's `/` is `+`, which no name has. Contents are shared by the repositories. Start reading
 //! at [`RegistryServer`].
 
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 mod blobs;
 mod collect;

@@ -36,12 +36,28 @@ pub enum RegistryAccess {
     Token(String),
 }
 
+/// Does not show the token.
+impl std::fmt::Debug for RegistryAccess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Anyone => "Anyone",
+            Self::Token(_) => "Token",
+        })
+    }
+}
+
 /// The registry: created, then routed and run. Cheap to clone.
 #[derive(Clone)]
 pub struct RegistryServer {
     pub(crate) store: RegistryStore,
     pub(crate) uploads: BlobUploads,
     access: RegistryAccess,
+}
+
+impl std::fmt::Debug for RegistryServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegistryServer").field("access", &self.access).finish_non_exhaustive()
+    }
 }
 
 /// The query parameters that the registry supports.

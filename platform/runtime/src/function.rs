@@ -82,6 +82,12 @@ pub struct Answer {
     pub timings: Timings,
 }
 
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answer").field("status", &self.response.status()).finish_non_exhaustive()
+    }
+}
+
 /// The phases of a call, up to the guest's status and headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {

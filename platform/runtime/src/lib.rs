@@ -9,6 +9,8 @@
 //!
 //! Start reading at [`function`] for the request path and at [`pod`] for the node.
 
+#![warn(missing_debug_implementations)]
+
 pub mod component;
 pub mod devices;
 pub mod function;

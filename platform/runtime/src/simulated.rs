@@ -36,6 +36,12 @@ pub struct SimulatedRuntime {
     changes: watch::Sender<u64>,
 }
 
+impl std::fmt::Debug for SimulatedRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimulatedRuntime").field("class", &self.class).finish_non_exhaustive()
+    }
+}
+
 struct SimulatedPod {
     sandbox: SandboxSpec,
     containers: Vec<(ContainerId, ContainerState)>,
@@ -151,6 +157,12 @@ pub struct SimulatedFunctions {
     known: Mutex<HashMap<ObjectKey, Arc<SimulatedFunction>>>,
 }
 
+impl std::fmt::Debug for SimulatedFunctions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimulatedFunctions").field("delay", &self.delay).finish_non_exhaustive()
+    }
+}
+
 /// One simulated revision, with counters for tests.
 pub struct SimulatedFunction {
     spec: HostedSpec,
@@ -158,6 +170,12 @@ pub struct SimulatedFunction {
     loaded: AtomicBool,
     loads: AtomicU64,
     running: Arc<AtomicUsize>,
+}
+
+impl std::fmt::Debug for SimulatedFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimulatedFunction").field("delay", &self.delay).finish_non_exhaustive()
+    }
 }
 
 impl SimulatedFunctions {

@@ -52,6 +52,12 @@ pub struct ProcessSession {
     pub exit: BoxFuture<'static, Result<i32, RuntimeError>>,
 }
 
+impl std::fmt::Debug for ProcessSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProcessSession").finish_non_exhaustive()
+    }
+}
+
 /// The streams of a runtime's containers.
 #[async_trait]
 pub trait ContainerStreams: Send + Sync {

@@ -26,6 +26,12 @@ pub struct DrainOnDrop<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static
     drains: bool,
 }
 
+impl<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static> std::fmt::Debug for DrainOnDrop<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DrainOnDrop").field("drains", &self.drains).finish_non_exhaustive()
+    }
+}
+
 impl<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static> DrainOnDrop<B> {
     /// Wraps a request's body. HTTP/2 can reset a single stream, so it needs no draining. A client that sent `Expect:
     /// 100-continue` has not sent its body yet, and draining would request it.
@@ -82,6 +88,12 @@ impl<B: http_body::Body<Data = Bytes> + Unpin + Send + 'static> Drop for DrainOn
 pub struct FlushBeforeError {
     body: Body,
     failed: Option<BodyError>,
+}
+
+impl std::fmt::Debug for FlushBeforeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlushBeforeError").finish_non_exhaustive()
+    }
 }
 
 impl FlushBeforeError {

@@ -14,6 +14,8 @@
 //! or none ([`gangs`]). Start reading at [`plan`], then
 //! [`Scheduler`].
 
+#![warn(missing_debug_implementations)]
+
 mod budgets;
 pub mod cache;
 mod evict;

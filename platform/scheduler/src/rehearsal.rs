@@ -25,6 +25,12 @@ pub struct Rehearsal {
     decided: VecDeque<(ObjectKey, Decision)>,
 }
 
+impl std::fmt::Debug for Rehearsal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rehearsal").finish_non_exhaustive()
+    }
+}
+
 impl Rehearsal {
     /// Sets a node, as the API would; `None` if it was removed.
     pub fn set_node(&mut self, name: &str, node: Option<&Node>, now: Instant) {

@@ -73,6 +73,12 @@ pub struct Scheduler {
     state: SchedulerState,
 }
 
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scheduler").finish_non_exhaustive()
+    }
+}
+
 /// Bindings in progress.
 #[derive(Default)]
 struct Bindings {

@@ -41,6 +41,12 @@ pub struct Snapshot {
     domains: HashMap<String, Arc<DomainColumn>>,
 }
 
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("node_count", &self.node_count).finish_non_exhaustive()
+    }
+}
+
 /// The domain of each node for one topology key: nodes with the same value of that label.
 #[derive(Debug)]
 pub(crate) struct DomainColumn {

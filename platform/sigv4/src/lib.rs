@@ -6,7 +6,7 @@
 //!
 //! **Does not belong here:** the operations of services, the sending of requests, the places of credentials.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 use http::{HeaderName, HeaderValue, header, request::Parts};
 use jiff::tz::TimeZone;

@@ -11,6 +11,8 @@
 //! costs an entry in that queue, a node costs an object and a lease. The step is planned from the pod's object alone
 //! ([`plan`]), so that a restart continues where the objects are. Start reading at [`SimulatedNodes`].
 
+#![warn(missing_debug_implementations)]
+
 pub mod behavior;
 mod nodes;
 pub mod plan;
@@ -51,6 +53,12 @@ pub struct SimulatedNodes {
     config: Config,
     client: Client,
     pods: pods::SimulatedPods,
+}
+
+impl std::fmt::Debug for SimulatedNodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimulatedNodes").finish_non_exhaustive()
+    }
 }
 
 impl SimulatedNodes {

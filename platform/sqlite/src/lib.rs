@@ -24,6 +24,8 @@
 //! (<https://sqlite.org/fileformat2.html#walformat>), the durability of commits, group commit, checkpoints.
 //! **Does not belong here:** tables, or any database's content. Start at [`DatabaseFormat`].
 
+#![warn(missing_debug_implementations)]
+
 mod format;
 mod frames;
 mod gathering;

@@ -10,6 +10,8 @@
 //! Reads never touch the disk. Start reading at [`Store`], then `batch.rs` (the meaning of a write), `state.rs` (the
 //! published state), `watch.rs`.
 
+#![warn(missing_debug_implementations)]
+
 mod backend;
 mod batch;
 mod by_name;

@@ -15,6 +15,12 @@ pub struct SteppedWriter {
     _stopped: StopNotifier,
 }
 
+impl std::fmt::Debug for SteppedWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SteppedWriter").field("queued", &self.requests.len()).finish_non_exhaustive()
+    }
+}
+
 impl SteppedWriter {
     pub(crate) fn new(writer: Writer, stopped: StopNotifier) -> Self {
         Self { writer, requests: Vec::new(), _stopped: stopped }

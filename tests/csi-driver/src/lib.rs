@@ -8,6 +8,8 @@
 //!
 //! **Does not belong here:** Kubernetes, Mayfly's kubelet and controllers. Not for important data.
 
+#![warn(missing_debug_implementations)]
+
 pub mod block;
 mod controller;
 mod node;
@@ -75,6 +77,12 @@ pub struct HostPathDriver {
     shared: Arc<Shared>,
     sockets: [PathBuf; 2],
     task: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for HostPathDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostPathDriver").field("sockets", &self.sockets).finish_non_exhaustive()
+    }
 }
 
 pub(crate) struct Shared {

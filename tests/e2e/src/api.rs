@@ -27,6 +27,13 @@ pub struct Api {
     tls: TlsConnector,
 }
 
+/// Does not show the token.
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 pub struct ApiAnswer {
     pub status: u16,

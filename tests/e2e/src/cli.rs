@@ -16,6 +16,7 @@ use crate::up;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Commands for one server.
+#[derive(Debug)]
 pub struct Cli {
     data: PathBuf,
 }

@@ -28,6 +28,12 @@ pub struct Http {
     client: Client<HttpConnector, Body>,
 }
 
+impl std::fmt::Debug for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Http").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 /// A complete response.
 #[derive(Debug)]
 pub struct Answer {

@@ -7,6 +7,8 @@
 //! What does not belong here: any crate of the platform. Tests use only the interfaces of users. Start reading at
 //! [`Up`]; the tests are in `tests/e2e/`.
 
+#![warn(missing_debug_implementations)]
+
 mod api;
 mod cli;
 mod guests;

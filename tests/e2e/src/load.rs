@@ -16,6 +16,7 @@ pub fn flags() -> impl Iterator<Item = Result<(String, String)>> {
 }
 
 /// The durations of calls.
+#[derive(Debug)]
 pub struct Latencies(Vec<Duration>);
 
 impl Latencies {

@@ -24,6 +24,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const LOG_LINES_SHOWN: usize = 60;
 
 /// A running server, killed on drop; if the test has failed, the end of its log is printed.
+#[derive(Debug)]
 pub struct Up {
     process: Child,
     /// `None` if the test owns the folder.
@@ -34,7 +35,7 @@ pub struct Up {
 }
 
 /// The parameters of a server's start.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Start {
     data: Option<PathBuf>,
     arguments: Vec<String>,

@@ -8,6 +8,8 @@
 //! `MAYFLY_RECORDED_CASE` selects the scenarios whose id contains it; `MAYFLY_RECORDED_DIFFERENCES` is the path of a
 //! file that gets a line for each cause of lenient differences, followed by all differences.
 
+#![warn(missing_debug_implementations)]
+
 mod causes;
 mod compare;
 mod placeholders;
@@ -37,7 +39,7 @@ pub trait ReplayTarget {
 }
 
 /// The number of exchanges of a replay that agree.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Count {
     pub all: usize,
     pub strict: usize,

@@ -9,6 +9,8 @@
 //! have by its nature (addresses, usage, a start without a queue) is a method of the fixture, so that each exception
 //! has a name. Start reading at [`CHECKS`].
 
+#![warn(missing_debug_implementations)]
+
 mod checks;
 mod pod;
 
@@ -74,6 +76,12 @@ pub trait RuntimeFixture: Send + Sync {
 pub struct Check {
     pub name: &'static str,
     pub run: for<'a> fn(&'a dyn RuntimeFixture) -> BoxFuture<'a, ()>,
+}
+
+impl std::fmt::Debug for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Check").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 macro_rules! checks {

@@ -52,6 +52,12 @@ pub struct ControlPlane {
     parts: BTreeMap<Part, RunningPart>,
 }
 
+impl std::fmt::Debug for ControlPlane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControlPlane").finish_non_exhaustive()
+    }
+}
+
 impl Part {
     pub fn name(self) -> &'static str {
         match self {

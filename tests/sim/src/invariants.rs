@@ -34,6 +34,12 @@ pub struct Invariants {
     cron_jobs: cron_jobs::CronJobRules,
 }
 
+impl std::fmt::Debug for Invariants {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Invariants").finish_non_exhaustive()
+    }
+}
+
 impl Invariants {
     /// The rules about the step itself; `model` is that before it.
     pub fn before(&mut self, model: &Model, hints: &Hints, step: &Step, violated: &mut Vec<String>) {

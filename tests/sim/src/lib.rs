@@ -11,6 +11,8 @@
 //! when all wait, random numbers come from the seed, and the store commits when the simulation says so. The program
 //! `mayfly-sim` runs one seed in a process of its own; `tests/sim.rs` runs some. Start reading at [`run`].
 
+#![warn(missing_debug_implementations)]
+
 pub mod control_plane;
 pub mod faults;
 pub mod invariants;

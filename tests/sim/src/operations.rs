@@ -34,6 +34,12 @@ pub struct Operations {
     random: Random,
 }
 
+impl std::fmt::Debug for Operations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operations").finish_non_exhaustive()
+    }
+}
+
 /// A workload that the user made, or one that a deletion has left without an owner.
 type Found = (Key, Value);
 

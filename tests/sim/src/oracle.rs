@@ -51,6 +51,12 @@ pub struct Oracle {
     violations: Vec<String>,
 }
 
+impl std::fmt::Debug for Oracle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Oracle").field("violations", &self.violations).finish_non_exhaustive()
+    }
+}
+
 impl Oracle {
     /// Checks one event and follows it. Returns the step for the trace.
     pub fn observe(&mut self, at: Duration, event: &WriteEvent) -> Step {

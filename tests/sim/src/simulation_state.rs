@@ -30,6 +30,12 @@ pub struct SimulationState {
     pub broken: Option<Broken>,
 }
 
+impl std::fmt::Debug for SimulationState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimulationState").finish_non_exhaustive()
+    }
+}
+
 struct Faults {
     rates: FaultRates,
     random: Random,
@@ -42,6 +48,12 @@ pub struct RunningServer {
     pub api: ApiServer,
     pub crashed: CancellationToken,
     clients: BTreeMap<String, Client>,
+}
+
+impl std::fmt::Debug for RunningServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunningServer").finish_non_exhaustive()
+    }
 }
 
 impl SimulationState {

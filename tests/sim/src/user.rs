@@ -11,6 +11,12 @@ pub struct UserClient {
     client: Client,
 }
 
+impl std::fmt::Debug for UserClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UserClient").finish_non_exhaustive()
+    }
+}
+
 /// The propagation policies of a deletion.
 pub const POLICIES: [&str; 3] = ["Background", "Foreground", "Orphan"];
 

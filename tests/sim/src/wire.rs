@@ -35,6 +35,12 @@ pub struct Wire {
     pub is_faultless: bool,
 }
 
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
 /// A broken connection.
 #[derive(Clone, Copy, Debug)]
 pub struct WireError(&'static str);

@@ -21,6 +21,15 @@ pub struct Workloads<'a> {
     pub name: String,
 }
 
+impl std::fmt::Debug for Workloads<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workloads")
+            .field("namespace", &self.namespace)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Workloads<'_> {
     fn pod(&mut self, restart: &str, mut annotations: Value) -> Value {
         annotations["sim.mayfly.dev/version"] = self.random.below(0..1000).to_string().into();

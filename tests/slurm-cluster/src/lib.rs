@@ -7,6 +7,8 @@
 //!
 //! Needs root, because `slurmd` does. Start reading at [`SlurmCluster::start`].
 
+#![warn(missing_debug_implementations)]
+
 use std::{
     fs,
     io::Read as _,
@@ -33,6 +35,7 @@ const MUNGE_KEY_BYTES: usize = 128;
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// The running cluster. Its processes end when it is dropped.
+#[derive(Debug)]
 pub struct SlurmCluster {
     folder: TempDir,
     munged: Option<Child>,

@@ -47,6 +47,12 @@ pub struct Forwarder {
     cache: Mutex<HashMap<CacheKey, CacheEntry>>,
 }
 
+impl std::fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forwarder").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
 /// A query without its identifier and in lower case, and whether it came over UDP: UDP answers may be truncated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct CacheKey(Vec<u8>, bool);

@@ -45,6 +45,12 @@ pub struct ClusterNames {
     slices_by_service: Index<EndpointSlice>,
 }
 
+impl std::fmt::Debug for ClusterNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterNames").finish_non_exhaustive()
+    }
+}
+
 /// The addresses of the name server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
@@ -61,6 +67,12 @@ pub struct ClusterDns {
     config: DnsConfig,
     names: ClusterNames,
     client: kube::Client,
+}
+
+impl std::fmt::Debug for ClusterDns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterDns").finish_non_exhaustive()
+    }
 }
 
 impl ClusterNames {

@@ -37,6 +37,12 @@ pub struct NameServer {
     forwarded: Semaphore,
 }
 
+impl std::fmt::Debug for NameServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NameServer").finish_non_exhaustive()
+    }
+}
+
 /// An answer, or the query to forward for it.
 #[derive(Debug)]
 enum Prepared {

@@ -25,6 +25,12 @@ pub struct ConnectionSide<'a> {
     pod: Option<PodWithAddress<'a>>,
 }
 
+impl std::fmt::Debug for ConnectionSide<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectionSide").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 impl<'a> ConnectionSide<'a> {
     /// The side at an address, which is that of `pod`, if it is a pod's.
     #[must_use]

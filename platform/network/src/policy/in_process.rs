@@ -46,6 +46,12 @@ const BY_FRONTEND: &str = "network/frontend";
 /// endpoints there are, and the threads of requests are for all users.
 pub struct InProcessPolicies(Arc<ClusterConnections>);
 
+impl std::fmt::Debug for InProcessPolicies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InProcessPolicies").finish_non_exhaustive()
+    }
+}
+
 /// The objects of the cluster by which connections are judged.
 struct ClusterConnections {
     node: Arc<str>,

@@ -29,6 +29,7 @@ const GATHER: Duration = Duration::from_millis(5);
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whether this node can enforce policies.
+#[derive(Debug)]
 pub enum PolicyMode {
     /// In kernel tables with this name, once `programmed` reports that the node's rules for Services exist: a node
     /// without them runs no pod that a policy could isolate. `bridge` as for [`PolicyTables::new`].
@@ -45,6 +46,12 @@ pub struct PolicyEnforcer {
     policies: Informer<NetworkPolicy>,
     pods: Informer<Pod>,
     namespaces: Informer<Namespace>,
+}
+
+impl std::fmt::Debug for PolicyEnforcer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PolicyEnforcer").field("node", &self.node).finish_non_exhaustive()
+    }
 }
 
 impl PolicyEnforcer {

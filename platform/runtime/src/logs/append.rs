@@ -18,6 +18,12 @@ pub struct LogAppender {
     buffer: Vec<u8>,
 }
 
+impl std::fmt::Debug for LogAppender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogAppender").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 impl LogAppender {
     /// Opens or creates the file, and its folder. Blocks.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {

@@ -47,6 +47,12 @@ pub struct LogReader {
     live: Option<Live>,
 }
 
+impl std::fmt::Debug for LogReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogReader").finish_non_exhaustive()
+    }
+}
+
 struct Live {
     lines: SelectAll<LogStream>,
     /// The handle that stops the task of each file.

@@ -65,6 +65,12 @@ pub struct LogWriter {
     dropped: Arc<AtomicU64>,
 }
 
+impl std::fmt::Debug for LogWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogWriter").finish_non_exhaustive()
+    }
+}
+
 impl LogWriter {
     /// Starts the writing thread.
     pub fn start() -> io::Result<Self> {
@@ -113,6 +119,12 @@ pub struct LogFile {
     queued: Arc<Queued>,
 }
 
+impl std::fmt::Debug for LogFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogFile").finish_non_exhaustive()
+    }
+}
+
 impl LogFile {
     /// A sink for one output of the program.
     pub fn sink(&self, stream: Stream) -> LogSink {
@@ -139,6 +151,12 @@ pub struct LogSink {
     file: LogFile,
     stream: Stream,
     unfinished: BytesMut,
+}
+
+impl std::fmt::Debug for LogSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogSink").finish_non_exhaustive()
+    }
 }
 
 impl LogSink {
