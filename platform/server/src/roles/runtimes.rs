@@ -77,9 +77,10 @@ mod tests {
         let niceness = || rustix::process::getpriority_process(None).unwrap();
         let nicer = (own + CONTROL_NICENESS).min(NICENESS_MAX);
         runtimes.run(async move {
-            let blocking = tokio::spawn(async move { tokio::task::spawn_blocking(niceness).await });
+            let control = tokio::runtime::Handle::current();
+            let blocking = control.spawn(async move { tokio::task::spawn_blocking(niceness).await });
             assert_eq!(blocking.await.unwrap().unwrap(), nicer);
-            assert_eq!(tokio::spawn(async move { niceness() }).await.unwrap(), nicer);
+            assert_eq!(control.spawn(async move { niceness() }).await.unwrap(), nicer);
             for served in [handles.requests, handles.serving] {
                 assert_eq!(served.spawn(async move { niceness() }).await.unwrap(), own);
             }

@@ -22,11 +22,9 @@ impl StopSignals {
         }
     }
 
-    /// A second signal aborts the drain. Acknowledged writes are not lost.
-    pub(super) fn exit_on_the_next(mut self) {
-        tokio::spawn(async move {
-            self.received().await;
-            std::process::exit(EXIT_INTERRUPTED.into());
-        });
+    /// Ends the process at the next signal: it aborts the drain. Acknowledged writes are not lost.
+    pub(super) async fn exit_on_the_next(mut self) {
+        self.received().await;
+        std::process::exit(EXIT_INTERRUPTED.into());
     }
 }

@@ -366,7 +366,8 @@ impl Up {
             error = unannounced => Some(error),
         };
         ready.send_replace(false);
-        stopping.exit_on_the_next();
+        let mut signals = Tasks::new("signals", &here);
+        signals.run("second signal", stopping.exit_on_the_next());
         let _ = std::fs::remove_file(data_dir.endpoints());
         tracing::info!("stopping; send the signal again to stop at once");
         // Running executions resume at the next start; workflows are stopped first, so that they do not call a closed

@@ -89,6 +89,7 @@ impl Fake {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let shared = Arc::new(Shared { answer: Box::new(answer), seen: Mutex::default() });
         let router = Router::new().fallback(handle).with_state(Arc::clone(&shared));
+        #[expect(clippy::disallowed_methods, reason = "the task ends with its test")]
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
