@@ -12,7 +12,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use mayfly_api::{Digest, ObjectKey, wellknown};
+use mayfly_api::{Digest, ObjectKey, component_of_image, wellknown};
 use mayfly_runtime::{
     CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec,
     SandboxStatus, Usage,
@@ -211,7 +211,7 @@ impl Container {
 
 /// The component that a container's image names.
 fn component_of(image: &str) -> Result<Digest, RuntimeError> {
-    Digest::of_image(image).ok_or_else(|| {
+    component_of_image(image).ok_or_else(|| {
         RuntimeError::ImageName(format!(
             "the wasm runtime runs components, and {image:?} is none: name one as sha256:<64 hexadecimal digits>, \
              which mayfly artifact push prints"

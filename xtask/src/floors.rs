@@ -9,7 +9,8 @@ use crate::workspace::{self, Workspace};
 
 pub(crate) const HELP: &str = "\
 Reads `cargo metadata` and the first lines of every crate, and checks:
-  - a crate depends only on crates of lower floors, and on one of its own floor only in tests
+  - a crate depends only on crates of lower floors, and on one of its own floor only in tests;
+    platform/vocabulary is for every crate
   - floor 0 has no tokio and no HTTP
   - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, sqlite,
     workflows/journal and workflows/engine (the catalog)
@@ -18,8 +19,12 @@ Reads `cargo metadata` and the first lines of every crate, and checks:
 
   cargo xtask floors";
 
+/// The types that crates of floor 0 share: every other crate may depend on it, also on its own floor.
+const VOCABULARY: &str = "platform/vocabulary";
+
 /// The floor of each crate. Dependencies go down; only those of tests may go sideways.
 const FLOORS: &[(&str, u8)] = &[
+    (VOCABULARY, 0),
     ("platform/api", 0),
     ("workflows/language", 0),
     ("platform/sqlite", 0),
@@ -191,7 +196,7 @@ fn arrow(members: &[Member], from: &Member, floor: u8, dependency: &Dependency, 
     let Some(below) = self::floor(&to.dir) else { return };
     if below > floor {
         found.push(format!("{} (floor {floor}) looks up at {} (floor {below})", from.name, to.name));
-    } else if below == floor && !dependency.dev {
+    } else if below == floor && !dependency.dev && to.dir != VOCABULARY {
         found.push(format!(
             "{} and {} are both on floor {floor}: they meet through API objects or a contract on a lower floor",
             from.name, to.name
@@ -322,6 +327,23 @@ mod tests {
         check(member("platform/kubelet", &["mayfly-runtime-wasm"]), &["both on floor 2"]);
         check(member("platform/kubelet", &["dev:mayfly-runtime-wasm"]), &[]);
         check(member("platform/artifacts", &["mayfly-store"]), &["both on floor 1"]);
+    }
+
+    #[test]
+    fn the_crates_of_floor_0_share_the_vocabulary_alone() {
+        let with_vocabulary = |extra| {
+            let mut members = house(extra);
+            members.retain(|member| member.dir != VOCABULARY);
+            members.push(member(VOCABULARY, &["serde"]));
+            violations(&members)
+        };
+        assert_eq!(with_vocabulary(member("platform/api", &["mayfly-vocabulary"])), Vec::<String>::new());
+        assert_eq!(
+            with_vocabulary(member("workflows/language", &["mayfly-vocabulary"])),
+            Vec::<String>::new()
+        );
+        check(member("workflows/language", &["mayfly-api"]), &["both on floor 0"]);
+        check(member(VOCABULARY, &["mayfly-api"]), &["both on floor 0"]);
     }
 
     #[test]

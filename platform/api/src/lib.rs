@@ -10,7 +10,7 @@
 
 #![warn(missing_debug_implementations)]
 
-pub mod digest;
+mod component_image;
 pub mod duration;
 pub mod egress;
 pub mod env;
@@ -31,9 +31,10 @@ pub mod volume_claims;
 pub mod wellknown;
 pub mod workflow;
 
-pub use digest::Digest;
+pub use component_image::component_of_image;
 pub use function::{Function, FunctionSpec, FunctionStatus};
 pub use job_queue::{JobQueue, JobQueueSpec, JobQueueStatus};
+pub use mayfly_vocabulary::{Digest, InvalidDigest};
 pub use names::ObjectKey;
 pub use revision::{
     ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus, revision_name, revision_number,

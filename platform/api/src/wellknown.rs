@@ -33,7 +33,7 @@ pub const RUNTIME_CLASS_WASM: &str = "wasm";
 /// `spec.runtimeClassName` of pods whose containers are batch jobs of a Slurm cluster.
 pub const RUNTIME_CLASS_SLURM: &str = "slurm";
 /// A wasm pod's container image names its component: this, then the digest without `sha256:`. The digest alone is
-/// understood, too (`Digest::of_image`).
+/// understood, too ([`crate::component_of_image`]).
 pub const COMPONENT_IMAGE_PREFIX: &str = "component.mayfly.dev/sha256@sha256:";
 /// The one container of a function's pod.
 pub const FUNCTION_CONTAINER: &str = "function";

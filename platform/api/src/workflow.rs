@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use kube::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
     k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
 
+pub use mayfly_vocabulary::StateMachineType;
 pub use validation::{validate, validate_triggers};
 
 /// A workflow: a state machine in the Amazon States Language, and what starts it. The same state machine is
@@ -44,8 +45,8 @@ pub use validation::{validate, validate_triggers};
 pub struct WorkflowSpec {
     /// STANDARD workflows survive restarts and have a history; EXPRESS ones answer at once and keep nothing.
     /// Immutable.
-    #[serde(rename = "type", default)]
-    pub kind: WorkflowType,
+    #[serde(rename = "type", default, deserialize_with = "state_machine_type")]
+    pub kind: StateMachineType,
     /// The state machine in the Amazon States Language: an object, or its JSON text. Either this or `tasks`.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     #[schemars(schema_with = "anything")]
@@ -64,25 +65,10 @@ pub struct WorkflowSpec {
     pub triggers: Vec<Trigger>,
 }
 
-/// STANDARD or EXPRESS.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum WorkflowType {
-    /// Every step is journalled.
-    #[default]
-    Standard,
-    /// Runs in memory, five minutes at most.
-    Express,
-}
-
-impl WorkflowType {
-    /// The value in the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Standard => "STANDARD",
-            Self::Express => "EXPRESS",
-        }
-    }
+/// Reads the type of a workflow. [`StateMachineType`] itself also reads the spelling of early journals.
+fn state_machine_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StateMachineType, D::Error> {
+    let word = String::deserialize(deserializer)?;
+    StateMachineType::parse(&word).ok_or_else(|| D::Error::unknown_variant(&word, &["STANDARD", "EXPRESS"]))
 }
 
 /// Starts executions of a workflow, or asynchronous invocations of a function: at times (`schedule`) or when

@@ -97,7 +97,7 @@ impl ServerState {
                 _ => Err(ApiError::method_not_allowed()),
             };
         };
-        let digest: Digest = text.parse().map_err(|error: mayfly_api::digest::InvalidDigest| {
+        let digest: Digest = text.parse().map_err(|error: mayfly_api::InvalidDigest| {
             ApiError::bad_request(format!(
                 "{error}; an artifact's address is /artifacts/sha256:<64 hex digits>"
             ))

@@ -303,7 +303,7 @@ impl KindView for Executions {
 
     fn user_of<'a>(&'a self, artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
         Box::pin(async move {
-            let user = self.engine.user_of(&artifact.to_string()).await.map_err(failed)?;
+            let user = self.engine.user_of(*artifact).await.map_err(failed)?;
             Ok(user.map(|arn| format!("the execution {arn}, which has not ended")))
         })
     }

@@ -18,7 +18,7 @@
 #![warn(missing_debug_implementations)]
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
-use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_language::execution::Digest;
 
 mod memory;
 mod names;
@@ -31,7 +31,6 @@ mod tests;
 mod write;
 
 pub use memory::MemoryJournal;
-pub use names::artifacts_in;
 pub use payload::{PART_BYTES_MIN, loaded, stored};
 pub use row::{
     Birth, ChildOf, ExecutionOwner, ExecutionRow, JournalChange, ListRows, OutcomeRow, RecordRow,
@@ -174,10 +173,10 @@ pub trait Journal: Send + Sync {
     }
 
     /// A payload stored by its digest.
-    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError>;
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError>;
 
     /// A state machine stored by its digest.
-    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError>;
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError>;
 
     /// Executions of one owner, newest first.
     fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError>;
@@ -196,7 +195,7 @@ pub trait Journal: Send + Sync {
 
     /// The ARN of an open execution that references this artifact (`sha256:…`): in its definition, its input, or in any
     /// recorded event.
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError>;
+    fn user_of(&self, artifact: &Digest) -> Result<Option<ExecutionArn>, JournalError>;
 
     /// The execution that a map run belongs to.
     fn map_run(&self, arn: &MapRunArn) -> Result<Option<u64>, JournalError>;

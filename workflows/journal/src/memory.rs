@@ -1,7 +1,7 @@
 //! A journal in memory, lost with its process.
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
-use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_language::execution::Digest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -77,9 +77,9 @@ struct Tables {
     executions: BTreeMap<u64, ExecutionRow>,
     by_arn: HashMap<ExecutionArn, u64>,
     records: HashMap<u64, Vec<RecordRow>>,
-    parts: HashMap<ContentDigest, Arc<str>>,
-    part_uses: HashSet<(u64, ContentDigest)>,
-    machines: HashMap<ContentDigest, Arc<[u8]>>,
+    parts: HashMap<Digest, Arc<str>>,
+    part_uses: HashSet<(u64, Digest)>,
+    machines: HashMap<Digest, Arc<[u8]>>,
     map_runs: HashMap<MapRunArn, u64>,
     checkpoints: HashMap<u64, (u64, Vec<u8>)>,
 }
@@ -138,7 +138,7 @@ impl Tables {
 
 impl Tables {
     /// Whether the artifact is referenced anywhere in an execution.
-    fn names(&self, row: &ExecutionRow, artifact: &ContentDigest) -> bool {
+    fn names(&self, row: &ExecutionRow, artifact: &Digest) -> bool {
         let names = |text: &[u8]| artifacts_in(text).any(|found| found == *artifact);
         let records = self.records.get(&row.id).map(Vec::as_slice).unwrap_or_default();
         let parts = self.part_uses.iter().filter(|(execution, _)| *execution == row.id);
@@ -200,11 +200,11 @@ impl Journal for MemoryJournal {
         Ok(self.tables.lock().checkpoints.get(&id).cloned())
     }
 
-    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
         Ok(self.tables.lock().parts.get(digest).map(|text| text.to_string()))
     }
 
-    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
         Ok(self.tables.lock().machines.get(digest).map(|body| body.to_vec()))
     }
 
@@ -239,7 +239,7 @@ impl Journal for MemoryJournal {
         Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
+    fn user_of(&self, artifact: &Digest) -> Result<Option<ExecutionArn>, JournalError> {
         let tables = self.tables.lock();
         let mut open = tables.executions.values().filter(|row| row.outcome.status == RunStatus::Running);
         let user = open.find(|row| tables.names(row, artifact));

@@ -5,7 +5,7 @@
 //! only a few rows.
 
 use mayfly_workflows_language::arn::ExecutionArn;
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::read::signed;
@@ -16,20 +16,20 @@ const ALGORITHM: &[u8] = b"sha256";
 const HEX_BYTES: usize = 64;
 
 /// The artifacts that a text references, with duplicates.
-pub fn artifacts_in(text: &[u8]) -> impl Iterator<Item = ContentDigest> + '_ {
+pub(super) fn artifacts_in(text: &[u8]) -> impl Iterator<Item = Digest> + '_ {
     let colons = text.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
     colons.filter_map(|at| {
         let hex = text.get(at + 1..at + 1 + HEX_BYTES).filter(|_| text[..at].ends_with(ALGORITHM))?;
         let mut digest = [0; 32];
         hex::decode_to_slice(hex, &mut digest).ok()?;
-        Some(ContentDigest(digest))
+        Some(Digest::from_bytes(digest))
     })
 }
 
 pub(super) fn note(db: &Connection, execution: u64, text: &[u8]) -> rusqlite::Result<()> {
     for artifact in artifacts_in(text) {
         db.prepare_cached("INSERT OR IGNORE INTO artifacts_of_executions VALUES (?1, ?2)")?
-            .execute(params![&artifact.0[..], signed(execution)])?;
+            .execute(params![&artifact.as_bytes()[..], signed(execution)])?;
     }
     Ok(())
 }
@@ -42,20 +42,17 @@ pub(super) fn note_start(db: &Connection, row: &ExecutionRow) -> rusqlite::Resul
     }
 }
 
-pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]) -> rusqlite::Result<()> {
+pub(super) fn note_machine(db: &Connection, machine: &Digest, body: &[u8]) -> rusqlite::Result<()> {
     for artifact in artifacts_in(body) {
         db.prepare_cached("INSERT OR IGNORE INTO artifacts_of_machines VALUES (?1, ?2)")?
-            .execute(params![&artifact.0[..], &machine.0[..]])?;
+            .execute(params![&artifact.as_bytes()[..], &machine.as_bytes()[..]])?;
     }
     Ok(())
 }
 
 /// The ARN of an open execution that references the artifact in its data or its definition.
-pub(super) fn user_of(
-    db: &Connection,
-    artifact: &ContentDigest,
-) -> Result<Option<ExecutionArn>, JournalError> {
-    let artifact = &artifact.0[..];
+pub(super) fn user_of(db: &Connection, artifact: &Digest) -> Result<Option<ExecutionArn>, JournalError> {
+    let artifact = &artifact.as_bytes()[..];
     let arn = |row: &Row<'_>| Ok(ExecutionArn::from_trusted(row.get::<_, String>(0)?));
     let mut itself = db.prepare_cached(
         "SELECT e.arn FROM artifacts_of_executions a JOIN executions e ON e.id = a.execution \
@@ -87,7 +84,7 @@ mod tests {
             r#"{{"files":{{"x":"sha256:{a}"}},"text":"see \\"sha256:{b}\\" and sha256:{a}","no":["sha256:beef","md5:{a}","sha256:{}"]}}"#,
             "g".repeat(64)
         );
-        let found: Vec<String> = artifacts_in(text.as_bytes()).map(|digest| format!("{digest:?}")).collect();
+        let found: Vec<String> = artifacts_in(text.as_bytes()).map(|digest| digest.hex()).collect();
         assert_eq!(found, [&*a, &*b, &*a]);
         for text in ["", "sha256:", ":", &format!("256:{a}"), &format!("sha256:{}", &a[1..])] {
             assert_eq!(artifacts_in(text.as_bytes()).count(), 0, "{text}");

@@ -1,6 +1,6 @@
 //! Payloads: small ones are stored in their row, large ones once by their digest.
 
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 
 use super::{Journal, JournalChange, JournalError};
 
@@ -13,7 +13,7 @@ pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     match payload {
         Payload::Inline(json) if json.text().len() >= PART_BYTES_MIN => {
             let text = json.text();
-            let digest = ContentDigest::of(text.as_bytes());
+            let digest = Digest::of(text.as_bytes());
             changes.push(JournalChange::Part { digest, text: text.clone() });
             Payload::Part { part: digest }
         }
@@ -30,7 +30,9 @@ pub fn loaded(payload: Payload, journal: &dyn Journal) -> Result<Payload, Journa
         Payload::Inline(_) => Ok(payload),
         Payload::Part { part } => match journal.part(&part)? {
             Some(text) => Ok(Payload::Inline(text.into())),
-            None => Err(JournalError::RowDamaged { table: "parts", reason: format!("{part:?} is missing") }),
+            None => {
+                Err(JournalError::RowDamaged { table: "parts", reason: format!("{} is missing", part.hex()) })
+            }
         },
     }
 }

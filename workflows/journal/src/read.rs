@@ -1,7 +1,7 @@
 //! Reads rows from SQLite.
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn, StateMachineArn};
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
 
 use super::{
@@ -16,8 +16,8 @@ fn damaged(reason: impl ToString) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, reason.to_string().into())
 }
 
-fn digest(bytes: &[u8]) -> rusqlite::Result<ContentDigest> {
-    <[u8; 32]>::try_from(bytes).map(ContentDigest).map_err(|_| damaged("a digest has 32 bytes"))
+fn digest(bytes: &[u8]) -> rusqlite::Result<Digest> {
+    <[u8; 32]>::try_from(bytes).map(Digest::from_bytes).map_err(|_| damaged("a digest has 32 bytes"))
 }
 
 fn payload(text: String, is_part: bool) -> rusqlite::Result<Payload> {
@@ -26,7 +26,7 @@ fn payload(text: String, is_part: bool) -> rusqlite::Result<Payload> {
     }
     let mut bytes = [0; 32];
     hex::decode_to_slice(&text, &mut bytes).map_err(damaged)?;
-    Ok(Payload::Part { part: ContentDigest(bytes) })
+    Ok(Payload::Part { part: Digest::from_bytes(bytes) })
 }
 
 fn execution_row(row: &Row<'_>) -> rusqlite::Result<ExecutionRow> {
@@ -140,14 +140,14 @@ pub(super) fn ended_before(db: &Connection, stop_ms: i64, limit: usize) -> Resul
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-pub(super) fn part(db: &Connection, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+pub(super) fn part(db: &Connection, digest: &Digest) -> Result<Option<String>, JournalError> {
     let mut statement = db.prepare_cached("SELECT body FROM parts WHERE digest = ?1")?;
-    Ok(statement.query_row([&digest.0[..]], |row| row.get(0)).optional()?)
+    Ok(statement.query_row([&digest.as_bytes()[..]], |row| row.get(0)).optional()?)
 }
 
-pub(super) fn machine(db: &Connection, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+pub(super) fn machine(db: &Connection, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
     let mut statement = db.prepare_cached("SELECT body FROM machines WHERE digest = ?1")?;
-    Ok(statement.query_row([&digest.0[..]], |row| row.get(0)).optional()?)
+    Ok(statement.query_row([&digest.as_bytes()[..]], |row| row.get(0)).optional()?)
 }
 
 pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {

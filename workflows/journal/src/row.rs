@@ -5,7 +5,7 @@ use mayfly_workflows_language::dataflow::Verdict;
 use serde::{Deserialize, Serialize};
 
 use mayfly_workflows_language::execution::RunStatus;
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 use mayfly_workflows_language::ids::{EffectId, MapRunId};
 
 /// One execution, with the data of list and describe requests.
@@ -20,7 +20,7 @@ pub struct ExecutionRow {
     /// The unqualified ARN of its state machine.
     pub machine_arn: StateMachineArn,
     /// The state machine's content.
-    pub machine: ContentDigest,
+    pub machine: Digest,
     /// The version that was started.
     pub version_arn: Option<StateMachineArn>,
     /// The alias that was started.
@@ -195,14 +195,14 @@ pub enum JournalChange {
     /// A state machine, stored once per digest.
     Machine {
         /// The digest of the body.
-        digest: ContentDigest,
+        digest: Digest,
         /// JSON text.
         body: std::sync::Arc<[u8]>,
     },
     /// A payload, stored once per digest.
     Part {
         /// The digest of the text.
-        digest: ContentDigest,
+        digest: Digest,
         /// JSON text.
         text: std::sync::Arc<str>,
     },

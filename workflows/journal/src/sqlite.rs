@@ -2,7 +2,7 @@
 //! a few reading connections.
 
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
-use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_language::execution::Digest;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -427,11 +427,11 @@ impl Journal for SqliteJournal {
         }
     }
 
-    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
         self.read(|db| read::part(db, digest))
     }
 
-    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
         self.read(|db| read::machine(db, digest))
     }
 
@@ -443,7 +443,7 @@ impl Journal for SqliteJournal {
         self.read(read::open_executions)
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
+    fn user_of(&self, artifact: &Digest) -> Result<Option<ExecutionArn>, JournalError> {
         self.read(|db| names::user_of(db, artifact))
     }
 

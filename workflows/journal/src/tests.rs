@@ -1,7 +1,7 @@
 //! The conformance suite of all journals.
 
 use mayfly_workflows_language::arn::StateMachineArn;
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn row(id: u64, machine: &str) -> ExecutionRow {
         arn: execution_arn(machine, id),
         name: id.to_string(),
         machine_arn: machine_arn(machine),
-        machine: ContentDigest::of(machine.as_bytes()),
+        machine: Digest::of(machine.as_bytes()),
         version_arn: id.is_multiple_of(2).then(|| machine_arn(machine).qualified(1)),
         alias_arn: None,
         map_run_arn: None,
@@ -69,7 +69,7 @@ fn conformance(journal: &dyn Journal) {
         changes.push(JournalChange::Record { execution: 2, row: RecordRow { seq, at_ms: 5, body } });
     }
     changes.push(JournalChange::MapRun { arn: MapRunArn::from_trusted("arn:mapRun:x"), execution: 2 });
-    let machine = ContentDigest::of(b"machine");
+    let machine = Digest::of(b"machine");
     changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
     changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
     write(journal, changes).expect("written");
@@ -120,9 +120,9 @@ fn open_executions_together(journal: &dyn Journal) {
 }
 
 /// An artifact's digest as text, and the digest.
-fn artifact(name: &str) -> (String, ContentDigest) {
-    let digest = ContentDigest::of(name.as_bytes());
-    (format!("{{\"file\":\"sha256:{digest:?}\"}}"), digest)
+fn artifact(name: &str) -> (String, Digest) {
+    let digest = Digest::of(name.as_bytes());
+    (format!("{{\"file\":\"{digest}\"}}"), digest)
 }
 
 /// Artifacts that an open execution references are in use: by its input, a record, a large payload, its definition.

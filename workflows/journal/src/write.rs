@@ -1,7 +1,7 @@
 //! Writes changes to SQLite.
 
 use mayfly_workflows_language::arn::{MapRunArn, StateMachineArn};
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload};
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
@@ -75,7 +75,7 @@ fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
 fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
     match payload {
         Payload::Inline(json) => (std::borrow::Cow::Borrowed(&**json.text()), false),
-        Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
+        Payload::Part { part } => (std::borrow::Cow::Owned(part.hex()), true),
     }
 }
 
@@ -83,12 +83,12 @@ fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rus
     match change {
         JournalChange::Machine { digest, body } => {
             db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
-                .execute(params![&digest.0[..], &body[..]])?;
+                .execute(params![&digest.as_bytes()[..], &body[..]])?;
             names::note_machine(db, digest, body)?;
         }
         JournalChange::Part { digest, text } => {
             db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
-                .execute(params![&digest.0[..], &text[..]])?;
+                .execute(params![&digest.as_bytes()[..], &text[..]])?;
             use_part(db, digest, execution)?;
             if let Some(execution) = execution {
                 names::note(db, execution, text.as_bytes())?;
@@ -154,7 +154,7 @@ fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()>
         row.arn.as_str(),
         row.name,
         row.machine_arn.as_str(),
-        &row.machine.0[..],
+        &row.machine.as_bytes()[..],
         row.version_arn.as_ref().map(StateMachineArn::as_str),
         row.alias_arn.as_ref().map(StateMachineArn::as_str),
         row.map_run_arn.as_ref().map(MapRunArn::as_str),
@@ -167,8 +167,8 @@ fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()>
     Ok(())
 }
 
-fn use_part(db: &Connection, digest: &ContentDigest, execution: Option<u64>) -> rusqlite::Result<()> {
+fn use_part(db: &Connection, digest: &Digest, execution: Option<u64>) -> rusqlite::Result<()> {
     db.prepare_cached("INSERT OR IGNORE INTO part_uses VALUES (?1, ?2)")?
-        .execute(params![signed(execution.unwrap_or(0)), &digest.0[..]])?;
+        .execute(params![signed(execution.unwrap_or(0)), &digest.as_bytes()[..]])?;
     Ok(())
 }

@@ -26,38 +26,10 @@ pub use state::{
     State, StateKind, TaskState, Text, TimestampField, Transition, WaitState,
 };
 
+pub use mayfly_vocabulary::StateMachineType;
+
 /// The maximum value of fields in seconds, as AWS documents it.
 pub const SECONDS_MAX: u64 = 99_999_999;
-
-/// STANDARD or EXPRESS: the type of a state machine, and of the executions of a distributed Map.
-///
-/// The `WorkflowType` of Workflow objects is separate, because neither crate of floor 0 depends on the other;
-/// `workflows/controller` converts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum StateMachineType {
-    /// Every step is journalled; executions survive a crash and have a history.
-    #[serde(rename = "STANDARD", alias = "Standard")]
-    Standard,
-    /// Executions run in memory for at most five minutes, and only their result is kept.
-    #[serde(rename = "EXPRESS", alias = "Express")]
-    Express,
-}
-
-impl StateMachineType {
-    /// The API's name of the type.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StateMachineType::Standard => "STANDARD",
-            StateMachineType::Express => "EXPRESS",
-        }
-    }
-
-    /// Parses the API's name of a type, ignoring case.
-    pub fn from_word(word: &str) -> Option<Self> {
-        let types = [StateMachineType::Standard, StateMachineType::Express];
-        types.into_iter().find(|it| it.as_str().eq_ignore_ascii_case(word))
-    }
-}
 
 /// The language of a state's expressions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

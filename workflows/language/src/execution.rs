@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use sha2::{Digest as _, Sha256};
+use mayfly_vocabulary::bare_hex;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::value::{JsonError, Value};
+
+pub use mayfly_vocabulary::Digest;
 
 /// The status of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,45 +55,11 @@ impl RunStatus {
     }
 }
 
-/// The SHA-256 digest of some content, stored as its hexadecimal digits.
-///
-/// It is not `mayfly_api::Digest`, whose text begins with `sha256:`: neither crate of floor 0 depends on the other.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ContentDigest(pub [u8; 32]);
-
-impl ContentDigest {
-    /// The digest of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
-        ContentDigest(Sha256::digest(bytes).into())
-    }
-
-    /// The first half as a UUID; the same for the same content.
-    pub fn uuid(&self) -> uuid::Uuid {
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&self.0[..16]);
-        uuid::Builder::from_random_bytes(bytes).into_uuid()
-    }
-}
-
-impl std::fmt::Debug for ContentDigest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&hex::encode(self.0))
-    }
-}
-
-impl Serialize for ContentDigest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&hex::encode(self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for ContentDigest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let mut bytes = [0; 32];
-        hex::decode_to_slice(&text, &mut bytes).map_err(de::Error::custom)?;
-        Ok(ContentDigest(bytes))
-    }
+/// The first half of a digest as a UUID; the same for the same content.
+pub fn uuid_of(digest: &Digest) -> uuid::Uuid {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest.as_bytes()[..16]);
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
 /// JSON text, and its value once it was parsed. Clones share both, so that a text is parsed once on its way from a
@@ -164,7 +132,7 @@ pub enum Payload {
     /// Stored by its digest.
     Part {
         /// The digest of the text.
-        part: ContentDigest,
+        part: Digest,
     },
 }
 
@@ -188,7 +156,8 @@ impl<'de> Deserialize<'de> for Payload {
 
 #[derive(Serialize, Deserialize)]
 struct StoredPart {
-    part: ContentDigest,
+    #[serde(with = "bare_hex")]
+    part: Digest,
 }
 
 #[derive(Deserialize)]

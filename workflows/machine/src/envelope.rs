@@ -4,6 +4,7 @@ use super::ids::EffectId;
 use std::cmp::Ordering;
 use std::sync::{Arc, LazyLock};
 
+use mayfly_workflows_language::execution::{Digest, uuid_of};
 use mayfly_workflows_language::value::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -156,7 +157,7 @@ pub(super) fn request_id(seed: &[u8; 16], effect: EffectId) -> Uuid {
     hash.update(b"mayfly request");
     hash.update(seed);
     hash.update(effect.0.to_be_bytes());
-    mayfly_workflows_language::execution::ContentDigest(hash.finalize().into()).uuid()
+    uuid_of(&Digest::from_bytes(hash.finalize().into()))
 }
 
 fn without_case(a: &str, b: &str) -> Ordering {

@@ -1,7 +1,7 @@
 //! Fields of a pod's spec that have no effect for components in the wasm host. They are allowed, since a manifest may
 //! be meant for other runtimes too, and reported in a warning.
 
-use mayfly_api::{Digest, wellknown};
+use mayfly_api::{component_of_image, wellknown};
 use serde_json::{Map, Value};
 
 use super::pod_runtime::{is_set, set_fields};
@@ -58,7 +58,7 @@ pub(super) fn warnings(spec: &Map<String, Value>, path: &str) -> Vec<String> {
                 idle.extend(set_fields(limits, &LIMITS, &format!("{path}.resources.limits")));
             }
             if let Some(image) = container.get("image").and_then(Value::as_str)
-                && Digest::of_image(image).is_none()
+                && component_of_image(image).is_none()
             {
                 warnings.push(format!(
                     "{path}.image: {image:?} names no component, and a pod of runtimeClassName wasm cannot start \

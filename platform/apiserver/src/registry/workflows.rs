@@ -5,10 +5,9 @@ use mayfly_api::{
     Execution, ObjectKey, Workflow, names,
     validation::FieldError,
     wellknown::ANNOTATION_LAST_APPLIED,
-    workflow::{self, WorkflowType, definition},
+    workflow::{self, definition},
 };
 use mayfly_workflows_language::{
-    definition::StateMachineType,
     tasks,
     validate::{Diagnostic, Severity, check},
 };
@@ -171,12 +170,8 @@ fn diagnostics(
     text: &str,
     severity: Severity,
 ) -> impl Iterator<Item = Diagnostic> + use<> {
-    let kind = match workflow.spec.kind {
-        WorkflowType::Standard => StateMachineType::Standard,
-        WorkflowType::Express => StateMachineType::Express,
-    };
     // The endpoints that the server calls are not known here.
-    let found = check(text, kind, |_| false);
+    let found = check(text, workflow.spec.kind, |_| false);
     found.into_iter().filter(move |problem| problem.severity == severity).take(PROBLEMS_MAX)
 }
 

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AGREED, Directory, FINALIZER,
     changes::DefinitionChanges,
-    definitions::{definition_of_machine, definition_of_object, kind_of, machine_type_of},
+    definitions::{definition_of_machine, definition_of_object},
     plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
     state_machine_arn,
 };
@@ -276,7 +276,7 @@ impl Reconciler {
         let request = CreateStateMachine::new(
             CredentialScope::of(arn),
             ResourceName::parse(arn.last_field())?,
-            machine_type_of(object.spec.kind),
+            object.spec.kind,
             definition::text(&definition_of_object(&object.spec)),
             names::ROLE.to_owned(),
         );
@@ -334,7 +334,7 @@ impl Reconciler {
     async fn create_object(&self, arn: &StateMachineArn, machine: &MachineRecord) -> Result<Outcome, Error> {
         let (key, state_machine) = self.directory.place(arn);
         let spec = WorkflowSpec {
-            kind: kind_of(machine.kind),
+            kind: machine.kind,
             definition: definition_of_machine(machine),
             tasks: Value::Null,
             state_machine,
@@ -478,7 +478,7 @@ fn facts_of(machine: &MachineRecord) -> MachineFacts {
     let SeenRevision { created, revision } = SeenRevision::of(machine);
     MachineFacts {
         leaving: machine.deleting,
-        kind: kind_of(machine.kind),
+        kind: machine.kind,
         digest: definition::digest(&Value::String(machine.revision.definition.to_string())).to_string(),
         revision,
         created_ms: created,

@@ -1,10 +1,7 @@
 //! The definitions of objects and of state machines.
 
-use mayfly_api::{
-    WorkflowSpec,
-    workflow::{WorkflowType, definition},
-};
-use mayfly_workflows_engine::{catalog::MachineRecord, engine::StateMachineType};
+use mayfly_api::{WorkflowSpec, workflow::definition};
+use mayfly_workflows_engine::catalog::MachineRecord;
 use mayfly_workflows_language::tasks;
 use serde_json::Value;
 
@@ -21,20 +18,4 @@ pub(super) fn definition_of_object(spec: &WorkflowSpec) -> Value {
 pub(super) fn definition_of_machine(machine: &MachineRecord) -> Value {
     let text = Value::String(machine.revision.definition.to_string());
     definition::value(&text).unwrap_or(text)
-}
-
-/// The type of a state machine, as an object has it.
-pub(super) fn kind_of(kind: StateMachineType) -> WorkflowType {
-    match kind {
-        StateMachineType::Standard => WorkflowType::Standard,
-        StateMachineType::Express => WorkflowType::Express,
-    }
-}
-
-/// The type of an object's state machine.
-pub(super) fn machine_type_of(kind: WorkflowType) -> StateMachineType {
-    match kind {
-        WorkflowType::Standard => StateMachineType::Standard,
-        WorkflowType::Express => StateMachineType::Express,
-    }
 }

@@ -1,13 +1,13 @@
 //! Plans the steps that make an object and its state machine equal; pure.
 
-use mayfly_api::workflow::WorkflowType;
+use mayfly_api::workflow::StateMachineType;
 
 /// The state of a state machine's object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectFacts {
     pub(super) leaving: bool,
     pub(super) held: bool,
-    pub(super) kind: WorkflowType,
+    pub(super) kind: StateMachineType,
     /// The definition's digest.
     pub(super) digest: String,
     /// The state in which both sides last agreed.
@@ -58,7 +58,7 @@ impl Agreement {
 pub(super) struct MachineFacts {
     /// Deleted, while executions are still running.
     pub(super) leaving: bool,
-    pub(super) kind: WorkflowType,
+    pub(super) kind: StateMachineType,
     pub(super) digest: String,
     pub(super) revision: String,
     pub(super) created_ms: i64,
@@ -179,7 +179,7 @@ mod tests {
             changed_ms: 0,
             leaving: false,
             held: true,
-            kind: WorkflowType::Standard,
+            kind: StateMachineType::Standard,
             digest: digest.into(),
             agreed,
         }
@@ -188,7 +188,7 @@ mod tests {
     fn machine(digest: &str) -> MachineFacts {
         MachineFacts {
             leaving: false,
-            kind: WorkflowType::Standard,
+            kind: StateMachineType::Standard,
             digest: digest.into(),
             // A definition is a revision of its own here.
             revision: digest.into(),
@@ -202,7 +202,7 @@ mod tests {
         let leaving = ObjectFacts { leaving: true, ..object("a", Some("a")) };
         let free = |object: &ObjectFacts| ObjectFacts { held: false, ..object.clone() };
         let going = MachineFacts { leaving: true, ..machine("a") };
-        let express = MachineFacts { kind: WorkflowType::Express, ..machine("a") };
+        let express = MachineFacts { kind: StateMachineType::Express, ..machine("a") };
         for (object, machine, expected) in [
             (None, None, Step::Nothing),
             (None, Some(machine("a")), Step::CreateObject),
@@ -335,7 +335,7 @@ mod tests {
         let later = MachineFacts { created_ms: 9, changed_ms: 9, ..machine("a") };
         let leaving = ObjectFacts { leaving: true, ..object("a", Some("a")) };
         assert_eq!(plan(Some(&leaving), CatalogMachine::There(&later)), Step::Release);
-        let express = MachineFacts { kind: WorkflowType::Express, ..later.clone() };
+        let express = MachineFacts { kind: StateMachineType::Express, ..later.clone() };
         assert_eq!(plan(Some(&object("a", Some("a"))), CatalogMachine::There(&express)), Step::DeleteObject);
         let other = MachineFacts { digest: "b".into(), ..later };
         assert_eq!(plan(Some(&object("a", Some("a"))), CatalogMachine::There(&other)), Step::UpdateObject);

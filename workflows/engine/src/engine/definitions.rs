@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_language::definition::{FlowId, StateMachineType};
-use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_language::execution::Digest;
 use mayfly_workflows_language::parse;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
@@ -18,11 +18,11 @@ pub(super) struct Definitions {
     journal: Arc<dyn Journal>,
     /// The maximum number of compiled state machines in memory.
     cached_max: usize,
-    compiled: Mutex<HashMap<ContentDigest, Arc<StartedMachine>>>,
+    compiled: Mutex<HashMap<Digest, Arc<StartedMachine>>>,
     /// Digests of state machines in memory, by the address of the shared value.
-    digests: Mutex<HashMap<usize, (Weak<StartedMachine>, ContentDigest)>>,
+    digests: Mutex<HashMap<usize, (Weak<StartedMachine>, Digest)>>,
     /// State machines that are in the journal.
-    written: Mutex<HashSet<ContentDigest>>,
+    written: Mutex<HashSet<Digest>>,
     /// Read-held from checking that a definition is stored until the start that refers to it is enqueued; write-held
     /// while unreferenced definitions are deleted.
     deletion: RwLock<()>,
@@ -57,7 +57,7 @@ impl Definitions {
     }
 
     /// The state machine with this digest, read and compiled again if it is not in memory. May block.
-    pub(super) fn get(&self, digest: ContentDigest) -> Result<Arc<StartedMachine>, JournalError> {
+    pub(super) fn get(&self, digest: Digest) -> Result<Arc<StartedMachine>, JournalError> {
         if let Some(machine) = self.compiled.lock().get(&digest) {
             return Ok(machine.clone());
         }
@@ -80,7 +80,7 @@ impl Definitions {
     }
 
     /// The digest of a state machine, computed once for each shared value.
-    pub(super) fn digest_of(&self, machine: &Arc<StartedMachine>) -> ContentDigest {
+    pub(super) fn digest_of(&self, machine: &Arc<StartedMachine>) -> Digest {
         let address = Arc::as_ptr(machine) as usize;
         if let Some((there, digest)) = self.digests.lock().get(&address)
             && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
@@ -98,7 +98,7 @@ impl Definitions {
         digest
     }
 
-    fn cache(&self, digest: ContentDigest, machine: Arc<StartedMachine>) {
+    fn cache(&self, digest: Digest, machine: Arc<StartedMachine>) {
         let mut compiled = self.compiled.lock();
         if compiled.len() >= self.cached_max {
             compiled.clear();
@@ -113,7 +113,7 @@ impl Definitions {
     }
 
     /// The change that writes a state machine to the journal, unless it is there.
-    pub(super) fn unwritten(&self, digest: ContentDigest, machine: &StartedMachine) -> Option<JournalChange> {
+    pub(super) fn unwritten(&self, digest: Digest, machine: &StartedMachine) -> Option<JournalChange> {
         if self.written.lock().contains(&digest) {
             return None;
         }
@@ -122,7 +122,7 @@ impl Definitions {
     }
 
     /// Notes that a state machine is durable.
-    pub(super) fn note_written(&self, digest: ContentDigest) {
+    pub(super) fn note_written(&self, digest: Digest) {
         self.written.lock().insert(digest);
     }
 
@@ -136,7 +136,7 @@ impl Definitions {
 }
 
 /// A state machine's content and its digest, for the journal.
-fn stored(machine: &StartedMachine) -> (ContentDigest, Arc<[u8]>) {
+fn stored(machine: &StartedMachine) -> (Digest, Arc<[u8]>) {
     let stored = StoredDefinition {
         arn: machine.arn.clone(),
         name: machine.name.clone(),
@@ -147,7 +147,7 @@ fn stored(machine: &StartedMachine) -> (ContentDigest, Arc<[u8]>) {
         flow: machine.flow.map(|flow| flow.0),
     };
     let body = serde_json::to_vec(&stored).unwrap_or_default();
-    (ContentDigest::of(&body), body.into())
+    (Digest::of(&body), body.into())
 }
 
 fn details_of(stored: serde_json::Value) -> Result<Option<RevisionDetails>, JournalError> {
@@ -204,7 +204,7 @@ mod tests {
         let read = definitions.get(digest).expect("read");
         assert_eq!((&read.arn, &read.definition_text), (&machine.arn, &machine.definition_text));
         assert_eq!(definitions.digest_of(&read), digest, "the content is the same");
-        let missing = definitions.get(ContentDigest::of(b"another")).expect_err("not there");
+        let missing = definitions.get(Digest::of(b"another")).expect_err("not there");
         assert!(missing.to_string().contains("a row is missing"), "{missing}");
     }
 

@@ -2,12 +2,13 @@
 
 use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::Digest;
 use std::sync::Arc;
 
 use super::Engine;
 use super::error::ExecutionError;
 use super::types::{Description, ListQuery, Page, StartedMachine};
-use mayfly_workflows_journal::{ListRows, artifacts_in};
+use mayfly_workflows_journal::ListRows;
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
@@ -31,9 +32,8 @@ impl Engine {
     }
 
     /// The ARN of an execution that has not ended, running or evicted, and that names this artifact: in its
-    /// definition, its input, or in anything that came to it from outside. `artifact` is `sha256:` and 64 digits.
-    pub async fn user_of(&self, artifact: &str) -> Result<Option<ExecutionArn>, ExecutionError> {
-        let Some(artifact) = artifacts_in(artifact.as_bytes()).next() else { return Ok(None) };
+    /// definition, its input, or in anything that came to it from outside.
+    pub async fn user_of(&self, artifact: Digest) -> Result<Option<ExecutionArn>, ExecutionError> {
         Ok(self.inner.read(move |journal| journal.user_of(&artifact)).await?)
     }
 

@@ -19,7 +19,7 @@ use crate::engine::{
 };
 use crate::service::ResourceName;
 use mayfly_workflows_journal::JournalError;
-use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_language::execution::{Digest, Payload, uuid_of};
 use mayfly_workflows_machine::envelope::{self, Envelope};
 use mayfly_workflows_machine::{Event, TaskCall, time_text};
 
@@ -260,8 +260,8 @@ async fn start(reporter: &Reporter, arguments: &Value, waits: bool) -> Result<St
     let mut request = reporter.inner.deps.wire.decode_start(&sdk::request(arguments))?;
     if request.name.is_none() {
         // A second try after a crash finds the execution of the first.
-        let digest = ContentDigest::of(reporter.idempotency_key().as_bytes());
-        request.name = Some(ResourceName::parse(&digest.uuid().to_string())?);
+        let digest = Digest::of(reporter.idempotency_key().as_bytes());
+        request.name = Some(ResourceName::parse(&uuid_of(&digest).to_string())?);
     }
     let service = reporter.service();
     Ok(match waits {

@@ -120,7 +120,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     );
     let old = world.start(&passing, &large).await;
     world.engine.wait(&old).await.expect("read").expect("there");
-    let digest = mayfly_workflows_language::execution::ContentDigest::of(large.as_bytes());
+    let digest = mayfly_workflows_language::execution::Digest::of(large.as_bytes());
     // Ninety days pass, with an execution that still runs and one that ends only now.
     let waiting = machine(
         json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 7_776_060, "End": true}}}),

@@ -181,7 +181,7 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn payloads_are_stored_once() {
-    let parts: Arc<Mutex<Vec<mayfly_workflows_language::execution::ContentDigest>>> = Arc::default();
+    let parts: Arc<Mutex<Vec<mayfly_workflows_language::execution::Digest>>> = Arc::default();
     let seen = parts.clone();
     let journal = Watched::new(Arc::new(MemoryJournal::default()), move |batch| {
         let digests = batch.changes.iter().filter_map(|change| match change {

@@ -9,7 +9,7 @@ use mayfly_workflows_journal::{
     Batch, ExecutionRow, Journal, JournalError, ListRows, RecordRow, StoredExecution,
 };
 use mayfly_workflows_language::arn::{ExecutionArn, MapRunArn};
-use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_language::execution::Digest;
 
 type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
 
@@ -86,11 +86,11 @@ impl Journal for Watched {
         self.journal.open_with_records(ids)
     }
 
-    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
         self.journal.part(digest)
     }
 
-    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
         self.journal.machine(digest)
     }
 
@@ -106,7 +106,7 @@ impl Journal for Watched {
         self.journal.ended_before(stop_ms, limit)
     }
 
-    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<ExecutionArn>, JournalError> {
+    fn user_of(&self, artifact: &Digest) -> Result<Option<ExecutionArn>, JournalError> {
         self.journal.user_of(artifact)
     }
 

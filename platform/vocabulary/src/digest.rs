@@ -6,8 +6,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::wellknown::COMPONENT_IMAGE_PREFIX;
-
 /// A SHA-256 digest. Parsed once at the border; 32 bytes afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
@@ -30,13 +28,9 @@ impl Digest {
         Self(bytes)
     }
 
-    /// The component that a wasm container's image names: the digest alone (`sha256:…`), or in the form of an image's
-    /// reference ([`COMPONENT_IMAGE_PREFIX`] and the digits). `None` if the image names no component.
-    pub fn of_image(image: &str) -> Option<Self> {
-        match image.strip_prefix(COMPONENT_IMAGE_PREFIX) {
-            Some(hex) => format!("sha256:{hex}").parse().ok(),
-            None => image.parse().ok(),
-        }
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
     }
 
     /// The 64 digits without the algorithm: a safe file name.
@@ -89,6 +83,31 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
+/// A digest that is stored as its 64 digits: `#[serde(with = "bare_hex")]`.
+pub mod bare_hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+
+    use super::Digest;
+
+    /// Writes the digits.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn serialize<S: Serializer>(digest: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&digest.hex())
+    }
+
+    /// Reads the digits.
+    ///
+    /// # Errors
+    /// Those of the input, and a text other than 64 hexadecimal digits.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(String::deserialize(deserializer)?, &mut bytes).map_err(D::Error::custom)?;
+        Ok(Digest(bytes))
+    }
+}
+
 impl JsonSchema for Digest {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Digest".into()
@@ -119,12 +138,15 @@ mod tests {
     }
 
     #[test]
-    fn an_image_may_name_a_component() {
-        let digest = Digest::of(b"hello");
-        assert_eq!(Digest::of_image(&digest.to_string()), Some(digest));
-        assert_eq!(Digest::of_image(&format!("{COMPONENT_IMAGE_PREFIX}{}", digest.hex())), Some(digest));
-        for bad in ["busybox", "", COMPONENT_IMAGE_PREFIX, &format!("busybox@{digest}")] {
-            assert_eq!(Digest::of_image(bad), None, "{bad}");
+    fn bare_digits_are_read_and_written() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Stored(#[serde(with = "bare_hex")] Digest);
+        let stored = Stored(Digest::of(b"hello"));
+        let text = serde_json::to_string(&stored).unwrap();
+        assert_eq!(text, "\"2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824\"");
+        assert_eq!(serde_json::from_str::<Stored>(&text).unwrap(), stored);
+        for bad in ["\"\"", "\"00\"", "1", &serde_json::to_string(&stored.0).unwrap()] {
+            assert!(serde_json::from_str::<Stored>(bad).is_err(), "{bad}");
         }
     }
 }
