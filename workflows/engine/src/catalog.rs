@@ -1,8 +1,8 @@
 //! The catalog: state machines with their versions and aliases, activities, tags.
 //!
 //! [`record`] has the stored form, [`configuration`] the parts of it that the API returns as they are, [`plan`] decides
-//! (pure functions from the stored state to a change), [`store`] keeps it in a SQLite file. [`Catalog`] connects them:
-//! a change is on disk before it is visible, and an acknowledged change survives a crash.
+//! (pure functions from the stored state to a change), [`store`] keeps it, in a SQLite file or in memory. [`Catalog`]
+//! connects them: a change is on disk before it is visible, and an acknowledged change survives a crash.
 //!
 //! Not here: executions (the journal has them), messages and shapes of the API.
 
@@ -22,7 +22,7 @@ pub use record::{
     Activity, Alias, CatalogChange, CatalogState, MachineRecord, MachineRevision, Publication, Record, Route,
     Version,
 };
-pub use store::CatalogError;
+pub use store::{CatalogError, CatalogStore, MemoryCatalog, SqliteCatalog};
 
 use std::path::Path;
 
@@ -30,14 +30,12 @@ use mayfly_workflows_language::arn::ActivityArn;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 
-use store::CatalogStore;
-
 use crate::engine::Activities;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
     book: RwLock<CatalogState>,
-    store: Mutex<CatalogStore>,
+    store: Mutex<Box<dyn CatalogStore>>,
     changed: watch::Sender<()>,
     /// The error of the last write; `None` after a write that succeeded.
     trouble: Mutex<Option<String>>,
@@ -56,8 +54,21 @@ pub struct CatalogFault(String);
 
 impl Catalog {
     /// Opens the catalog in `path`, or one that lives in memory only.
+    ///
+    /// # Errors
+    /// Those of [`SqliteCatalog::open`] and [`Catalog::with_store`].
     pub fn open(path: Option<&Path>) -> Result<Catalog, CatalogError> {
-        let store = CatalogStore::open(path)?;
+        match path {
+            Some(path) => Self::with_store(Box::new(SqliteCatalog::open(path)?)),
+            None => Self::with_store(Box::<MemoryCatalog>::default()),
+        }
+    }
+
+    /// The catalog in a store, whose only writer it is.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn with_store(store: Box<dyn CatalogStore>) -> Result<Catalog, CatalogError> {
         let mut book = CatalogState::default();
         for record in store.load()? {
             book.apply(CatalogChange::Put(record));
@@ -79,7 +90,7 @@ impl Catalog {
             return self.note(store.in_place()).map_err(|error| CatalogFault(error.to_string()));
         };
         // Another write is in progress: its result is known soon.
-        let Some(store) = self.store.try_lock() else { return Err(CatalogFault(known)) };
+        let Some(mut store) = self.store.try_lock() else { return Err(CatalogFault(known)) };
         match self.note(store.probe()) {
             Ok(()) => Ok(()),
             Err(error) => Err(CatalogFault(error.to_string())),
@@ -141,6 +152,11 @@ impl Activities for Catalog {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
+
     use super::*;
 
     fn create(catalog: &Catalog, name: &str) -> Result<(), String> {
@@ -156,29 +172,57 @@ mod tests {
         created.map(drop).map_err(|error| error.to_string())
     }
 
+    /// A store that can be made to refuse writes.
+    #[derive(Default)]
+    struct FaultyStore {
+        records: MemoryCatalog,
+        is_read_only: Arc<AtomicBool>,
+    }
+
+    impl FaultyStore {
+        fn accepts(&self) -> Result<(), CatalogError> {
+            match self.is_read_only.load(Ordering::Relaxed) {
+                true => Err(CatalogError::Database(rusqlite::Error::InvalidQuery)),
+                false => Ok(()),
+            }
+        }
+    }
+
+    impl CatalogStore for FaultyStore {
+        fn load(&self) -> Result<Vec<Record>, CatalogError> {
+            self.records.load()
+        }
+        fn write(&mut self, changes: &[CatalogChange]) -> Result<(), CatalogError> {
+            self.accepts()?;
+            self.records.write(changes)
+        }
+        fn in_place(&self) -> Result<(), CatalogError> {
+            Ok(())
+        }
+        fn probe(&mut self) -> Result<(), CatalogError> {
+            self.accepts()
+        }
+    }
+
     #[test]
-    fn a_file_that_cannot_be_written_is_told_until_it_can() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("catalog.db");
-        let catalog = Catalog::open(Some(&path)).expect("opens");
+    fn a_store_that_cannot_be_written_is_reported_until_it_can() {
+        let store = FaultyStore::default();
+        let is_read_only = store.is_read_only.clone();
+        let catalog = Catalog::with_store(Box::new(store)).expect("opens");
         create(&catalog, "one").expect("written");
         assert_eq!(catalog.health(), Ok(()));
-        let refuses = |on: bool| {
-            catalog.store.lock().connection.pragma_update(None, "query_only", on).expect("set");
-        };
-        refuses(true);
-        assert_eq!(catalog.health(), Ok(()), "nobody has found out");
+        is_read_only.store(true, Ordering::Relaxed);
+        assert_eq!(catalog.health(), Ok(()), "no write has failed yet");
         let refused = create(&catalog, "two").expect_err("nothing can be written");
-        let trouble = catalog.health().expect_err("it was found out").to_string();
-        assert!(refused.contains("readonly") && trouble.contains("readonly"), "{refused}, {trouble}");
-        assert_eq!(catalog.health().expect_err("still so").to_string(), trouble);
+        let fault = catalog.health().expect_err("a write failed").to_string();
+        assert!(fault.ends_with(&refused), "{refused}, {fault}");
+        assert_eq!(catalog.health().expect_err("still so").to_string(), fault);
+        assert_eq!(catalog.read().activities("").count(), 1, "a refused change is not visible");
         // Recovery does not depend on the next change.
-        refuses(false);
+        is_read_only.store(false, Ordering::Relaxed);
         assert_eq!(catalog.health(), Ok(()));
         create(&catalog, "two").expect("written");
-        drop(catalog);
-        let again = Catalog::open(Some(&path)).expect("opens");
-        assert_eq!(again.read().activities("").count(), 2);
+        assert_eq!(catalog.read().activities("").count(), 2);
     }
 
     #[test]

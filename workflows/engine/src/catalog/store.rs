@@ -1,26 +1,46 @@
-//! The catalog's file: one SQLite table of records, each under its ARN.
+//! The storage of the catalog: a trait, and its implementations on SQLite and in memory. Both pass the same
+//! conformance tests.
 
-use std::path::Path;
+mod memory;
+mod sqlite;
+#[cfg(test)]
+mod tests;
 
-use mayfly_sqlite::{DatabaseError, DatabaseFormat, Log, WriterSettings};
-use rusqlite::{Connection, params};
+use mayfly_sqlite::DatabaseError;
 
 use super::record::{CatalogChange, Record};
 
-/// Records may have fields that an earlier build does not know: a catalog cannot be opened by an earlier build.
-const FORMAT: DatabaseFormat = DatabaseFormat {
-    // "MayC", Mayfly's catalog.
-    application_id: 0x4d61_7943,
-    version: 1,
-    schema: "CREATE TABLE catalog (arn TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;",
-    early_table: Some("catalog"),
-    without: ": state machines are created again from their Workflow objects, and versions, aliases, activities and \
-              tags are lost",
-};
-const SETTINGS: WriterSettings =
-    WriterSettings { cache_kib: 2 << 10, log_bytes_max: 4 << 20, quick_check: true };
+pub use memory::MemoryCatalog;
+pub use sqlite::SqliteCatalog;
 
-/// The file cannot be read or written.
+/// The records of the catalog, each under its ARN.
+pub trait CatalogStore: Send {
+    /// All records, in any order.
+    ///
+    /// # Errors
+    /// The store cannot be read, or a record in it is not of this version.
+    fn load(&self) -> Result<Vec<Record>, CatalogError>;
+
+    /// Writes the changes in their order: all or none. They are durable when it returns.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    fn write(&mut self, changes: &[CatalogChange]) -> Result<(), CatalogError>;
+
+    /// Checks, without writing, that the store still is where it was opened.
+    ///
+    /// # Errors
+    /// It was removed or replaced: a write would be lost.
+    fn in_place(&self) -> Result<(), CatalogError>;
+
+    /// Writes without a change of a record, to learn whether the store can be written again.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn probe(&mut self) -> Result<(), CatalogError>;
+}
+
+/// The store cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// SQLite refused.
@@ -35,61 +55,4 @@ pub enum CatalogError {
     /// A record is not what this version of the program writes.
     #[error("a record of the catalog cannot be read: {0}")]
     Record(#[from] serde_json::Error),
-}
-
-pub(super) struct CatalogStore {
-    pub(super) connection: Connection,
-    log: Log,
-}
-
-impl CatalogStore {
-    pub(super) fn open(path: Option<&Path>) -> Result<CatalogStore, CatalogError> {
-        let opened = match path {
-            Some(path) => FORMAT.open(path, SETTINGS),
-            None => FORMAT.in_memory(SETTINGS),
-        };
-        let (connection, log) = opened?.accept()?;
-        Ok(CatalogStore { connection, log })
-    }
-
-    /// Checks that the file is still the one at its path.
-    pub(super) fn in_place(&self) -> Result<(), CatalogError> {
-        Ok(self.log.check_in_place()?)
-    }
-
-    /// Writes without a change, to learn whether the database can be written again.
-    pub(super) fn probe(&self) -> Result<(), CatalogError> {
-        self.in_place()?;
-        let version: i64 = self.connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-        Ok(self.connection.pragma_update(None, "user_version", version)?)
-    }
-
-    pub(super) fn load(&self) -> Result<Vec<Record>, CatalogError> {
-        let mut statement = self.connection.prepare("SELECT record FROM catalog")?;
-        let rows = statement.query_map([], |row| row.get::<_, String>(0))?;
-        rows.map(|row| Ok(serde_json::from_str(&row?)?)).collect()
-    }
-
-    /// All or nothing, on disk when it returns.
-    pub(super) fn write(&mut self, changes: &[CatalogChange]) -> Result<(), CatalogError> {
-        let transaction = self.connection.transaction()?;
-        for change in changes {
-            match change {
-                CatalogChange::Put(record) => transaction.execute(
-                    "INSERT OR REPLACE INTO catalog (arn, record) VALUES (?1, ?2)",
-                    params![record.arn(), serde_json::to_string(record)?],
-                )?,
-                CatalogChange::Delete(arn) => {
-                    transaction.execute("DELETE FROM catalog WHERE arn = ?1", params![arn])?
-                }
-            };
-        }
-        transaction.commit()?;
-        self.log.committed(&self.connection)?;
-        if let Err(error) = self.log.checkpoint_wal_if_due(&self.connection) {
-            // The log keeps what the data file could not take; the next change tries again.
-            tracing::warn!(%error, "the catalog's log could not be folded into its data file");
-        }
-        Ok(())
-    }
 }
