@@ -253,7 +253,7 @@ impl Gateway {
             request_bytes_max: config.request_bytes_max,
             stall_timeout: config.stall_timeout,
             trust_forwarded: config.trust_forwarded,
-            queue: Arc::default(),
+            queue: None,
         });
         let ready = watch::Sender::new(false);
         let applied = applied.subscribe();
@@ -284,6 +284,15 @@ impl Gateway {
             requests,
             stop,
         })
+    }
+
+    /// The same gateway with a queue of asynchronous invocations. Without one they are refused; so they are by handles
+    /// made before, by which the queue itself calls functions.
+    #[must_use]
+    pub fn with_invocations(self, queue: Arc<dyn InvocationQueue>) -> Self {
+        let proxy = Arc::new(Proxy { queue: Some(queue), ..(*self.proxy).clone() });
+        let function_services = FunctionServices { proxy: proxy.clone(), ..self.function_services };
+        Self { proxy, function_services, ..self }
     }
 
     /// The address of the listener, with the actual port.
@@ -410,11 +419,6 @@ impl GatewayHandle {
             return Err(Refusal::shutting_down());
         }
         self.proxy.ask(&format!("{namespace}/{name}"), request).await
-    }
-
-    /// Sets the queue of asynchronous invocations. Until then they are refused.
-    pub fn attach_invocations(&self, queue: Arc<dyn InvocationQueue>) {
-        self.proxy.queue.attach(queue);
     }
 
     /// Checks whether a request for this function could be routed, without calling it. Returns the refusal otherwise.

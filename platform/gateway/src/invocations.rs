@@ -1,8 +1,6 @@
 //! Asynchronous invocations: requests that are acknowledged when they are queued durably, before their function has
 //! answered.
 
-use std::sync::{Arc, OnceLock};
-
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
@@ -31,39 +29,27 @@ pub trait InvocationQueue: Send + Sync {
     -> BoxFuture<'_, Result<String, Refusal>>;
 }
 
-/// The queue, attached after the gateway is created, since the queue calls functions through the gateway.
-#[derive(Default)]
-pub(crate) struct AttachedQueue(OnceLock<Arc<dyn InvocationQueue>>);
-
-impl AttachedQueue {
-    pub(crate) fn attach(&self, queue: Arc<dyn InvocationQueue>) {
-        if self.0.set(queue).is_err() {
-            tracing::warn!("a queue of asynchronous invocations was attached twice; the second is ignored");
-        }
+/// Queues a request and returns the response 202, with the invocation's id in a header and in the JSON body.
+pub(crate) async fn enqueue(
+    queue: Option<&dyn InvocationQueue>,
+    function: ObjectKey,
+    request: Request<Body>,
+) -> Result<Response<ResponseBody>, Refusal> {
+    let Some(queue) = queue else {
+        return Err(Refusal::invocation_refused("this server has no queue of asynchronous invocations"));
+    };
+    let (mut parts, body) = request.into_parts();
+    parts.headers.remove(HEADER_INVOCATION);
+    let body = collect(body).await?;
+    let id = queue.enqueue(function, Request::from_parts(parts, body)).await?;
+    let mut response = Response::new(ResponseBody::full(format!("{{\"invocation\":\"{id}\"}}\n").into()));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Ok(id) = HeaderValue::try_from(id) {
+        headers.insert(HEADER_INVOCATION_ID, id);
     }
-
-    /// Queues a request and returns the response 202, with the invocation's id in a header and in the JSON body.
-    pub(crate) async fn enqueue(
-        &self,
-        function: ObjectKey,
-        request: Request<Body>,
-    ) -> Result<Response<ResponseBody>, Refusal> {
-        let Some(queue) = self.0.get() else {
-            return Err(Refusal::invocation_refused("this server has no queue of asynchronous invocations"));
-        };
-        let (mut parts, body) = request.into_parts();
-        parts.headers.remove(HEADER_INVOCATION);
-        let body = collect(body).await?;
-        let id = queue.enqueue(function, Request::from_parts(parts, body)).await?;
-        let mut response = Response::new(ResponseBody::full(format!("{{\"invocation\":\"{id}\"}}\n").into()));
-        *response.status_mut() = StatusCode::ACCEPTED;
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Ok(id) = HeaderValue::try_from(id) {
-            headers.insert(HEADER_INVOCATION_ID, id);
-        }
-        Ok(response)
-    }
+    Ok(response)
 }
 
 /// Reads a body of at most [`INVOCATION_BYTES_MAX`] bytes.

@@ -24,7 +24,7 @@ use crate::{
         IngressBackend, IngressTable, SpinRoute,
         forward::{EndpointForwarder, Upgrade},
     },
-    invocations::{self, AttachedQueue},
+    invocations::{self, InvocationQueue},
     metrics::GatewayCounts,
     refusal::Refusal,
     rewrite::{normalise_host, without_prefix},
@@ -33,6 +33,7 @@ use crate::{
 };
 
 /// The state that all requests share. No part of it is locked while a request is handled.
+#[derive(Clone)]
 pub(crate) struct Proxy {
     pub(crate) table: Arc<RouteTable>,
     pub(crate) ingress: Arc<ArcSwap<IngressTable>>,
@@ -42,8 +43,8 @@ pub(crate) struct Proxy {
     pub(crate) request_bytes_max: u64,
     pub(crate) stall_timeout: Duration,
     pub(crate) trust_forwarded: bool,
-    /// Receives asynchronous invocations.
-    pub(crate) queue: Arc<AttachedQueue>,
+    /// Receives asynchronous invocations. `None`: they are refused.
+    pub(crate) queue: Option<Arc<dyn InvocationQueue>>,
 }
 
 /// The origin of a request from a socket.
@@ -268,7 +269,7 @@ impl Proxy {
             Prepared::Enqueue { function, request, exceeded } => {
                 let (queue, limit) = (self.queue.clone(), self.request_bytes_max);
                 Continuation::Other(Box::pin(async move {
-                    let queued = queue.enqueue(function, request).await;
+                    let queued = invocations::enqueue(queue.as_deref(), function, request).await;
                     match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
                         true => Err(Refusal::request_too_large(limit)),
                         false => queued,

@@ -205,7 +205,6 @@ async fn open(dir: &Path) -> Result<Engine, Failure> {
     let config = Config { data_dir: Some(dir.to_owned()), ..Config::default() };
     let catalog = Arc::new(Catalog::open(None)?);
     let deps = EngineDeps {
-        functions: Arc::new(Nothing),
         http: Arc::new(Nothing),
         objects: Arc::new(Nothing),
         clock: Arc::new(SystemClock),
@@ -216,7 +215,7 @@ async fn open(dir: &Path) -> Result<Engine, Failure> {
         catalog,
         wire: Arc::new(NoWireOperations),
     };
-    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
+    Ok(Engine::open(config, deps).await?.start(Arc::new(Nothing), Arc::new(NoIntegrations)))
 }
 
 fn wait_until(due: i64, language: &str) -> Result<Value, Failure> {

@@ -1,9 +1,9 @@
 //! The handle that other crates hold.
 //!
 //! [`Engine`] starts executions, describes them and accepts outcomes from outside. [`Engine::open`] returns an
-//! [`OpenedEngine`]; it runs when it is started with its integrations, which may have been made from it. An event is
-//! applied to the machine, then written to the journal, and when that is durable, its actions are performed
-//! ([`inner`]).
+//! [`OpenedEngine`]; it runs when it is started with the functions and integrations that tasks call, which may have been
+//! made from it. An event is applied to the machine, then written to the journal, and when that is durable, its actions
+//! are performed ([`inner`]).
 
 mod callbacks;
 mod changes;

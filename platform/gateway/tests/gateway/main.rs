@@ -3,6 +3,7 @@
 mod admission;
 mod autoscale;
 mod drain;
+mod invocations;
 mod limits;
 mod pods;
 mod serving;

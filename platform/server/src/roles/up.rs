@@ -14,7 +14,7 @@ use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
 use mayfly_controllers::Controllers;
 use mayfly_csi::CsiDrivers;
-use mayfly_gateway::{Gateway, GatewayHandle};
+use mayfly_gateway::Gateway;
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{CsiConfig, JobFiles, Kubelet};
 use mayfly_registry::RegistryServer;
@@ -175,18 +175,11 @@ impl Up {
             &mut metrics,
         )
         .map_err(|error| gateway_refused(&error))?;
-        api.attach_functions(function_calls::connector(gateway.handle()));
         let workflows_client = client("system:mayfly:workflows");
-        let workflows = create_workflows(
-            &config,
-            &data_dir,
-            gateway.handle(),
-            workflows_client,
-            &informers,
-            &artifacts,
-            handles,
-        )
-        .await?;
+        let (workflows, gateway) =
+            create_workflows(&config, &data_dir, gateway, workflows_client, &informers, &artifacts, handles)
+                .await?;
+        api.attach_functions(function_calls::connector(gateway.handle()));
         metrics.register_collector(Box::new(ServerCounts::new(store.clone(), workflows.engine())));
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
@@ -452,12 +445,12 @@ fn create_host(
 async fn create_workflows(
     config: &UpConfig,
     data_dir: &DataDir,
-    gateway: GatewayHandle,
+    gateway: Gateway,
     client: kube::Client,
     informers: &Informers,
     artifacts: &Artifacts,
     handles: &Handles,
-) -> anyhow::Result<Workflows> {
+) -> anyhow::Result<(Workflows, Gateway)> {
     let jobs = JobsDeps {
         client: client.clone(),
         jobs: informers.of(),

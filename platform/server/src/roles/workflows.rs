@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
 use mayfly_api::{Function, Workflow, k8s::api::core::v1::Namespace, workflow::names};
-use mayfly_gateway::GatewayHandle;
+use mayfly_gateway::Gateway;
 use mayfly_informer::Informer;
 use mayfly_workflows_api::{Api, Wire};
 pub(crate) use mayfly_workflows_controller::jobs::JobsDeps;
@@ -84,14 +84,15 @@ pub(crate) struct Cluster {
 }
 
 impl Workflows {
-    /// Opens the journal, the catalog and the files below `folder`.
+    /// Opens the journal, the catalog and the files below `folder`. Returns the gateway with the queue of asynchronous
+    /// invocations, which calls functions by a handle of the gateway without one.
     pub(crate) async fn create(
         folder: PathBuf,
-        functions: GatewayHandle,
+        gateway: Gateway,
         settings: WorkflowSettings,
         cluster: Cluster,
         jobs: JobsDeps,
-    ) -> anyhow::Result<Self> {
+    ) -> anyhow::Result<(Self, Gateway)> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -111,9 +112,8 @@ impl Workflows {
             limits,
             ..Config::default()
         };
-        let caller = Arc::new(GatewayFunctions::new(functions.clone(), FunctionArns::new(&config)));
+        let caller = Arc::new(GatewayFunctions::new(gateway.handle(), FunctionArns::new(&config)));
         let deps = EngineDeps {
-            functions: caller.clone(),
             http: Arc::new(Web::new()),
             objects: Arc::new(Buckets::new(folder.join("buckets"), jobs.artifacts.clone())),
             clock: Arc::new(SystemClock),
@@ -129,8 +129,8 @@ impl Workflows {
         let jobs = Arc::new(Jobs::new(jobs));
         let service = WorkflowService::new(engine.clone());
         let Cluster { client, workflows, functions: objects, namespaces } = cluster;
-        let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller));
-        functions.attach_invocations(Arc::new(invocations::DurableQueue(invocations.clone())));
+        let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller.clone()));
+        let gateway = gateway.with_invocations(Arc::new(invocations::DurableQueue(invocations.clone())));
         let triggers = Triggers::new(
             service.clone(),
             invocations.clone(),
@@ -140,15 +140,17 @@ impl Workflows {
             objects,
         );
         let events = triggers.events();
-        let engine = opened.start(Arc::new(Services {
+        let services = Services {
             jobs: jobs.clone(),
             events: events::PutEvents(events.clone()),
             invocations: invocations.clone(),
-        }));
+        };
+        let functions = Arc::new(caller.through(gateway.handle()));
+        let engine = opened.start(functions, Arc::new(services));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
         let objects = WorkflowObjects::new(service.clone(), client, directory);
-        Ok(Self {
+        let workflows = Self {
             engine,
             api: Api::new(service),
             catalog,
@@ -158,7 +160,8 @@ impl Workflows {
             triggers,
             events,
             invocations,
-        })
+        };
+        Ok((workflows, gateway))
     }
 
     /// The view of executions in the Kubernetes API.

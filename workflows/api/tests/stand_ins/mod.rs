@@ -20,7 +20,6 @@ pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Eng
     let path = folder.map(|folder| folder.join("catalog.db"));
     let catalog = Arc::new(Catalog::open(path.as_deref()).expect("the catalog opens"));
     let deps = EngineDeps {
-        functions: Arc::new(Nowhere),
         http: Arc::new(Nowhere),
         objects: Arc::new(Nowhere),
         clock,
@@ -32,7 +31,8 @@ pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Eng
         mocks: None,
     };
     let config = Config { data_dir: folder.map(Path::to_owned), ..Config::default() };
-    let engine = Engine::open(config, deps).await.expect("the engine opens").start(Arc::new(NoIntegrations));
+    let opened = Engine::open(config, deps).await.expect("the engine opens");
+    let engine = opened.start(Arc::new(Nowhere), Arc::new(NoIntegrations));
     let api = Api::new(WorkflowService::new(engine.clone()));
     (engine, catalog, api)
 }

@@ -298,11 +298,9 @@ pub trait Activities: Send + Sync {
     fn exists(&self, arn: &ActivityArn) -> bool;
 }
 
-/// Everything [`super::Engine::open`] is given.
+/// Everything [`super::Engine::open`] is given. [`super::OpenedEngine::start`] is given the rest.
 #[derive(Clone)]
 pub struct EngineDeps {
-    /// Calls functions.
-    pub functions: Arc<dyn Functions>,
     /// Sends HTTP requests.
     pub http: Arc<dyn HttpTasks>,
     /// Buckets, where no endpoint is given for S3.

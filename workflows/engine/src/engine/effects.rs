@@ -8,7 +8,7 @@ use mayfly_workflows_language::arn::ExecutionArn;
 use mayfly_workflows_language::error::names;
 
 use super::Engine;
-use super::deps::Integrations;
+use super::deps::{Functions, Integrations};
 use super::effect_queue::{EffectQueue, EffectSlot, PendingEffect};
 use super::inner::{ApplyError, Inner};
 use super::live::ResidentExecution;
@@ -25,11 +25,18 @@ const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest such pause, which bounds the delay of an execution.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// What tasks call outside of the engine.
+#[derive(Clone)]
+pub(crate) struct Callees {
+    pub(crate) functions: Arc<dyn Functions>,
+    pub(crate) integrations: Arc<dyn Integrations>,
+}
+
 /// Reports the progress of one effect to its execution.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
-    pub(crate) integrations: Arc<dyn Integrations>,
+    pub(crate) callees: Callees,
     pub(super) running: Arc<ResidentExecution>,
     pub(crate) n: EffectId,
 }
@@ -169,16 +176,12 @@ impl Inner {
 }
 
 /// Carries out effects in turn, until the engine is shut down or dropped.
-pub(super) async fn run_effects(
-    engine: Weak<Inner>,
-    effects: Arc<EffectQueue>,
-    integrations: Arc<dyn Integrations>,
-) {
+pub(super) async fn run_effects(engine: Weak<Inner>, effects: Arc<EffectQueue>, callees: Callees) {
     while let Some((pending, slot)) = effects.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let PendingEffect { running, n, call, attempt, busy } = pending;
         let runtime = inner.runtime.clone();
-        let reporter = Reporter { inner, integrations: integrations.clone(), running: running.clone(), n };
+        let reporter = Reporter { inner, callees: callees.clone(), running: running.clone(), n };
         // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
         let mut entries = running.effects.lock();
         let effect = runtime.spawn(async move {

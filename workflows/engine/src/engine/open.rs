@@ -9,9 +9,9 @@ use super::changes::ChangeBroadcast;
 use super::config::Config;
 use super::counters::ExecutionCounters;
 use super::definitions::Definitions;
-use super::deps::{EngineDeps, Integrations};
+use super::deps::{EngineDeps, Functions, Integrations};
 use super::effect_queue::EffectQueue;
-use super::effects::run_effects;
+use super::effects::{Callees, run_effects};
 use super::error::EngineOpenError;
 use super::evaluations::EvaluationTurns;
 use super::history::Histories;
@@ -31,8 +31,8 @@ use mayfly_workflows_machine::Output;
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
 
-/// An engine whose journal is open, and which performs no task and no timer yet: [`OpenedEngine::start`] gives it its
-/// integrations, which may be made from [`OpenedEngine::engine`].
+/// An engine whose journal is open, and which performs no task and no timer yet: [`OpenedEngine::start`] gives it the
+/// functions and integrations that tasks call, which may be made from [`OpenedEngine::engine`].
 #[derive(Debug)]
 #[must_use = "an engine runs when it is started"]
 pub struct OpenedEngine {
@@ -45,13 +45,14 @@ impl OpenedEngine {
         &self.engine
     }
 
-    /// Starts the engine: from now on it performs tasks and timers. [`Engine::shutdown`] drops the integrations, which
-    /// may hold the engine.
-    pub fn start(self, integrations: Arc<dyn Integrations>) -> Engine {
+    /// Starts the engine: from now on it performs tasks and timers. [`Engine::shutdown`] drops the functions and the
+    /// integrations, which may hold the engine.
+    pub fn start(self, functions: Arc<dyn Functions>, integrations: Arc<dyn Integrations>) -> Engine {
         let Self { engine } = self;
+        let callees = Callees { functions, integrations };
         let inner = &engine.inner;
         let weak = Arc::downgrade(inner);
-        inner.runtime.spawn(run_effects(weak.clone(), inner.effects.clone(), integrations));
+        inner.runtime.spawn(run_effects(weak.clone(), inner.effects.clone(), callees));
         inner.runtime.spawn(super::delivery::run_timers(weak.clone()));
         inner.runtime.spawn(super::residency::evict_idle(weak.clone()));
         inner.runtime.spawn(super::retention::delete_expired(weak));

@@ -171,10 +171,9 @@ pub(super) struct TestEngine {
     pub(super) files: Arc<Files>,
 }
 
-pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
+pub(super) fn deps(files: Arc<Files>) -> EngineDeps {
     let start = jiff::Timestamp::from_second(1_700_000_000).expect("a time");
     EngineDeps {
-        functions,
         http: Arc::new(NoHttp),
         objects: files,
         clock: Arc::new(VirtualClock::at(start)),
@@ -188,9 +187,14 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> EngineDeps {
 }
 
 /// An engine without integrations, which runs.
-pub(super) async fn opened(config: Config, deps: EngineDeps, journal: Arc<dyn Journal>) -> Engine {
+pub(super) async fn opened(
+    config: Config,
+    deps: EngineDeps,
+    functions: Arc<Scripted>,
+    journal: Arc<dyn Journal>,
+) -> Engine {
     let opened = Engine::with_journal(config, deps, journal).await.expect("opens");
-    opened.start(Arc::new(NoIntegrations))
+    opened.start(functions, Arc::new(NoIntegrations))
 }
 
 /// Decodes the members of a StartExecution that tests use.
@@ -244,8 +248,8 @@ impl TestEngine {
     ) -> Self {
         let config = Config { limits, ..Config::default() };
         let files: Arc<Files> = Arc::default();
-        let deps = deps(functions.clone(), files.clone());
-        Self { engine: opened(config, deps, journal).await, functions, files }
+        let deps = deps(files.clone());
+        Self { engine: opened(config, deps, functions.clone(), journal).await, functions, files }
     }
 
     pub(super) async fn start(&self, machine: &Arc<StartedMachine>, input: &str) -> ExecutionArn {

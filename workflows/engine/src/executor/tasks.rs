@@ -138,7 +138,7 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeEr
 
 /// Calls a function: one of this process, else one at Lambda's endpoint.
 async fn call_function(reporter: &Reporter, call: FunctionCall) -> Result<FunctionOutput, InvokeError> {
-    match reporter.inner.deps.functions.invoke(call.clone()).await {
+    match reporter.callees.functions.invoke(call.clone()).await {
         Err(InvokeError::Failed(failure)) if failure.error_type == "Lambda.ResourceNotFoundException" => {
             let answer = Box::pin(endpoint::invoke_function(reporter, &call)).await;
             Ok(answer.unwrap_or(Err(failure))?)
@@ -404,7 +404,7 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Invo
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
                 retries: reporter.state().await.map_or(0, |(_, retries)| retries),
             };
-            let answer = with_submission(reporter, reporter.integrations.call(call), told).await;
+            let answer = with_submission(reporter, reporter.callees.integrations.call(call), told).await;
             let of_aws =
                 matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })

@@ -85,7 +85,6 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
 
 async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> anyhow::Result<Engine> {
     let deps = EngineDeps {
-        functions: Arc::new(NoServices),
         http: Arc::new(NoServices),
         objects: Arc::new(Files::new(&file.files)),
         clock: Arc::new(VirtualClock::at(start)),
@@ -98,7 +97,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<MockScript>) -> a
     };
     let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
-    Ok(Engine::open(config, deps).await?.start(Arc::new(NoIntegrations)))
+    Ok(Engine::open(config, deps).await?.start(Arc::new(NoServices), Arc::new(NoIntegrations)))
 }
 
 /// Waits for the end; returns the reason if the execution cannot end.

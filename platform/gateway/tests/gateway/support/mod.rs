@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
 pub mod host;
+pub mod queue;
 
 use std::{
     collections::BTreeMap,
@@ -35,6 +36,8 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
+
+use self::queue::RecordedQueue;
 
 pub type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -264,6 +267,9 @@ pub struct World {
     pub api: FakeApi,
     pub simulated: Arc<SimulatedFunctions>,
     pub handle: GatewayHandle,
+    /// Made before the gateway got its queue of asynchronous invocations.
+    pub handle_without_queue: GatewayHandle,
+    pub queue: Arc<RecordedQueue>,
     pub address: SocketAddr,
     pub stop: CancellationToken,
     pub registry: Registry,
@@ -306,11 +312,25 @@ impl World {
             stop: stop.clone(),
         };
         let gateway = Gateway::create(config, deps, &mut registry).unwrap();
+        let (handle_without_queue, queue) = (gateway.handle(), Arc::<RecordedQueue>::default());
+        let gateway = gateway.with_invocations(queue.clone());
         let (handle, address) = (gateway.handle(), gateway.address());
         let running = tokio::spawn(gateway.run());
         handle.ready().await;
         let http = HttpClient::builder(TokioExecutor::new()).build_http();
-        Self { api, simulated, handle, address, stop, registry, running, http, informers_stop }
+        Self {
+            api,
+            simulated,
+            handle,
+            handle_without_queue,
+            queue,
+            address,
+            stop,
+            registry,
+            running,
+            http,
+            informers_stop,
+        }
     }
 
     pub async fn get(&self, path: &str) -> (StatusCode, String) {

@@ -33,6 +33,11 @@ impl GatewayFunctions {
     pub(super) fn new(gateway: GatewayHandle, arns: FunctionArns) -> Self {
         Self { gateway, arns: Arc::new(arns) }
     }
+
+    /// The same functions, called through another handle.
+    pub(super) fn through(&self, gateway: GatewayHandle) -> Self {
+        Self { gateway, arns: self.arns.clone() }
+    }
 }
 
 /// The ARN prefix before a function's name: `arn:aws:lambda:us-east-1:000000000000:function:`.

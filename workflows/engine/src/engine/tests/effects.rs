@@ -173,11 +173,12 @@ async fn a_job_that_has_begun_is_told() {
     let (functions, files): (Arc<Scripted>, Arc<Files>) = Default::default();
     let deps = EngineDeps {
         supports_integration: |resource| resource == "arn:aws:states:::job:run.sync",
-        ..deps(functions.clone(), files.clone())
+        ..deps(files.clone())
     };
     let journal = Arc::new(MemoryJournal::default());
     let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
-    let world = TestEngine { engine: opened.start(Arc::new(QuickJobs)), functions, files };
+    let engine = opened.start(functions.clone(), Arc::new(QuickJobs));
+    let world = TestEngine { engine, functions, files };
     let definition = json!({"StartAt": "A", "States": {"A": {
         "Type": "Task", "Resource": "arn:aws:states:::job:run.sync",
         "Parameters": {"Component": "c"}, "End": true}}});
@@ -193,14 +194,14 @@ async fn a_job_that_has_begun_is_told() {
 #[tokio::test]
 async fn tasks_wait_until_the_engine_is_started() {
     let functions: Arc<Scripted> = Arc::default();
-    let deps = deps(functions.clone(), Arc::default());
+    let deps = deps(Arc::default());
     let journal = Arc::new(MemoryJournal::default());
     let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
     let definition = json!({"StartAt": "T", "States": {"T": with(task("echo"), json!({"End": true}))}});
     let machine = machine(definition, StateMachineType::Standard);
     let started = opened.engine().start_execution(request(&machine, "7")).await.expect("starts");
     assert!(functions.calls.lock().is_empty(), "no task is performed");
-    let engine = opened.start(Arc::new(NoIntegrations));
+    let engine = opened.start(functions, Arc::new(NoIntegrations));
     let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("7"));
 }
@@ -216,12 +217,12 @@ async fn a_shutdown_lets_go_of_integrations_that_hold_the_engine() {
         }
     }
 
-    let deps = deps(Arc::default(), Arc::default());
+    let deps = deps(Arc::default());
     let journal = Arc::new(MemoryJournal::default());
     let opened = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
     let holder = Arc::new(Holder(opened.engine().clone()));
     let held = Arc::downgrade(&holder);
-    let engine = opened.start(holder);
+    let engine = opened.start(Arc::<Scripted>::default(), holder);
     assert!(held.upgrade().is_some());
     engine.shutdown().await;
     until("the integrations are dropped", || held.upgrade().is_none()).await;

@@ -30,8 +30,8 @@ fn evaluates(name: &str, expression: &str, kind: StateMachineType) -> Arc<Starte
 }
 
 async fn in_real_time(functions: Arc<Scripted>) -> Engine {
-    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(functions, Arc::default()) };
-    opened(Config::default(), deps, Arc::new(MemoryJournal::default())).await
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default()) };
+    opened(Config::default(), deps, functions, Arc::new(MemoryJournal::default())).await
 }
 
 /// The number of these executions with this status.
@@ -56,8 +56,8 @@ async fn endless_expressions_do_not_delay_other_executions() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal: Arc<dyn Journal> =
         Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("a journal"));
-    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
-    let engine = opened(Config::default(), deps, journal).await;
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default()) };
+    let engine = opened(Config::default(), deps, Arc::default(), journal).await;
     let alone = with(endless(""), json!({"QueryLanguage": "JSONata"}));
     let alone = machine(alone, StateMachineType::Standard);
     // Two branches each: the second event of an execution comes while the first one's expression runs.
@@ -110,9 +110,9 @@ async fn endless_expressions_do_not_delay_other_executions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_expression_does_not_delay_evicted_executions_of_the_same_instant() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let deps = EngineDeps { clock: Arc::new(SystemClock), ..deps(Arc::default()) };
     let limits = EngineLimits { idle_in_memory: Duration::ZERO, ..EngineLimits::default() };
-    let engine = opened(Config { limits, ..Config::default() }, deps, journal).await;
+    let engine = opened(Config { limits, ..Config::default() }, deps, Arc::default(), journal).await;
     // Timestamps count in whole seconds.
     let due_ms = (engine.inner.now_ms() / 1_000 + 4) * 1_000;
     let waits = |next: serde_json::Value| {

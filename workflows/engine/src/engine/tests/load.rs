@@ -29,9 +29,9 @@ async fn express_executions() {
 async fn durable_executions() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
-    let deps =
-        EngineDeps { clock: Arc::new(crate::timers::SystemClock), ..deps(Arc::default(), Arc::default()) };
-    let engine = Engine::open(config, deps).await.expect("opens").start(Arc::new(NoIntegrations));
+    let deps = EngineDeps { clock: Arc::new(crate::timers::SystemClock), ..deps(Arc::default()) };
+    let opened = Engine::open(config, deps).await.expect("opens");
+    let engine = opened.start(Arc::<Scripted>::default(), Arc::new(NoIntegrations));
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
         StateMachineType::Standard,
