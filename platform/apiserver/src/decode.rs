@@ -1,8 +1,7 @@
 //! Decodes request bodies to JSON values and reports duplicate keys.
 
-use std::fmt;
-
-use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use mayfly_vocabulary::json::{self, JsonTree};
+use serde::de::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
 use crate::{
@@ -55,84 +54,68 @@ struct Parsed {
 
 impl<'de> Deserialize<'de> for Parsed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        JsonSeed.deserialize(deserializer)
+        json::read(deserializer)
     }
 }
 
-struct JsonSeed;
+fn plain(value: impl Into<Value>) -> Parsed {
+    Parsed { value: value.into(), duplicates: Vec::new() }
+}
 
-impl<'de> DeserializeSeed<'de> for JsonSeed {
-    type Value = Parsed;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
-        deserializer.deserialize_any(self)
+/// The path of a duplicate key in a member or item with this name.
+fn below(name: &str, path: &str) -> String {
+    match path.starts_with('[') {
+        true => format!("{name}{path}"),
+        false => format!("{name}.{path}"),
     }
 }
 
-fn plain<E>(value: impl Into<Value>) -> Result<Parsed, E> {
-    Ok(Parsed { value: value.into(), duplicates: Vec::new() })
-}
+impl JsonTree for Parsed {
+    type Items = (Vec<Value>, Vec<String>);
+    type Members = (Map<String, Value>, Vec<String>);
 
-impl<'de> Visitor<'de> for JsonSeed {
-    type Value = Parsed;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-    fn visit_bool<E>(self, value: bool) -> Result<Parsed, E> {
-        plain(value)
-    }
-    fn visit_i64<E>(self, value: i64) -> Result<Parsed, E> {
-        plain(value)
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<Parsed, E> {
-        plain(value)
-    }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Parsed, E> {
-        plain(Number::from_f64(value).ok_or_else(|| E::custom("not a finite number"))?)
-    }
-    fn visit_str<E>(self, value: &str) -> Result<Parsed, E> {
-        plain(value)
-    }
-    fn visit_string<E>(self, value: String) -> Result<Parsed, E> {
-        plain(value)
-    }
-    fn visit_unit<E>(self) -> Result<Parsed, E> {
+    fn from_null() -> Self {
         plain(Value::Null)
     }
-    fn visit_none<E>(self) -> Result<Parsed, E> {
-        plain(Value::Null)
+    fn from_bool(flag: bool) -> Self {
+        plain(flag)
     }
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
-        JsonSeed.deserialize(deserializer)
+    fn from_signed(number: i64) -> Self {
+        plain(number)
+    }
+    fn from_unsigned(number: u64) -> Self {
+        plain(number)
+    }
+    fn from_double(number: f64) -> Result<Self, String> {
+        Number::from_f64(number).map(plain).ok_or_else(|| "not a finite number".to_owned())
+    }
+    fn from_text(text: &str) -> Self {
+        plain(text)
+    }
+    fn from_string(text: String) -> Self {
+        plain(text)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Parsed, A::Error> {
-        let (mut list, mut duplicates) = (Vec::new(), Vec::new());
-        while let Some(item) = items.next_element_seed(JsonSeed)? {
-            let at = list.len();
-            duplicates.extend(item.duplicates.into_iter().map(|path| match path.starts_with('[') {
-                true => format!("[{at}]{path}"),
-                false => format!("[{at}].{path}"),
-            }));
-            list.push(item.value);
+    fn push((list, duplicates): &mut Self::Items, item: Self) {
+        if !item.duplicates.is_empty() {
+            let name = format!("[{}]", list.len());
+            duplicates.extend(item.duplicates.iter().map(|path| below(&name, path)));
         }
-        Ok(Parsed { value: Value::Array(list), duplicates })
+        list.push(item.value);
+    }
+    fn from_items((list, duplicates): Self::Items) -> Self {
+        Self { value: Value::Array(list), duplicates }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Parsed, A::Error> {
-        let (mut map, mut duplicates) = (Map::new(), Vec::new());
-        while let Some(key) = members.next_key::<String>()? {
-            let member = members.next_value_seed(JsonSeed)?;
-            duplicates.extend(member.duplicates.into_iter().map(|path| match path.starts_with('[') {
-                true => format!("{key}{path}"),
-                false => format!("{key}.{path}"),
-            }));
-            if map.contains_key(&key) && !duplicates.contains(&key) {
-                duplicates.push(key.clone());
-            }
-            map.insert(key, member.value);
+    fn insert((map, duplicates): &mut Self::Members, name: String, member: Self) {
+        duplicates.extend(member.duplicates.iter().map(|path| below(&name, path)));
+        if map.contains_key(&name) && !duplicates.contains(&name) {
+            duplicates.push(name.clone());
         }
-        Ok(Parsed { value: Value::Object(map), duplicates })
+        map.insert(name, member.value);
+    }
+    fn from_members((map, duplicates): Self::Members) -> Self {
+        Self { value: Value::Object(map), duplicates }
     }
 }
 

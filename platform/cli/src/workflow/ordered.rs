@@ -1,12 +1,7 @@
 //! JSON that keeps the order of members.
 
-use std::fmt;
-
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, SeqAccess, Visitor},
-    ser::SerializeMap as _,
-};
+use mayfly_vocabulary::json::{self, JsonTree};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap as _};
 use serde_json::Number;
 
 /// A JSON value, also read from YAML.
@@ -68,70 +63,47 @@ impl Serialize for Ordered {
 
 impl<'de> Deserialize<'de> for Ordered {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyValue)
+        json::read(deserializer)
     }
 }
 
-struct AnyValue;
+impl JsonTree for Ordered {
+    type Items = Vec<Ordered>;
+    type Members = Vec<(String, Ordered)>;
 
-impl<'de> Visitor<'de> for AnyValue {
-    type Value = Ordered;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
+    fn from_null() -> Self {
+        Self::Null
     }
-
-    fn visit_unit<E>(self) -> Result<Ordered, E> {
-        Ok(Ordered::Null)
+    fn from_bool(flag: bool) -> Self {
+        Self::Bool(flag)
     }
-
-    fn visit_none<E>(self) -> Result<Ordered, E> {
-        Ok(Ordered::Null)
+    fn from_signed(number: i64) -> Self {
+        Self::Number(number.into())
     }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Ordered, D::Error> {
-        Ordered::deserialize(deserializer)
+    fn from_unsigned(number: u64) -> Self {
+        Self::Number(number.into())
     }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Ordered, E> {
-        Ok(Ordered::Bool(value))
+    fn from_double(number: f64) -> Result<Self, String> {
+        let read = Number::from_f64(number);
+        read.map(Self::Number).ok_or_else(|| format!("JSON has no number {number}"))
     }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Ordered, E> {
-        Ok(Ordered::Number(value.into()))
+    fn from_text(text: &str) -> Self {
+        Self::String(text.to_owned())
     }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Ordered, E> {
-        Ok(Ordered::Number(value.into()))
+    fn from_string(text: String) -> Self {
+        Self::String(text)
     }
-
-    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Ordered, E> {
-        let number = Number::from_f64(value);
-        number.map(Ordered::Number).ok_or_else(|| E::custom(format!("JSON has no number {value}")))
+    fn push(items: &mut Vec<Self>, item: Self) {
+        items.push(item);
     }
-
-    fn visit_str<E>(self, text: &str) -> Result<Ordered, E> {
-        Ok(Ordered::String(text.to_owned()))
+    fn from_items(items: Vec<Self>) -> Self {
+        Self::Array(items)
     }
-
-    fn visit_string<E>(self, text: String) -> Result<Ordered, E> {
-        Ok(Ordered::String(text))
+    fn insert(members: &mut Self::Members, name: String, value: Self) {
+        members.push((name, value));
     }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Ordered, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Ordered::Array(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Ordered, A::Error> {
-        let mut members = Vec::new();
-        while let Some(member) = map.next_entry()? {
-            members.push(member);
-        }
-        Ok(Ordered::Object(members))
+    fn from_members(members: Self::Members) -> Self {
+        Self::Object(members)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Conversions of `Value`: serde in both directions, and `serde_json::Value`.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use mayfly_vocabulary::json::{self, JsonTree};
+use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
 use super::{Map, Number, Value};
@@ -35,67 +34,45 @@ impl Serialize for Value {
     }
 }
 
-struct ValueVisitor;
+impl JsonTree for Value {
+    type Items = Vec<Value>;
+    type Members = Map;
 
-impl<'de> Visitor<'de> for ValueVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
+    fn from_null() -> Self {
+        Value::Null
     }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn from_bool(flag: bool) -> Self {
+        Value::Bool(flag)
     }
-
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn from_signed(whole: i64) -> Self {
+        Value::from(whole)
     }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        Value::deserialize(deserializer)
+    fn from_unsigned(whole: u64) -> Self {
+        Value::from(whole)
     }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
-        Ok(Value::Bool(flag))
-    }
-
-    fn visit_i64<E>(self, whole: i64) -> Result<Value, E> {
-        Ok(Value::from(whole))
-    }
-
-    fn visit_u64<E>(self, whole: u64) -> Result<Value, E> {
-        Ok(Value::from(whole))
-    }
-
-    fn visit_f64<E>(self, double: f64) -> Result<Value, E> {
+    fn from_double(double: f64) -> Result<Self, String> {
         Ok(Value::from(double))
     }
-
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(Value::from(text))
+    fn from_text(text: &str) -> Self {
+        Value::from(text)
     }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Value::from(items))
+    fn push(items: &mut Vec<Value>, item: Self) {
+        items.push(item);
     }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
-        let mut map = Map::new();
-        while let Some((key, value)) = members.next_entry::<String, Value>()? {
-            map.insert(key, value);
-        }
-        Ok(Value::from(map))
+    fn from_items(items: Vec<Value>) -> Self {
+        Value::from(items)
+    }
+    fn insert(members: &mut Map, name: String, value: Self) {
+        members.insert(name, value);
+    }
+    fn from_members(members: Map) -> Self {
+        Value::from(members)
     }
 }
 
 impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor)
+        json::read(deserializer)
     }
 }
 
