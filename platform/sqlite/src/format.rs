@@ -106,16 +106,6 @@ impl DatabaseFormat {
         self.prepare(connection, log, path, settings)
     }
 
-    /// Creates a database in memory.
-    ///
-    /// # Errors
-    /// [`DatabaseError::Engine`].
-    pub fn in_memory(&self, settings: WriterSettings) -> Result<OpenedDatabase, DatabaseError> {
-        let path = Path::new(":memory:");
-        let connection = Connection::open_in_memory().map_err(|error| self.failed(path, error))?;
-        self.prepare(connection, Log::in_memory(), path, settings)
-    }
-
     fn prepare(
         &self,
         connection: Connection,

@@ -10,8 +10,7 @@ use crate::mark::{Mark, MarkError};
 /// A database's write-ahead log, as its only writer tracks it.
 #[derive(Debug)]
 pub struct Log {
-    /// None for a database in memory.
-    mark: Option<Mark>,
+    mark: Mark,
     /// Pages in the log after the last commit.
     frames: i64,
     /// Pages in it at which it is checkpointed into the data file.
@@ -24,12 +23,7 @@ impl Log {
     /// # Errors
     /// [`MarkError::Damaged`]: opening the database would lose what was acknowledged; nothing was touched.
     pub(crate) fn check(database: &Path) -> Result<Self, MarkError> {
-        Ok(Self { mark: Some(Mark::check(database)?), ..Self::in_memory() })
-    }
-
-    /// The log of a database in memory, which has neither log nor mark.
-    pub(crate) const fn in_memory() -> Self {
-        Self { mark: None, frames: 0, frames_max: i64::MAX }
+        Ok(Self { mark: Mark::check(database)?, frames: 0, frames_max: i64::MAX })
     }
 
     /// Configures a writing connection: a commit is durable when it returns, and never runs a checkpoint. `bytes_max`
@@ -45,10 +39,7 @@ impl Log {
         connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
         let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
         self.frames_max = i64::try_from(bytes_max / u64::from(page_bytes)).unwrap_or(i64::MAX);
-        if let Some(mark) = &mut self.mark {
-            mark.opened().map_err(|error| sqlite_error(&error))?;
-        }
-        Ok(())
+        self.mark.opened().map_err(|error| sqlite_error(&error))
     }
 
     /// Records the length of the log: after each commit, before it is acknowledged.
@@ -60,8 +51,8 @@ impl Log {
         match checkpoint(connection, "NOOP") {
             Ok(frames) => {
                 self.frames = frames;
-                if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(frames)) {
-                    mark.advance(frames);
+                if let Ok(frames @ 1..) = u64::try_from(frames) {
+                    self.mark.advance(frames);
                 }
             }
             Err(error) => tracing::debug!(%error, "the length of the log cannot be read"),
@@ -74,7 +65,7 @@ impl Log {
     /// # Errors
     /// As [`Log::committed`].
     pub fn check_in_place(&self) -> rusqlite::Result<()> {
-        self.mark.as_ref().map_or(Ok(()), Mark::check_in_place).map_err(|error| sqlite_error(&error))
+        self.mark.check_in_place().map_err(|error| sqlite_error(&error))
     }
 
     /// Checkpoints the log into the data file when it has grown to its limit, at a time without a waiting commit;
@@ -93,9 +84,7 @@ impl Log {
 
     /// Removes the mark after the connection was closed, which checkpointed the log.
     pub fn closed(self) {
-        if let Some(mark) = self.mark {
-            mark.remove();
-        }
+        self.mark.remove();
     }
 }
 
@@ -168,16 +157,5 @@ mod tests {
             matches!(Log::check(&path), Err(MarkError::Missing { .. })),
             "the next start does not begin empty"
         );
-    }
-
-    #[test]
-    fn a_database_in_memory_has_no_log() {
-        let mut log = Log::in_memory();
-        let connection = Connection::open_in_memory().unwrap();
-        log.start(&connection, 1).unwrap();
-        connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
-        log.committed(&connection).unwrap();
-        assert!(!log.checkpoint_wal_if_due(&connection).unwrap());
-        log.closed();
     }
 }
