@@ -20,13 +20,17 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 
 use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
 /// The number of concurrent connections of all frontends; each needs two file descriptors.
 const CONNECTIONS_MAX: usize = 4096;
-/// The number of concurrent clients of one UDP frontend.
+/// The number of concurrent clients of one UDP frontend; a further one replaces that which has been silent for the
+/// longest time.
 const UDP_CLIENTS_MAX: usize = 1024;
 /// The idle time after which a UDP client is forgotten (conntrack's default for streams).
 const UDP_IDLE: Duration = Duration::from_secs(120);
@@ -162,7 +166,8 @@ impl UserspaceProxy {
                 let socket = std::net::UdpSocket::bind(address)?;
                 socket.set_nonblocking(true)?;
                 let socket = Arc::new(UdpSocket::from_std(socket)?);
-                let front = UdpFrontend { backend, chooser, socket, clients: Arc::default() };
+                let clients_max = UDP_CLIENTS_MAX;
+                let front = UdpFrontend { backend, chooser, socket, clients_max, clients: Arc::default() };
                 let until = stop.clone();
                 self.tasks.spawn(async move { front.run(until).await })
             }
@@ -227,7 +232,6 @@ impl TcpFrontend {
     async fn run(self, listener: TcpListener, tasks: &TaskTracker, stop: CancellationToken) {
         let accepting = async {
             loop {
-                let Ok(permit) = self.connections.clone().acquire_owned().await else { return };
                 let (client, address) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
@@ -241,6 +245,8 @@ impl TcpFrontend {
                     tracing::debug!(service = %backend.service, %address, "client outside the source ranges");
                     continue;
                 }
+                // Not before there is a connection: frontends that only listen must not use up the places.
+                let Ok(permit) = self.connections.clone().acquire_owned().await else { return };
                 tasks.spawn(async move {
                     let _permit = permit;
                     if let Some(server) = connect(&backend, &chooser, address.ip()).await {
@@ -279,13 +285,24 @@ async fn copy(mut client: TcpStream, mut server: TcpStream, backend: &Backend) {
     }
 }
 
-/// The socket to the endpoint of each client.
-type UdpClients = Arc<Mutex<HashMap<SocketAddr, (Arc<UdpSocket>, SocketAddr)>>>;
+/// The clients of a UDP frontend, by their addresses.
+type UdpClients = Arc<Mutex<HashMap<SocketAddr, UdpClient>>>;
+
+/// A client of a UDP frontend. Its answers are relayed until this is dropped.
+struct UdpClient {
+    /// The socket to its endpoint.
+    server: Arc<UdpSocket>,
+    endpoint: SocketAddr,
+    /// The time of its last datagram.
+    sent: Instant,
+    _relaying: DropGuard,
+}
 
 struct UdpFrontend {
     backend: watch::Receiver<Arc<Backend>>,
     chooser: Arc<Chooser>,
     socket: Arc<UdpSocket>,
+    clients_max: usize,
     clients: UdpClients,
 }
 
@@ -320,14 +337,11 @@ impl UdpFrontend {
         if !admits_client(&backend, client.ip()) {
             return None;
         }
-        let known = self.clients.lock().get(&client).cloned();
-        if let Some((server, endpoint)) = known
-            && backend.endpoints.contains(&endpoint)
+        if let Some(known) = self.clients.lock().get_mut(&client)
+            && backend.endpoints.contains(&known.endpoint)
         {
-            return Some(server);
-        }
-        if self.clients.lock().len() >= UDP_CLIENTS_MAX {
-            return None;
+            known.sent = Instant::now();
+            return Some(known.server.clone());
         }
         let endpoint = self.chooser.choose(&backend, client.ip(), &[])?;
         let any = if endpoint.is_ipv4() {
@@ -337,19 +351,37 @@ impl UdpFrontend {
         };
         let server = UdpSocket::bind((any, 0)).await.ok()?;
         server.connect(endpoint).await.ok()?;
-        let server = Arc::new(server);
-        self.clients.lock().insert(client, (server.clone(), endpoint));
-        let (front, clients, of, stop) =
-            (self.socket.clone(), self.clients.clone(), server.clone(), stop.clone());
+        let (server, over) = (Arc::new(server), stop.child_token());
+        let new = UdpClient {
+            server: server.clone(),
+            endpoint,
+            sent: Instant::now(),
+            _relaying: over.clone().drop_guard(),
+        };
+        self.insert(client, new);
+        let (front, clients, of) = (self.socket.clone(), self.clients.clone(), server.clone());
         tasks.spawn(async move {
-            stop.run_until_cancelled(answers(&of, &front, client)).await;
+            over.run_until_cancelled(answers(&of, &front, client)).await;
             let mut clients = clients.lock();
             // A newer socket may have replaced this one.
-            if clients.get(&client).is_some_and(|(current, _)| Arc::ptr_eq(current, &of)) {
+            if clients.get(&client).is_some_and(|current| Arc::ptr_eq(&current.server, &of)) {
                 clients.remove(&client);
             }
         });
         Some(server)
+    }
+
+    /// Adds a client, in place of another one if there are too many. Clients such as resolvers use a new port for each
+    /// datagram, and never send from it again.
+    fn insert(&self, address: SocketAddr, client: UdpClient) {
+        let mut clients = self.clients.lock();
+        if clients.len() >= self.clients_max && !clients.contains_key(&address) {
+            let silent = clients.iter().min_by_key(|(_, client)| client.sent).map(|(address, _)| *address);
+            if let Some(silent) = silent {
+                clients.remove(&silent);
+            }
+        }
+        clients.insert(address, client);
     }
 }
 
@@ -364,32 +396,4 @@ async fn answers(server: &UdpSocket, front: &UdpSocket, client: SocketAddr) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::ServicePortName;
-
-    #[test]
-    fn source_ranges_admit_the_clients_they_contain() {
-        let service =
-            ServicePortName { namespace: String::new(), service: String::new(), port: String::new() };
-        for (ranges, client, expected) in [
-            (&[][..], "192.0.2.1", true),
-            (&["192.0.2.0/24"], "192.0.2.1", true),
-            (&["192.0.2.0/24"], "192.0.3.1", false),
-            (&["192.0.2.0/24"], "::ffff:192.0.2.1", true),
-            (&["192.0.2.0/24"], "2001:db8::1", false),
-            (&["192.0.2.0/24", "2001:db8::/32"], "2001:db8::1", true),
-            (&["0.0.0.0/0"], "203.0.113.9", true),
-            (&["not a range"], "192.0.2.1", false),
-        ] {
-            let backend = Backend {
-                service: service.clone(),
-                endpoints: Vec::new(),
-                affinity: None,
-                masquerade: false,
-                source_ranges: ranges.iter().map(|range| (*range).to_owned()).collect(),
-            };
-            assert_eq!(admits_client(&backend, client.parse().unwrap()), expected, "{client} in {ranges:?}");
-        }
-    }
-}
+mod tests;
