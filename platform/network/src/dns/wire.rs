@@ -19,6 +19,8 @@ const DATAGRAM_BYTES_MAX: u16 = 1232;
 const SOA_REFRESH_SECONDS: i32 = 7200;
 const SOA_RETRY_SECONDS: i32 = 1800;
 const SOA_EXPIRE_SECONDS: i32 = 86_400;
+/// The flag of truncated answers in the third byte of a header.
+const TRUNCATED: u8 = 0x02;
 /// The class of the internet.
 const CLASS_IN: u16 = 1;
 const CLASS_ANY: u16 = 255;
@@ -144,21 +146,35 @@ impl ZoneReply {
     #[must_use]
     pub fn encode(&self, query: &[u8], question: &Question, zone: &Zone, limit: u16) -> Vec<u8> {
         let code = if self.negative == Some(true) { RCODE::NameError } else { RCODE::NoError };
-        let whole = self.packet(query, zone, code, &self.answers, &self.additionals);
-        let encoded = match whole {
-            Some(whole) if whole.len() > usize::from(limit) => {
-                // Additional records are optional, so they are omitted first.
-                let shorter = self.packet(query, zone, code, &self.answers, &[]);
-                shorter.filter(|shorter| shorter.len() <= usize::from(limit)).or_else(|| {
-                    let mut none = question.refuse(query, code);
-                    none[2] |= 0x02;
-                    Some(none)
-                })
-            }
-            whole => whole,
+        let packet = |answers: &[ZoneRecord], additionals: &[ZoneRecord]| {
+            self.packet(query, zone, code, answers, additionals)
         };
+        let fits = |packet: &Vec<u8>| packet.len() <= usize::from(limit);
         // A query that cannot be parsed has an unknown type, of which the zone has no records.
-        encoded.unwrap_or_else(|| question.refuse(query, code))
+        let Some(whole) = packet(&self.answers, &self.additionals) else {
+            return question.refuse(query, code);
+        };
+        if fits(&whole) {
+            return whole;
+        }
+        // Additional records are optional, so they are omitted first.
+        if let Some(shorter) = packet(&self.answers, &[]).filter(fits) {
+            return shorter;
+        }
+        // Then answers are, as many as necessary: some clients use a truncated answer instead of asking over TCP. The
+        // length grows with the number of answers, so the largest number that fits is found by bisection.
+        let (mut fitting, mut too_many) = (0, self.answers.len());
+        let mut truncated = None;
+        while too_many - fitting > 1 {
+            let count = fitting + (too_many - fitting) / 2;
+            match packet(&self.answers[..count], &[]).filter(fits) {
+                Some(shorter) => (fitting, truncated) = (count, Some(shorter)),
+                None => too_many = count,
+            }
+        }
+        let mut truncated = truncated.unwrap_or_else(|| question.refuse(query, code));
+        truncated[2] |= TRUNCATED;
+        truncated
     }
 
     fn packet(
