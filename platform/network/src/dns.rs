@@ -8,6 +8,7 @@ pub mod forward;
 pub mod records;
 mod role;
 pub mod server;
+mod shares;
 pub mod wire;
 pub mod zone;
 

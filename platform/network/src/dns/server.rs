@@ -8,20 +8,20 @@ use simple_dns::RCODE;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::Semaphore,
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     forward::{Forwarder, Transport},
+    shares::{ClientPlace, ClientShares},
     wire::{self, Malformed, Question, ZoneReply},
     zone::{RecordData, RecordType, Zone, ZoneAnswer, ZoneRecord},
 };
 
-/// The number of concurrently forwarded queries; further ones get SERVFAIL at once.
+/// The number of concurrently forwarded queries, which the clients share; further ones get SERVFAIL at once.
 const FORWARDED_MAX: usize = 512;
-/// The number of concurrent TCP connections; further ones wait in the kernel's queue.
+/// The number of concurrent TCP connections, which the clients share; further ones are closed.
 const CONNECTIONS_MAX: usize = 256;
 /// The idle time after which a TCP connection is closed (CoreDNS's default).
 const CONNECTION_IDLE: Duration = Duration::from_secs(10);
@@ -34,7 +34,8 @@ const ERROR_PAUSE: Duration = Duration::from_millis(50);
 pub struct NameServer {
     zone: Arc<RwLock<Zone>>,
     forwarder: Forwarder,
-    forwarded: Semaphore,
+    forwarded: Arc<ClientShares>,
+    connections: Arc<ClientShares>,
 }
 
 impl std::fmt::Debug for NameServer {
@@ -60,7 +61,8 @@ enum Prepared {
 impl NameServer {
     #[must_use]
     pub fn new(zone: Arc<RwLock<Zone>>, forwarder: Forwarder) -> Self {
-        Self { zone, forwarder, forwarded: Semaphore::new(FORWARDED_MAX) }
+        let (forwarded, connections) = (ClientShares::new(FORWARDED_MAX), ClientShares::new(CONNECTIONS_MAX));
+        Self { zone, forwarder, forwarded, connections }
     }
 
     /// Serves both sockets until `stop`.
@@ -89,13 +91,14 @@ impl NameServer {
             match self.prepare(query, wire::datagram_limit(query)) {
                 Prepared::Nothing => {}
                 Prepared::Done(answer) => drop(socket.send_to(&answer, client).await),
-                forward if self.forwarded.available_permits() == 0 => {
-                    let _ = socket.send_to(&forward.failed(query), client).await;
-                }
                 forward => {
+                    let Some(place) = self.forwarded.take(client.ip()) else {
+                        let _ = socket.send_to(&forward.failed(query), client).await;
+                        continue;
+                    };
                     let (server, socket, query) = (self.clone(), socket.clone(), query.to_vec());
                     tasks.spawn(async move {
-                        let answer = server.finish(forward, &query, Transport::Udp).await;
+                        let answer = server.finish(forward, &query, Transport::Udp, Some(place)).await;
                         let _ = socket.send_to(&answer, client).await;
                     });
                 }
@@ -109,34 +112,37 @@ impl NameServer {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) {
-        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
-            let Ok(permit) = connections.clone().acquire_owned().await else { return };
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
+            let (stream, client) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::debug!(%error, "the name server cannot accept a connection");
                     tokio::time::sleep(ERROR_PAUSE).await;
                     continue;
                 }
             };
+            let Some(place) = self.connections.take(client.ip()) else { continue };
             let (server, stop) = (self.clone(), stop.clone());
             tasks.spawn(async move {
-                let _permit = permit;
+                let _place = place;
                 // A disconnected client is not an error of the server.
-                let _ = stop.run_until_cancelled(server.serve_connection(stream)).await;
+                let _ = stop.run_until_cancelled(server.serve_connection(stream, client)).await;
             });
         }
     }
 
-    async fn serve_connection(&self, mut stream: TcpStream) -> io::Result<()> {
+    async fn serve_connection(&self, mut stream: TcpStream, client: SocketAddr) -> io::Result<()> {
         loop {
             let query = timeout(CONNECTION_IDLE, read_message(&mut stream));
             let query = query.await.map_err(|_| io::ErrorKind::TimedOut)??;
             let prepared = self.prepare(&query, u16::MAX);
             let answer = match prepared {
                 Prepared::Nothing => return Ok(()),
-                prepared => self.finish(prepared, &query, Transport::Tcp).await,
+                Prepared::Done(answer) => answer,
+                forward => {
+                    let place = self.forwarded.take(client.ip());
+                    self.finish(forward, &query, Transport::Tcp, place).await
+                }
             };
             let writing = timeout(CONNECTION_IDLE, write_message(&mut stream, &answer));
             writing.await.map_err(|_| io::ErrorKind::TimedOut)??;
@@ -183,14 +189,20 @@ impl NameServer {
         Prepared::Done(question.refuse(query, RCODE::ServerFailure))
     }
 
-    /// Completes the answer by forwarding, if needed; at most [`FORWARDED_MAX`] queries at a time.
-    async fn finish(&self, prepared: Prepared, query: &[u8], transport: Transport) -> Vec<u8> {
+    /// Completes the answer by forwarding, if needed, with one of the [`FORWARDED_MAX`] places.
+    async fn finish(
+        &self,
+        prepared: Prepared,
+        query: &[u8],
+        transport: Transport,
+        place: Option<ClientPlace>,
+    ) -> Vec<u8> {
         let (aliases, onward) = match &prepared {
             Prepared::Forward { aliases, query, .. } => (aliases, query),
             Prepared::Done(answer) => return answer.clone(),
             Prepared::Nothing => return Vec::new(),
         };
-        let Ok(_permit) = self.forwarded.try_acquire() else { return prepared.failed(query) };
+        let Some(_place) = place else { return prepared.failed(query) };
         let Some(answer) = self.forwarder.forward(onward, transport).await else {
             return prepared.failed(query);
         };

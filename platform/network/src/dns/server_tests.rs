@@ -110,6 +110,22 @@ async fn answers_keep_to_the_clients_limit() {
 }
 
 #[tokio::test]
+async fn a_client_with_many_connections_leaves_some_to_others() {
+    let (_udp, tcp, _stop, _folder) = serve("").await;
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS_MAX + 8 {
+        held.push(TcpStream::connect(tcp).await.unwrap());
+    }
+    let other = tokio::net::TcpSocket::new_v4().unwrap();
+    other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut stream = other.connect(tcp).await.unwrap();
+    write_message(&mut stream, &query("web.shop.svc.cluster.local", TYPE::A, None)).await.unwrap();
+    // Before the idle connections of the other client are closed.
+    let answer = timeout(CONNECTION_IDLE / 2, read_message(&mut stream)).await.unwrap().unwrap();
+    assert_eq!(Packet::parse(&answer).unwrap().answers.len(), 1);
+}
+
+#[tokio::test]
 async fn aliases_are_followed() {
     let (udp, _tcp, _stop, _folder) = serve("").await;
     let bytes = ask_udp(udp, &query("near.shop.svc.cluster.local", TYPE::A, None)).await;
