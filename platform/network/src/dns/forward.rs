@@ -24,6 +24,8 @@ const CACHE_ENTRIES_MAX: usize = 4096;
 const CACHE_TTL_SECONDS_MAX: u32 = 30;
 /// The timeout of one name server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for which a name server that did not answer is asked after the others.
+const SILENT_TIME: Duration = Duration::from_secs(10);
 /// The number of name servers that are used (the C library's limit).
 const SERVERS_MAX: usize = 3;
 /// The number of rounds over all name servers.
@@ -45,6 +47,8 @@ pub struct Forwarder {
     file: PathBuf,
     servers: Mutex<Option<(Option<SystemTime>, Vec<SocketAddr>)>>,
     cache: Mutex<HashMap<CacheKey, CacheEntry>>,
+    /// The time at which a server did not answer.
+    silent: Mutex<HashMap<SocketAddr, Instant>>,
 }
 
 impl std::fmt::Debug for Forwarder {
@@ -66,7 +70,8 @@ struct CacheEntry {
 impl Forwarder {
     #[must_use]
     pub fn new(file: impl Into<PathBuf>) -> Self {
-        Self { file: file.into(), servers: Mutex::default(), cache: Mutex::default() }
+        let (servers, cache, silent) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { file: file.into(), servers, cache, silent }
     }
 
     /// The answer of the host's name servers to a query; `None` if no server is configured or none answered.
@@ -75,17 +80,19 @@ impl Forwarder {
         if let Some(known) = self.cached(&key, query) {
             return Some(known);
         }
-        let servers = self.servers();
+        let servers = self.in_order();
         let mut last = None;
         for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
             let answer = match timeout(SERVER_TIMEOUT, ask(*server, query, transport)).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(error)) => {
                     tracing::debug!(%error, %server, "a name server of the host cannot be reached");
+                    self.silent.lock().insert(*server, Instant::now());
                     continue;
                 }
                 Err(_) => {
                     tracing::debug!(%server, "a name server of the host does not answer");
+                    self.silent.lock().insert(*server, Instant::now());
                     continue;
                 }
             };
@@ -133,6 +140,16 @@ impl Forwarder {
             cache.clear();
         }
         cache.insert(key, CacheEntry { answer: answer.to_vec(), received: Instant::now(), ttl_seconds });
+    }
+
+    /// The name servers in the order in which a query tries them: that of the file, but those that did not answer
+    /// lately come last, so that not every query waits for them.
+    fn in_order(&self) -> Vec<SocketAddr> {
+        let mut servers = self.servers();
+        let mut silent = self.silent.lock();
+        silent.retain(|_, since| since.elapsed() < SILENT_TIME);
+        servers.sort_by_key(|server| silent.contains_key(server));
+        servers
     }
 
     fn servers(&self) -> Vec<SocketAddr> {

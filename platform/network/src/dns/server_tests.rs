@@ -215,6 +215,18 @@ async fn other_names_are_forwarded_and_kept() {
         assert_eq!(answer.questions[0].qname.to_string(), name);
         assert_eq!(*counted.borrow(), asked, "{name}");
     }
+    // A server that does not answer is asked once only.
+    let silent = UdpSocket::bind((format!("127.122.{}.{}", id / 250 % 250, id % 250 + 1).as_str(), 53)).await;
+    let silent = silent.unwrap();
+    let both = format!("nameserver {}\nnameserver {address}\n", silent.local_addr().unwrap().ip());
+    let (second, _tcp, _stop, _folder) = serve(&both).await;
+    for name in ["a.example.com", "b.example.com", "c.example.com"] {
+        let bytes = ask_udp(second, &query(name, TYPE::A, None)).await;
+        assert_eq!(Packet::parse(&bytes).unwrap().answers.len(), 1, "{name}");
+    }
+    let mut datagram = [0; 512];
+    silent.try_recv(&mut datagram).unwrap();
+    assert_eq!(silent.try_recv(&mut datagram).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     let bytes = ask_udp(udp, &query("away.shop.svc.cluster.local", TYPE::A, None)).await;
     let answer = Packet::parse(&bytes).unwrap();
     assert_eq!(answer.questions[0].qname.to_string(), "away.shop.svc.cluster.local");
