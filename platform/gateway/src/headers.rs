@@ -48,6 +48,22 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Joins the `cookie` fields of an HTTP/2 request, which clients may split for a better compression. HTTP/1.1 and
+/// applications allow one field only (RFC 9113, section 8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    let (Some(first), Some(second)) = (cookies.next(), cookies.next()) else { return };
+    let mut joined = first.as_bytes().to_vec();
+    for cookie in std::iter::once(second).chain(cookies) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie.as_bytes());
+    }
+    // Valid, because each part is.
+    if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
 /// The protocol that a client requests to upgrade to. Upgrades to HTTP/2 (`h2c`) are ignored: requests within such a
 /// connection would reach the endpoint without the rules of the Ingress.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -282,6 +298,22 @@ mod tests {
 
     #[test]
     fn upgrades_to_another_http_are_ignored() {
+    #[test]
+    fn cookies_are_one_field() {
+        for (before, after) in [
+            (map(&[("a", "b")]), map(&[("a", "b")])),
+            (map(&[("cookie", "a=1")]), map(&[("cookie", "a=1")])),
+            (
+                map(&[("cookie", "a=1"), ("b", "c"), ("cookie", "d=2"), ("cookie", "e=3; f=4")]),
+                map(&[("cookie", "a=1; d=2; e=3; f=4"), ("b", "c")]),
+            ),
+        ] {
+            let mut headers = before.clone();
+            join_cookies(&mut headers);
+            assert_eq!(headers, after, "{before:?}");
+        }
+    }
+
         let asked = |protocol| upgrade(&map(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocol)]));
         assert_eq!(asked("websocket"), Some(HeaderValue::from_static("websocket")));
         for protocol in ["h2c", "H2C", "websocket, h2c"] {

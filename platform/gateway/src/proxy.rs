@@ -185,6 +185,9 @@ impl Proxy {
             return Err(Refusal::transfer_coding());
         }
         headers::strip_hop_by_hop(request.headers_mut());
+        if request.version() == Version::HTTP_2 {
+            headers::join_cookies(request.headers_mut());
+        }
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Refusal::not_one_host(hosts));

@@ -176,6 +176,24 @@ async fn headers_are_rewritten_both_ways() {
     assert!(head.contains("x-request-id: my-id"), "{head}");
 }
 
+/// Clients split cookies in HTTP/2, applications expect one field.
+#[tokio::test]
+async fn a_function_gets_the_cookies_of_an_http2_request_in_one_field() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("http://a/fn/ns/hello/head").header("cookie", "a=1").header("cookie", "b=2");
+    let response = sender.send_request(request.body(text("")).unwrap()).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let shown = std::str::from_utf8(&body).unwrap();
+    let cookies: Vec<_> = shown.lines().filter(|line| line.starts_with("cookie=")).collect();
+    assert_eq!(cookies, ["cookie=a=1; b=2"]);
+}
+
 #[tokio::test]
 async fn nobody_says_another_host_than_the_one_that_was_asked() {
     let api = FakeApi::default();
