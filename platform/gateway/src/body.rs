@@ -91,13 +91,14 @@ pub(crate) fn is_forbidden(status: StatusCode) -> bool {
     status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
-/// Removes the body, as for HEAD; `content-length` states its length if that is known. Releases the request's slot.
+/// Removes the body, as for HEAD; `content-length` states its length if that is known. An empty body says nothing about
+/// its length: endpoints and many guests answer HEAD without one. Releases the request's slot.
 pub(crate) fn without(response: Response<ResponseBody>) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
     if parts.status == StatusCode::NO_CONTENT {
         parts.headers.remove(header::CONTENT_LENGTH);
     } else if parts.status != StatusCode::NOT_MODIFIED
-        && let Some(bytes) = body.size_hint().exact()
+        && let Some(bytes) = body.size_hint().exact().filter(|bytes| *bytes > 0)
     {
         parts.headers.entry(header::CONTENT_LENGTH).or_insert(bytes.into());
     }
