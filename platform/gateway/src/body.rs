@@ -86,6 +86,11 @@ impl ResponseBody {
     }
 }
 
+/// A body without data.
+pub(crate) fn empty() -> Body {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
 /// Whether responses with this status never have a body (RFC 9110, 15.3.5 and 15.4.5).
 pub(crate) fn is_forbidden(status: StatusCode) -> bool {
     status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
@@ -174,8 +179,7 @@ pub(crate) enum Bounded {
 /// Limits the size of a request's body. Free for a request without a body.
 pub(crate) fn bounded(incoming: DrainOnDrop<Incoming>, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
     if incoming.is_end_stream() {
-        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
-        return Bounded::Body { body, exceeded: None };
+        return Bounded::Body { body: empty(), exceeded: None };
     }
     let announced = incoming.size_hint().exact();
     if announced.is_some_and(|bytes| bytes > limit_bytes) {

@@ -3,9 +3,8 @@
 
 use std::{collections::HashSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::BodyExt as _;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -21,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::plan::ServiceEndpoints;
 use crate::{
-    body::ResponseBody,
+    body::{self, ResponseBody},
     headers,
     listen::OpenRequest,
     refusal::{Refusal, RefusalCode},
@@ -106,7 +105,7 @@ impl EndpointForwarder {
                     if is_refused {
                         refusing.insert(endpoint);
                     }
-                    next = unread.take().filter(|_| is_refused).or_else(|| repeats.then(empty));
+                    next = unread.take().filter(|_| is_refused).or_else(|| repeats.then(body::empty));
                 }
                 Err(_) => return Err(too_slow(service, endpoint)),
             }
@@ -188,10 +187,6 @@ async fn joined(
 async fn copy(client: Upgraded, endpoint: Upgraded) -> io::Result<()> {
     let (mut client, mut endpoint) = (TokioIo::new(client), TokioIo::new(endpoint));
     tokio::io::copy_bidirectional(&mut client, &mut endpoint).await.map(|_| ())
-}
-
-fn empty() -> Body {
-    Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Sets the endpoint's address; the `host` header remains the client's.
