@@ -166,8 +166,8 @@ impl Peer {
         self.entrance.function.as_deref()
     }
 
-    /// Sets the headers that describe the request's origin. The client's own values are kept only behind a trusted
-    /// proxy.
+    /// Sets the headers that describe the request's origin. The client's own values, also those of `forwarded`, which
+    /// frameworks prefer to the others (RFC 7239), are kept only behind a trusted proxy.
     pub(crate) fn forward(&self, headers: &mut HeaderMap, host: Option<HeaderValue>, trusted: bool) {
         headers.reserve(HEADERS_ADDED);
         if !trusted {
@@ -177,6 +177,8 @@ impl Peer {
                 Some(host) => headers.insert(X_FORWARDED_HOST, host),
                 None => headers.remove(X_FORWARDED_HOST),
             };
+            headers.remove(X_FORWARDED_PREFIX);
+            headers.remove(header::FORWARDED);
             return;
         }
         headers.append(X_FORWARDED_FOR, self.address.clone());
@@ -297,8 +299,6 @@ mod tests {
     }
 
     #[test]
-    fn upgrades_to_another_http_are_ignored() {
-    #[test]
     fn cookies_are_one_field() {
         for (before, after) in [
             (map(&[("a", "b")]), map(&[("a", "b")])),
@@ -314,6 +314,8 @@ mod tests {
         }
     }
 
+    #[test]
+    fn upgrades_to_another_http_are_ignored() {
         let asked = |protocol| upgrade(&map(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocol)]));
         assert_eq!(asked("websocket"), Some(HeaderValue::from_static("websocket")));
         for protocol in ["h2c", "H2C", "websocket, h2c"] {
@@ -338,7 +340,12 @@ mod tests {
         let other = Peer::new("[2001:db8::1]:7000".parse().unwrap(), Entrance::HTTP);
         assert_eq!(other.socket_address(), "[2001:db8::1]:7000");
         let host = || Some(HeaderValue::from_static("example.com"));
-        let claimed = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https")]);
+        let claimed = map(&[
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-prefix", "/evil"),
+            ("forwarded", "for=1.1.1.1"),
+        ]);
         let mut headers = claimed.clone();
         peer.forward(&mut headers, host(), false);
         let expected = map(&[
@@ -354,6 +361,8 @@ mod tests {
             ("x-forwarded-for", "10.0.0.9"),
             ("x-forwarded-proto", "https"),
             ("x-forwarded-host", "example.com"),
+            ("x-forwarded-prefix", "/evil"),
+            ("forwarded", "for=1.1.1.1"),
         ]);
         assert_eq!(headers, expected);
     }
