@@ -74,7 +74,8 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// The Secret of each host in the TLS sections of Ingresses; the older Ingress wins a host.
+/// The Secret of each host in the TLS sections of Ingresses; the older Ingress wins a host. A section without hosts is
+/// for the hosts of its Ingress's rules.
 fn secrets_of<'a>(ingresses: impl IntoIterator<Item = &'a Ingress>) -> BTreeMap<String, ObjectKey> {
     let mut served: Vec<_> = ingresses.into_iter().filter(|ingress| plan::is_served(ingress)).collect();
     served.sort_by_key(|ingress| {
@@ -84,9 +85,13 @@ fn secrets_of<'a>(ingresses: impl IntoIterator<Item = &'a Ingress>) -> BTreeMap<
     let mut secrets = BTreeMap::new();
     for ingress in served {
         let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
-        for tls in ingress.spec.iter().flat_map(|spec| spec.tls.iter().flatten()) {
+        let Some(spec) = &ingress.spec else { continue };
+        let of_rules: Vec<&String> =
+            spec.rules.iter().flatten().filter_map(|rule| rule.host.as_ref()).collect();
+        for tls in spec.tls.iter().flatten() {
             let Some(name) = tls.secret_name.as_deref().filter(|name| !name.is_empty()) else { continue };
-            for host in tls.hosts.iter().flatten() {
+            let own: Vec<&String> = tls.hosts.iter().flatten().collect();
+            for host in if own.is_empty() { &of_rules } else { &own } {
                 let secret = || ObjectKey::new(namespace, name);
                 secrets.entry(host.to_ascii_lowercase()).or_insert_with(secret);
             }
@@ -202,6 +207,14 @@ mod tests {
         let secrets = secrets_of([&younger, &older]);
         let found: Vec<_> = secrets.iter().map(|(host, secret)| format!("{host} {secret}")).collect();
         assert_eq!(found, ["*.example.com shop/older", "a.example.com shop/older"]);
+        // Without hosts the secret is for those of the rules.
+        let mut bare = ingress("c", "2026-01-03T00:00:00Z", &json!([{"secretName": "bare"}]));
+        let rules = json!([{"host": "b.example.com"}, {"host": "A.example.com"}, {}]);
+        bare.spec.as_mut().unwrap().rules = serde_json::from_value(rules).unwrap();
+        let secrets = secrets_of([&older, &bare]);
+        assert_eq!(secrets["b.example.com"].name, "bare");
+        assert_eq!(secrets["a.example.com"].name, "older");
+        assert_eq!(secrets.len(), 3);
     }
 
     #[test]
