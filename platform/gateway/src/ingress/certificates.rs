@@ -92,8 +92,10 @@ fn secrets_of<'a>(ingresses: impl IntoIterator<Item = &'a Ingress>) -> BTreeMap<
             let Some(name) = tls.secret_name.as_deref().filter(|name| !name.is_empty()) else { continue };
             let own: Vec<&String> = tls.hosts.iter().flatten().collect();
             for host in if own.is_empty() { &of_rules } else { &own } {
-                let secret = || ObjectKey::new(namespace, name);
-                secrets.entry(host.to_ascii_lowercase()).or_insert_with(secret);
+                let (host, secret) = (host.to_ascii_lowercase(), || ObjectKey::new(namespace, name));
+                if plan::may_claim(namespace, &host) {
+                    secrets.entry(host).or_insert_with(secret);
+                }
             }
         }
     }
@@ -207,6 +209,9 @@ mod tests {
         let secrets = secrets_of([&younger, &older]);
         let found: Vec<_> = secrets.iter().map(|(host, secret)| format!("{host} {secret}")).collect();
         assert_eq!(found, ["*.example.com shop/older", "a.example.com shop/older"]);
+        let foreign = json!([{"hosts": ["f.other.fn.localhost", "f.shop.fn.localhost"], "secretName": "s"}]);
+        let foreign = ingress("c", "2026-01-01T00:00:00Z", &foreign);
+        assert_eq!(secrets_of([&foreign]).into_keys().collect::<Vec<_>>(), ["f.shop.fn.localhost"]);
         // Without hosts the secret is for those of the rules.
         let mut bare = ingress("c", "2026-01-03T00:00:00Z", &json!([{"secretName": "bare"}]));
         let rules = json!([{"host": "b.example.com"}, {"host": "A.example.com"}, {}]);

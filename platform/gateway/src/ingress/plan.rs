@@ -110,6 +110,14 @@ pub(crate) fn is_served(ingress: &Ingress) -> bool {
 /// Builds the table; also returns the Services that it depends on.
 pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<ObjectKey>) {
     let mut served: Vec<&Ingress> =
+/// Whether an Ingress of a namespace may have a host, which is in lower case: that of a function,
+/// `NAME.NAMESPACE.fn.localhost`, is its own namespace's.
+pub(super) fn may_claim(namespace: &str, host: &str) -> bool {
+    let function =
+        host.strip_suffix(wellknown::FUNCTION_HOST_SUFFIX).and_then(|labels| labels.split_once('.'));
+    function.is_none_or(|(_, owner)| owner == namespace)
+}
+
         objects.ingresses.iter().copied().filter(|ingress| is_served(ingress)).collect();
     served.sort_by_key(|ingress| {
         let metadata = &ingress.metadata;
@@ -133,7 +141,7 @@ pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<Obje
             }
             Some(Arc::new(backend))
         };
-        table.add(spec, &mut backend);
+        table.add(spec, namespace, &mut backend);
     }
     let hosts = table.exact.values_mut().chain(table.wildcard.values_mut());
     for routes in hosts.chain([&mut table.any]) {
@@ -148,7 +156,7 @@ impl IngressTable {
         self.exact.is_empty() && self.wildcard.is_empty() && self.any.is_empty() && self.default.is_none()
     }
 
-    fn add(&mut self, spec: &IngressSpec, backend: &mut MakeBackend<'_>) {
+    fn add(&mut self, spec: &IngressSpec, namespace: &str, backend: &mut MakeBackend<'_>) {
         if let Some(default) = &spec.default_backend
             && self.default.is_none()
         {
@@ -159,6 +167,9 @@ impl IngressTable {
             let routes = match host.strip_prefix("*.") {
                 Some(suffix) => self.wildcard.entry(suffix.to_owned()).or_default(),
                 None if host.is_empty() => &mut self.any,
+            if !may_claim(namespace, &host) {
+                continue;
+            }
                 None => self.exact.entry(host).or_default(),
             };
             for path in rule.http.iter().flat_map(|http| &http.paths) {

@@ -111,6 +111,24 @@ fn other_classes_are_left_to_others() {
     let spec = |class: Value| json!({"ingressClassName": class, "defaultBackend": service("web")});
     for (class, expected) in [(Value::Null, "web"), (json!("mayfly"), "web"), (json!("nginx"), "-")] {
         let table = table(&[ingress("one", "2026-01-01T00:00:00Z", spec(class.clone()))]);
+/// A namespace cannot take over the requests for functions of another one.
+#[test]
+fn hosts_of_functions_are_their_namespaces() {
+    let paths = [path("Prefix", "/", "web")];
+    for (host, expected) in [
+        ("pay.shop.fn.localhost", "web"),
+        ("*.shop.fn.localhost", "web"),
+        ("pay.other.fn.localhost", "-"),
+        ("Pay.Other.FN.localhost", "-"),
+        ("*.other.fn.localhost", "-"),
+        ("fn.localhost", "web"),
+    ] {
+        let spec = json!({"rules": [rule(Some(host), &paths)]});
+        let table = table(&[ingress("one", "2026-01-01T00:00:00Z", spec)]);
+        assert_eq!(found(&table, &host.replace('*', "pay"), "/"), expected, "{host}");
+    }
+}
+
         assert_eq!(found(&table, "x", "/"), expected, "{class}");
         assert_eq!(table.is_empty(), expected == "-");
     }
